@@ -1,0 +1,1 @@
+"""Where things go: layout rules and the layout of one tensor."""

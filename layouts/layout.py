@@ -1,0 +1,264 @@
+"""Layout: which dims are split over which mesh axes, as one line of text.
+
+    layout := rule (";" rule)*            axes  := "-" | axis ("+" axis)*
+    rule   := [scope "/"] dim ":" axes ["?"]
+
+`heads:model` splits every dim `heads` over axis `model`; `-` leaves a dim unsplit; several axes are
+major first; `?` takes only the axes that are free in the tensor; a scope confines a rule to the
+tensors whose path contains its components in a row.
+
+Where a tensor goes is a pure function of its dim names and its path. Neither sizes, nor the order
+of the dims, nor the rest of the program has a say. The order of the rules has one in two places:
+between optional rules that want one axis, and between scopes that are equally long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TypeAlias
+
+from meshdsl.dims import Shape, did_you_mean
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.mesh import Mesh
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_PART = r"[^\s;,:/]+"
+_RULE = re.compile(
+    rf"(?:(?P<scope>{_PART}(?:/{_PART})*)/)?(?P<dim>{_NAME})"
+    rf":(?P<axes>-|{_NAME}(?:\+{_NAME})*)(?P<optional>\??)"
+)
+_WILDCARDS = re.compile(r"\[[^]]*\]|[*?/]")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: its scope ('' if none), the dim, the axes (none for `-`), and whether it yields.
+
+    Raises:
+        ValueError: a part is not of the grammar's form, or an axis is named twice.
+    """
+
+    scope: str
+    dim: str
+    axes: tuple[str, ...]
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if _read(str(self)) != (self.scope, self.dim, self.axes, self.optional):
+            raise ValueError(_malformed(str(self)))
+        for axis in self.axes:
+            if self.axes.count(axis) > 1:
+                raise ValueError(f"`{self}` names axis `{axis}` twice")
+
+    @staticmethod
+    def parse(text: str) -> Rule:
+        """Reads one rule, such as `params/embed:slice+data?`; errors as in `Rule`."""
+        return Rule(*_read(text))
+
+    @property
+    def target(self) -> str:
+        """What the rule is about: `params/embed`, the scope and the dim."""
+        return f"{self.scope}/{self.dim}" if self.scope else self.dim
+
+    @property
+    def specificity(self) -> tuple[bool, int, int]:
+        """How closely the scope describes a path: its components, then its literal characters."""
+        components = [part for part in self.scope.split("/") if part not in ("", "**")]
+        return self.scope != "", len(components), len(_WILDCARDS.sub("", self.scope))
+
+    def applies_to(self, path: str) -> bool:
+        """Returns whether the scope's components occur in a row in `path`.
+
+        >>> Rule.parse("params/*/embed:data").applies_to("state/params/mlp/w_in")
+        True
+        """
+        if not self.scope:
+            return True
+        return _begins(path.split("/") if path else [], ["**", *self.scope.split("/")])
+
+    def __str__(self) -> str:
+        return f"{self.target}:{'+'.join(self.axes) or '-'}{'?' if self.optional else ''}"
+
+
+class LayoutConflict(ValueError):
+    """Two rules, neither of them optional, claim one axis for two dims of a tensor."""
+
+    def __init__(self, axis: str, rules: tuple[Rule, Rule]) -> None:
+        super().__init__(axis, rules)
+        self.axis = axis
+        self.rules = rules
+
+    def __str__(self) -> str:
+        first, second = self.rules
+        return (
+            f"`{first}` and `{second}` both claim mesh axis `{self.axis}`. A tensor can use "
+            f"an axis once: end one of them with `?` to let it take the axis only where it is free"
+        )
+
+
+_Claim: TypeAlias = tuple[str, tuple[Rule, Rule]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rules in the order written; prints as the text that `Layout.parse` reads.
+
+    Raises:
+        ValueError: two rules for one dim in one scope.
+    """
+
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        first: dict[str, Rule] = {}
+        for rule in self.rules:
+            if rule.target in first:
+                raise ValueError(_twice(first[rule.target], rule))
+            first[rule.target] = rule
+
+    @staticmethod
+    def parse(text: str) -> Layout:
+        """Reads `batch:data; length:model?; params/embed:data`; `;`, `,` and spaces all separate.
+
+        Raises:
+            ValueError: malformed rules and dims given twice, all of them, with their positions.
+        """
+        rules: list[Rule] = []
+        reasons: list[str] = []
+        marked: list[re.Match[str]] = []
+        first: dict[str, tuple[Rule, re.Match[str]]] = {}
+        for part in re.finditer(r"[^;,\s]+", text):
+            try:
+                rule = Rule.parse(part.group())
+            except ValueError as error:
+                reasons.append(str(error))
+                marked.append(part)
+                continue
+            other, place = first.setdefault(rule.target, (rule, part))
+            if place is not part:
+                reasons.append(_twice(other, rule))
+                marked += [place, part]
+            rules.append(rule)
+        if reasons:
+            raise ValueError("\n  ".join(["malformed layout", *_mark(text, marked), *reasons]))
+        return Layout(tuple(rules))
+
+    def assign(self, shape: Shape, path: str = "", mesh: Mesh | None = None) -> TensorLayout:
+        """Returns where a tensor goes: a pure function of its dim names and its path.
+
+        For each dim, the scoped rule that describes the path most closely decides, else the rule
+        without a scope, else the dim is not split. Optional rules come last, in the order written,
+        and take those of their axes that no other dim of the tensor has taken.
+
+        Args:
+            shape: The tensor's dims; their sizes and their order do not matter.
+            path: The tensor's name, as in `state/params/mlp/w_in`; empty for a value inside the
+                program, to which no scope but `**` applies.
+            mesh: If given, it must have the axes; it does not change the result.
+
+        Raises:
+            LayoutConflict: two dims claim one axis, neither with `?`.
+            ValueError: an axis is not on `mesh`.
+        """
+        found, conflicts = self._resolve(shape.names, path)
+        if conflicts:
+            raise LayoutConflict(*conflicts[0])
+        if mesh is not None:
+            for axis in sorted(found.split_axes - mesh.sizes.keys()):
+                raise ValueError(
+                    f"no axis `{axis}` in mesh `{mesh}`{did_you_mean(axis, mesh.names)}"
+                )
+        return found
+
+    def resolve(self, shape: Shape, path: str = "") -> tuple[TensorLayout, list[LayoutConflict]]:
+        """Returns what `assign` would, with the conflicts instead of an error.
+
+        A contested axis stays with the rule that is written first.
+        """
+        found, conflicts = self._resolve(shape.names, path)
+        return found, [LayoutConflict(*conflict) for conflict in conflicts]
+
+    def rule_for(self, dim: str, path: str = "") -> Rule | None:
+        """Returns the rule that decides about `dim` in the tensor at `path`, or None."""
+        for rule in self._by_specificity.get(dim, ()):
+            if rule.applies_to(path):
+                return rule
+        return None
+
+    def _resolve(
+        self, names: tuple[str, ...], path: str
+    ) -> tuple[TensorLayout, tuple[_Claim, ...]]:
+        known = self._resolved.get((names, path))
+        if known is not None:
+            return known
+        chosen = {self.rule_for(name, path) for name in names}
+        holder: dict[str, Rule] = {}
+        splits: dict[str, list[str]] = {}
+        conflicts: list[_Claim] = []
+        for rule in sorted((r for r in self.rules if r in chosen), key=lambda r: r.optional):
+            if not rule.optional:
+                conflicts += [(axis, (holder[axis], rule)) for axis in rule.axes if axis in holder]
+            splits[rule.dim] = [axis for axis in rule.axes if axis not in holder]
+            holder.update(dict.fromkeys(splits[rule.dim], rule))
+        found = TensorLayout.of(splits), tuple(conflicts)
+        self._resolved[names, path] = found
+        return found
+
+    @cached_property
+    def _resolved(
+        self,
+    ) -> dict[tuple[tuple[str, ...], str], tuple[TensorLayout, tuple[_Claim, ...]]]:
+        # A program asks about thousands of tensors that share few combinations of names and path.
+        return {}
+
+    @cached_property
+    def _by_specificity(self) -> dict[str, list[Rule]]:
+        found: dict[str, list[Rule]] = {}
+        for rule in sorted(self.rules, key=lambda rule: rule.specificity, reverse=True):
+            found.setdefault(rule.dim, []).append(rule)
+        return found
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.rules))
+
+
+def _read(text: str) -> tuple[str, str, tuple[str, ...], bool]:
+    """Returns the fields of the rule that `text` spells."""
+    found = _RULE.fullmatch(text)
+    if found is None:
+        raise ValueError(_malformed(text))
+    axes = () if found["axes"] == "-" else tuple(found["axes"].split("+"))
+    return found["scope"] or "", found["dim"], axes, found["optional"] == "?"
+
+
+def _malformed(text: str) -> str:
+    return f"`{text}` is not of the form `dim:axis`, `dim:axis+axis?`, `dim:-` or `scope/dim:axis`"
+
+
+def _twice(first: Rule, second: Rule) -> str:
+    return f"`{first.target}` is given twice: `{first}` and `{second}`"
+
+
+def _mark(text: str, parts: Sequence[re.Match[str]]) -> tuple[str, str]:
+    """Returns the text as one line, and a line of carets under `parts`."""
+    carets = [" "] * len(text)
+    for part in parts:
+        carets[part.start() : part.end()] = "^" * len(part.group())
+    return re.sub(r"\s", " ", text).rstrip(), "".join(carets).rstrip()
+
+
+def _begins(components: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Returns whether `components` begin with `pattern`."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        return any(_begins(components[i:], pattern[1:]) for i in range(len(components) + 1))
+    return (
+        bool(components)
+        and fnmatchcase(components[0], pattern[0])
+        and _begins(components[1:], pattern[1:])
+    )

@@ -1,0 +1,123 @@
+"""TensorLayout: where one tensor is on a mesh.
+
+Each dim is split over a tuple of axes (major first); each remaining axis is *replicated* or
+*partial*: along a partial axis every device holds one summand (or max operand, ...) of the value.
+The kind `varying` marks a value that belongs to its device alone and has no global meaning, such as
+a local index. An axis occurs once. Layouts do not depend on the order of a tensor's dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.mesh import Mesh
+
+Kind = Literal["sum", "max", "min", "varying"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """The split dims (sorted by name, unsplit ones left out) and the partial axes (sorted)."""
+
+    splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    partial: tuple[tuple[str, Kind], ...] = ()
+
+    def __post_init__(self) -> None:
+        used = [axis for _, axes in self.splits for axis in axes] + [a for a, _ in self.partial]
+        assert len(set(used)) == len(used), f"an axis occurs twice in {self}"
+
+    @staticmethod
+    def of(
+        splits: Mapping[str, Iterable[str]], partial: Mapping[str, Kind] | None = None
+    ) -> TensorLayout:
+        """Builds the normal form from plain mappings."""
+        kept = ((dim, tuple(axes)) for dim, axes in splits.items())
+        return TensorLayout(
+            tuple(sorted((dim, axes) for dim, axes in kept if axes)),
+            tuple(sorted((partial or {}).items())),
+        )
+
+    def axes(self, dim: str) -> tuple[str, ...]:
+        """Returns the axes that split `dim`, major first."""
+        for name, axes in self.splits:
+            if name == dim:
+                return axes
+        return ()
+
+    def dim_of(self, axis: str) -> str | None:
+        """Returns the dim that `axis` splits, or None."""
+        for name, axes in self.splits:
+            if axis in axes:
+                return name
+        return None
+
+    @property
+    def split_axes(self) -> frozenset[str]:
+        return frozenset(axis for _, axes in self.splits for axis in axes)
+
+    @property
+    def partial_axes(self) -> tuple[str, ...]:
+        return tuple(axis for axis, _ in self.partial)
+
+    def split(self, dim: str, axes: Iterable[str]) -> TensorLayout:
+        """Returns this layout with `dim` split over exactly `axes`."""
+        return TensorLayout.of({**dict(self.splits), dim: tuple(axes)}, dict(self.partial))
+
+    def add_partial(self, axes: Iterable[str], kind: Kind = "sum") -> TensorLayout:
+        """Returns this layout, partial over `axes` as well."""
+        return TensorLayout.of(
+            dict(self.splits), {**dict(self.partial), **{axis: kind for axis in axes}}
+        )
+
+    def complete(self) -> TensorLayout:
+        """Returns this layout without its partial axes (they become replicated)."""
+        return TensorLayout(self.splits) if self.partial else self
+
+    def drop(self, axes: Iterable[str]) -> TensorLayout:
+        """Returns this layout with `axes` replicated: neither splitting a dim nor partial."""
+        gone = frozenset(axes)
+        return TensorLayout.of(
+            {dim: [a for a in held if a not in gone] for dim, held in self.splits},
+            {axis: kind for axis, kind in self.partial if axis not in gone},
+        )
+
+    def restrict(self, names: Iterable[str]) -> TensorLayout:
+        """Returns this layout for a tensor that has only the dims `names`; partials are kept."""
+        kept = set(names)
+        return TensorLayout(
+            tuple((dim, axes) for dim, axes in self.splits if dim in kept), self.partial
+        )
+
+    def rename(self, names: Mapping[str, str]) -> TensorLayout:
+        """Returns this layout with dims renamed."""
+        return TensorLayout.of(
+            {names.get(dim, dim): axes for dim, axes in self.splits}, dict(self.partial)
+        )
+
+    def local(self, shape: Shape, mesh: Mesh) -> Shape:
+        """Returns the shape of one device's shard; every split must divide its dim."""
+        if not self.splits:
+            return shape
+        held = dict(self.splits)
+        dims = []
+        for dim in shape:
+            size, rest = divmod(dim.size, mesh.extent(held.get(dim.name, ())))
+            assert rest == 0, f"{self} does not divide {dim}"
+            dims.append(Dimension(dim.name, size))
+        return Shape(dims)
+
+    def show(self, shape: Shape, mesh: Mesh) -> str:
+        """Returns `[batch=8/16, embed=256]`: local size over global size where they differ."""
+        parts = []
+        for dim, here in zip(shape, self.local(shape, mesh), strict=True):
+            parts.append(f"{dim}" if here == dim else f"{dim.name}={here.size}/{dim.size}")
+        kinds = [f"{kind} over {axis}" for axis, kind in self.partial]
+        return "[" + ", ".join(parts) + "]" + (f" partial {', '.join(kinds)}" if kinds else "")
+
+    def __str__(self) -> str:
+        splits = "; ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in self.splits) or "replicated"
+        kinds = ", ".join(f"{kind} over {axis}" for axis, kind in self.partial)
+        return splits + (f" (partial {kinds})" if kinds else "")

@@ -1,0 +1,174 @@
+"""Does a layout fit a program on a mesh? Every reason why not, at once, each with its fix.
+
+The rules of `Layout` raise short reasons; here they become what a user needs: the tensor, the line
+of the model, the mesh, the layout, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from meshdsl.dims import Dimension, Shape, did_you_mean
+from meshdsl.layouts.layout import Layout, Rule
+from meshdsl.mesh import Mesh
+from meshdsl.source import UNKNOWN, Source
+
+LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path, source
+
+_MISSPELT = 0.8  # difflib's ratio from which one name is taken for a misspelling of another
+
+
+class LayoutError(ValueError):
+    """A layout does not fit a program; the message lists every problem."""
+
+
+def check(
+    layout: Layout,
+    mesh: Mesh,
+    tensors: Iterable[LabelledTensor],
+    *,
+    known_dims: Collection[str],
+    allow_unknown_dims: bool = False,
+) -> None:
+    """Raises one `LayoutError` with everything that `problems` finds, if anything."""
+    found = problems(
+        layout, mesh, tensors, known_dims=known_dims, allow_unknown_dims=allow_unknown_dims
+    )
+    if not found:
+        return
+    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    lines = [f"layout does not fit this program ({count})", ""]
+    for number, problem in enumerate(found, start=1):
+        head = f"  {number}. "
+        lines.append(head + problem.replace("\n", "\n" + " " * len(head)))
+    lines += ["", f"  mesh    {mesh if mesh.axes else 'no axes'}", f"  layout  {layout}"]
+    raise LayoutError("\n".join(lines))
+
+
+def problems(
+    layout: Layout,
+    mesh: Mesh,
+    tensors: Iterable[LabelledTensor],
+    *,
+    known_dims: Collection[str],
+    allow_unknown_dims: bool = False,
+) -> list[str]:
+    """Returns one text per problem, each problem once, in an order that depends on nothing else.
+
+    Args:
+        layout: The rules.
+        mesh: The mesh they are for.
+        tensors: Every tensor of the program: its label, shape, path ('' if none) and source.
+        known_dims: The names of all dims of the program.
+        allow_unknown_dims: For layouts that serve several programs: a dim that this program lacks
+            is reported only if its name is nearly that of a dim without a rule.
+    """
+    listed = list(tensors)
+    return [
+        *_conflicts(layout, listed),
+        *_unknown_axes(layout, mesh),
+        *_unknown_dims(layout, known_dims, allow_unknown_dims),
+        *_unequal_shards(layout, mesh, listed),
+    ]
+
+
+def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
+    found: dict[tuple[str, tuple[Rule, Rule]], list[LabelledTensor]] = {}
+    for tensor in tensors:
+        for conflict in layout.resolve(tensor[1], tensor[2])[1]:
+            found.setdefault((conflict.axis, conflict.rules), []).append(tensor)
+    involved = Counter(rule for _, rules in found for rule in rules)
+
+    for (axis, rules), clashes in found.items():
+        other = {rules[0]: rules[1], rules[1]: rules[0]}
+        # The rule worth making optional still splits something then; better if that settles
+        # several conflicts; else it is the later one.
+        keeping, yielding = sorted(
+            rules,
+            key=lambda rule: (_acts_without(layout, tensors, rule, other[rule]), involved[rule]),
+        )
+        lines = [f"`{rules[0]}` and `{rules[1]}` both claim mesh axis `{axis}` in"]
+        lines.append(f"  {_show(clashes[0])}")
+        if more := len(clashes) - 1:
+            lines.append(f"  and {more} more tensor{'s' if more > 1 else ''}")
+        lines.append(
+            f"A tensor can use an axis once. Write `{replace(yielding, optional=True)}` to let "
+            f"`{yielding.dim}` take it only where `{keeping.dim}` is absent."
+        )
+        yield "\n".join(lines)
+
+
+def _unknown_axes(layout: Layout, mesh: Mesh) -> Iterator[str]:
+    users: dict[str, list[Rule]] = {}
+    for rule in layout.rules:
+        for axis in rule.axes:
+            if axis not in mesh.sizes:
+                users.setdefault(axis, []).append(rule)
+    has = "has " + ", ".join(f"`{name}`" for name in mesh.names) if mesh.axes else "has no axes"
+    for axis, rules in users.items():
+        advice = did_you_mean(axis, mesh.names) or "."
+        yield f"{_names(rules)} mesh axis `{axis}`, but the mesh {has}{advice}"
+
+
+def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterator[str]:
+    users: dict[str, list[Rule]] = {}
+    for rule in layout.rules:
+        if rule.dim not in known:
+            users.setdefault(rule.dim, []).append(rule)
+    # A dim with a rule of its own is not what another rule's name was meant to be.
+    unruled = set(known) - {rule.dim for rule in layout.rules}
+    for dim, rules in users.items():
+        if not allow or difflib.get_close_matches(dim, unruled, n=1, cutoff=_MISSPELT):
+            advice = did_you_mean(dim, unruled if allow else known)
+            listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
+            advice = advice or f". Its dims: {listed}."
+            yield f"{_names(rules)} a dim that this program does not have{advice}"
+
+
+def _unequal_shards(layout: Layout, mesh: Mesh, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
+    seen: set[tuple[Rule | None, Dimension, int]] = set()
+    for label, shape, path, source in tensors:
+        for name, axes in layout.resolve(shape, path)[0].splits:
+            dim, rule = shape.get(name), layout.rule_for(name, path)
+            shards = mesh.extent(axis for axis in axes if axis in mesh.sizes)
+            if dim.size % shards == 0 or (rule, dim, shards) in seen:
+                continue
+            seen.add((rule, dim, shards))
+            where = ", ".join(part for part in (label, _place(source)) if part)
+            yield (
+                f"`{rule}` splits `{dim}` into {shards} shards of unequal size"
+                f"{f' ({where})' if where else ''}. Use a size that is a multiple of {shards} "
+                f"(next: {-(-dim.size // shards) * shards}) or leave `{name}` unsplit."
+            )
+
+
+def _acts_without(
+    layout: Layout, tensors: Iterable[LabelledTensor], rule: Rule, other: Rule
+) -> bool:
+    """Returns whether `rule` decides about some tensor in which the dim of `other` is absent."""
+    return any(
+        shape.find(rule.dim) is not None
+        and shape.find(other.dim) is None
+        and layout.rule_for(rule.dim, path) == rule
+        for _, shape, path, _ in tensors
+    )
+
+
+def _show(tensor: LabelledTensor) -> str:
+    label, shape, _, source = tensor
+    named = f"{label}: {shape}" if label else str(shape)
+    return f"{named}      {_place(source)}  {source.code}".rstrip()
+
+
+def _place(source: Source) -> str:
+    return "" if source == UNKNOWN else str(source)
+
+
+def _names(rules: Sequence[Rule]) -> str:
+    """Returns the rules with their verb: `a:x`, `b:x` and `c:x` name."""
+    *rest, last = [f"`{rule}`" for rule in rules]
+    return f"{', '.join(rest)} and {last} name" if rest else f"{last} names"

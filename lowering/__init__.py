@@ -1,0 +1,1 @@
+"""How they get there: local programs, partition rules, resharding."""

@@ -1,0 +1,27 @@
+"""How arrays with named axes are laid side by side: what every backend needs of names."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from meshdsl.dims import Shape
+
+
+def alignment(have: Shape, want: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the permutation and the sizes (1 where a dim is missing) that align dims to `want`."""
+    order = tuple(have.position(name) for name in want.names if have.find(name) is not None)
+    sizes = tuple(found.size if (found := have.find(name)) else 1 for name in want.names)
+    return order, sizes
+
+
+def equation(inputs: Sequence[Shape], out: Shape, batch: str = "") -> str:
+    """Returns the letters of an einsum; `batch` is put before every operand."""
+    letters: dict[str, str] = {}
+    pool = (c for c in string.ascii_letters if c != batch)
+    for shape in inputs:
+        for name in shape.names:
+            if name not in letters:
+                letters[name] = next(pool)
+    words = [batch + "".join(letters[n] for n in shape.names) for shape in [*inputs, out]]
+    return ",".join(words[:-1]) + "->" + words[-1]

@@ -1,0 +1,315 @@
+"""Lowering: a graph, a mesh and a layout become an SpmdProgram.
+
+Every tensor has one layout, given by the layout rules; a partition rule plans each operation; a cut
+decides where partial sums are reduced. What is left is written down here: each operand is fetched in
+the layout its operation takes it in, and what has been moved there once is used again. Tensors made
+of nothing (constants, index ramps and what is elementwise of them) are never moved: each reader gets
+them made in the layout it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.layouts.validate import LabelledTensor, check
+from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
+from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.program import SpmdProgram, Value
+from meshdsl.lowering.reshard import reshard, reshard_cost
+from meshdsl.lowering.simplify import simplify
+from meshdsl.mesh import Mesh
+from meshdsl.ops.random import KEY
+
+BOOL = np.dtype("bool")
+_FROM_NOTHING = frozenset(["full", "arange"])
+_STILL_FROM_NOTHING = frozenset(
+    [
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "negative",
+        "maximum",
+        "minimum",
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "select",
+        "cast",
+        "stop_gradient",
+        "broadcast",
+        "rename",
+        "transpose",
+    ]
+)
+
+
+def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
+    """Lowers a traced graph.
+
+    Raises:
+        ValueError: the layout does not fit the program; every problem is told.
+    """
+    graph = simplify(graph)
+    _validate(graph, mesh, layout)
+    planned = plan(graph, mesh, layout)
+    keep = place_reductions(planned)
+    ins = [layout.assign(t.shape, p) for t, p in zip(graph.inputs, graph.input_paths, strict=True)]
+    outs = [
+        layout.assign(t.shape, p) for t, p in zip(graph.outputs, graph.output_paths, strict=True)
+    ]
+    scope = _Scope(planned, keep)
+    inputs = []
+    for tensor, where in zip(graph.inputs, ins, strict=True):
+        value = scope.builder.value(tensor.shape, tensor.dtype, where)
+        scope.define(tensor, value)
+        inputs.append(value)
+    scope.run(graph.operations)
+    outputs = []
+    for tensor, where in zip(graph.outputs, outs, strict=True):
+        scope.builder.source = tensor.source
+        outputs.append(scope.get(tensor, where))
+    block = scope.builder.finish(inputs, outputs)
+    return SpmdProgram(graph.name, mesh, layout, block, graph.input_paths, graph.output_paths)
+
+
+def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
+    """Yields every tensor of a graph and its bodies, with the operation that made it."""
+    for tensor in graph.inputs:
+        yield tensor, None
+    for op in graph.operations:
+        for tensor in op.outputs:
+            yield tensor, op
+        if op.name == "scan":
+            yield from tensors_of(op.params["body"])
+
+
+def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
+    labelled: list[LabelledTensor] = []
+    names: set[str] = set()
+    paths = dict(zip(graph.inputs, graph.input_paths, strict=True))
+    for tensor, op in tensors_of(graph):
+        names.update(tensor.shape.names)
+        path = paths.get(tensor, "")
+        labelled.append((path or (op.name if op else "x"), tensor.shape, path, tensor.source))
+    for tensor, path in zip(graph.outputs, graph.output_paths, strict=True):
+        labelled.append((path or "result", tensor.shape, path, tensor.source))
+    # A program that makes everything from keys creates a state; it has only some of the dims that
+    # the layout of the whole job names.
+    creates = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
+    check(layout, mesh, labelled, known_dims=names, allow_unknown_dims=creates)
+
+
+def plan(graph: Graph, mesh: Mesh, layout: Layout) -> Planned:
+    """Gives every tensor its layout and every operation its plan."""
+    layouts: dict[Tensor, TensorLayout] = {}
+    plans: dict[Operation, Plan] = {}
+
+    def visit(graph: Graph) -> None:
+        for tensor in graph.inputs:
+            layouts[tensor] = layout.assign(tensor.shape)
+        for op in graph.operations:
+            for tensor in op.outputs:
+                layouts[tensor] = layout.assign(tensor.shape)
+            if op.name == "scan":
+                visit(op.params["body"])
+            else:
+                plans[op] = RULES[op.name](_case(op, layouts, mesh))
+
+    visit(graph)
+    return Planned(graph, plans, layouts, mesh)
+
+
+def _case(op: Operation, layouts: dict, mesh: Mesh, without: frozenset[str] = frozenset()) -> Case:
+    def of(tensors: Sequence[Tensor]) -> tuple[TensorLayout, ...]:
+        return tuple(layouts[t].drop(without) if without else layouts[t] for t in tensors)
+
+    return Case(op, of(op.inputs), of(op.outputs), mesh)
+
+
+@dataclass
+class _Scope:
+    """The lowering of one block.
+
+    Attributes:
+        versions: where each tensor is to be had, by layout.
+        outer: for the consts of a body, the tensor that the parent scope knows.
+        consts: values of the parent that the body uses, and what they are inside.
+    """
+
+    planned: Planned
+    keep: dict[Tensor, frozenset[str]]
+    parent: _Scope | None = None
+    versions: dict[Tensor, dict[TensorLayout, Value]] = field(default_factory=dict)
+    outer: dict[Tensor, Tensor] = field(default_factory=dict)
+    consts: list[tuple[Value, Value]] = field(default_factory=list)
+    from_nothing: dict[Tensor, Operation] = field(default_factory=dict)
+    builder: BlockBuilder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.builder = BlockBuilder(self.planned.mesh)
+
+    def define(self, tensor: Tensor, value: Value) -> None:
+        self.versions.setdefault(tensor, {})[value.layout] = value
+
+    def run(self, operations: Sequence[Operation]) -> None:
+        for op in operations:
+            if op.name == "scan":
+                self._scan(op)
+            elif op.name in _FROM_NOTHING or (
+                op.name in _STILL_FROM_NOTHING and all(t in self.from_nothing for t in op.inputs)
+            ):
+                self.from_nothing[op.outputs[0]] = op
+            else:
+                self._operation(op)
+
+    def _operation(self, op: Operation) -> None:
+        through = self.keep.get(op.outputs[0], frozenset())
+        plan = self.planned.plans[op]
+        if through:
+            plan = RULES[op.name](_case(op, self.planned.layouts, self.planned.mesh, through))  # type: ignore[arg-type]
+        taken = list(plan.operands)
+        for axis in sorted(through):
+            for position in self._summands(op, plan, axis):
+                taken[position] = taken[position].add_partial([axis])
+        self.builder.source = op.source
+        inputs = [self.get(t, where) for t, where in zip(op.inputs, taken, strict=True)]
+        self.builder.source = op.source
+        for tensor, value in zip(op.outputs, plan.emit(self.builder, inputs), strict=True):
+            self.define(tensor, value)
+
+    def _summands(self, op: Operation, plan: Plan, axis: str) -> Sequence[int]:
+        """Returns the operands that are taken as partial sums over `axis`."""
+        if plan.additive:
+            return plan.linear
+        return [i for i in plan.linear if self._is_partial(op.inputs[i], axis)][:1]
+
+    def _is_partial(self, tensor: Tensor, axis: str) -> bool:
+        if tensor in self.outer:
+            assert self.parent is not None
+            return self.parent._is_partial(self.outer[tensor], axis)
+        held = self.versions.get(tensor, {})
+        return any((axis, "sum") in layout.partial for layout in held)
+
+    def get(self, tensor: Tensor, where: TensorLayout) -> Value:
+        """Returns a tensor in a layout, moving it there if it has not been moved before."""
+        held = self.versions.setdefault(tensor, {})
+        if where in held:
+            return held[where]
+        if tensor in self.outer:
+            value = self._capture(tensor, where)
+        elif where.partial and not self._can_leave(tensor, where):
+            value = self._masked(tensor, where)
+        elif tensor in self.from_nothing:
+            value = self._make(tensor, where)
+        else:
+            value = self._move(tensor, where)
+        held[where] = value
+        return value
+
+    def _capture(self, tensor: Tensor, where: TensorLayout) -> Value:
+        assert self.parent is not None
+        outside = self.parent.get(self.outer[tensor], where)
+        inside = self.builder.value(tensor.shape, tensor.dtype, where)
+        self.consts.append((outside, inside))
+        return inside
+
+    def _can_leave(self, tensor: Tensor, where: TensorLayout) -> bool:
+        return all(self._is_partial(tensor, axis) for axis in where.partial_axes)
+
+    def _masked(self, tensor: Tensor, where: TensorLayout) -> Value:
+        """Makes a whole value a summand: the first device along the axes has it, the others zero."""
+        axes = [a for a in where.partial_axes if not self._is_partial(tensor, a)]
+        shape, dtype = tensor.shape, tensor.dtype
+        op = self.from_nothing.get(tensor)
+        if op is not None and op.name == "full" and op.params["value"] == 0:
+            return self.builder.one("full", (), shape, dtype, where, value=0)
+        value = self.get(tensor, where.drop(axes))
+        index = self.builder.device_index(axes)
+        zero = self.builder.number(0, INT32)
+        first = self.builder.one("equal", (index, zero), index.shape, BOOL, index.layout)
+        blank = self.builder.number(0, dtype)
+        return self.builder.one("select", (first, value, blank), shape, dtype, where)
+
+    def _make(self, tensor: Tensor, where: TensorLayout) -> Value:
+        op = self.from_nothing[tensor]
+        case = Case(op, (), (where,), self.planned.mesh)
+        if op.name == "rename":
+            before = where.rename({v: k for k, v in op.params["names"].items()})
+            case = Case(op, (before,), (where,), self.planned.mesh)
+        plan = RULES[op.name](case)
+        inputs = [self.get(t, at) for t, at in zip(op.inputs, plan.operands, strict=True)]
+        (value,) = plan.emit(self.builder, inputs)
+        return value
+
+    def _move(self, tensor: Tensor, where: TensorLayout) -> Value:
+        held = self.versions[tensor]
+        home = partial_form(self.planned.layouts[tensor], frozenset(where.partial_axes))
+        if where != home and not any(set(v.partial) == set(where.partial) for v in held):
+            self.get(tensor, home)
+        size, mesh = tensor.dtype.itemsize, self.planned.mesh
+        starts = [v for v in held if set(where.partial) <= set(v.partial)]
+        start = min(starts, key=lambda v: reshard_cost(tensor.shape, size, v, where, mesh))
+        value = held[start]
+        for move in reshard(tensor.shape, size, start, where, mesh):
+            result = [(tensor.shape, tensor.dtype, move.result)]
+            op, params = move.op, move.params
+            if mesh.extent(params["axes"]) == 1:  # nothing moves between groups of one device
+                op, params = "slice", {"axes": (), "dim": ""}
+            value = self.builder.add(op, (value,), result, params)[0]
+            held.setdefault(move.result, value)
+        return value
+
+    # Scans.
+
+    def _scan(self, op: Operation) -> None:
+        body: Graph = op.params["body"]
+        dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
+        inner = _Scope(self.planned, self.keep, self)
+        inner.outer = dict(zip(body.inputs[:consts], op.inputs[:consts], strict=True))
+        starts, slices = [], []
+        for outer, tensor in zip(op.inputs[consts:], body.inputs[consts:], strict=True):
+            where = self._place(tensor, tensor)
+            self.builder.source = op.source
+            value = inner.builder.value(tensor.shape, tensor.dtype, where)
+            inner.define(tensor, value)
+            (starts if len(starts) < carries else slices).append((self.get(outer, where), value))
+        inner.run(body.operations)
+        ends = []
+        results = []
+        for position, (tensor, result) in enumerate(zip(body.outputs, op.outputs, strict=True)):
+            like = body.inputs[consts + position] if position < carries else tensor
+            where = self._place(like, like if position < carries else result)
+            inner.builder.source = tensor.source
+            ends.append(inner.get(tensor, where))
+            results.append((result.shape, result.dtype, where))
+        pairs = [*inner.consts, *starts, *slices]
+        params = {
+            "body": inner.builder.finish([inside for _, inside in pairs], ends),
+            "length": dim.size,
+            "dim": dim.name,
+            "consts": len(inner.consts),
+            "carries": carries,
+            "reverse": op.params["reverse"],
+        }
+        self.builder.source = op.source
+        outputs = self.builder.add("scan", [outside for outside, _ in pairs], results, params)
+        for tensor, value in zip(op.outputs, outputs, strict=True):
+            self.define(tensor, value)
+
+    def _place(self, tensor: Tensor, kept: Tensor) -> TensorLayout:
+        """Returns the layout of `tensor`, partial over the axes over which `kept` stays partial."""
+        return partial_form(self.planned.layouts[tensor], self.keep.get(kept, frozenset()))

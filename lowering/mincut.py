@@ -1,0 +1,87 @@
+"""Minimum cut of a directed graph, by Dinic's algorithm (Dinic 1970)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+
+INFINITE = float("inf")
+_TINY = 1e-9
+
+
+class CutGraph:
+    """A graph with capacities; `SOURCE` and `SINK` are its ends.
+
+    An edge a -> b with capacity c costs c where a stays on the source's side and b does not.
+    """
+
+    SOURCE = "source"
+    SINK = "sink"
+
+    def __init__(self) -> None:
+        self._number: dict[Hashable, int] = {self.SOURCE: 0, self.SINK: 1}
+        self._edges: list[list[int]] = [[], []]
+        self._to: list[int] = []
+        self._room: list[float] = []
+
+    def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
+        a, b = self._node(start), self._node(end)
+        for node, other, room in ((a, b, capacity), (b, a, 0.0)):
+            self._edges[node].append(len(self._to))
+            self._to.append(other)
+            self._room.append(room)
+
+    def source_side(self) -> set[Hashable]:
+        """Returns the smallest source side of a minimum cut."""
+        while True:
+            level = self._levels()
+            if level[1] < 0:
+                return {key for key, node in self._number.items() if level[node] >= 0}
+            progress = [0] * len(self._edges)
+            while self._push(level, progress):
+                pass
+
+    def _node(self, key: Hashable) -> int:
+        number = self._number.get(key)
+        if number is None:
+            number = self._number[key] = len(self._edges)
+            self._edges.append([])
+        return number
+
+    def _levels(self) -> list[int]:
+        level = [-1] * len(self._edges)
+        level[0] = 0
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            for edge in self._edges[node]:
+                if self._room[edge] > _TINY and level[self._to[edge]] < 0:
+                    level[self._to[edge]] = level[node] + 1
+                    queue.append(self._to[edge])
+        return level
+
+    def _push(self, level: list[int], progress: list[int]) -> bool:
+        """Sends flow along one path of increasing level; returns whether there was one."""
+        path: list[int] = []
+        node = 0
+        while node != 1:
+            edges = self._edges[node]
+            while progress[node] < len(edges):
+                edge = edges[progress[node]]
+                if self._room[edge] > _TINY and level[self._to[edge]] == level[node] + 1:
+                    break
+                progress[node] += 1
+            if progress[node] < len(edges):
+                path.append(edges[progress[node]])
+                node = self._to[path[-1]]
+            elif path:
+                node = self._to[path.pop() ^ 1]
+                progress[node] += 1
+            else:
+                return False
+        amount = min(self._room[edge] for edge in path)
+        assert amount < INFINITE, "source and sink are tied together"
+        for edge in path:
+            self._room[edge] -= amount
+            self._room[edge ^ 1] += amount
+        return True

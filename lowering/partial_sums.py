@@ -1,0 +1,208 @@
+"""Where partial sums become whole: each is reduced where that sends the fewest bytes.
+
+The result of a contraction over a split dim is a partial sum. It may be reduced at once, or stay
+partial through operations that are linear in it and be reduced later: after several have been added,
+after a reduction has made it small, after a loop has accumulated it. For each mesh axis this is a
+minimum cut: every tensor that can be partial either stays so (source side) or not, and pays for its
+reduction if it does while some reader needs it whole. Of equally good cuts the earliest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.mincut import INFINITE, CutGraph
+from meshdsl.lowering.partition.plan import Plan
+from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.mesh import Mesh
+
+# What starting one collective counts, in bytes on the wire; it favours few and large ones.
+_START = 1024.0
+# What computing on a partial sum costs against computing on a shard, per byte. Both only break ties.
+_MASK = 1e-3
+_WIDER = 1e-4
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph with a plan for every operation and a layout for every tensor, bodies included."""
+
+    graph: Graph
+    plans: Mapping[Operation, Plan]
+    layouts: Mapping[Tensor, TensorLayout]
+    mesh: Mesh
+
+
+def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
+    """Returns, for tensors that pass partial sums on, the axes over which they stay partial."""
+    found: dict[Tensor, frozenset[str]] = {}
+    for axis, size in planned.mesh.axes:
+        if size > 1:
+            for tensor in _AxisProblem(planned, axis).solve():
+                found[tensor] = found.get(tensor, frozenset()) | {axis}
+    return found
+
+
+class _AxisProblem:
+    """The cut for one axis. Nodes: a tensor (stays partial), and ("whole", tensor) (not needed whole)."""
+
+    def __init__(self, planned: Planned, axis: str) -> None:
+        self.planned = planned
+        self.axis = axis
+        self.made: set[Tensor] = set()  # partial as their operation leaves them
+        self.can: set[Tensor] = set()  # partial, or could pass a partial sum on
+        self.passing: set[Tensor] = set()
+        self.cut = CutGraph()
+
+    def solve(self) -> set[Tensor]:
+        self._reach(self.planned.graph)
+        if not self.can:
+            return set()
+        self._add(self.planned.graph, 1)
+        for tensor in self.planned.graph.outputs:
+            self._need_whole(tensor)
+        kept = self.cut.source_side()
+        return {t for t in self.passing if t in kept}
+
+    # Which tensors can be partial at all.
+
+    def _reach(self, graph: Graph) -> None:
+        for op in graph.operations:
+            if op.name == "scan":
+                self._reach_scan(op)
+                continue
+            plan = self.planned.plans[op]
+            if self.axis in plan.results[0].partial_axes:
+                if dict(plan.results[0].partial)[self.axis] == "sum":
+                    self.made.update(op.outputs)
+                    self.can.update(op.outputs)
+            elif self._passes(op, plan):
+                self.can.update(op.outputs)
+                self.passing.update(op.outputs)
+
+    def _passes(self, op: Operation, plan: Plan) -> bool:
+        return self.axis not in plan.fixed and any(op.inputs[i] in self.can for i in plan.linear)
+
+    def _reach_scan(self, op: Operation) -> None:
+        body: Graph = op.params["body"]
+        consts, carries = op.params["consts"], op.params["carries"]
+        while True:
+            before = len(self.can)
+            for outer, inner in zip(op.inputs, body.inputs, strict=True):
+                if outer in self.can:
+                    self._pass_on(inner)
+            self._reach(body)
+            for i in range(carries):
+                if body.outputs[i] in self.can:
+                    self._pass_on(body.inputs[consts + i])
+                if body.inputs[consts + i] in self.can:
+                    self._pass_on(op.outputs[i])
+            for inner, outer in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
+                if inner in self.can:
+                    self._pass_on(outer)
+            if len(self.can) == before:
+                return
+
+    def _pass_on(self, tensor: Tensor) -> None:
+        self.can.add(tensor)
+        self.passing.add(tensor)
+
+    # The cut.
+
+    def _add(self, graph: Graph, times: int) -> None:
+        for op in graph.operations:
+            if op.name == "scan":
+                self._add_scan(op, times)
+                continue
+            plan = self.planned.plans[op]
+            for tensor in op.outputs:
+                self._add_tensor(tensor, times)
+            if op.outputs[0] in self.passing:
+                self._add_linear(op, plan)
+            else:
+                for tensor in op.inputs:
+                    self._need_whole(tensor)
+
+    def _add_tensor(self, tensor: Tensor, times: int) -> None:
+        if tensor not in self.can:
+            return
+        if tensor in self.made:
+            self.cut.edge(CutGraph.SOURCE, tensor, INFINITE)
+        self.cut.edge(tensor, ("whole", tensor), times * (self._cost(tensor) + _START))
+        if self.axis in self.planned.layouts[tensor].split_axes:
+            self.cut.edge(tensor, CutGraph.SINK, times * tensor.bytes * _WIDER)
+
+    def _cost(self, tensor: Tensor) -> float:
+        whole = self.planned.layouts[tensor]
+        summand = whole.drop([self.axis]).add_partial([self.axis])
+        mesh = self.planned.mesh
+        return reshard_cost(tensor.shape, tensor.dtype.itemsize, summand, whole, mesh)
+
+    def _add_linear(self, op: Operation, plan: Plan) -> None:
+        (result,) = op.outputs
+        summands = [op.inputs[i] for i in plan.linear if op.inputs[i] in self.can]
+        if not plan.additive:
+            summands = summands[:1]
+        for tensor in op.inputs:
+            if not any(tensor is summand for summand in summands):
+                if not (plan.additive and any(tensor is op.inputs[i] for i in plan.linear)):
+                    self._need_whole(tensor)
+                else:
+                    self.cut.edge(result, CutGraph.SINK, tensor.bytes * _MASK)
+        for tensor in summands:
+            self._tie(tensor, result, tensor.bytes * _MASK if plan.additive else INFINITE)
+        if not plan.additive and sum(op.inputs[i] is summands[0] for i in plan.linear) > 1:
+            self._need_whole(summands[0])
+            self.cut.edge(result, CutGraph.SINK, INFINITE)
+
+    def _tie(self, before: Tensor, after: Tensor, mask: float) -> None:
+        """`after` partial takes `before` partial (or masked, at a price), and whole takes it whole."""
+        self.cut.edge(after, before, mask)
+        if before in self.can:
+            self.cut.edge(("whole", before), after, INFINITE)
+
+    def _need_whole(self, tensor: Tensor) -> None:
+        if tensor in self.can:
+            self.cut.edge(("whole", tensor), CutGraph.SINK, INFINITE)
+
+    def _add_scan(self, op: Operation, times: int) -> None:
+        body: Graph = op.params["body"]
+        consts, carries = op.params["consts"], op.params["carries"]
+        inner_times = times * op.params["dim"].size
+        for tensor in body.inputs:
+            self._add_tensor(tensor, inner_times)
+        self._add(body, inner_times)
+        for tensor in op.outputs:
+            self._add_tensor(tensor, times)
+        for position, (outer, inner) in enumerate(zip(op.inputs, body.inputs, strict=True)):
+            if inner not in self.can:
+                self._need_whole(outer)
+            elif consts <= position < consts + carries:
+                self._add_carry(outer, inner, body.outputs[position - consts])
+                self._join(inner, op.outputs[position - consts])
+            else:
+                self._tie(outer, inner, INFINITE)
+        for inner, outer in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
+            if outer in self.can:
+                self._tie(inner, outer, INFINITE)
+            else:
+                self._need_whole(inner)
+
+    def _add_carry(self, start: Tensor, inner: Tensor, after: Tensor) -> None:
+        for tensor in (start, after):
+            if tensor in self.can:
+                self._tie(tensor, inner, tensor.bytes * _MASK)
+            else:
+                self.cut.edge(inner, CutGraph.SINK, tensor.bytes * _MASK)
+
+    def _join(self, one: Tensor, other: Tensor) -> None:
+        self.cut.edge(one, other, INFINITE)
+        self.cut.edge(other, one, INFINITE)
+
+
+def partial_form(layout: TensorLayout, axes: Sequence[str] | frozenset[str]) -> TensorLayout:
+    """Returns the layout of a tensor that stays partial over `axes`."""
+    return layout.drop(axes).add_partial(sorted(axes)) if axes else layout

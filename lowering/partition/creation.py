@@ -1,0 +1,58 @@
+"""Partition rules of tensors from nothing: every device makes its own shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+
+
+def full(case: Case) -> Plan:
+    (out,), (layout,) = case.operation.outputs, case.results
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        params = {"value": case.operation.params["value"]}
+        return builder.add("full", (), [(out.shape, out.dtype, layout)], params)
+
+    return Plan((), (layout,), emit)
+
+
+def arange(case: Case) -> Plan:
+    (out,), (layout,) = case.operation.outputs, case.results
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        index = global_index(builder, out.shape[0], layout)
+        if out.dtype != INT32:
+            index = builder.one("cast", (index,), out.shape, out.dtype, layout, dtype=out.dtype)
+        return (index,)
+
+    return Plan((), (layout,), emit)
+
+
+def literal(case: Case) -> Plan:
+    """Fixed data is whole on every device; taking a shard of it is free."""
+    (out,) = case.operation.outputs
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        data = {"data": case.operation.params["data"]}
+        return builder.add("literal", (), [(out.shape, out.dtype, TensorLayout())], data)
+
+    return Plan((), (TensorLayout(),), emit)
+
+
+def global_index(builder: BlockBuilder, dim: Dimension, layout: TensorLayout) -> Value:
+    """Returns the global indices of this device's shard of `dim`, as s32[dim]."""
+    here = layout.restrict([dim.name]).complete()
+    axes = here.axes(dim.name)
+    index = builder.one("iota", (), Shape([dim]), INT32, here)
+    if axes:
+        start = builder.shard_start(dim, axes)
+        index = builder.one("add", (index, start), Shape([dim]), INT32, here)
+    return index
+
+
+RULES = {"full": full, "arange": arange, "literal": literal}

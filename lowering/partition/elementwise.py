@@ -1,0 +1,55 @@
+"""Partition rules of elementwise operations: everything is local, in the layout of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.dtypes import is_float
+from meshdsl.graph import Operation
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+from meshdsl.ops.elementwise import ELEMENTWISE
+
+_LINEAR = {
+    "add": (0, 1),
+    "subtract": (0, 1),
+    "select": (1, 2),
+    "multiply": (0, 1),
+    "divide": (0,),
+    "negative": (0,),
+    "stop_gradient": (0,),
+}
+_ADDITIVE = frozenset(["add", "subtract", "select"])
+
+
+def elementwise(case: Case) -> Plan:
+    op, (layout,) = case.operation, case.results
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (result,) = op.outputs
+        partial = {p for value in inputs for p in value.layout.partial}
+        here = layout.add_partial([axis for axis, _ in partial])
+        if op.name == "stop_gradient":
+            return inputs
+        return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
+
+    return Plan(
+        operands=tuple(layout.restrict(t.shape.names) for t in op.inputs),
+        results=(layout,),
+        emit=emit,
+        linear=_linear(op),
+        additive=op.name in _ADDITIVE,
+    )
+
+
+def _linear(op: Operation) -> tuple[int, ...]:
+    """Returns the operands in which an operation is linear; narrowing casts round, so are not."""
+    if op.name == "cast":
+        before, after = op.inputs[0].dtype, op.outputs[0].dtype
+        widens = is_float(before) and is_float(after) and before.itemsize <= after.itemsize
+        return (0,) if widens else ()
+    return _LINEAR.get(op.name, ())
+
+
+RULES = {name: elementwise for name in [*ELEMENTWISE, "shift_right"]}

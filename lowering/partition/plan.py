@@ -1,0 +1,54 @@
+"""Plan: how one operation is done on shards.
+
+A partition rule looks at an operation, the layouts its operands and results have by the layout
+rules, and answers with a `Plan`: the layouts in which it takes the operands, the layouts in which it
+leaves the results (which may be partial), and the instructions between them. Moving operands there
+and results on from there is the lowering's work, not the rule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshdsl.graph import Operation
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.program import Value
+from meshdsl.mesh import Mesh
+
+Emit = Callable[[BlockBuilder, Sequence[Value]], Sequence[Value]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation with the layouts that the layout rules give its tensors."""
+
+    operation: Operation
+    operands: tuple[TensorLayout, ...]
+    results: tuple[TensorLayout, ...]
+    mesh: Mesh
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an operation is done on shards.
+
+    Attributes:
+        operands, results: the layouts it takes and leaves; results may be partial.
+        emit: writes the instructions.
+        linear: the operands in which it is linear. Over an axis that the plan does not use, such
+            an operand may be a partial sum, and the results are then partial sums too.
+        additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
+        fixed: axes over which partial sums cannot pass, because the plan uses them.
+    """
+
+    operands: tuple[TensorLayout, ...]
+    results: tuple[TensorLayout, ...]
+    emit: Emit
+    linear: tuple[int, ...] = ()
+    additive: bool = False
+    fixed: frozenset[str] = frozenset()
+
+
+Rule = Callable[[Case], Plan]

@@ -1,0 +1,178 @@
+"""Partition rules of rename, split, merge, broadcast, transpose, and barrier.
+
+All of them are local wherever the layouts of operand and result allow it: a split dim gives its axes
+to its parts, major first, as far as the sizes divide. Where the two layouts disagree, the rule keeps
+one of them, whichever costs fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.dims import Shape
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.mesh import Mesh
+
+
+def axes_of_parts(axes: Sequence[str], parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """Hands the axes of a dim to the parts it is split into; axes that do not fit are left out."""
+    given: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
+    position, left = 0, parts[0].size
+    for axis in axes:
+        size = mesh.sizes[axis]
+        while left == 1 and size > 1 and position + 1 < len(parts):
+            position += 1
+            left = parts[position].size
+        if left % size:
+            break
+        given[parts[position].name] += (axis,)
+        left //= size
+    return given
+
+
+def axes_of_whole(layout: TensorLayout, parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """Returns, of the axes of some dims, those that their merged dim can keep, by part.
+
+    A part's axes can stay only if every part before it is split to size 1.
+    """
+    kept: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
+    for part in parts:
+        kept[part.name] = layout.axes(part.name)
+        if mesh.extent(kept[part.name]) != part.size:
+            break
+    return kept
+
+
+def _split_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+    """Returns operand and result layout of a `split`, one of them as asked for."""
+    op = case.operation
+    whole, parts = op.params["whole"], op.params["parts"]
+    return _ends(case.operands[0], case.results[0], whole, parts, case.mesh, led_by_result)
+
+
+def _merge_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+    """Returns operand and result layout of a `merge`, one of them as asked for."""
+    op = case.operation
+    whole, parts = op.params["whole"], op.params["parts"]
+    one, several = _ends(
+        case.results[0], case.operands[0], whole, parts, case.mesh, not led_by_result
+    )
+    return several, one
+
+
+def _ends(
+    one: TensorLayout,
+    several: TensorLayout,
+    whole: str,
+    parts: Shape,
+    mesh: Mesh,
+    led_by_parts: bool,
+) -> tuple[TensorLayout, TensorLayout]:
+    """Returns matching layouts of the tensor with the whole dim and of the one with its parts."""
+    if led_by_parts:
+        kept = axes_of_whole(several, parts, mesh)
+        axes = tuple(axis for part in parts for axis in kept[part.name])
+        lead = several
+    else:
+        kept = axes_of_parts(one.axes(whole), parts, mesh)
+        axes = tuple(axis for part in parts for axis in kept[part.name])
+        lead = one
+    rest = {d: a for d, a in lead.splits if d != whole and d not in kept}
+    return TensorLayout.of({**rest, whole: axes}), TensorLayout.of({**rest, **kept})
+
+
+def _rename_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+    names = case.operation.params["names"]
+    if led_by_result:
+        return case.results[0].rename({v: k for k, v in names.items()}), case.results[0]
+    return case.operands[0], case.operands[0].rename(names)
+
+
+_ENDS = {"split": _split_ends, "merge": _merge_ends, "rename": _rename_ends}
+
+
+def reshape(case: Case) -> Plan:
+    """Split, merge and rename: the cheaper of keeping the operand's and the result's layout."""
+    op = case.operation
+    (x,), (y,) = op.inputs, op.outputs
+    size = x.dtype.itemsize
+
+    def cost(ends: tuple[TensorLayout, TensorLayout]) -> float:
+        there = reshard_cost(x.shape, size, case.operands[0], ends[0], case.mesh)
+        return there + reshard_cost(y.shape, size, ends[1], case.results[0], case.mesh)
+
+    operand, result = min((_ENDS[op.name](case, led) for led in (True, False)), key=cost)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        here = result.add_partial(inputs[0].layout.partial_axes)
+        return builder.add(_LOCAL[op.name], inputs, [(y.shape, y.dtype, here)], _local_params(case))
+
+    return Plan((operand,), (result,), emit, linear=(0,))
+
+
+_LOCAL = {"split": "reshape", "merge": "reshape", "rename": "rename"}
+
+
+def _local_params(case: Case) -> dict:
+    op = case.operation
+    return {"names": tuple(op.params["names"].items())} if op.name == "rename" else {}
+
+
+def in_place(case: Case) -> Plan:
+    """Broadcast and transpose: local in the layout of the result."""
+    op, (layout,) = case.operation, case.results
+    (y,) = op.outputs
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        here = layout.add_partial(inputs[0].layout.partial_axes)
+        return builder.add(op.name, inputs, [(y.shape, y.dtype, here)])
+
+    return Plan((layout.restrict(op.inputs[0].shape.names),), (layout,), emit, linear=(0,))
+
+
+def merge_order(case: Case) -> Plan:
+    """Merge, whose parts must lie next to each other, major first, before they become one."""
+    plan = reshape(case)
+    op = case.operation
+    (x,) = op.inputs
+    parts = op.params["parts"]
+    first = min(x.shape.position(part.name) for part in parts)
+    rest = x.shape.without(parts.names)
+    ordered = Shape([*rest[:first], *parts, *rest[first:]])
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        if ordered != x.shape:
+            value = builder.one("transpose", inputs, ordered, x.dtype, value.layout)
+        merged = Shape([*rest[:first], op.outputs[0].shape.get(op.params["whole"]), *rest[first:]])
+        here = plan.results[0].add_partial(value.layout.partial_axes)
+        value = builder.one("reshape", (value,), merged, x.dtype, here)
+        if merged != op.outputs[0].shape:
+            value = builder.one("transpose", (value,), op.outputs[0].shape, x.dtype, here)
+        return (value,)
+
+    return Plan(plan.operands, plan.results, emit, linear=(0,))
+
+
+def barrier(case: Case) -> Plan:
+    """A barrier leaves everything where it is."""
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        results = [(v.shape, v.dtype, v.layout) for v in inputs]
+        return builder.add("barrier", inputs, results, {"id": id(case.operation)})
+
+    return Plan(case.operands, case.operands, emit)
+
+
+RULES = {
+    "rename": reshape,
+    "split": reshape,
+    "merge": merge_order,
+    "broadcast": in_place,
+    "transpose": in_place,
+    "barrier": barrier,
+}

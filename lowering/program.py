@@ -1,0 +1,163 @@
+"""SpmdProgram: what one device does, as a flat list of typed instructions on local tensors.
+
+A `Value` is a global tensor together with where it is (its `TensorLayout`); what a device holds is
+the local shard. An `Instruction` maps values to values; its `op` is a local primitive or one of the
+five collectives. Programs nest only through the `Block` of a `scan`. Everything is immutable, and
+every instruction keeps the source line it came from.
+
+Parameters of the collectives (axes are listed major first):
+    all_reduce      axes, kind            partial over axes -> replicated
+    reduce_scatter  axes, dim             partial sum over axes -> axes appended, minor, to dim
+    all_gather      axes, dim             the trailing axes of dim -> replicated
+    all_to_all      axes, concat, split   the trailing axes of dim `concat` -> appended to `split`
+    permute         axes, pairs, mesh_axes    whole shards move: (source, target), row-major numbers
+and of the one local instruction that resharding uses:
+    slice           axes, dim             replicated axes -> appended, minor, to dim; of no axes: nothing
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl.dims import Shape
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.mesh import Mesh
+from meshdsl.source import UNKNOWN, Source
+
+if TYPE_CHECKING:
+    from meshdsl.layouts.layout import Layout
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """A tensor at one place of the program: global shape, dtype, and where it is."""
+
+    shape: Shape
+    dtype: np.dtype
+    layout: TensorLayout
+    local: Shape
+    hint: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one device's shard."""
+        return self.local.volume * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Instruction:
+    """One step of every device: `outputs = op(inputs, **params)`."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = UNKNOWN
+
+    @property
+    def body(self) -> Block | None:
+        """The block a `scan` repeats."""
+        return self.params.get("body")
+
+    @property
+    def is_collective(self) -> bool:
+        return self.op in COLLECTIVES
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """A straight list of instructions from inputs to outputs."""
+
+    inputs: tuple[Value, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Value, ...]
+
+    def walk(self, times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """Yields every instruction with its executions per run of the program."""
+        for instruction in self.instructions:
+            yield instruction, times
+            if instruction.body is not None:
+                yield from instruction.body.walk(times * instruction.params["length"])
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a program; bytes are per device and execution.
+
+    `payload_bytes` is the larger of the local operand and the local result; `wire_bytes` is what a
+    device sends under the bandwidth-optimal algorithm (see `wire_bytes`).
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    payload_bytes: int
+    wire_bytes: float
+    count: int
+    source: Source
+    dims: Shape
+
+
+def wire_bytes(kind: str, payload: float, devices: int) -> float:
+    """Returns the bytes one device sends: all_reduce 2(n-1)/n, permute 1, others (n-1)/n of payload.
+
+    Args:
+        payload: the larger of local operand and local result, in bytes.
+        devices: the size n of one group.
+    """
+    if devices <= 1:
+        return 0.0
+    if kind == "permute":
+        return float(payload)
+    return (2 if kind == "all_reduce" else 1) * (devices - 1) / devices * payload
+
+
+@dataclass(frozen=True, eq=False)
+class SpmdProgram:
+    """A lowered program: the block all devices run, and how its ends meet the user's arguments."""
+
+    name: str
+    mesh: Mesh
+    layout: Layout
+    block: Block
+    input_paths: tuple[str, ...]
+    output_paths: tuple[str, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective in program order; `count` multiplies enclosing scan lengths."""
+        found = []
+        for instruction, times in self.block.walk():
+            if instruction.is_collective:
+                found.append(self._collective(instruction, times))
+        return tuple(found)
+
+    def compile(self) -> Any:
+        """Compiles the program with the backend it was lowered for; see `meshdsl.jit`."""
+        return self.details["compile"](self)
+
+    def _collective(self, instruction: Instruction, times: int) -> Collective:
+        axes = tuple(instruction.params["axes"])
+        payload = max(instruction.inputs[0].bytes, instruction.outputs[0].bytes)
+        return Collective(
+            kind=instruction.op,
+            axes=axes,
+            payload_bytes=payload,
+            wire_bytes=wire_bytes(instruction.op, payload, self.mesh.extent(axes)),
+            count=times,
+            source=instruction.source,
+            dims=instruction.outputs[0].shape,
+        )
+
+    @cached_property
+    def wire_bytes(self) -> float:
+        """Bytes one device sends per run of the program."""
+        return math.fsum(c.wire_bytes * c.count for c in self.collectives)

@@ -1,0 +1,129 @@
+"""NamedArray: data with named dims; `named` and `spec` make arguments of traced functions.
+
+A `NamedArray` is a pytree node with one leaf, so trees of them pass through JAX's own functions. On
+the JAX backends `data` is an ordinary `jax.Array` with its sharding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from meshdsl.dims import Dimension, DimsLike, Shape, as_list
+from meshdsl.dtypes import as_dtype, short
+
+if TYPE_CHECKING:
+    from meshdsl.layouts.tensor_layout import TensorLayout
+
+
+class NamedArray:
+    """An array whose dims have names: `NamedArray(data, [batch, embed])`.
+
+    Attributes:
+        data: a numpy or JAX array whose shape is that of `dims`.
+        dims: the dims, in the order of `data`'s.
+    """
+
+    __slots__ = ("data", "dims")
+
+    def __init__(self, data: Any, dims: Shape) -> None:
+        self.data = data
+        self.dims = dims
+
+    @property
+    def shape(self) -> Shape:
+        return self.dims
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.data.dtype)
+
+    @property
+    def layout(self) -> TensorLayout | None:
+        """Where the data is on its mesh; None for data that no mesh holds."""
+        spec = getattr(getattr(self.data, "sharding", None), "spec", None)
+        if spec is None:
+            return None
+        from meshdsl.layouts.tensor_layout import TensorLayout
+
+        axes = [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
+        return TensorLayout.of(dict(zip(self.dims.names, axes, strict=False)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.data, dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(np.asarray(self.data))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self.data))
+
+    def __repr__(self) -> str:
+        where = f"; {self.layout}" if self.layout is not None else ""
+        return f"NamedArray({short(self.dtype)}{self.dims}{where})"
+
+    __str__ = __repr__
+
+
+class Spec:
+    """The dims and dtype of an argument, without data; made by `spec`."""
+
+    __slots__ = ("dims", "dtype")
+
+    def __init__(self, dims: Shape, dtype: np.dtype) -> None:
+        self.dims = dims
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"{short(self.dtype)}{self.dims}"
+
+
+def named(data: Any, dims: DimsLike) -> NamedArray:
+    """Gives an array's axes their names.
+
+    Args:
+        data: an array, or anything numpy makes one of.
+        dims: one per array axis, in order; a plain name takes its size from the data.
+
+    Raises:
+        ValueError: count or sizes do not fit; every misfit is told.
+    """
+    if not hasattr(data, "shape") or not hasattr(data, "dtype"):
+        data = np.asarray(data)
+    listed = as_list(dims)
+    if len(listed) != len(data.shape):
+        raise ValueError(
+            f"named: the data has {len(data.shape)} axes {tuple(data.shape)}, "
+            f"but {len(listed)} dims were given: {', '.join(map(str, listed))}"
+        )
+    shape = []
+    problems = []
+    for position, (dim, size) in enumerate(zip(listed, data.shape, strict=True)):
+        shape.append(Dimension(dim, size) if isinstance(dim, str) else dim)
+        if shape[-1].size != size:
+            problems.append(f"axis {position} of the data has size {size}, but the dim is {dim}")
+    if problems:
+        raise ValueError("named: " + "; ".join(problems))
+    return NamedArray(data, Shape(shape))
+
+
+def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:
+    """Describes an argument by dims and dtype, for use ahead of time.
+
+    Raises:
+        ValueError: a dim is given by name only, or the dtype is unknown.
+    """
+    listed = as_list(dims)
+    unsized = [dim for dim in listed if not isinstance(dim, Dimension)]
+    if unsized:
+        raise ValueError(
+            f"spec: {', '.join(map(repr, unsized))} has no size; give a md.Dimension(name, size)"
+        )
+    return Spec(Shape(dim for dim in listed if isinstance(dim, Dimension)), as_dtype(dtype))
+
+
+jax.tree_util.register_pytree_node(
+    NamedArray, lambda a: ((a.data,), a.dims), lambda dims, children: NamedArray(children[0], dims)
+)

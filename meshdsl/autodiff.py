@@ -1,0 +1,85 @@
+"""Gradients of functions: the graph is differentiated before lowering.
+
+The backward pass is made of the same operations as the forward pass, so it is planned, costed and
+explained like it, and can be differentiated again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from meshdsl.dtypes import is_float, short
+from meshdsl.graph import Tensor
+from meshdsl.ops.body import leaves_of, subgraph
+from meshdsl.ops.creation import ones, zeros
+from meshdsl.replay import Cotangents, Replay
+from meshdsl.trace import operation
+
+
+def value_and_grad(
+    function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable:
+    """Returns a function giving `function`'s value and its gradient.
+
+    The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
+    tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
+    floating-point get None.
+    """
+
+    @functools.wraps(function)
+    def differentiated(*args: Any) -> Any:
+        numbers = (wrt,) if isinstance(wrt, int) else tuple(wrt)
+        chosen = [args[n] for n in numbers]
+        inputs, tree = leaves_of(chosen)
+
+        def of_leaves(*leaves: Tensor) -> Any:
+            full = list(args)
+            for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
+                full[number] = part
+            result = function(*full)
+            value, aux = result if has_aux else (result, None)
+            return [value, aux]
+
+        graph, consts, structure = subgraph(of_leaves, inputs)
+        active = [False] * len(consts) + [is_float(t.dtype) for t in inputs]
+        _check_scalar(graph.outputs[0])
+        replayed = Replay(graph, [*consts, *inputs], active)
+        value = replayed.outputs[0]
+        cotangents: Cotangents = [ones(value.shape, value.dtype)] + [None] * (
+            len(replayed.outputs) - 1
+        )
+        found = replayed.backward(cotangents)[len(consts) :]
+        gradients = [
+            (zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)) if on else None
+            for g, t, on in zip(found, inputs, active[len(consts) :], strict=True)
+        ]
+        grads = jax.tree.unflatten(tree, gradients)
+        value, aux = jax.tree.unflatten(structure, replayed.outputs)
+        return ((value, aux) if has_aux else value), grads[0] if isinstance(wrt, int) else grads
+
+    return differentiated
+
+
+def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+    """Returns a function giving the gradient alone (or `(gradient, aux)`); see value_and_grad."""
+
+    @functools.wraps(function)
+    def differentiated(*args: Any) -> Any:
+        value, gradient = value_and_grad(function, wrt, has_aux)(*args)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return differentiated
+
+
+@operation
+def _check_scalar(value: Tensor) -> None:
+    if value.shape or not is_float(value.dtype):
+        raise ValueError(
+            f"only a floating-point tensor without dims has a gradient, got "
+            f"{short(value.dtype)}{value.shape} (made at {value.source}); reduce it first, as in "
+            "md.mean(x)"
+        )

@@ -1,0 +1,141 @@
+"""Dimensions and shapes: the named half of every tensor.
+
+A `Dimension` is a name with a size; a `Shape` is an ordered tuple of dimensions with distinct
+names. Both are immutable and hashable. Names are what layouts, models and reports speak of; order
+matters only to how data is stored and to `np.asarray`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One named dim of a tensor, with its global size.
+
+    Raises:
+        ValueError: the name is not an identifier, or the size is not a positive integer.
+    """
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"{self.name!r} cannot name a dim: use letters, digits and underscores, "
+                "not starting with a digit"
+            )
+        if isinstance(self.size, bool) or not hasattr(self.size, "__index__") or self.size < 1:
+            raise ValueError(f"dim `{self.name}` needs a positive integer size, got {self.size!r}")
+        object.__setattr__(self, "size", int(self.size))
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+DimLike: TypeAlias = Dimension | str
+DimsLike: TypeAlias = DimLike | Sequence[DimLike]
+
+
+class Shape(tuple[Dimension, ...]):
+    """Ordered dimensions with distinct names: `Shape([batch, embed])`.
+
+    Raises:
+        ValueError: one name occurs twice.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, dims: Iterable[Dimension] = ()) -> Shape:
+        self = super().__new__(cls, dims)
+        if len(self) > 1 and len({dim.name for dim in self}) != len(self):
+            twice = sorted({d.name for d in self if sum(e.name == d.name for e in self) > 1})
+            raise ValueError(
+                f"a tensor cannot have two dims of one name: `{', '.join(twice)}` occurs twice in "
+                f"{self}. Rename one of them, as in x.rename(length='memory_length')"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self)
+
+    @property
+    def volume(self) -> int:
+        """The number of elements."""
+        total = 1
+        for dim in self:
+            total *= dim.size
+        return total
+
+    def find(self, name: str) -> Dimension | None:
+        """Returns the dim called `name`, or None."""
+        for dim in self:
+            if dim.name == name:
+                return dim
+        return None
+
+    def get(self, dim: DimLike) -> Dimension:
+        """Returns the dim meant by a `Dimension` or a name.
+
+        Raises:
+            ValueError: there is none of that name (nearest names shown), or its size differs.
+        """
+        name = dim if isinstance(dim, str) else dim.name
+        found = self.find(name)
+        if found is None:
+            raise ValueError(f"no dim `{name}` in {self}{did_you_mean(name, self.names)}")
+        if not isinstance(dim, str) and dim.size != found.size:
+            raise ValueError(f"dim `{name}` has size {found.size} in {self}, not {dim.size}")
+        return found
+
+    def select(self, dims: DimsLike) -> Shape:
+        """Returns the meant dims in the order given; errors as in `get`."""
+        return Shape(self.get(dim) for dim in as_list(dims))
+
+    def position(self, name: str) -> int:
+        """Returns the index of the dim called `name`, which must exist."""
+        return self.names.index(name)
+
+    def without(self, names: Iterable[str]) -> Shape:
+        """Returns the dims whose names are not among `names`, in order."""
+        gone = set(names)
+        return Shape(dim for dim in self if dim.name not in gone)
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(map(str, self)) + "]"
+
+    __repr__ = __str__
+
+
+def dims(**sizes: int) -> tuple[Dimension, ...]:
+    """Makes dimensions in keyword order.
+
+    >>> batch, embed = dims(batch=8, embed=256)
+    >>> print(batch, embed)
+    batch=8 embed=256
+    """
+    return tuple(Dimension(name, size) for name, size in sizes.items())
+
+
+def as_list(dims: DimsLike) -> list[DimLike]:
+    """Returns one dim or several as a list."""
+    return [dims] if isinstance(dims, str | Dimension) else list(dims)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `. Did you mean ...?` for the nearest known names, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""

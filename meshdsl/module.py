@@ -1,0 +1,55 @@
+"""Module: a model, optimizer or state as a dataclass that is a pytree.
+
+Fields are children unless declared with `static()`: those belong to the structure (names, sizes,
+flags, functions) and must be hashable. A leaf's path is made of field names, dict keys and list
+positions, joined by `/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, dataclass_transform
+
+import jax
+
+
+def static(**kwargs: Any) -> Any:
+    """Declares a field that is part of the structure, not a child: `heads: int = md.static()`."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+class Module:
+    """Base class: subclasses become frozen dataclasses and pytrees.
+
+    >>> class Linear(Module):
+    ...     weight: object
+    ...     scale: float = static(default=1.0)
+    >>> jax.tree.leaves(Linear(weight=3.0))
+    [3.0]
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, eq=False, repr=True)(cls)
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        jax.tree_util.register_dataclass(
+            cls,
+            data_fields=[f.name for f in fields if not f.metadata.get("static")],
+            meta_fields=[f.name for f in fields if f.metadata.get("static")],
+        )
+
+    def replace(self, **changes: Any) -> Any:
+        """Returns a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+def path_of(keys: Any, start: str = "") -> str:
+    """Returns a pytree key path as `start/field/key/0`."""
+    parts = [start] if start else []
+    for key in keys:
+        for attribute in ("name", "key", "idx"):
+            if hasattr(key, attribute):
+                parts.append(str(getattr(key, attribute)))
+                break
+    return "/".join(parts)

@@ -1,0 +1,121 @@
+"""Python's operators and the common methods, for tensors: `x + y`, `x.rename(...)`, `x.sum(...)`.
+
+Everything here is a spelling of a function in `meshdsl.ops`; broadcasting is by dim name.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshdsl.dims import DimLike, DimsLike
+    from meshdsl.graph import Tensor
+
+Operand = Any  # a Tensor, a NamedArray or a Python number
+
+
+def _ops() -> ModuleType:
+    import meshdsl.ops as ops  # the ops build tensors, and tensors spell ops: one is imported late
+
+    return ops
+
+
+class NamedOperators:
+    """Operators and methods of tensors."""
+
+    __slots__ = ()
+    __array_priority__ = 1000  # numpy leaves `array * tensor` to us
+
+    def __add__(self, other: Operand) -> Tensor:
+        return _ops().add(self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return _ops().add(other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return _ops().subtract(self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return _ops().subtract(other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return _ops().multiply(self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return _ops().multiply(other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return _ops().divide(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return _ops().divide(other, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        return _ops().remainder(self, other)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return _ops().power(self, other)
+
+    def __neg__(self) -> Tensor:
+        return _ops().negative(self)
+
+    def __abs__(self) -> Tensor:
+        return _ops().abs(self)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return _ops().less(self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return _ops().less_equal(self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return _ops().greater(self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return _ops().greater_equal(self, other)
+
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return _ops().equal(self, other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return _ops().not_equal(self, other)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return _ops().logical_and(self, other)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return _ops().logical_or(self, other)
+
+    def __invert__(self) -> Tensor:
+        return _ops().logical_not(self)
+
+    def rename(self, mapping: dict[str, str] | None = None, **names: str) -> Tensor:
+        return _ops().rename(self, mapping, **names)
+
+    def split(self, dim: DimLike, into: DimsLike) -> Tensor:
+        return _ops().split(self, dim, into)
+
+    def merge(self, dims: DimsLike, into: str) -> Tensor:
+        return _ops().merge(self, dims, into)
+
+    def broadcast(self, dims: DimsLike) -> Tensor:
+        return _ops().broadcast(self, dims)
+
+    def transpose(self, dims: DimsLike) -> Tensor:
+        return _ops().transpose(self, dims)
+
+    def cast(self, dtype: Any) -> Tensor:
+        return _ops().cast(self, dtype)
+
+    def sum(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().sum(self, over)
+
+    def mean(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().mean(self, over)
+
+    def max(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().max(self, over)
+
+    def min(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().min(self, over)

@@ -1,0 +1,108 @@
+"""Operations that change dims but compute nothing: rename, split, merge, broadcast, transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, as_list
+from meshdsl.graph import Aval, Primitive, Tensor
+from meshdsl.ops.creation import as_tensor, sized
+from meshdsl.ops.reduction import sum_to
+from meshdsl.trace import bind_one, operation
+
+
+def _reshaped(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    return [(params["shape"], inputs[0].dtype)]
+
+
+def _rename_dims(shape: Shape, names: Mapping[str, str]) -> Shape:
+    return Shape(Dimension(names.get(dim.name, dim.name), dim.size) for dim in shape)
+
+
+RENAME = Primitive(
+    "rename",
+    lambda inputs, params: [(_rename_dims(inputs[0].shape, params["names"]), inputs[0].dtype)],
+    lambda op, cotangents, wanted: [
+        bind_one(RENAME, cotangents, {"names": {v: k for k, v in op.params["names"].items()}})
+    ],
+)
+BROADCAST = Primitive(
+    "broadcast",
+    _reshaped,
+    lambda op, cotangents, wanted: [sum_to(cotangents[0], op.inputs[0].shape)],
+)
+TRANSPOSE = Primitive("transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents))
+SPLIT = Primitive(
+    "split",
+    _reshaped,
+    lambda op, cotangents, wanted: [merge(cotangents[0], op.params["parts"], op.params["whole"])],
+)
+MERGE = Primitive(
+    "merge",
+    _reshaped,
+    lambda op, cotangents, wanted: [
+        split(cotangents[0], op.params["whole"], op.inputs[0].shape.select(op.params["parts"]))
+    ],
+)
+
+
+@operation
+def rename(x: Tensor, mapping: Mapping[str, str] | None = None, **names: str) -> Tensor:
+    """Returns x with dims renamed: `md.rename(x, length="memory_length")`."""
+    asked = {**(mapping or {}), **names}
+    for name in asked:
+        x.shape.get(name)
+    kept = {a: b for a, b in asked.items() if a != b}
+    return bind_one(RENAME, (x,), {"names": kept}) if kept else x
+
+
+@operation
+def broadcast(x: Any, dims: DimsLike) -> Tensor:
+    """Returns x with the dims that it lacks added, in the order of `dims`."""
+    x = as_tensor(x)
+    shape = Shape(x.shape.get(d) if isinstance(d, str) else d for d in as_list(dims))
+    for dim in x.shape:
+        if dim.name not in shape.names:
+            raise ValueError(f"dim `{dim.name}` of the tensor is missing in {shape}")
+        shape.get(dim)
+    return x if shape == x.shape else bind_one(BROADCAST, (x,), {"shape": shape})
+
+
+@operation
+def transpose(x: Tensor, dims: DimsLike) -> Tensor:
+    """Returns x with its dims in another order; this changes storage, never meaning."""
+    shape = x.shape.select(dims)
+    if len(shape) != len(x.shape):
+        missing = x.shape.without(shape.names)
+        raise ValueError(f"every dim must be listed; {missing} is missing")
+    return x if shape == x.shape else bind_one(TRANSPOSE, (x,), {"shape": shape})
+
+
+@operation
+def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
+    """Returns x with one dim split into several, major first.
+
+    `md.split(x, "embed", [heads, kv])`; the sizes must multiply to that of the dim.
+    """
+    whole = x.shape.get(dim)
+    parts = sized(into)
+    if parts.volume != whole.size:
+        raise ValueError(f"{parts} has {parts.volume} elements, but the dim is {whole}")
+    at = x.shape.position(whole.name)
+    shape = Shape([*x.shape[:at], *parts, *x.shape[at + 1 :]])
+    return bind_one(SPLIT, (x,), {"whole": whole.name, "parts": parts, "shape": shape})
+
+
+@operation
+def merge(x: Tensor, dims: DimsLike, into: str) -> Tensor:
+    """Returns x with several dims merged into one, the first being the major one.
+
+    `md.merge(x, ["heads", "kv"], "embed")`; the merged dim stands where the first of them stood.
+    """
+    parts = x.shape.select(dims)
+    if not parts:
+        raise ValueError("give at least one dim to merge")
+    whole = Dimension(into, parts.volume)
+    shape = Shape(whole if dim == parts[0] else dim for dim in x.shape if dim not in parts[1:])
+    return bind_one(MERGE, (x,), {"whole": into, "parts": parts, "shape": shape})

@@ -1,0 +1,83 @@
+"""Source: the line of the user's code that an operation came from."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from dataclasses import dataclass, replace
+
+_ROOT = os.path.dirname(os.path.abspath(__file__))
+# Frames in these places are machinery; the line a user wants is the first one outside of them.
+# Layers, optimizers and models are code that users read, so their lines count.
+_MACHINERY = tuple(
+    os.path.join(_ROOT, part)
+    for part in (
+        "ops" + os.sep,
+        "graph.py",
+        "trace.py",
+        "operators.py",
+        "autodiff.py",
+        "jit.py",
+        "module.py",
+        "array.py",
+        "source.py",
+        "policy.py",
+    )
+)
+_OUTSIDE = (f"{os.sep}jax{os.sep}", f"{os.sep}contextlib.py", "<string>")
+_is_machinery: dict[str, bool] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file and line; `backward` marks operations made by differentiating that line."""
+
+    file: str
+    line: int
+    function: str = ""
+    backward: bool = False
+
+    @property
+    def code(self) -> str:
+        """The text of the line, stripped; empty where the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        """`models/transformer.py:18`, the path shortened to what tells files apart."""
+        return f"{_shorten(self.file)}:{self.line}"
+
+    def __str__(self) -> str:
+        return self.place + (" (backward)" if self.backward else "")
+
+    def as_backward(self) -> Source:
+        return self if self.backward else replace(self, backward=True)
+
+
+UNKNOWN = Source("<unknown>", 0)
+
+
+def caller() -> Source:
+    """Returns the innermost line of user code on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        machinery = _is_machinery.get(code.co_filename)
+        if machinery is None:
+            name = code.co_filename
+            machinery = name.startswith(_MACHINERY) or any(part in name for part in _OUTSIDE)
+            _is_machinery[name] = machinery
+        if not machinery:
+            return Source(code.co_filename, frame.f_lineno, code.co_name)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return UNKNOWN
+
+
+def _shorten(path: str) -> str:
+    for base in (os.getcwd(), os.path.dirname(_ROOT)):
+        if path.startswith(base + os.sep):
+            return path[len(base) + 1 :]
+    return os.sep.join(path.split(os.sep)[-2:])

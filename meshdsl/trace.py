@@ -1,0 +1,167 @@
+"""Tracing: how Python functions over tensors become graphs.
+
+A `Trace` is a graph under construction. Traces nest (bodies of `scan` and `checkpoint`, functions
+being differentiated); an operation always joins the innermost trace, and a tensor of an outer trace
+that it uses is *captured*: it becomes one more input of the inner graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from meshdsl.array import NamedArray
+from meshdsl.dims import Shape
+from meshdsl.graph import Graph, Operation, Primitive, Tensor
+from meshdsl.source import Source, caller
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Trace:
+    """A graph under construction."""
+
+    def __init__(self, parent: Trace | None = None) -> None:
+        self.parent = parent
+        self.inputs: list[Tensor] = []
+        self.operations: list[Operation] = []
+        self.captured: dict[Tensor, Tensor] = {}
+
+    def input(self, shape: Shape, dtype: np.dtype, source: Source | None = None) -> Tensor:
+        tensor = Tensor(shape, dtype, source or caller(), self)
+        self.inputs.append(tensor)
+        return tensor
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Returns `tensor` as this trace sees it, capturing it from an outer trace."""
+        if tensor.trace is self:
+            return tensor
+        found = self.captured.get(tensor)
+        if found is None:
+            outer = self.parent
+            while outer is not None and outer is not tensor.trace:
+                outer = outer.parent
+            if outer is None:
+                raise ValueError(
+                    f"a tensor {tensor} made at {tensor.source} is used outside of the function "
+                    "that was traced with it; return it from that function instead"
+                )
+            found = self.captured[tensor] = Tensor(tensor.shape, tensor.dtype, tensor.source, self)
+        return found
+
+    def finish(self, outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
+        """Returns the graph, its captured inputs first, and what they are in the outer trace."""
+        outputs = [self.own(tensor) for tensor in outputs]
+        inner = (*self.captured.values(), *self.inputs)
+        return Graph(inner, tuple(self.operations), tuple(outputs)), tuple(self.captured)
+
+
+_stack: list[Trace] = []
+_sources: list[Source] = []
+
+
+def current() -> Trace:
+    """Returns the innermost trace.
+
+    Raises:
+        ValueError: nothing is being traced.
+    """
+    if not _stack:
+        raise ValueError(
+            "operations on named tensors run inside a traced function: wrap the function in "
+            "md.jit(...) and call it with NamedArrays"
+        )
+    return _stack[-1]
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    """Makes `trace` the innermost one."""
+    _stack.append(trace)
+    try:
+        yield trace
+    finally:
+        _stack.pop()
+
+
+@contextmanager
+def located(source: Source) -> Iterator[None]:
+    """Gives every operation made inside the source line `source`."""
+    _sources.append(source)
+    try:
+        yield
+    finally:
+        _sources.pop()
+
+
+def here() -> Source:
+    """Returns the source line that an operation made at this point belongs to."""
+    return _sources[-1] if _sources else caller()
+
+
+def bind(
+    primitive: Primitive, inputs: Sequence[Tensor], params: Mapping[str, Any] | None = None
+) -> Operation:
+    """Adds an operation to the innermost trace.
+
+    Raises:
+        ValueError: the inputs do not fit the primitive's shape rule.
+    """
+    trace = current()
+    params = params or {}
+    owned = tuple(tensor if tensor.trace is trace else trace.own(tensor) for tensor in inputs)
+    source = here()
+    outputs = tuple(
+        Tensor(shape, dtype, source, trace) for shape, dtype in primitive.rule(owned, params)
+    )
+    operation = Operation(primitive, owned, outputs, params, source)
+    for output in outputs:
+        output.operation = operation
+    trace.operations.append(operation)
+    return operation
+
+
+def bind_one(
+    primitive: Primitive, inputs: Sequence[Tensor], params: Mapping[str, Any] | None = None
+) -> Tensor:
+    """Adds an operation with a single output and returns that output."""
+    return bind(primitive, inputs, params).outputs[0]
+
+
+class OperationError(ValueError):
+    """A user's mistake in one operation, told with its operands and source line."""
+
+
+def operation(function: Callable[P, R]) -> Callable[P, R]:
+    """Marks a public operation: a ValueError inside it is retold with what the user needs.
+
+    The message names the operation, every tensor operand with the line it was made at, and the
+    user's own line.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except OperationError:
+            raise
+        except ValueError as error:
+            raise OperationError(_describe(function.__name__, error, args, kwargs)) from None
+
+    return checked
+
+
+def _describe(name: str, error: ValueError, args: Any, kwargs: Any) -> str:
+    source = here()
+    lines = [f"{name}: {error}"]
+    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor | NamedArray)]
+    for number, operand in enumerate(operands, 1):
+        made = operand.source if isinstance(operand, Tensor) else None
+        lines.append(f"  operand {number}: {operand}" + (f"  made at {made}" if made else ""))
+    lines.append(f"  at {source}  {source.code}".rstrip())
+    return "\n".join(lines)

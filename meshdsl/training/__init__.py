@@ -1,0 +1,1 @@
+"""Training: data, metrics, states and the loop."""

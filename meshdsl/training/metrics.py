@@ -1,0 +1,185 @@
+"""What a training run reports: metrics on disk, and progress for whoever watches.
+
+Guarantees:
+    Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line goes to
+    the system in one unbuffered write.
+    A run never adds to the metrics of another. Those of earlier runs in the same folder are kept as
+    `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first.
+    No thread is started, so nothing competes with the training loop or outlives it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self, SupportsFloat, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+
+KEYS = (
+    "step",
+    "loss",
+    "eval_loss",
+    "learning_rate",
+    "grad_norm",
+    "step_seconds",
+    "tokens_per_second",
+)
+
+Metrics: TypeAlias = Mapping[str, SupportsFloat | None]
+
+
+class MetricsWriter:
+    """Writes `<workdir>/metrics.jsonl` and `<workdir>/tensorboard`; closed by its with-block.
+
+    A line starts with `KEYS`, in this order, and goes on with the run's own metrics; an absent
+    value is null. JSON has no numbers for what is not finite: these are the strings "NaN",
+    "Infinity" and "-Infinity", which Python's `float` reads back.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str]) -> None:
+        folder = Path(workdir).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _set_aside_earlier_run(folder)
+            (folder / "tensorboard").mkdir()
+            self._events = EventsWriter(str(folder / "tensorboard" / "events"))
+            self._lines = (folder / "metrics.jsonl").open("wb", buffering=0)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write metrics to {folder}: {error.strerror}. Choose another workdir"
+            ) from error
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Adds one line, and one point to each curve; both are on disk on return."""
+        values = {name: None if v is None else _number(v) for name, v in metrics.items()}
+        line = dict.fromkeys(KEYS) | values | {"step": step}
+        text = json.dumps({name: _finite(value) for name, value in line.items()}, allow_nan=False)
+        self._lines.write(text.encode() + b"\n")
+        points = [Summary.Value(tag=n, simple_value=v) for n, v in values.items() if v is not None]
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=points))
+        self._events.write_event(event)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._lines.close()
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _set_aside_earlier_run(folder: Path) -> None:
+    """Renames what an earlier run left by the first number that is free."""
+    for number in itertools.count(1):
+        renamed = {
+            folder / "metrics.jsonl": folder / f"metrics.{number}.jsonl",
+            folder / "tensorboard": folder / f"tensorboard.{number}",
+        }
+        if not any(path.exists() for path in renamed.values()):
+            break
+    for path, kept in renamed.items():
+        if path.exists():
+            path.rename(kept)
+
+
+def _number(value: SupportsFloat) -> int | float:
+    return value if isinstance(value, int) else float(value)
+
+
+def _finite(value: int | float | None) -> int | float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+# The metrics that a line shows, each in a column of its own; other metrics follow by name.
+_COLUMNS = {
+    "loss": "loss {:5.3f}",
+    "eval_loss": "eval {:5.3f}",
+    "learning_rate": "lr {:7.1e}",
+    "grad_norm": "grad_norm {:5.2f}",
+    "tokens_per_second": "{:>9,.0f} tokens/s",
+}
+_IN_BAR = ("loss", "eval_loss", "tokens_per_second")
+
+
+class Progress:
+    """Shows how a run goes: a progress bar on a terminal, one aligned line per report elsewhere.
+
+    On a terminal the lines that have an `eval_loss` stay above the bar, as the run's history.
+
+    Args:
+        steps: the number of steps in the run.
+        console: where to show it. None: standard output.
+    """
+
+    def __init__(self, steps: int, console: Console | None = None) -> None:
+        self._steps = steps
+        self._console = console or Console()
+        self._latest: dict[str, SupportsFloat] = {}
+        self._bar: Bar | None = None
+        if self._console.is_interactive:
+            self._bar = Bar(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(bar_width=None),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[metrics]}"),
+                console=self._console,
+                expand=True,
+                auto_refresh=False,
+            )
+            self._task = self._bar.add_task("", total=steps, metrics="")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Reports the metrics of a step; those that are None or absent leave their column blank."""
+        if self._bar is None:
+            self._print(_line(step, self._steps, metrics))
+            return
+        self._latest |= {name: value for name, value in metrics.items() if value is not None}
+        shown = [name for name in _IN_BAR if name in self._latest]
+        text = "  ".join(_COLUMNS[name].format(float(self._latest[name])) for name in shown)
+        self._bar.update(self._task, completed=step, metrics=text, refresh=True)
+        if metrics.get("eval_loss") is not None:
+            self._print(_line(step, self._steps, metrics))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _line(step: int, steps: int, metrics: Metrics) -> str:
+    parts = [f"step {step:>{len(str(steps))}}/{steps}"]
+    for name, column in _COLUMNS.items():
+        value = metrics.get(name)
+        parts.append(
+            " " * len(column.format(0.0)) if value is None else column.format(float(value))
+        )
+    for name, value in metrics.items():
+        if value is not None and name not in _COLUMNS and name not in KEYS:
+            parts.append(f"{name} {float(value):.4g}")
+    return "  ".join(parts).rstrip()

@@ -1,0 +1,44 @@
+"""Packaging: `layouts`, `models` and `lowering` stand beside `meshdsl` and are installed inside it."""
+
+from setuptools import find_packages, setup
+
+ROOMS = {"meshdsl.layouts": "layouts", "meshdsl.models": "models", "meshdsl.lowering": "lowering"}
+
+
+def packages() -> list[str]:
+    found = find_packages(include=["meshdsl", "meshdsl.*"])
+    for name, folder in ROOMS.items():
+        found += [name, *(f"{name}.{inner}" for inner in find_packages(folder))]
+    return found
+
+
+setup(
+    name="meshdsl",
+    version="0.1.0",
+    description="Named-dimension tensor programs, laid out on device meshes by one line.",
+    python_requires=">=3.11",
+    packages=packages(),
+    package_dir=ROOMS,
+    package_data={"meshdsl": ["py.typed"]},
+    install_requires=[
+        "jax>=0.10,<0.12",
+        "numpy>=2.0",
+        "absl-py>=2.1",
+        "rich>=13.7",
+        "grain>=0.2.18",
+        "tensorboardX>=2.6.2",
+    ],
+    extras_require={
+        "gpu": ["jax[cuda12]>=0.10,<0.12"],
+        "test": [
+            "hypothesis>=6.100",
+            "mypy>=1.15",
+            "optax>=0.2.8",
+            "pytest>=8.3",
+            "pytest-xdist>=3.6",
+            "ruff>=0.11",
+            "scikit-learn>=1.5",
+        ],
+    },
+    entry_points={"console_scripts": ["meshdsl = meshdsl.cli.main:run"]},
+)

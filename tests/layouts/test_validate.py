@@ -1,0 +1,242 @@
+"""What a user reads when a layout does not fit a program."""
+
+import pytest
+
+from meshdsl.dims import Shape, dims
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.validate import LayoutError, check, problems
+from meshdsl.mesh import Mesh
+from meshdsl.source import UNKNOWN, Source
+
+MESH = Mesh.parse("data:2 model:4")
+
+
+@pytest.fixture
+def attention(tmp_path):
+    """A line of a model: `models/transformer.py:18`."""
+    file = tmp_path / "models" / "transformer.py"
+    file.parent.mkdir()
+    file.write_text("\n" * 17 + '    q = md.einsum(x, self.query, over="embed")\n')
+    return Source(str(file), 18)
+
+
+def tensor(label, path="", source=UNKNOWN, **sizes):
+    return label, Shape(dims(**sizes)), path, source
+
+
+def found(layout, *tensors, mesh=MESH, allow_unknown_dims=False, known_dims=None):
+    if known_dims is None:
+        known_dims = {name for _, shape, _, _ in tensors for name in shape.names}
+    return problems(
+        Layout.parse(layout),
+        mesh,
+        tensors,
+        known_dims=known_dims,
+        allow_unknown_dims=allow_unknown_dims,
+    )
+
+
+def test_the_message_has_every_problem_with_its_line_its_fix_the_mesh_and_the_layout(attention):
+    q = tensor("q", source=attention, batch=16, length=128, heads=8, kv=32)
+    x = tensor("x", batch=16, length=128, embed=256)
+    layout = Layout.parse("batch:data; heads:model; length:model; emebd:data")
+    with pytest.raises(LayoutError) as error:
+        known = {"batch", "length", "heads", "kv", "embed"}
+        check(layout, MESH, [x, q], known_dims=known)
+    assert str(error.value) == (
+        "layout does not fit this program (2 problems)\n"
+        "\n"
+        "  1. `heads:model` and `length:model` both claim mesh axis `model` in\n"
+        "       q: [batch=16, length=128, heads=8, kv=32]      models/transformer.py:18  "
+        'q = md.einsum(x, self.query, over="embed")\n'
+        "     A tensor can use an axis once. Write `length:model?` to let `length` take it only "
+        "where `heads` is absent.\n"
+        "  2. `emebd:data` names a dim that this program does not have. Did you mean `embed`?\n"
+        "\n"
+        "  mesh    data:2 model:4\n"
+        "  layout  batch:data; heads:model; length:model; emebd:data"
+    )
+
+
+def test_one_problem_is_counted_in_the_singular():
+    with pytest.raises(LayoutError) as error:
+        check(Layout.parse("batch:data"), Mesh(), [tensor("x", batch=8)], known_dims=["batch"])
+    assert str(error.value) == (
+        "layout does not fit this program (1 problem)\n"
+        "\n"
+        "  1. `batch:data` names mesh axis `data`, but the mesh has no axes.\n"
+        "\n"
+        "  mesh    no axes\n"
+        "  layout  batch:data"
+    )
+
+
+def test_a_layout_that_fits_has_no_problems():
+    layout = Layout.parse("batch:data; heads:model; length:model?; params/embed:data")
+    tensors = [
+        tensor("x", batch=4, length=8, embed=6),
+        tensor("q", batch=4, length=7, heads=8),
+        tensor("w", "state/params/w", embed=6, heads=4),
+    ]
+    known = ["batch", "length", "heads", "embed"]
+    assert problems(layout, MESH, tensors, known_dims=known) == []
+    assert check(layout, MESH, iter(tensors), known_dims=known) is None
+
+
+# Two dims on one axis
+
+
+def test_a_conflict_is_reported_once_with_the_number_of_other_tensors():
+    clash = dict(length=8, heads=4)
+    layout = "heads:model; length:model"
+    assert found(layout, tensor("q", **clash), tensor("k", **clash)) == [
+        "`heads:model` and `length:model` both claim mesh axis `model` in\n"
+        "  q: [length=8, heads=4]\n"
+        "  and 1 more tensor\n"
+        "A tensor can use an axis once. Write `length:model?` to let `length` take it only where "
+        "`heads` is absent."
+    ]
+    (problem,) = found(layout, *[tensor(f"t{i}", **clash) for i in range(4)])
+    assert "  t0: [length=8, heads=4]\n  and 3 more tensors\n" in problem
+
+
+def test_a_conflict_in_a_derived_operation_says_so(attention):
+    clash = tensor("dq", source=attention.as_backward(), length=8, heads=4)
+    (problem,) = found("heads:model; length:model", clash)
+    assert "models/transformer.py:18 (backward)  q = md.einsum(" in problem
+
+
+def test_each_pair_of_rules_and_each_axis_is_a_conflict_of_its_own():
+    reported = found(
+        "heads:data+model; d_ff:model; length:data+model; params/embed:data",
+        tensor("q", length=8, heads=8),
+        tensor("h", length=8, d_ff=8),
+        tensor("w", "params/w", embed=8, heads=8),
+        tensor("w", "optimizer/w", embed=8, heads=8),
+    )
+    assert [problem.partition(" in\n")[0] for problem in reported] == [
+        "`heads:data+model` and `length:data+model` both claim mesh axis `data`",
+        "`heads:data+model` and `length:data+model` both claim mesh axis `model`",
+        "`d_ff:model` and `length:data+model` both claim mesh axis `model`",
+        "`heads:data+model` and `params/embed:data` both claim mesh axis `data`",
+    ]
+
+
+def test_the_fix_is_the_rule_whose_yielding_settles_most_conflicts():
+    reported = found(
+        "length:model; heads:model; d_ff:model",
+        tensor("q", length=8, heads=8),
+        tensor("h", length=8, d_ff=8),
+        tensor("w", "params/wq", heads=8),
+        tensor("w", "params/w", d_ff=8),
+        tensor("x", length=8),
+    )
+    assert len(reported) == 2
+    assert all("Write `length:model?` to let `length` take it" in text for text in reported)
+
+
+def test_the_fix_is_not_a_rule_that_would_never_split_anything_again():
+    reported = found("heads:model; kv:model", tensor("q", heads=8, kv=4), tensor("gate", heads=8))
+    assert reported[0].endswith(
+        "Write `heads:model?` to let `heads` take it only where `kv` is absent."
+    )
+
+
+# Unknown names
+
+
+def test_an_unknown_axis_is_reported_with_the_axes_there_are():
+    assert found("batch:dta; heads:rows", tensor("q", batch=8, heads=8)) == [
+        "`batch:dta` names mesh axis `dta`, but the mesh has `data`, `model`. Did you mean `data`?",
+        "`heads:rows` names mesh axis `rows`, but the mesh has `data`, `model`.",
+    ]
+
+
+def test_a_name_that_several_rules_misspell_is_one_problem():
+    layout = "batch:modle; heads:modle; params/embed:data+modle"
+    q = tensor("q", batch=8)
+    assert found(layout, q, known_dims={"batch", "heads", "embed"}) == [
+        "`batch:modle`, `heads:modle` and `params/embed:data+modle` name mesh axis `modle`, but "
+        "the mesh has `data`, `model`. Did you mean `model`?"
+    ]
+    assert found("emebd:data; params/emebd:model", q, known_dims=["embed"]) == [
+        "`emebd:data` and `params/emebd:model` name a dim that this program does not have. "
+        "Did you mean `embed`?"
+    ]
+
+
+def test_an_unknown_dim_like_no_other_is_reported_with_the_dims_there_are():
+    assert found("experts:data", tensor("x", batch=8, vocab=8)) == [
+        "`experts:data` names a dim that this program does not have. Its dims: `batch`, `vocab`."
+    ]
+    assert found("experts:data") == [
+        "`experts:data` names a dim that this program does not have. Its dims: none."
+    ]
+
+
+def test_a_layout_for_several_programs_may_name_dims_that_this_one_lacks():
+    x = tensor("x", batch=8, heads=8)
+    assert found("batch:data; experts:model; height:model", x, allow_unknown_dims=True) == []
+
+
+def test_even_there_a_probable_misspelling_is_reported():
+    x = tensor("x", batch=8, heads=8)
+    assert found("batch:data; haeds:model", x, allow_unknown_dims=True) == [
+        "`haeds:model` names a dim that this program does not have. Did you mean `heads`?"
+    ]
+
+
+def test_a_dim_with_a_rule_of_its_own_is_not_taken_for_what_another_was_meant_to_be():
+    x = tensor("x", d_ff=8)
+    assert found("d_ff:model; d_ff2:model", x, allow_unknown_dims=True) == []
+
+
+# Sizes
+
+
+def test_a_size_that_does_not_divide_is_reported_once_with_the_next_that_does(attention):
+    reported = found(
+        "vocab:model",
+        tensor("embedding", "params/embedding", source=attention, vocab=50257, embed=8),
+        tensor("logits", vocab=50257),
+        tensor("small", vocab=8),
+    )
+    assert reported == [
+        "`vocab:model` splits `vocab=50257` into 4 shards of unequal size (embedding, "
+        "models/transformer.py:18). Use a size that is a multiple of 4 (next: 50260) or leave "
+        "`vocab` unsplit."
+    ]
+
+
+def test_a_size_must_divide_by_the_product_of_its_axes():
+    (problem,) = found("batch:data+model", tensor("x", batch=12))
+    assert problem == (
+        "`batch:data+model` splits `batch=12` into 8 shards of unequal size (x). Use a size that "
+        "is a multiple of 8 (next: 16) or leave `batch` unsplit."
+    )
+
+
+def test_only_axes_that_an_optional_rule_got_must_divide():
+    layout, q = "length:model?; heads:model", tensor("q", length=7, heads=8)
+    assert found(layout, q) == []
+    (problem,) = found(layout, q, tensor("x", length=7))
+    assert problem.startswith("`length:model?` splits `length=7` into 4 shards")
+
+
+def test_unknown_axes_are_not_held_against_sizes():
+    (problem,) = found("batch:dta", tensor("x", batch=7))
+    assert problem.startswith("`batch:dta` names mesh axis `dta`")
+
+
+def test_all_kinds_of_problems_come_in_one_list():
+    reported = found(
+        "heads:model; length:model; batch:data+dta; emebd:data",
+        tensor("q", batch=3, length=8, heads=8),
+        tensor("x", embed=8),
+    )
+    assert [text.split(" ", 1)[0] for text in reported] == [
+        "`heads:model`",
+        "`batch:data+dta`",
+        "`emebd:data`",
+        "`batch:data+dta`",
+    ]
