@@ -1,4 +1,4 @@
-"""Packaging: `layouts`, `models` and `lowering` stand beside `meshdsl` and are installed inside it."""
+"""Packaging: `layouts`, `models` and `lowering` stand beside `meshdsl`, installed inside it."""
 
 from setuptools import find_packages, setup
 

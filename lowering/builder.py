@@ -1,7 +1,7 @@
 """BlockBuilder: writes the instructions of one block.
 
-Identical pure instructions are written once (value numbering), so asking twice for a device index, a
-slice or a collective costs nothing.
+Identical pure instructions are written once (value numbering), so asking twice for a device index,
+a slice or a collective costs nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lowering: a graph, a mesh and a layout become an SpmdProgram.
 
-Every tensor has one layout, given by the layout rules; a partition rule plans each operation; a cut
-decides where partial sums are reduced. What is left is written down here: each operand is fetched in
-the layout its operation takes it in, and what has been moved there once is used again. Tensors made
-of nothing (constants, index ramps and what is elementwise of them) are never moved: each reader gets
-them made in the layout it wants.
+Every tensor has one layout, given by the layout rules; a partition rule plans each operation; a
+cut decides where partial sums are reduced. What is left is written down here: each operand is
+fetched in the layout its operation takes it in, and what has been moved there once is used again.
+Tensors made of nothing (constants, index ramps and what is elementwise of them) are never moved:
+each reader gets them made in the layout it wants.
 """
 
 from __future__ import annotations
@@ -30,30 +30,11 @@ from meshdsl.ops.random import KEY
 BOOL = np.dtype("bool")
 _FROM_NOTHING = frozenset(["full", "arange"])
 _STILL_FROM_NOTHING = frozenset(
-    [
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "negative",
-        "maximum",
-        "minimum",
-        "equal",
-        "not_equal",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "select",
-        "cast",
-        "stop_gradient",
-        "broadcast",
-        "rename",
-        "transpose",
-    ]
+    (
+        "add subtract multiply divide negative maximum minimum equal not_equal less "
+        "less_equal greater greater_equal logical_and logical_or logical_not select cast "
+        "stop_gradient broadcast rename transpose"
+    ).split()
 )
 
 
@@ -231,7 +212,7 @@ class _Scope:
         return all(self._is_partial(tensor, axis) for axis in where.partial_axes)
 
     def _masked(self, tensor: Tensor, where: TensorLayout) -> Value:
-        """Makes a whole value a summand: the first device along the axes has it, the others zero."""
+        """Makes a whole value a summand: the first device along the axes has it, others zero."""
         axes = [a for a in where.partial_axes if not self._is_partial(tensor, a)]
         shape, dtype = tensor.shape, tensor.dtype
         op = self.from_nothing.get(tensor)
@@ -263,13 +244,16 @@ class _Scope:
         size, mesh = tensor.dtype.itemsize, self.planned.mesh
         starts = [v for v in held if set(where.partial) <= set(v.partial)]
         start = min(starts, key=lambda v: reshard_cost(tensor.shape, size, v, where, mesh))
-        value = held[start]
+        value, reader = held[start], self.builder.source
         for move in reshard(tensor.shape, size, start, where, mesh):
             result = [(tensor.shape, tensor.dtype, move.result)]
             op, params = move.op, move.params
+            if op in ("all_reduce", "reduce_scatter"):  # told with the line that left the sum
+                self.builder.source = tensor.source
             if mesh.extent(params["axes"]) == 1:  # nothing moves between groups of one device
                 op, params = "slice", {"axes": (), "dim": ""}
             value = self.builder.add(op, (value,), result, params)[0]
+            self.builder.source = reader
             held.setdefault(move.result, value)
         return value
 

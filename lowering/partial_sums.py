@@ -1,10 +1,11 @@
 """Where partial sums become whole: each is reduced where that sends the fewest bytes.
 
 The result of a contraction over a split dim is a partial sum. It may be reduced at once, or stay
-partial through operations that are linear in it and be reduced later: after several have been added,
-after a reduction has made it small, after a loop has accumulated it. For each mesh axis this is a
-minimum cut: every tensor that can be partial either stays so (source side) or not, and pays for its
-reduction if it does while some reader needs it whole. Of equally good cuts the earliest is taken.
+partial through operations that are linear in it and be reduced later: after several have been
+added, after a reduction has made it small, after a loop has accumulated it. For each mesh axis
+this is a minimum cut: every tensor that can be partial either stays so (source side) or not, and
+pays for its reduction if it does while some reader needs it whole. Of equally good cuts the
+earliest is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from meshdsl.mesh import Mesh
 
 # What starting one collective counts, in bytes on the wire; it favours few and large ones.
 _START = 1024.0
-# What computing on a partial sum costs against computing on a shard, per byte. Both only break ties.
+# What computing on a partial sum costs against computing on a shard, per byte: to break ties.
 _MASK = 1e-3
 _WIDER = 1e-4
 
@@ -47,7 +48,10 @@ def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
 
 
 class _AxisProblem:
-    """The cut for one axis. Nodes: a tensor (stays partial), and ("whole", tensor) (not needed whole)."""
+    """The cut for one axis.
+
+    Nodes: a tensor (it stays partial), and ("whole", tensor) (nothing needs it whole).
+    """
 
     def __init__(self, planned: Planned, axis: str) -> None:
         self.planned = planned
@@ -159,7 +163,7 @@ class _AxisProblem:
             self.cut.edge(result, CutGraph.SINK, INFINITE)
 
     def _tie(self, before: Tensor, after: Tensor, mask: float) -> None:
-        """`after` partial takes `before` partial (or masked, at a price), and whole takes it whole."""
+        """`after` partial takes `before` partial, or masked at a price; whole takes it whole."""
         self.cut.edge(after, before, mask)
         if before in self.can:
             self.cut.edge(("whole", before), after, INFINITE)

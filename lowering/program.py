@@ -10,9 +10,9 @@ Parameters of the collectives (axes are listed major first):
     reduce_scatter  axes, dim             partial sum over axes -> axes appended, minor, to dim
     all_gather      axes, dim             the trailing axes of dim -> replicated
     all_to_all      axes, concat, split   the trailing axes of dim `concat` -> appended to `split`
-    permute         axes, pairs, mesh_axes    whole shards move: (source, target), row-major numbers
+    permute         axes, pairs, mesh_axes    whole shards move: (source, target) by device number
 and of the one local instruction that resharding uses:
-    slice           axes, dim             replicated axes -> appended, minor, to dim; of no axes: nothing
+    slice           axes, dim             replicated axes -> appended, minor, to dim
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Collective:
     """One collective of a program; bytes are per device and execution.
 
     `payload_bytes` is the larger of the local operand and the local result; `wire_bytes` is what a
-    device sends under the bandwidth-optimal algorithm (see `wire_bytes`).
+    device sends under the bandwidth-optimal algorithm (see `wire_bytes`). `groups` lists the
+    devices that take part together; for a permute, the pairs (source, target).
     """
 
     kind: str
@@ -103,10 +104,11 @@ class Collective:
     count: int
     source: Source
     dims: Shape
+    groups: tuple[tuple[int, ...], ...]
 
 
 def wire_bytes(kind: str, payload: float, devices: int) -> float:
-    """Returns the bytes one device sends: all_reduce 2(n-1)/n, permute 1, others (n-1)/n of payload.
+    """Returns what a device sends: all_reduce 2(n-1)/n, permute 1, others (n-1)/n of the payload.
 
     Args:
         payload: the larger of local operand and local result, in bytes.
@@ -155,6 +157,7 @@ class SpmdProgram:
             count=times,
             source=instruction.source,
             dims=instruction.outputs[0].shape,
+            groups=instruction.params.get("pairs") or self.mesh.groups(*axes),
         )
 
     @cached_property

@@ -1,8 +1,9 @@
 """Simplification of a graph before it is lowered.
 
 `simplify` returns an equal graph in which `checkpoint` bodies are inlined, equal operations occur
-once, nothing is computed that no output needs (down to single carries and stacked outputs of scans),
-and no two operations share a body. Barriers keep what is computed again apart from the original.
+once, nothing is computed that no output needs (down to single carries and stacked outputs of
+scans), and no two operations share a body. Barriers keep what is computed again apart from the
+original.
 """
 
 from __future__ import annotations

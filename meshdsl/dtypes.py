@@ -46,8 +46,10 @@ def short(dtype: np.dtype) -> str:
 
 
 def is_float(dtype: np.dtype) -> bool:
+    """Whether a dtype is floating-point, bfloat16 included."""
     return dtype.kind == "f" or dtype == BFLOAT16
 
 
 def is_integer(dtype: np.dtype) -> bool:
+    """Whether a dtype is a signed or unsigned integer."""
     return dtype.kind in "iu"

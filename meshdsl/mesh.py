@@ -65,6 +65,19 @@ class Mesh:
         """Returns the number of shards that splitting over `axes` makes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
+    def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
+        """Returns the groups of devices that differ only along some axes, major first.
+
+        >>> Mesh.parse("data:2,model:2").groups("model")
+        ((0, 1), (2, 3))
+        """
+        rest = [axis for axis in self.names if axis not in axes]
+        found: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        for device, at in enumerate(self.coordinates()):
+            place = tuple(at[axis] for axis in axes)
+            found.setdefault(tuple(at[axis] for axis in rest), []).append((place, device))
+        return tuple(tuple(device for _, device in sorted(group)) for group in found.values())
+
     def coordinates(self) -> Iterator[dict[str, int]]:
         """Yields, for each device in order, its index along every axis."""
         for device in range(self.size):

@@ -1,8 +1,9 @@
 """Replay: a graph's operations emitted again, ready to be walked backwards.
 
-This is reverse-mode differentiation on static single assignment: each operation pulls the cotangents
-of its outputs back to its inputs, and contributions to one tensor are added where they arrive.
-Operations with bodies are replayed by `Primitive.replay`, in a differentiable form of their own.
+This is reverse-mode differentiation on static single assignment: each operation pulls the
+cotangents of its outputs back to its inputs, and contributions to one tensor are added where they
+arrive. Operations with bodies are replayed by `Primitive.replay`, in a differentiable form of
+their own.
 """
 
 from __future__ import annotations

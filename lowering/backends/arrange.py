@@ -9,7 +9,7 @@ from meshdsl.dims import Shape
 
 
 def alignment(have: Shape, want: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the permutation and the sizes (1 where a dim is missing) that align dims to `want`."""
+    """Returns the permutation and sizes (1 where a dim is missing) that align dims to `want`."""
     order = tuple(have.position(name) for name in want.names if have.find(name) is not None)
     sizes = tuple(found.size if (found := have.find(name)) else 1 for name in want.names)
     return order, sizes

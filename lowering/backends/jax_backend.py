@@ -319,40 +319,12 @@ def _permute(instruction: Instruction, inputs: Arrays) -> Any:
 EMITTERS: Mapping[str, Emitter] = {
     **{
         name: _elementwise(getattr(jnp, name))
-        for name in [
-            "negative",
-            "exp",
-            "expm1",
-            "log",
-            "log1p",
-            "sqrt",
-            "square",
-            "sin",
-            "cos",
-            "tanh",
-            "abs",
-            "sign",
-            "floor",
-            "ceil",
-            "isfinite",
-            "logical_not",
-            "add",
-            "subtract",
-            "multiply",
-            "divide",
-            "maximum",
-            "minimum",
-            "power",
-            "remainder",
-            "equal",
-            "not_equal",
-            "less",
-            "less_equal",
-            "greater",
-            "greater_equal",
-            "logical_and",
-            "logical_or",
-        ]
+        for name in (
+            "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil "
+            "isfinite logical_not add subtract multiply divide maximum minimum power "
+            "remainder equal not_equal less less_equal greater greater_equal logical_and "
+            "logical_or"
+        ).split()
     },
     "round": _elementwise(jnp.round),
     "rsqrt": _elementwise(lax.rsqrt),

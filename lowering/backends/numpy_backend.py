@@ -321,40 +321,12 @@ def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.n
 EMITTERS: Mapping[str, Emitter] = {
     **{
         name: _elementwise(getattr(np, name))
-        for name in [
-            "negative",
-            "exp",
-            "expm1",
-            "log",
-            "log1p",
-            "sqrt",
-            "square",
-            "sin",
-            "cos",
-            "tanh",
-            "abs",
-            "sign",
-            "floor",
-            "ceil",
-            "isfinite",
-            "logical_not",
-            "add",
-            "subtract",
-            "multiply",
-            "divide",
-            "maximum",
-            "minimum",
-            "power",
-            "remainder",
-            "equal",
-            "not_equal",
-            "less",
-            "less_equal",
-            "greater",
-            "greater_equal",
-            "logical_and",
-            "logical_or",
-        ]
+        for name in (
+            "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil "
+            "isfinite logical_not add subtract multiply divide maximum minimum power "
+            "remainder equal not_equal less less_equal greater greater_equal logical_and "
+            "logical_or"
+        ).split()
     },
     "round": _elementwise(np.rint),
     "rsqrt": _elementwise(lambda x: (1 / np.sqrt(x)).astype(x.dtype)),

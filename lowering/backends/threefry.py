@@ -1,4 +1,4 @@
-"""Threefry-2x32, 20 rounds (Salmon et al. 2011), on anything that has uint32 `+`, `^`, `<<`, `>>`."""
+"""Threefry-2x32, 20 rounds (Salmon et al. 2011), on anything with uint32 `+ ^ << >>`."""
 
 from __future__ import annotations
 

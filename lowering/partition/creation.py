@@ -12,6 +12,7 @@ from meshdsl.lowering.program import Value
 
 
 def full(case: Case) -> Plan:
+    """Every device fills its own shard."""
     (out,), (layout,) = case.operation.outputs, case.results
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -22,6 +23,7 @@ def full(case: Case) -> Plan:
 
 
 def arange(case: Case) -> Plan:
+    """Every device counts from where its shard starts."""
     (out,), (layout,) = case.operation.outputs, case.results
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:

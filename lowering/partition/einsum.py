@@ -1,9 +1,10 @@
 """Partition rule of einsum: for every axis, the dim of the product that it splits.
 
-An axis may split any dim that it splits in an operand or in the result, or none. A choice says what
-has to be moved before, how much is computed, and what is left to reduce or move after. The cheapest
-choice is taken, bytes on the wire and local flops weighed by `FLOPS_PER_WIRE_BYTE`; ties go to the
-layout of the result, then to that of the first operand.
+Where all tensors that have a dim split it over an axis, that dim is taken: the product stays split
+as the layout says. Otherwise the axis may split any dim that it splits in an operand or in the
+result, or none. A choice says what has to be moved before, how much is computed, and what is left
+to reduce or move after; the cheapest is taken, bytes on the wire and local flops weighed by
+`FLOPS_PER_WIRE_BYTE`. Ties go to the layout of the result, then to that of the first operand.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class Product:
 @cache
 def choose(product: Product) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
     """Returns the layouts in which operands are taken and the result is left."""
-    x, y, out = product.layouts
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
     best = None
     for dims in itertools.product(*(_candidates(product, axis) for axis in axes)):
@@ -53,9 +53,19 @@ def choose(product: Product) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
 
 
 def _candidates(product: Product, axis: str) -> list[str | None]:
-    x, y, out = (layout.dim_of(axis) for layout in product.layouts)
-    found: list[str | None] = list(dict.fromkeys(d for d in (out, x, y) if d is not None))
-    return [*found, None] if found else []
+    """Returns the dims that an axis may split; only the agreed ones, where there are any.
+
+    A dim is agreed on if every tensor that has it splits it over the axis.
+    """
+    out, x, y = (product.layouts[i].dim_of(axis) for i in (2, 0, 1))
+    found = list(dict.fromkeys(d for d in (out, x, y) if d is not None))
+    agreed = [d for d in found if _agreed(product, axis, d)]
+    return [*agreed] or ([*found, None] if found else [])
+
+
+def _agreed(product: Product, axis: str, dim: str) -> bool:
+    have = [i for i, shape in enumerate(product.shapes) if shape.find(dim) is not None]
+    return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i in have)
 
 
 def _ends(
@@ -104,6 +114,7 @@ def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh)
 
 
 def einsum(case: Case) -> Plan:
+    """A product is local once every axis has its dim; contracted split dims leave partial sums."""
     op = case.operation
     (x, y), (out,) = op.inputs, op.outputs
     product = Product(

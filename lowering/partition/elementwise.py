@@ -24,6 +24,7 @@ _ADDITIVE = frozenset(["add", "subtract", "select"])
 
 
 def elementwise(case: Case) -> Plan:
+    """Operands come in the layout of the result."""
     op, (layout,) = case.operation, case.results
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:

@@ -16,8 +16,9 @@ from meshdsl.lowering.program import Value
 
 
 def take(case: Case) -> Plan:
+    """Local look-up; summands where the looked-up dim is split."""
     op = case.operation
-    (table, indices), (out,) = op.inputs, op.outputs
+    table, (out,) = op.inputs[0], op.outputs
     dim = table.shape.get(op.params["dim"])
     held = case.operands[0]
     rows = held.axes(dim.name)
@@ -37,8 +38,9 @@ def take(case: Case) -> Plan:
 
 
 def scatter_add(case: Case) -> Plan:
+    """Local adding-up; summands over the axes that split the indices."""
     op = case.operation
-    (updates, indices), (out,) = op.inputs, op.outputs
+    (out,) = op.outputs
     dim = op.params["dim"]
     table = case.results[0]
     rows = table.axes(dim)

@@ -1,9 +1,9 @@
 """Plan: how one operation is done on shards.
 
 A partition rule looks at an operation, the layouts its operands and results have by the layout
-rules, and answers with a `Plan`: the layouts in which it takes the operands, the layouts in which it
-leaves the results (which may be partial), and the instructions between them. Moving operands there
-and results on from there is the lowering's work, not the rule's.
+rules, and answers with a `Plan`: the layouts in which it takes the operands, the layouts in which
+it leaves the results (which may be partial), and the instructions between them. Moving operands
+there and results on from there is the lowering's work, not the rule's.
 """
 
 from __future__ import annotations

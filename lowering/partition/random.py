@@ -22,6 +22,7 @@ UINT32 = np.dtype("uint32")
 
 
 def random_bits(case: Case) -> Plan:
+    """Every device draws its own elements; the key is whole everywhere."""
     op, (layout,) = case.operation, case.results
     (out,) = op.outputs
     shape = op.params["shape"]

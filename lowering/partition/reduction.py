@@ -10,6 +10,7 @@ from meshdsl.lowering.program import Value
 
 
 def reduction(case: Case) -> Plan:
+    """Local in the layout of the operand; split dims leave partial results."""
     op, (layout,) = case.operation, case.operands
     result, over = op.outputs[0], op.params["over"]
     axes = [axis for name in over for axis in layout.axes(name)]

@@ -1,8 +1,8 @@
 """Partition rules of rename, split, merge, broadcast, transpose, and barrier.
 
-All of them are local wherever the layouts of operand and result allow it: a split dim gives its axes
-to its parts, major first, as far as the sizes divide. Where the two layouts disagree, the rule keeps
-one of them, whichever costs fewer bytes.
+All of them are local wherever the layouts of operand and result allow it: a split dim gives its
+axes to its parts, major first, as far as the sizes divide. Where the two layouts disagree, the
+rule keeps one of them, whichever costs fewer bytes.
 """
 
 from __future__ import annotations

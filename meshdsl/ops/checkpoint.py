@@ -1,4 +1,4 @@
-"""Checkpoint: rematerialisation (Chen et al. 2016, "Training deep nets with sublinear memory cost").
+"""Checkpoint: rematerialisation (Chen et al. 2016, "Training deep nets with sublinear memory").
 
 A `checkpoint` operation keeps only its inputs for the backward pass, which replays its body. The
 replay starts at a `barrier`, so that no later pass merges it with the forward computation.

@@ -1,8 +1,9 @@
 """Random numbers that depend on a key and a position, and on nothing else.
 
-Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with
-the element's global index as the counter: the same values on every layout, mesh and backend. A key
-is a uint32 tensor with the dim `random_key=2`; keys of a stacked dim come from `split(key, layers)`.
+Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
+with the element's global index as the counter: the same values on every layout, mesh and backend.
+A key is a uint32 tensor with the dim `random_key=2`; keys of a stacked dim come from `split(key,
+layers)`.
 """
 
 from __future__ import annotations

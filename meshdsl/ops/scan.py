@@ -24,37 +24,12 @@ from meshdsl.trace import Trace, bind, current, operation, tracing
 
 # Operations worth repeating in the backward body rather than stacking what they return.
 _CHEAP = frozenset(
-    [
-        "full",
-        "arange",
-        "rename",
-        "broadcast",
-        "transpose",
-        "split",
-        "merge",
-        "cast",
-        "select",
-        "stop_gradient",
-        "negative",
-        "square",
-        "add",
-        "subtract",
-        "multiply",
-        "divide",
-        "maximum",
-        "minimum",
-        "equal",
-        "not_equal",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "sign",
-        "abs",
-    ]
+    (
+        "full arange rename broadcast transpose split merge cast select stop_gradient "
+        "negative square add subtract multiply divide maximum minimum equal not_equal "
+        "less less_equal greater greater_equal logical_and logical_or logical_not sign "
+        "abs"
+    ).split()
 )
 
 
