@@ -264,7 +264,8 @@ class _Scope:
         dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
         inner = _Scope(self.planned, self.keep, self)
         inner.outer = dict(zip(body.inputs[:consts], op.inputs[:consts], strict=True))
-        starts, slices = [], []
+        starts: list[tuple[Value, Value]] = []
+        slices: list[tuple[Value, Value]] = []
         for outer, tensor in zip(op.inputs[consts:], body.inputs[consts:], strict=True):
             where = self._place(tensor, tensor)
             self.builder.source = op.source

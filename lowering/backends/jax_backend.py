@@ -64,7 +64,7 @@ class Executable:
 
     def as_text(self) -> str:
         """Returns the optimised HLO."""
-        return self.compiled.as_text()
+        return self.compiled.as_text() or ""
 
     def memory_analysis(self) -> Any:
         """Returns XLA's account of the memory of one device."""
@@ -123,7 +123,7 @@ def _sharding(mesh: jax.sharding.Mesh, value: Value) -> NamedSharding:
 
 
 def _check_dtypes(program: SpmdProgram) -> None:
-    if jax.config.jax_enable_x64:
+    if jax.config.read("jax_enable_x64"):
         return
     wide = {v.dtype.name for v in (*program.block.inputs, *program.block.outputs)}
     wide |= {v.dtype.name for i, _ in program.block.walk() for v in i.outputs}

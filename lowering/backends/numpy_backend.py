@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import special  # type: ignore[import-untyped]
 
 from meshdsl.array import NamedArray
 from meshdsl.dims import Shape
@@ -58,7 +58,7 @@ class Machine:
 
     def index(self, axes: Sequence[str]) -> np.ndarray:
         """Returns each device's index along some axes, major first: [devices]."""
-        found = np.zeros(self.mesh.size, np.int32)
+        found: np.ndarray = np.zeros(self.mesh.size, np.int32)
         for axis in axes:
             found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
         return found.astype(np.int32)

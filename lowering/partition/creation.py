@@ -29,7 +29,7 @@ def arange(case: Case) -> Plan:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         index = global_index(builder, out.shape[0], layout)
         if out.dtype != INT32:
-            index = builder.one("cast", (index,), out.shape, out.dtype, layout, dtype=out.dtype)
+            index = builder.one("cast", (index,), out.shape, out.dtype, layout)
         return (index,)
 
     return Plan((), (layout,), emit)

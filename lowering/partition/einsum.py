@@ -118,7 +118,10 @@ def einsum(case: Case) -> Plan:
     op = case.operation
     (x, y), (out,) = op.inputs, op.outputs
     product = Product(
-        (x.shape, y.shape, out.shape), (*case.operands, *case.results), x.dtype.itemsize, case.mesh
+        (x.shape, y.shape, out.shape),
+        (case.operands[0], case.operands[1], case.results[0]),
+        x.dtype.itemsize,
+        case.mesh,
     )
     left, right, result = choose(product)
 

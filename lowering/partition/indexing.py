@@ -64,7 +64,7 @@ def scatter_add(case: Case) -> Plan:
 def _own_indices(builder: BlockBuilder, indices: Value, case: Case, rows: tuple[str, ...]) -> Value:
     """Returns the indices counted from the first row that this device holds."""
     if indices.dtype != INT32:
-        indices = builder.one("cast", (indices,), indices.shape, INT32, indices.layout, dtype=INT32)
+        indices = builder.one("cast", (indices,), indices.shape, INT32, indices.layout)
     if not rows:
         return indices
     op = case.operation

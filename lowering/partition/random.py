@@ -59,7 +59,7 @@ def _counter(builder: BlockBuilder, shape: Shape, layout: TensorLayout, start: i
     for dim in reversed(shape):
         index = global_index(builder, dim, layout)
         part = Shape([dim])
-        index = builder.one("cast", (index,), part, UINT32, index.layout, dtype=UINT32)
+        index = builder.one("cast", (index,), part, UINT32, index.layout)
         if stride > 1:
             by = builder.number(stride, UINT32)
             index = builder.one("multiply", (index, by), part, UINT32, index.layout)

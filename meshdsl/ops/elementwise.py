@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Shape
+from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import as_dtype, is_float, is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.reduction import sum_to
 from meshdsl.trace import bind_one, operation
 
+Unary = Callable[[Any], Tensor]
+Binary = Callable[[Any, Any], Tensor]
 Slope = Callable[..., Tensor]  # (cotangent, output, *inputs) -> the cotangent of one input
 
 
@@ -34,7 +36,7 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     if all(t.shape == first or not t.shape for t in ordered):
         return first
     owner: dict[str, Tensor] = {}
-    found = {}
+    found: dict[str, Dimension] = {}
     problems = []
     for tensor in ordered:
         for dim in tensor.shape:
@@ -90,8 +92,24 @@ def _elementwise(
     return Primitive(name, rule, gradient)
 
 
-def _where_zero(keep: Tensor, value: Tensor) -> Tensor:
+def _where_or_zero(keep: Tensor, value: Tensor) -> Tensor:
     return where(keep, value, 0)
+
+
+def _zero_or_where(drop: Tensor, value: Tensor) -> Tensor:
+    return where(drop, 0, value)
+
+
+def _base_slope(g: Tensor, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return g * y * where(y == 0, 1, power(x, where(y == 0, 1, y - 1)))
+
+
+def _exponent_slope(g: Tensor, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return g * where(x == 0, 0, z * log(where(x == 0, 1, x)))
+
+
+def _cast_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [cast(cotangents[0], op.inputs[0].dtype)]
 
 
 _SQRT_PI = math.sqrt(math.pi)
@@ -137,14 +155,7 @@ BINARY = {
             [lambda g, z, x, y: g * _share(y, x), lambda g, z, x, y: g * _share(x, y)],
             "fi",
         ),
-        _elementwise(
-            "power",
-            [
-                lambda g, z, x, y: g * y * where(y == 0, 1, power(x, where(y == 0, 1, y - 1))),
-                lambda g, z, x, y: g * where(x == 0, 0, z * log(where(x == 0, 1, x))),
-            ],
-            "fi",
-        ),
+        _elementwise("power", [_base_slope, _exponent_slope], "fi"),
         _elementwise(
             "remainder", [lambda g, z, x, y: g, lambda g, z, x, y: -g * floor(x / y)], "fi"
         ),
@@ -162,15 +173,15 @@ SELECT = _elementwise(
     "select",
     [
         None,
-        lambda g, z, c, x, y: _where_zero(c, g),
-        lambda g, z, c, x, y: where(c, 0, g),
+        lambda g, z, c, x, y: _where_or_zero(c, g),
+        lambda g, z, c, x, y: _zero_or_where(c, g),
     ],
     "fib",
 )
 CAST = Primitive(
     "cast",
     lambda inputs, params: [(inputs[0].shape, params["dtype"])],
-    lambda op, cotangents, wanted: [cast(cotangents[0], op.inputs[0].dtype)],
+    _cast_gradient,
 )
 STOP_GRADIENT = Primitive(
     "stop_gradient",
@@ -212,43 +223,47 @@ def _binary(name: str, doc: str) -> Callable[[Any, Any], Tensor]:
     return operation(function)
 
 
-negative = _unary("negative", "Returns -x.")
-exp = _unary("exp", "Returns e to the x.")
-expm1 = _unary("expm1", "Returns exp(x) - 1, exact near 0.")
-log = _unary("log", "Returns the natural logarithm.")
-log1p = _unary("log1p", "Returns log(1 + x), exact near 0.")
-sqrt = _unary("sqrt", "Returns the square root.")
-rsqrt = _unary("rsqrt", "Returns 1 / sqrt(x).")
-square = _unary("square", "Returns x * x.")
-sin = _unary("sin", "Returns the sine; x in radians.")
-cos = _unary("cos", "Returns the cosine; x in radians.")
-tanh = _unary("tanh", "Returns the hyperbolic tangent.")
-sigmoid = _unary("sigmoid", "Returns 1 / (1 + exp(-x)).")
-erf = _unary("erf", "Returns the error function.")
-abs = _unary("abs", "Returns the magnitude.")
-sign = _unary("sign", "Returns -1, 0 or 1.")
-floor = _unary("floor", "Returns the largest whole number not above x.")
-ceil = _unary("ceil", "Returns the smallest whole number not below x.")
-round = _unary("round", "Returns the nearest whole number, halves to even.")
-isfinite = _unary("isfinite", "Returns where x is neither infinite nor NaN.")
-logical_not = _unary("logical_not", "Returns not x, elementwise.")
+negative: Unary = _unary("negative", "Returns -x.")
+exp: Unary = _unary("exp", "Returns e to the x.")
+expm1: Unary = _unary("expm1", "Returns exp(x) - 1, exact near 0.")
+log: Unary = _unary("log", "Returns the natural logarithm.")
+log1p: Unary = _unary("log1p", "Returns log(1 + x), exact near 0.")
+sqrt: Unary = _unary("sqrt", "Returns the square root.")
+rsqrt: Unary = _unary("rsqrt", "Returns 1 / sqrt(x).")
+square: Unary = _unary("square", "Returns x * x.")
+sin: Unary = _unary("sin", "Returns the sine; x in radians.")
+cos: Unary = _unary("cos", "Returns the cosine; x in radians.")
+tanh: Unary = _unary("tanh", "Returns the hyperbolic tangent.")
+sigmoid: Unary = _unary("sigmoid", "Returns 1 / (1 + exp(-x)).")
+erf: Unary = _unary("erf", "Returns the error function.")
+abs: Unary = _unary("abs", "Returns the magnitude.")
+sign: Unary = _unary("sign", "Returns -1, 0 or 1.")
+floor: Unary = _unary("floor", "Returns the largest whole number not above x.")
+ceil: Unary = _unary("ceil", "Returns the smallest whole number not below x.")
+round: Unary = _unary("round", "Returns the nearest whole number, halves to even.")
+isfinite: Unary = _unary("isfinite", "Returns where x is neither infinite nor NaN.")
+logical_not: Unary = _unary("logical_not", "Returns not x, elementwise.")
 
-add = _binary("add", "Returns x + y.")
-subtract = _binary("subtract", "Returns x - y.")
-multiply = _binary("multiply", "Returns x * y.")
-divide = _binary("divide", "Returns x / y.")
-maximum = _binary("maximum", "Returns the larger of x and y; the slope is shared where equal.")
-minimum = _binary("minimum", "Returns the smaller of x and y; the slope is shared where equal.")
-power = _binary("power", "Returns x to the y.")
-remainder = _binary("remainder", "Returns x modulo y, with the sign of y.")
-equal = _binary("equal", "Returns where x == y.")
-not_equal = _binary("not_equal", "Returns where x != y.")
-less = _binary("less", "Returns where x < y.")
-less_equal = _binary("less_equal", "Returns where x <= y.")
-greater = _binary("greater", "Returns where x > y.")
-greater_equal = _binary("greater_equal", "Returns where x >= y.")
-logical_and = _binary("logical_and", "Returns x and y, elementwise.")
-logical_or = _binary("logical_or", "Returns x or y, elementwise.")
+add: Binary = _binary("add", "Returns x + y.")
+subtract: Binary = _binary("subtract", "Returns x - y.")
+multiply: Binary = _binary("multiply", "Returns x * y.")
+divide: Binary = _binary("divide", "Returns x / y.")
+maximum: Binary = _binary(
+    "maximum", "Returns the larger of x and y; the slope is shared where equal."
+)
+minimum: Binary = _binary(
+    "minimum", "Returns the smaller of x and y; the slope is shared where equal."
+)
+power: Binary = _binary("power", "Returns x to the y.")
+remainder: Binary = _binary("remainder", "Returns x modulo y, with the sign of y.")
+equal: Binary = _binary("equal", "Returns where x == y.")
+not_equal: Binary = _binary("not_equal", "Returns where x != y.")
+less: Binary = _binary("less", "Returns where x < y.")
+less_equal: Binary = _binary("less_equal", "Returns where x <= y.")
+greater: Binary = _binary("greater", "Returns where x > y.")
+greater_equal: Binary = _binary("greater_equal", "Returns where x >= y.")
+logical_and: Binary = _binary("logical_and", "Returns x and y, elementwise.")
+logical_or: Binary = _binary("logical_or", "Returns x or y, elementwise.")
 
 
 @operation

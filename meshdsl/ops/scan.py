@@ -19,6 +19,7 @@ from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
 from meshdsl.ops.creation import zeros
+from meshdsl.ops.shape import RENAME
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.trace import Trace, bind, current, operation, tracing
 
@@ -130,7 +131,7 @@ def _replay(
     op: Operation, arguments: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Sequence[Tensor], Callable]:
     consts, carries, results = op.params["consts"], op.params["carries"], len(op.outputs)
-    joint = _Joint(op.params["body"], consts, carries, wanted)
+    joint = _Joint(op.params["body"], op.params["dim"], consts, carries, wanted)
     emitted = bind(SCAN, arguments, {**op.params, "body": joint.forward_body()})
     read = dict(zip(joint.inputs[:consts], arguments[:consts], strict=True))
     read.update(zip(joint.inputs[consts + carries :], arguments[consts + carries :], strict=True))
@@ -187,7 +188,9 @@ class _Joint:
         read_consts, read_slices: what the backward body reads: consts; slices and `saved`.
     """
 
-    def __init__(self, body: Graph, consts: int, carries: int, wanted: Sequence[bool]) -> None:
+    def __init__(
+        self, body: Graph, dim: Dimension, consts: int, carries: int, wanted: Sequence[bool]
+    ) -> None:
         active = _active_inputs(body, wanted, consts, carries)
         trace = Trace(current())
         with tracing(trace):
@@ -233,6 +236,24 @@ class _Joint:
         self.read_consts = [t for t in reads if t in own_consts]
         self.read_slices = [t for t in reads if t not in own_consts]
         self.saved = [t for t in reads if t not in held]
+        for tensor in self.saved:
+            if tensor.shape.find(dim.name) is not None:
+                self._rename_saved(tensor, dim.name)
+
+    def _rename_saved(self, tensor: Tensor, name: str) -> None:
+        """Saves a tensor that has the stacked dim itself under another name of that dim."""
+        other = name
+        while tensor.shape.find(other) is not None:
+            other += "_inside"
+        shape = Shape(Dimension(other, d.size) if d.name == name else d for d in tensor.shape)
+        stored = Tensor(shape, tensor.dtype, tensor.source, tensor.trace)
+        there, back = {"names": {name: other}}, {"names": {other: name}}
+        save = Operation(RENAME, (tensor,), (stored,), there, tensor.source)
+        load = Operation(RENAME, (stored,), (tensor,), back, tensor.source.as_backward())
+        self._forward = (*self._forward, save)
+        self._backward = (load, *self._backward)
+        for listed in (self.saved, self.read_slices):
+            listed[listed.index(tensor)] = stored
 
     def forward_body(self) -> Graph:
         outputs = (*self._results, *self.saved)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, as_list
-from meshdsl.graph import Aval, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor, sized
 from meshdsl.ops.reduction import sum_to
 from meshdsl.trace import bind_one, operation
@@ -20,12 +20,22 @@ def _rename_dims(shape: Shape, names: Mapping[str, str]) -> Shape:
     return Shape(Dimension(names.get(dim.name, dim.name), dim.size) for dim in shape)
 
 
+def _rename_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [rename(cotangents[0], {new: old for old, new in op.params["names"].items()})]
+
+
+def _merge_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [merge(cotangents[0], op.params["parts"], op.params["whole"])]
+
+
+def _split_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [split(cotangents[0], op.params["whole"], op.params["parts"])]
+
+
 RENAME = Primitive(
     "rename",
     lambda inputs, params: [(_rename_dims(inputs[0].shape, params["names"]), inputs[0].dtype)],
-    lambda op, cotangents, wanted: [
-        bind_one(RENAME, cotangents, {"names": {v: k for k, v in op.params["names"].items()}})
-    ],
+    _rename_back,
 )
 BROADCAST = Primitive(
     "broadcast",
@@ -33,18 +43,8 @@ BROADCAST = Primitive(
     lambda op, cotangents, wanted: [sum_to(cotangents[0], op.inputs[0].shape)],
 )
 TRANSPOSE = Primitive("transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents))
-SPLIT = Primitive(
-    "split",
-    _reshaped,
-    lambda op, cotangents, wanted: [merge(cotangents[0], op.params["parts"], op.params["whole"])],
-)
-MERGE = Primitive(
-    "merge",
-    _reshaped,
-    lambda op, cotangents, wanted: [
-        split(cotangents[0], op.params["whole"], op.inputs[0].shape.select(op.params["parts"]))
-    ],
-)
+SPLIT = Primitive("split", _reshaped, _merge_back)
+MERGE = Primitive("merge", _reshaped, _split_back)
 
 
 @operation

@@ -413,7 +413,8 @@ def test_the_axes_of_a_permute_are_those_along_which_a_shard_moves():
 
 def test_a_permute_numbers_devices_row_major():
     (move,) = reshard(Shape(dims(x=4)), 4, at("x:a"), at("x:b"), Mesh.parse("a:2 b:2"))
-    assert move.params == {"axes": ("a", "b"), "pairs": ((0, 0), (1, 2), (2, 1), (3, 3))}
+    assert move.params["pairs"] == ((0, 0), (1, 2), (2, 1), (3, 3))
+    assert move.params["axes"] == move.params["mesh_axes"] == ("a", "b")
 
 
 def test_an_axis_that_both_ends_leave_alone_takes_no_part():
@@ -429,7 +430,7 @@ def test_params_are_those_that_the_program_defines():
         "reduce_scatter": {"axes", "dim"},
         "all_gather": {"axes", "dim"},
         "all_to_all": {"axes", "concat", "split"},
-        "permute": {"axes", "pairs"},
+        "permute": {"axes", "pairs", "mesh_axes"},
         "slice": {"axes", "dim"},
     }
     assert set(expected) == {*COLLECTIVES, "slice"}

@@ -1,7 +1,7 @@
 """A fixed training problem with known losses: four pre-norm decoder layers, plain SGD.
 
 batch 16, length 128, embed 256, heads 8, kv 32, d_ff 1024, float32, no biases; layer norm with
-scale only (eps 1e-5), causal attention, tanh-GELU; loss = mean((stack(x) - y)**2), learning rate 0.1.
+scale only (eps 1e-5), causal attention, tanh-GELU; loss = mean((stack(x) - y)**2), rate 0.1.
 numpy RandomState(0): x, y ~ N(0, 1); then per layer query, key, value, out, w_in, w_out * 0.02.
 """
 
