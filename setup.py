@@ -38,6 +38,7 @@ setup(
             "pytest-xdist>=3.6",
             "ruff>=0.11",
             "scikit-learn>=1.5",
+            "setuptools>=77",
         ],
     },
     entry_points={"console_scripts": ["meshdsl = meshdsl.cli.main:run"]},

@@ -55,10 +55,13 @@ class _Rebuilder:
         key = _key(op, arguments)
         if key is not None and key in self.known:
             return self.known[key]
-        params = op.params
-        if "body" in params:
+        params, sources = op.params, [op.source] * len(op.outputs)
+        if "body" in params:  # what a loop returns is told with the line inside it
             params = {**params, "body": _rebuild(params["body"])}
-        outputs = tuple(Tensor(t.shape, t.dtype, op.source) for t in op.outputs)
+            sources = [t.source for t in params["body"].outputs]
+        outputs = tuple(
+            Tensor(t.shape, t.dtype, source) for t, source in zip(op.outputs, sources, strict=True)
+        )
         self.operations.append(Operation(op.primitive, arguments, outputs, params, op.source))
         if key is not None:
             self.known[key] = outputs
