@@ -68,6 +68,9 @@ class BlockBuilder:
 
     def device_index(self, axes: Sequence[str]) -> Value:
         """Returns this device's index along `axes`, major first: an s32 scalar."""
+        axes = [axis for axis in axes if self.mesh.sizes[axis] > 1]
+        if not axes:
+            return self.number(0, INT32)
         varying = TensorLayout().add_partial(axes, "varying")
         return self.one("device_index", (), Shape(), INT32, varying, axes=tuple(axes))
 
@@ -94,5 +97,7 @@ def _key(op: str, inputs: Any, results: Any, params: Mapping[str, Any]) -> Hasha
         value = params[name]
         if isinstance(value, np.ndarray | Block | dict):
             return None
+        if isinstance(value, float):
+            value = value.hex()  # 0.0 and -0.0 are equal, but not the same
         items.append((name, type(value), value))
     return op, tuple(map(id, inputs)), tuple(results), tuple(items)

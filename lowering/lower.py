@@ -19,6 +19,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check
 from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.program import SpmdProgram, Value
@@ -28,14 +29,6 @@ from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
 
 BOOL = np.dtype("bool")
-_FROM_NOTHING = frozenset(["full", "arange"])
-_STILL_FROM_NOTHING = frozenset(
-    (
-        "add subtract multiply divide negative maximum minimum equal not_equal less "
-        "less_equal greater greater_equal logical_and logical_or logical_not select cast "
-        "stop_gradient broadcast rename transpose"
-    ).split()
-)
 
 
 def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
@@ -150,9 +143,7 @@ class _Scope:
         for op in operations:
             if op.name == "scan":
                 self._scan(op)
-            elif op.name in _FROM_NOTHING or (
-                op.name in _STILL_FROM_NOTHING and all(t in self.from_nothing for t in op.inputs)
-            ):
+            elif from_nothing(op, self.from_nothing):
                 self.from_nothing[op.outputs[0]] = op
             else:
                 self._operation(op)
@@ -182,6 +173,8 @@ class _Scope:
         if tensor in self.outer:
             assert self.parent is not None
             return self.parent._is_partial(self.outer[tensor], axis)
+        if tensor in self.from_nothing:  # made whole, whatever versions of it were masked
+            return False
         held = self.versions.get(tensor, {})
         return any((axis, "sum") in layout.partial for layout in held)
 

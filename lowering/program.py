@@ -32,6 +32,7 @@ from meshdsl.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
+    from meshdsl.lowering.memory import Memory
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
 
@@ -164,3 +165,27 @@ class SpmdProgram:
     def wire_bytes(self) -> float:
         """Bytes one device sends per run of the program."""
         return math.fsum(c.wire_bytes * c.count for c in self.collectives)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What one device holds at the moment it holds most; the model is in `lowering.memory`."""
+        from meshdsl.lowering.memory import memory
+
+        return memory(self)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes one device holds at once."""
+        return self.memory.peak_bytes
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations of one device per run; see `lowering.flops`."""
+        from meshdsl.lowering.flops import flops
+
+        return flops(self)
+
+    def __str__(self) -> str:
+        from meshdsl.lowering.printing import show
+
+        return show(self)

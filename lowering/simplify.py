@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.lowering.from_nothing import from_nothing
 
 
 def simplify(graph: Graph) -> Graph:
@@ -21,9 +22,10 @@ def simplify(graph: Graph) -> Graph:
     return _prune(_rebuild(graph))
 
 
-def _rebuild(graph: Graph) -> Graph:
+def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
+    """Returns an equal graph of its own; `made` tells which first inputs are made of nothing."""
     inputs = tuple(Tensor(t.shape, t.dtype, t.source) for t in graph.inputs)
-    rebuilder = _Rebuilder()
+    rebuilder = _Rebuilder({t for t, on in zip(inputs, made, strict=False) if on})
     outputs = rebuilder.run(graph, inputs)
     return Graph(
         inputs,
@@ -36,7 +38,8 @@ def _rebuild(graph: Graph) -> Graph:
 
 
 class _Rebuilder:
-    def __init__(self) -> None:
+    def __init__(self, made: set[Tensor]) -> None:
+        self.made = made  # of nothing
         self.operations: list[Operation] = []
         self.known: dict[Hashable, tuple[Tensor, ...]] = {}
 
@@ -46,10 +49,20 @@ class _Rebuilder:
             arguments = tuple(values[t] for t in op.inputs)
             if op.name == "checkpoint":
                 outputs = self.run(op.params["body"], arguments)
+            elif op.name == "barrier":
+                outputs = self.barrier(op, arguments)
             else:
                 outputs = self.emit(op, arguments)
             values.update(zip(op.outputs, outputs, strict=True))
         return tuple(values[t] for t in graph.outputs)
+
+    def barrier(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Puts a barrier before what has data; the rest may as well be made again."""
+        kept = tuple(t for t in arguments if t not in self.made)
+        behind = {t: Tensor(t.shape, t.dtype, op.source) for t in kept}
+        outputs = tuple(behind.values())
+        self.operations.append(Operation(op.primitive, tuple(behind), outputs, {}, op.source))
+        return tuple(behind.get(t, t) for t in arguments)
 
     def emit(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         key = _key(op, arguments)
@@ -57,20 +70,22 @@ class _Rebuilder:
             return self.known[key]
         params, sources = op.params, [op.source] * len(op.outputs)
         if "body" in params:  # what a loop returns is told with the line inside it
-            params = {**params, "body": _rebuild(params["body"])}
+            made = [t in self.made for t in arguments[: params["consts"]]]
+            params = {**params, "body": _rebuild(params["body"], made)}
             sources = [t.source for t in params["body"].outputs]
         outputs = tuple(
             Tensor(t.shape, t.dtype, source) for t, source in zip(op.outputs, sources, strict=True)
         )
-        self.operations.append(Operation(op.primitive, arguments, outputs, params, op.source))
+        emitted = Operation(op.primitive, arguments, outputs, params, op.source)
+        self.operations.append(emitted)
+        if from_nothing(emitted, self.made):
+            self.made.update(outputs)
         if key is not None:
             self.known[key] = outputs
         return outputs
 
 
 def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
-    if op.name == "barrier":
-        return None
     items = []
     for name in sorted(op.params):
         value = op.params[name]
@@ -81,6 +96,8 @@ def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
 
 
 def _hashable(value: Any) -> Hashable:
+    if isinstance(value, float):
+        return value.hex()  # 0.0 and -0.0 are equal, but not the same
     return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
 
 

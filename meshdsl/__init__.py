@@ -8,6 +8,7 @@ from meshdsl.jit import jit
 from meshdsl.layouts.layout import Layout
 from meshdsl.mesh import Mesh
 from meshdsl.module import Module, static
+from meshdsl.nn import attention
 from meshdsl.ops import *  # noqa: F403
 from meshdsl.ops import random
 from meshdsl.policy import Policy

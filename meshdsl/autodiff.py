@@ -46,7 +46,7 @@ def value_and_grad(
 
         graph, consts, structure = subgraph(of_leaves, inputs)
         active = [False] * len(consts) + [is_float(t.dtype) for t in inputs]
-        _check_scalar(graph.outputs[0])
+        _gradient(graph.outputs[0])
         replayed = Replay(graph, [*consts, *inputs], active)
         value = replayed.outputs[0]
         cotangents: Cotangents = [ones(value.shape, value.dtype)] + [None] * (
@@ -76,7 +76,8 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
 
 
 @operation
-def _check_scalar(value: Tensor) -> None:
+def _gradient(value: Tensor) -> None:
+    """Raises ValueError unless `value` can have a gradient."""
     if value.shape or not is_float(value.dtype):
         raise ValueError(
             f"only a floating-point tensor without dims has a gradient, got "

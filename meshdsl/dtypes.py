@@ -50,6 +50,12 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype == BFLOAT16
 
 
+def rounding(dtype: np.dtype) -> float:
+    """Returns by how much, relatively, two ways to compute one number may differ: a few units."""
+    units = 16 if dtype.itemsize >= 4 else 1
+    return units * float(ml_dtypes.finfo(dtype).eps)
+
+
 def is_integer(dtype: np.dtype) -> bool:
     """Whether a dtype is a signed or unsigned integer."""
     return dtype.kind in "iu"

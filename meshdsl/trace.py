@@ -141,17 +141,24 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is retold with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
-    user's own line.
+    user's own line. NamedArrays among the operands become literals of the program.
     """
+
+    name = function.__name__.lstrip("_")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        from meshdsl.ops.creation import literal
+
+        def as_operand(value: Any) -> Any:
+            return literal(value) if isinstance(value, NamedArray) else value
+
         try:
-            return function(*args, **kwargs)
+            return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
         except OperationError:
             raise
         except ValueError as error:
-            raise OperationError(_describe(function.__name__, error, args, kwargs)) from None
+            raise OperationError(_describe(name, error, args, kwargs)) from None
 
     return checked
 

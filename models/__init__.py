@@ -1,1 +1,5 @@
-"""Model definitions and their named configurations."""
+"""Model definitions and their named configurations: `models.load("gpt_mini", "layers=8")`."""
+
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.model import Model
+from meshdsl.models.registry import NAMES, load

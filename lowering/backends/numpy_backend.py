@@ -16,6 +16,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 from meshdsl.array import NamedArray
 from meshdsl.dims import Shape
+from meshdsl.dtypes import is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.backends.arrange import alignment, equation
 from meshdsl.lowering.backends.threefry import threefry2x32
@@ -136,15 +137,16 @@ def _elementwise(function: Callable[..., np.ndarray]) -> Emitter:
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-    """Returns x in a dtype that SciPy knows."""
-    return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    """Returns x in a dtype that SciPy knows and that sums are accurate in."""
+    return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
 
 
 def _reduction(function: Any) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         local = instruction.inputs[0].local
         at = tuple(local.position(n) + 1 for n in instruction.params["over"])
-        return function.reduce(inputs[0], axis=at, dtype=inputs[0].dtype)
+        wide = _wide(inputs[0])
+        return function.reduce(wide, axis=at, dtype=wide.dtype).astype(inputs[0].dtype)
 
     return emit
 
@@ -173,8 +175,7 @@ def _einsum(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nd
     shapes = [v.local for v in instruction.inputs]
     (out,) = instruction.outputs
     letters = equation(shapes, out.local, batch="Z")
-    work = [a.astype(np.float32) if out.dtype.itemsize < 4 else a for a in inputs]
-    return np.einsum(letters, *work, optimize=len(inputs) > 1).astype(out.dtype)
+    return np.einsum(letters, *map(_wide, inputs), optimize=len(inputs) > 1).astype(out.dtype)
 
 
 def _reshape(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:

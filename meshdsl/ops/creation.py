@@ -26,10 +26,22 @@ def sized(dims: DimsLike) -> Shape:
     return Shape(dim for dim in listed if isinstance(dim, Dimension))
 
 
+def _check_range(number: float | bool, dtype: np.dtype) -> None:
+    """Raises ValueError where an integer dtype does not hold the number exactly."""
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        if not limits.min <= number <= limits.max or number != int(number):
+            raise ValueError(
+                f"{dtype.name} holds whole numbers from {limits.min} to {limits.max}, not {number}"
+            )
+
+
 @operation
 def full(dims: DimsLike, value: float | bool, dtype: Any = "float32") -> Tensor:
     """Returns a tensor filled with one Python number."""
-    return bind_one(FULL, (), {"value": value, "shape": sized(dims), "dtype": as_dtype(dtype)})
+    dtype = as_dtype(dtype)
+    _check_range(value, dtype)
+    return bind_one(FULL, (), {"value": value, "shape": sized(dims), "dtype": dtype})
 
 
 def zeros(dims: DimsLike, dtype: Any = "float32") -> Tensor:
@@ -83,8 +95,13 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
             )
         if like == np.bool_ and not isinstance(number, bool):
             raise ValueError(f"the number {number} meets a bool tensor; cast the tensor first")
+        if isinstance(number, bool) and like != np.bool_:
+            raise ValueError(
+                f"the bool {number} meets a tensor of numbers; write {int(number)} instead"
+            )
         if is_float(like):
             number = float(number)
+        _check_range(number, like)
         return bind_one(FULL, (), {"value": number, "shape": Shape(), "dtype": like})
     raise ValueError(
         f"{type(value).__name__} is not an operand; use a tensor, a Python number, or "

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
@@ -22,6 +24,8 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     x, y = inputs
     if x.dtype != y.dtype:
         raise ValueError(f"dtypes differ: {short(x.dtype)} and {short(y.dtype)}; cast one of them")
+    if x.dtype == np.bool_:
+        raise ValueError("needs numbers, got bool; cast first, as in md.cast(x, 'float32')")
     broadcast_shape(inputs)
     return [(params["out"], x.dtype)]
 

@@ -59,4 +59,6 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: Any = "float32") -> Tensor:
     """Returns 1 where `dim`'s index equals the value of `indices`, else 0: [*indices, dim]."""
     if not is_integer(indices.dtype):
         raise ValueError(f"the indices must be integers, got {short(indices.dtype)}")
+    if indices.dtype.itemsize < 4:  # too narrow to count along a long dim
+        indices = cast(indices, "int32")
     return cast(indices == arange(dim, indices.dtype), dtype)

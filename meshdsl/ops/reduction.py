@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dims import DimsLike, Shape
-from meshdsl.dtypes import is_float, short
+from meshdsl.dtypes import is_float, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.trace import bind_one, operation
 
@@ -27,10 +27,17 @@ def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    from meshdsl.ops.elementwise import cast
+    """Shares the cotangent among the elements that reach the extreme, or miss it by rounding.
 
-    (x,) = op.inputs
-    reached = cast(x == op.outputs[0], x.dtype)
+    A compiler may compute x a second time here, rounded differently: equality alone would lose the
+    gradient.
+    """
+    from meshdsl.ops.elementwise import abs, cast
+
+    (x,), (y,) = op.inputs, op.outputs
+    slack = rounding(x.dtype) * abs(y)
+    near = x >= y - slack if op.name == "max" else x <= y + slack
+    reached = cast(near | (x == y), x.dtype)
     return [reached * (cotangents[0] / sum(reached, op.params["over"]))]
 
 

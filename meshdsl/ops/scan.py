@@ -71,6 +71,7 @@ def scan(
         carry_out, out_tree = leaves_of(result[0])
         ys, ys_tree = leaves_of(result[1])
         _check_carry(carry, carry_in, carry_tree, carry_out, out_tree)
+        _check_ys(result[1], ys, dim)
         carry_out = [t.transpose(s.shape.names) for t, s in zip(carry_out, carry_in, strict=True)]
         graph, consts = inner.finish([*carry_out, *ys])
     params = {
@@ -119,6 +120,20 @@ def _check_carry(
     ]
     if problems:
         raise ValueError("the carry must keep its dims and dtypes: " + "; ".join(problems))
+
+
+def _check_ys(tree: Any, ys: Sequence[Tensor], dim: Dimension) -> None:
+    paths = [path_of(keys, "ys") for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    problems = [
+        f"{path}: {tensor} (made at {tensor.source})"
+        for path, tensor in zip(paths, ys, strict=True)
+        if tensor.shape.find(dim.name) is not None
+    ]
+    if problems:
+        raise ValueError(
+            f"ys are stacked along `{dim.name}`, which they have already; rename that dim in the "
+            "body: " + "; ".join(problems)
+        )
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -236,12 +251,14 @@ class _Joint:
         self.read_consts = [t for t in reads if t in own_consts]
         self.read_slices = [t for t in reads if t not in own_consts]
         self.saved = [t for t in reads if t not in held]
-        for tensor in self.saved:
-            if tensor.shape.find(dim.name) is not None:
-                self._rename_saved(tensor, dim.name)
+        stored = {t: self._stored(t, dim.name) for t in self.saved}
+        self.saved = [stored[t] for t in self.saved]
+        self.read_slices = [stored.get(t, t) for t in self.read_slices]
 
-    def _rename_saved(self, tensor: Tensor, name: str) -> None:
-        """Saves a tensor that has the stacked dim itself under another name of that dim."""
+    def _stored(self, tensor: Tensor, name: str) -> Tensor:
+        """Returns what is stacked for a saved tensor: one without the stacked dim's name."""
+        if tensor.shape.find(name) is None:
+            return tensor
         other = name
         while tensor.shape.find(other) is not None:
             other += "_inside"
@@ -252,8 +269,7 @@ class _Joint:
         load = Operation(RENAME, (stored,), (tensor,), back, tensor.source.as_backward())
         self._forward = (*self._forward, save)
         self._backward = (load, *self._backward)
-        for listed in (self.saved, self.read_slices):
-            listed[listed.index(tensor)] = stored
+        return stored
 
     def forward_body(self) -> Graph:
         outputs = (*self._results, *self.saved)

@@ -1,6 +1,6 @@
 """What waits before the first step: tracing, lowering and compiling gpt_mini's full training step.
 
-Prints the time to trace and lower, and what 48 layers cost against 4 (the program scans its layers).
+Prints the time to trace and lower, and what 48 layers cost against 4 (layers are scanned).
 Run: python -m tests.benchmarks.compile_time
 """
 

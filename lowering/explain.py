@@ -1,0 +1,215 @@
+"""Explain: what a training step keeps on each device and sends between them, before it runs.
+
+Everything is read off the `SpmdProgram`; nothing is run or allocated. Inputs are told apart by
+their paths: those with a part `optimizer` are optimizer state, others with a part `params` are
+parameters, the rest is the batch and the like.
+
+Memory is that of the moment when a device holds most (see `lowering.memory`), so that the parts add
+up to the peak:
+
+* gradients: values made by the backward pass that have the dims of a parameter.
+* copies: other values that have the dims of a parameter: parameters cast, or moved to where they
+  are used, and parameters and optimizer state after the update.
+* activations: other values that the forward pass made outside of the loop that runs at the peak.
+  During the backward pass this is what was kept for it.
+* working: everything else, such as the values of the layer that is being computed.
+
+A step has three phases. `backward` begins with the first and ends with the last line that
+differentiation added, so what is computed again in between belongs to it; `update` follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshdsl.dims import Shape
+from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.memory import Held, Memory
+from meshdsl.lowering.naming import Names
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
+from meshdsl.mesh import Mesh
+from meshdsl.source import Source
+
+PHASES = ("forward", "backward", "update")
+PARTS = ("parameters", "optimizer", "batch", "gradients", "copies", "activations", "working")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter and where it is; the local sizes and bytes are those of one device."""
+
+    path: str
+    value: Value
+
+    @property
+    def bytes(self) -> int:
+        return self.value.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The collectives of one kind that one line of the source causes, over a whole step.
+
+    Attributes:
+        what: the tensors that are moved, as `str(program)` calls them; `dims` are theirs.
+        count: executions per step.
+        payload_bytes: the larger of local operand and local result, over all executions.
+        wire_bytes: what one device sends, over all executions.
+    """
+
+    kind: str
+    what: tuple[str, ...]
+    dims: Shape
+    axes: tuple[str, ...]
+    phase: str
+    source: Source
+    count: int
+    payload_bytes: int
+    wire_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One buffer at the peak, and the part of the table it counts to."""
+
+    part: str
+    name: str
+    held: Held
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a program keeps and sends; `str()` gives the report.
+
+    Attributes:
+        batch: the largest input that is neither parameter nor optimizer state.
+        parts: everything held at the peak, largest first.
+        advice: the next thing to try, or an empty string.
+    """
+
+    name: str
+    mesh: Mesh
+    layout: Layout
+    batch: Value | None
+    parameters: tuple[Parameter, ...]
+    traffic: tuple[Traffic, ...]
+    memory: Memory
+    parts: tuple[Part, ...]
+    flops: int
+    advice: str
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters together, over the whole mesh."""
+        return sum(parameter.value.shape.volume for parameter in self.parameters)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes one device sends per step."""
+        return sum(traffic.wire_bytes for traffic in self.traffic)
+
+    @property
+    def bytes_of(self) -> Mapping[str, int]:
+        """Bytes per device at the peak, by part; they add up to `memory.peak_bytes`."""
+        found = dict.fromkeys(PARTS, 0)
+        for part in self.parts:
+            found[part.part] += part.held.bytes
+        return found
+
+    def __str__(self) -> str:
+        from meshdsl.lowering.explain_text import show
+
+        return show(self)
+
+
+def explain(program: SpmdProgram) -> Explanation:
+    """Explains a program; meant for training steps, but any will do."""
+    from meshdsl.lowering.advice import advice
+
+    names = Names(program)
+    phases = dict(_phases(program.block))
+    inputs = list(zip(program.block.inputs, program.input_paths, strict=True))
+    parameters = tuple(Parameter(p, v) for v, p in inputs if input_part(p) == "parameters")
+    others = [value for value, path in inputs if input_part(path) == "batch"]
+    parts = tuple(_parts(program, parameters, names, phases))
+    return Explanation(
+        name=program.name,
+        mesh=program.mesh,
+        layout=program.layout,
+        batch=max(others, key=lambda v: v.shape.volume, default=None),
+        parameters=parameters,
+        traffic=_traffic(program, names, phases),
+        memory=program.memory,
+        parts=parts,
+        flops=program.flops,
+        advice=advice(program, parts),
+    )
+
+
+def input_part(path: str) -> str:
+    """Returns the part of the table that an input counts to."""
+    words = path.split("/")
+    if "optimizer" in words:
+        return "optimizer"
+    return "parameters" if "params" in words else "batch"
+
+
+def _phases(block: Block) -> Iterator[tuple[Instruction, str]]:
+    """Yields the instructions of the outermost block with the phase of the step they belong to."""
+    computing = [
+        n for n, i in enumerate(block.instructions) if i.source.backward and not i.is_collective
+    ]
+    first, last = (computing[0], computing[-1]) if computing else (len(block.instructions),) * 2
+    for position, instruction in enumerate(block.instructions):
+        if first <= position <= last or instruction.source.backward:
+            yield instruction, "backward"
+        else:
+            yield instruction, "forward" if position < first else "update"
+
+
+def _traffic(
+    program: SpmdProgram, names: Names, phases: Mapping[Instruction, str]
+) -> tuple[Traffic, ...]:
+    grouped: dict[tuple, Traffic] = {}
+    for outermost, phase in phases.items():
+        for one, times in Block((), (outermost,), ()).walk():
+            if not one.is_collective:
+                continue
+            axes, dims = tuple(one.params["axes"]), one.outputs[0].shape
+            payload = max(one.inputs[0].bytes, one.outputs[0].bytes)
+            sent = wire_bytes(one.op, payload, program.mesh.extent(axes))
+            key = (one.op, one.source, axes, dims, phase)
+            before = grouped.get(key)
+            moved = (names[one.inputs[0]],)
+            grouped[key] = Traffic(
+                kind=one.op,
+                what=tuple(dict.fromkeys((before.what if before else ()) + moved)),
+                dims=dims,
+                axes=axes,
+                phase=phase,
+                source=one.source,
+                count=times + (before.count if before else 0),
+                payload_bytes=times * payload + (before.payload_bytes if before else 0),
+                wire_bytes=times * sent + (before.wire_bytes if before else 0),
+            )
+    found = sorted(grouped.values(), key=lambda t: -t.wire_bytes)
+    return tuple(sorted(found, key=lambda t: PHASES.index(t.phase)))
+
+
+def _parts(
+    program: SpmdProgram,
+    parameters: tuple[Parameter, ...],
+    names: Names,
+    phases: Mapping[Instruction, str],
+) -> Iterator[Part]:
+    shapes = {frozenset(parameter.value.shape) for parameter in parameters}
+    outermost = {value: phase for i, phase in phases.items() for value in i.outputs}
+    for held in program.memory.held:
+        if held.kind == "input":
+            part = input_part(held.path)
+        elif frozenset(held.value.shape) in shapes:
+            part = "gradients" if held.source.backward else "copies"
+        else:
+            part = "activations" if outermost.get(held.value) == "forward" else "working"
+        yield Part(part, names.get(held.value, ""), held)

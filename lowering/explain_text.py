@@ -1,0 +1,185 @@
+"""The text of an explanation: plain, aligned, at most 120 columns, every figure with its unit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from meshdsl.dims import Shape
+from meshdsl.dtypes import short
+from meshdsl.lowering.explain import PHASES, Explanation, Part, Traffic
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.units import show_bytes, show_count, show_flops
+
+_WIDTH = 120
+_MOST_ROWS = 12  # of one phase; what follows is told as one sum
+_MOST_VALUES = 3
+_MEANING = {
+    "parameters": ("parameters", ""),
+    "optimizer": ("optimizer state", ""),
+    "gradients": ("gradients", "of the parameters"),
+    "copies": ("copies", "of parameters and optimizer state: cast, moved to their use, or updated"),
+    "activations": ("activations", "values of the forward pass, kept for the backward pass"),
+    "working": ("working values", "of what runs at that moment"),
+    "batch": ("batch", "and other inputs"),
+}
+
+
+def show(explanation: Explanation) -> str:
+    """Returns the report."""
+    sections = [_head(explanation), _memory(explanation), _wire(explanation)]
+    sections += [_parameters(explanation), _legend(explanation)]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _head(explanation: Explanation) -> list[str]:
+    mesh = explanation.mesh
+    devices = f"{mesh.size:,} device{'s' if mesh.size > 1 else ''}"
+    facts = [f"{show_count(explanation.parameter_count)} parameters"]
+    if explanation.batch is not None:
+        sizes = " × ".join(f"{dim.name} {dim.size:,}" for dim in explanation.batch.shape)
+        facts += [sizes] if sizes else []
+    facts.append(f"{show_flops(explanation.flops)} per device")
+    where = f" on {mesh}" if mesh.axes else ""
+    lines = [f"{explanation.name}{where}: " + " · ".join([devices, *facts])]
+    return [*lines, *([f"layout {explanation.layout}"] if str(explanation.layout) else [])]
+
+
+def _memory(explanation: Explanation) -> list[str]:
+    rows = []
+    for part, count in explanation.bytes_of.items():
+        label, meaning = _MEANING[part]
+        rows.append((label, show_bytes(count), meaning))
+    source = explanation.memory.source
+    moment = f"reached at {source}" if source.line else "reached at the start"
+    rows.append(("peak", show_bytes(explanation.memory.peak_bytes), moment))
+    lines = ["memory, per device, when a device holds most", *_table(rows, right=(1,))]
+    inputs = ("parameters", "optimizer", "batch")
+    largest = [part for part in explanation.parts if part.part not in inputs]
+    if largest:
+        lines += ["  the largest values then:"]
+        shown = [_value(part, explanation) for part in largest[:_MOST_VALUES]]
+        lines += [f"  {line}" for line in _table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
+    return lines + (_wrapped("  next to try: ", explanation.advice) if explanation.advice else [])
+
+
+def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
+    held = part.held
+    return part.name, _type(held.value, explanation), show_bytes(held.bytes), str(held.source)
+
+
+def _type(value: Value, explanation: Explanation) -> str:
+    return short(value.dtype) + value.layout.show(value.shape, explanation.mesh)
+
+
+def _wire(explanation: Explanation) -> list[str]:
+    if not explanation.traffic:
+        return ["on the wire: nothing; no device needs what another has"]
+    rows: list[tuple[str, ...]] = [("collective", "of", "over", "count", "payload", "wire", "line")]
+    for phase in PHASES:
+        found = [t for t in explanation.traffic if t.phase == phase]
+        if not found:
+            continue
+        rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in found)), ""))
+        rows += [_row(t) for t in found[:_MOST_ROWS]]
+        rest = found[_MOST_ROWS:]
+        if rest:
+            count, sent = sum(t.count for t in rest), sum(t.wire_bytes for t in rest)
+            words = f"  {len(rest)} lines more"
+            rows.append((words, "", "", f"{count:,}", "", show_bytes(sent), ""))
+    total = show_bytes(explanation.wire_bytes)
+    rows.append(("total", "", "", f"{sum(t.count for t in explanation.traffic):,}", "", total, ""))
+    lines = _table(rows, right=(3, 4, 5), squeezed=1)
+    return ["on the wire, per device and step", *lines]
+
+
+def _row(traffic: Traffic) -> tuple[str, ...]:
+    return (
+        f"  {traffic.kind}",
+        f"{_few(traffic.what)} {_names(traffic.dims)}",
+        "+".join(traffic.axes),
+        f"{traffic.count:,}",
+        show_bytes(traffic.payload_bytes / traffic.count),
+        show_bytes(traffic.wire_bytes),
+        traffic.source.place,
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1} more"
+
+
+def _names(dims: Shape) -> str:
+    return f"[{','.join(dims.names)}]" if dims else ""
+
+
+def _parameters(explanation: Explanation) -> list[str]:
+    if not explanation.parameters:
+        return []
+    paths = [parameter.path for parameter in explanation.parameters]
+    root = paths[0][: paths[0].index("params") + len("params/")]
+    shared = all(path.startswith(root) for path in paths)
+    rows = [
+        (
+            path.removeprefix(root) if shared else path,
+            _type(parameter.value, explanation),
+            show_bytes(parameter.bytes),
+            _splits(parameter.value),
+        )
+        for path, parameter in zip(paths, explanation.parameters, strict=True)
+    ]
+    head = f"parameters, per device{f', under {root}' if shared else ''}"
+    return [head, *_table(rows, right=(2,), squeezed=1)]
+
+
+def _splits(value: Value) -> str:
+    splits = "; ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in value.layout.splits)
+    return splits or "not split"
+
+
+def _legend(explanation: Explanation) -> list[str]:
+    words = [
+        "GiB, MiB, KiB: 2^30, 2^20, 2^10 bytes.",
+        "heads=2/8: one device holds 2 of 8; heads:model: they are split over mesh axis model."
+        if explanation.mesh.size > 1
+        else "",
+        "count: times per step; payload: the tensor on one device, each time; wire: what one "
+        "device sends for it, all times of a step together."
+        if explanation.traffic
+        else "",
+    ]
+    return textwrap.wrap(" ".join(filter(None, words)), _WIDTH)
+
+
+def _table(
+    rows: Sequence[Sequence[str]], right: Iterable[int], squeezed: int = 0, width: int = _WIDTH
+) -> list[str]:
+    """Returns rows as aligned lines; the column `squeezed` gives way where they grow too wide."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    excess = 2 + sum(widths) + 2 * (len(widths) - 1) - width
+    widths[squeezed] = max(12, widths[squeezed] - max(0, excess))
+    rights = set(right)
+    lines = []
+    for row in rows:
+        cells = []
+        for i, (cell, room) in enumerate(zip(row, widths, strict=True)):
+            if len(cell) > room:
+                cell = cell[: room - 1] + "…"
+            cells.append(cell.rjust(room) if i in rights else cell.ljust(room))
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """Returns `head` and text behind it, in as many lines as they need."""
+    if not text:
+        return [head.rstrip()]
+    rest = " " * len(head)
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

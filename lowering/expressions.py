@@ -1,0 +1,171 @@
+"""Expressions: instructions of one source line, folded into formulas that read like the line.
+
+A value that is read once, by an instruction of the same line, is written where it is read:
+`x * rsqrt(sum(square(x), embed) / 256 + 1e-06)` instead of five lines. Collectives, scans, what
+they read, and what a block returns are never folded away, and a formula that grows long is broken.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshdsl.dims import Shape
+from meshdsl.dtypes import short
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
+from meshdsl.ops.elementwise import ELEMENTWISE
+
+LONGEST = 60
+_NAME = "x" * 8  # what a value not yet named counts for
+
+# Operators by binding strength. Additions are not regrouped: a right operand binds more strongly.
+_INFIX = {
+    "less": (1, "<"),
+    "less_equal": (1, "<="),
+    "greater": (1, ">"),
+    "greater_equal": (1, ">="),
+    "equal": (1, "=="),
+    "not_equal": (1, "!="),
+    "logical_or": (2, "|"),
+    "logical_and": (3, "&"),
+    "add": (4, "+"),
+    "subtract": (4, "-"),
+    "multiply": (5, "*"),
+    "divide": (5, "/"),
+    "remainder": (5, "%"),
+    "power": (7, "**"),
+}
+_PREFIX = {"negative": (6, "-"), "logical_not": (6, "~")}
+_ATOM = 9
+_NEVER_FOLDED = frozenset([*COLLECTIVES, "scan", "barrier", "slice"])
+
+Text = tuple[str, int]  # a formula and how strongly its outermost operator binds
+
+
+class Expressions:
+    """The formulas of one block.
+
+    Attributes:
+        lines: the instructions that have a line of their own, in order.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.maker = {v: i for i in block.instructions for v in i.outputs}
+        self._reads = collections.Counter(v for i in block.instructions for v in i.inputs)
+        self._outputs = frozenset(block.outputs)
+        self._folded: set[Value] = set()
+        self._length: dict[Value, int] = {}
+        for instruction in block.instructions:
+            self._fold_operands(instruction)
+        self.lines = tuple(i for i in block.instructions if i.outputs[0] not in self._folded)
+
+    def text(self, instruction: Instruction, names: Mapping[Value, str]) -> str:
+        """Returns what an instruction computes, as a formula of named values."""
+        return self._write(instruction, lambda value: self._operand(value, names))[0]
+
+    def operand(self, value: Value, names: Mapping[Value, str]) -> str:
+        """Returns a value's name, or its formula where it has none."""
+        return self._operand(value, names)[0]
+
+    def _operand(self, value: Value, names: Mapping[Value, str]) -> Text:
+        if value in self._folded:
+            return self._write(self.maker[value], lambda inner: self._operand(inner, names))
+        return names[value], _ATOM
+
+    def _fold_operands(self, instruction: Instruction) -> None:
+        """Folds the operands of an instruction into it, the longest ones last."""
+        candidates = {v for v in instruction.inputs if self._may_fold(v, instruction)}
+        total = 12 + len(_NAME) * (len(instruction.inputs) - len(candidates))
+        for value in sorted(candidates, key=lambda v: self._length[v]):
+            if total + self._length[value] <= LONGEST or _is_nothing(self.maker[value]):
+                self._folded.add(value)
+                total += self._length[value]
+            else:
+                total += len(_NAME)
+        text, _ = self._write(instruction, self._measured)
+        for value in instruction.outputs:
+            self._length[value] = len(text)
+
+    def _measured(self, value: Value) -> Text:
+        return "x" * (self._length[value] if value in self._folded else len(_NAME)), _ATOM
+
+    def _may_fold(self, value: Value, reader: Instruction) -> bool:
+        maker = self.maker.get(value)
+        if maker is None or value in self._outputs or maker.op in _NEVER_FOLDED:
+            return False
+        if _is_nothing(maker):
+            return True
+        if reader.op in _NEVER_FOLDED or self._reads[value] > 1:
+            return False
+        return maker.source == reader.source
+
+    def _write(self, instruction: Instruction, operand: Callable[[Value], Text]) -> Text:
+        op, inputs = instruction.op, instruction.inputs
+        if op in ELEMENTWISE:  # which broadcast by name anyhow
+            inputs = tuple(self._unbroadcast(value) for value in inputs)
+        if op in _INFIX:
+            level, sign = _INFIX[op]
+            left, right = operand(inputs[0]), operand(inputs[1])
+            return f"{_within(left, level)} {sign} {_within(right, level + 1)}", level
+        if op in _PREFIX:
+            level, sign = _PREFIX[op]
+            return sign + _within(operand(inputs[0]), level), level
+        if op == "full":
+            return number(instruction.params["value"]), _ATOM
+        arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
+        return f"{_CALLED.get(op, op)}({', '.join(arguments)})", _ATOM
+
+    def _unbroadcast(self, value: Value) -> Value:
+        while value in self._folded and self.maker[value].op == "broadcast":
+            (value,) = self.maker[value].inputs
+        return value
+
+
+def number(value: Any) -> str:
+    """Returns a constant, rounded for reading: `0.176777`, `1e-06`, `2`."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _is_nothing(instruction: Instruction) -> bool:
+    """Whether an instruction is a constant or this device's place: written wherever it is read."""
+    return instruction.op in ("full", "device_index")
+
+
+def _within(text: Text, level: int) -> str:
+    return text[0] if text[1] >= level else f"({text[0]})"
+
+
+_CALLED = {"select": "where"}
+
+
+def _extras(instruction: Instruction) -> list[str]:
+    """Returns what stands after the operands: dims, axes, dtypes."""
+    op, params, (out, *_) = instruction.op, instruction.params, instruction.outputs
+    if op == "einsum":
+        have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
+        over = [name for name in have.names if out.shape.find(name) is None]
+        return [f"over={'+'.join(over)}"] if over else []
+    if op in COLLECTIVES or op == "slice":
+        dims = [params[key] for key in ("dim", "concat", "split") if params.get(key)]
+        kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
+        moved = " -> ".join(dims)
+        return [word for word in (*kind, moved, "+".join(params["axes"])) if word]
+    if op in ("sum", "max", "min"):
+        return list(params["over"])
+    if op in ("take", "scatter_add"):
+        return [params["dim"]]
+    if op == "device_index":
+        return ["+".join(params["axes"])]
+    if op == "rename":
+        return [f"{old} -> {new}" for old, new in params["names"]]
+    if op == "cast":
+        return [short(out.dtype)]
+    if op == "broadcast":
+        return list(out.shape.without(instruction.inputs[0].shape.names).names)
+    if op in ("reshape", "transpose", "iota"):
+        return list(out.shape.names)
+    if op == "shift_right":
+        return [str(params["places"])]
+    return []

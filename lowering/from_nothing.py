@@ -1,0 +1,20 @@
+"""Tensors made of nothing: constants, index ramps, and what is elementwise of them.
+
+They cost no data, so they are never moved, kept for a backward pass or hidden behind a barrier:
+whoever reads one has it made, in the layout it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from meshdsl.graph import Operation, Tensor
+from meshdsl.ops.elementwise import ELEMENTWISE
+
+_SOURCES = frozenset(["full", "arange"])
+_PASSING = ELEMENTWISE | {"broadcast", "rename", "transpose"}
+
+
+def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
+    """Whether an operation's result is made of nothing, given which tensors are."""
+    return op.name in _SOURCES or (op.name in _PASSING and all(t in known for t in op.inputs))

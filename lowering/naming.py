@@ -1,0 +1,270 @@
+"""Naming: the values of a program, called as the user's source calls them.
+
+* An input has the shortest name its path allows: `query`, or `mu.query` where several end alike.
+  An output that takes an input's place is `new_query`.
+* The last value of a source line has the name that the line assigns to, or that of the function
+  that it returns from; what leads up to it adds its operation: `weights.max`, `weights.exp`.
+* A moved value has a prime: `h'` is `h` somewhere else. A second `x` is `x.2`.
+* In the backward pass a value that has the dims of something its line read forward is that one's
+  gradient, `w_in_grad`; others are `h_grad` after their line.
+* `h[layers]` holds the `h` of every iteration of a scan over `layers`.
+
+Names are unique in their block and depend on nothing but the program and the text of its source.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import itertools
+import linecache
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from meshdsl.dims import Dimension
+from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
+from meshdsl.source import Source
+
+_MOVES = frozenset([*COLLECTIVES, "slice"])
+# One run of a source line: the base names of the values that it reads, with their dims.
+_Reads = dict[str, frozenset[Dimension]]
+
+
+class Names(dict[Value, str]):
+    """The name of every value that is not folded into a formula, over all blocks of a program.
+
+    Attributes:
+        expressions: the formulas of every block.
+        replacing: the outputs that take an input's place: same path, dims, dtype and layout.
+    """
+
+    def __init__(self, program: SpmdProgram) -> None:
+        super().__init__()
+        self.expressions: dict[Block, Expressions] = {}
+        self._bases: dict[Value, str] = {}
+        self._read_at: dict[tuple[str, int], list[_Reads]] = collections.defaultdict(list)
+        inputs = path_names(program.input_paths)
+        scope = _Scope(self)
+        for value, name in zip(program.block.inputs, inputs, strict=True):
+            scope.define(value, name)
+        replaced = _replaced(program)
+        given = {
+            value: f"new_{inputs[number]}"
+            for value, number in replaced.items()
+            if value not in program.block.inputs
+        }
+        self.replacing = frozenset(
+            value
+            for value, number in replaced.items()
+            if _kind(value) == _kind(program.block.inputs[number])
+        )
+        self._name_block(program.block, scope, given)
+
+    def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
+        expressions = self.expressions[block] = Expressions(block)
+        for run in _runs(expressions.lines):
+            own = [i for i in run if i.op not in _MOVES and i.op not in ("scan", "barrier")]
+            target = _target(run[0].source)
+            reads = self._reads(run, expressions.maker)
+            if not run[0].source.backward:
+                self._read_at[run[0].source.file, run[0].source.line].append(reads)
+            for instruction in run:
+                if instruction.op == "scan":
+                    self._name_scan(instruction, scope)
+                elif instruction.op in _MOVES or instruction.op == "barrier":
+                    self._name_moved(instruction, scope, given, target)
+                elif instruction.outputs[0] in given:
+                    scope.define(instruction.outputs[0], given[instruction.outputs[0]])
+                elif instruction.source.backward:
+                    base = self._gradient(instruction, reads) or target
+                    base = base if base.endswith("_grad") else f"{base}_grad"
+                    scope.define(instruction.outputs[0], base, base)
+                else:
+                    last = instruction is own[-1]
+                    name = target if last or not target else f"{target}.{instruction.op}"
+                    scope.define(instruction.outputs[0], name, target)
+
+    def _name_moved(
+        self, instruction: Instruction, scope: _Scope, given: dict[Value, str], target: str
+    ) -> None:
+        for before, after in zip(instruction.inputs, instruction.outputs, strict=True):
+            if after in given:
+                scope.define(after, given[after])
+            else:
+                name = self.get(before) or target
+                scope.define(after, f"{name}'", self._bases.get(before, name), primes=True)
+
+    def _gradient(self, instruction: Instruction, reads: _Reads) -> str:
+        """Returns what a backward value is the gradient of: what has its dims where it was read.
+
+        Of several runs of the line, the one that shares most with what is read here is meant.
+        """
+        source = instruction.source
+        runs = self._read_at[source.file, source.line]
+        shared = [len(run.keys() & reads.keys()) for run in runs]
+        meant = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
+        dims = frozenset(instruction.outputs[0].shape)
+        found = {name for run in meant for name, has in run.items() if has == dims}
+        return found.pop() if len(found) == 1 else ""
+
+    def _reads(self, run: Sequence[Instruction], maker: dict[Value, Instruction]) -> _Reads:
+        """Returns what some lines read, formulas included."""
+        found: _Reads = {}
+        seen: set[Value] = set()
+        waiting = [value for instruction in run for value in instruction.inputs]
+        while waiting:
+            value = waiting.pop()
+            if value in seen or not value.shape:
+                continue
+            seen.add(value)
+            if value in self:
+                found[self._bases[value]] = frozenset(value.shape)
+            elif value in maker:
+                waiting += maker[value].inputs
+        return found
+
+    def _name_scan(self, scan: Instruction, scope: _Scope) -> None:
+        body: Block = scan.params["body"]
+        consts, carries = scan.params["consts"], scan.params["carries"]
+        stacked = f"[{scan.params['dim']}]"
+        inner = _Scope(self)
+        for outside, inside in zip(scan.inputs, body.inputs, strict=True):
+            base = self._bases.get(outside, "carry")
+            name = self[outside].removesuffix(stacked) if base.endswith(stacked) else base
+            inner.define(inside, name, base.removesuffix(stacked))
+        self._name_block(body, inner, {})
+        for position, (inside, outside) in enumerate(zip(body.outputs, scan.outputs, strict=True)):
+            if position < carries:
+                base = self._bases.get(scan.inputs[consts + position]) or self._bases[inside]
+                scope.define(outside, base)
+            else:
+                scope.define(outside, self[inside] + stacked, self._bases[inside] + stacked)
+
+
+class _Scope:
+    """The names in use in one block."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.used: set[str] = set()
+
+    def define(self, value: Value, name: str, base: str = "", primes: bool = False) -> None:
+        """Names a value; a name in use gets a number, or another prime."""
+        wanted, number = name or "value", 1
+        unique = wanted
+        while unique in self.used:
+            number += 1
+            unique = wanted + "'" * (number - 1) if primes else f"{wanted}.{number}"
+        self.used.add(unique)
+        self.names[value] = unique
+        self.names._bases[value] = base or wanted
+
+
+def _runs(lines: Sequence[Instruction]) -> Iterator[list[Instruction]]:
+    """Yields the instructions line by line of the source."""
+    run: list[Instruction] = []
+    for instruction in lines:
+        if run and instruction.source != run[0].source:
+            yield run
+            run = []
+        run.append(instruction)
+    if run:
+        yield run
+
+
+def path_names(paths: Sequence[str]) -> list[str]:
+    """Returns a short, unique name for each path: its last part, with earlier ones if need be.
+
+    A parameter (a path with a part `params`) need only differ from the other parameters.
+    """
+    alike: dict[str, list[list[str]]] = collections.defaultdict(list)
+    split = [re.sub(r"[^\w/]", "_", path).split("/") for path in paths]
+    for parts in split:
+        alike[parts[-1]].append(parts)
+    return [".".join(_shortest(parts, alike[parts[-1]])) for parts in split]
+
+
+def _shortest(parts: list[str], alike: list[list[str]]) -> Sequence[str]:
+    """Returns the fewest parts that tell a path from those that end alike, near ones first."""
+    rivals = [other for other in alike if other is not parts]
+    if "params" in parts:
+        rivals = [other for other in rivals if "params" in other]
+    parents = range(len(parts) - 2, -1, -1)
+    for count in range(len(parts)):
+        for chosen in itertools.combinations(parents, count):
+            words = {parts[i] for i in chosen}
+            if not any(words <= set(other[:-1]) for other in rivals):
+                return [*(parts[i] for i in sorted(chosen)), parts[-1]]
+    return parts
+
+
+def _replaced(program: SpmdProgram) -> dict[Value, int]:
+    """Returns, for outputs whose path repeats that of an input, the number of the input."""
+    numbers = {_without_root(path): n for n, path in enumerate(program.input_paths) if path}
+    numbers |= {path: n for n, path in enumerate(program.input_paths)}
+    found: dict[Value, int] = {}
+    for value, path in zip(program.block.outputs, program.output_paths, strict=True):
+        number = numbers.get(path, numbers.get(_without_root(path)))
+        if path and number is not None:
+            found.setdefault(value, number)
+    return found
+
+
+def _kind(value: Value) -> tuple[object, ...]:
+    return value.shape, value.dtype, value.layout
+
+
+def _without_root(path: str) -> str:
+    return path.split("/", 1)[-1]
+
+
+def _target(source: Source) -> str:
+    """Returns the name that a source line gives its value, or an empty string."""
+    lines = _assignments("".join(linecache.getlines(source.file)))
+    found = lines.get(source.line, "")
+    if found:
+        return found
+    return "" if source.function.startswith("<") else source.function.strip("_")
+
+
+@lru_cache(maxsize=256)
+def _assignments(text: str) -> dict[int, str]:
+    """Returns, for the lines of a file, the name that their statement assigns to.
+
+    What a method `__call__` returns is named after its class.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return {}
+    found: dict[int, str] = {}
+    for node in ast.walk(tree):  # outer statements come first, so inner ones overwrite them
+        named: list[tuple[ast.stmt, str]] = []
+        if isinstance(node, ast.ClassDef):
+            methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
+            named = [(method, _snake(node.name)) for method in methods if method.name == "__call__"]
+        elif isinstance(node, ast.Assign):
+            named = [(node, _called(node.targets[0]))]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+            named = [(node, _called(node.target))]
+        for statement, name in named:
+            if name:
+                lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                found.update(dict.fromkeys(lines, name))
+    return found
+
+
+def _called(target: ast.expr) -> str:
+    if isinstance(target, ast.Tuple | ast.List):
+        return _called(target.elts[0])
+    if isinstance(target, ast.Starred):
+        return _called(target.value)
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

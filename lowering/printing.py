@@ -1,0 +1,157 @@
+"""Printing: a program as one reads it.
+
+One line for what one source line computes, as a formula, with the type of the result (local size
+over global size where a dim is split) and the place in the source. Collectives, marked in the
+margin, tell what a device sends on the wire (× how often) and where the moved value is needed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from meshdsl.dtypes import short
+from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.naming import Names
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
+from meshdsl.lowering.units import show_bytes, show_flops
+
+_FORMULA, _TYPE = 66, 50  # columns of formulas and of types; longer ones push what follows
+_WIDTH = 116
+_LEGEND = (
+    "* moves data between devices: bytes one device sends × how often,\n"
+    "  ← the line whose partial sums it adds up, → the line that needs it moved"
+)
+
+
+def show(program: SpmdProgram) -> str:
+    """Returns the program as text."""
+    return "\n".join(_Printer(program).lines())
+
+
+class _Printer:
+    def __init__(self, program: SpmdProgram) -> None:
+        self.program = program
+        self.names = Names(program)
+
+    def lines(self) -> Iterable[str]:
+        program = self.program
+        devices = f"{program.mesh.size} device{'s' if program.mesh.size > 1 else ''}"
+        where = f" on {program.mesh}" if program.mesh.axes else ""
+        yield f"program {program.name}{where}, {devices}"
+        if str(program.layout):
+            yield f"layout {program.layout}"
+        yield (
+            f"per device: {show_bytes(program.peak_bytes)} at the peak, "
+            f"{show_bytes(program.wire_bytes)} sent on the wire, "
+            f"{show_flops(program.flops)}"
+        )
+        if program.collectives:
+            yield _LEGEND
+        block, inputs, outputs = program.block, program.input_paths, program.output_paths
+        yield from self._ends("inputs", list(zip(block.inputs, inputs, strict=True)))
+        ends = list(zip(block.outputs, outputs, strict=True))
+        changed = [end for end in ends if end[0] not in self.names.replacing]
+        yield from self._ends("outputs", changed)
+        if len(changed) < len(ends):
+            word = "and " if changed else ""
+            yield f"  {word}{len(ends) - len(changed)} that replace inputs, where these were"
+        yield ""
+        yield from self._block(block, 1, "")
+
+    def _ends(self, title: str, ends: Sequence[tuple[Value, str]]) -> Iterable[str]:
+        yield ""
+        yield f"{title}, per device"
+        rows = [(path or "result", self._type(v), show_bytes(v.bytes)) for v, path in ends]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        for (path, kind, size), (value, _) in zip(rows, ends, strict=True):
+            line = f"  {path:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}"
+            name = self.names[value]
+            yield line if name == path.split("/")[-1] else f"{line}  as {name}"
+
+    def _type(self, value: Value) -> str:
+        return short(value.dtype) + value.layout.show(value.shape, self.program.mesh)
+
+    def _block(self, block: Block, times: int, indent: str) -> Iterable[str]:
+        expressions = self.names.expressions[block]
+        for instruction in expressions.lines:
+            if instruction.body is not None:
+                yield from self._scan(instruction, expressions, times, indent)
+            else:
+                yield self._line(instruction, expressions, times, indent)
+
+    def _line(
+        self, instruction: Instruction, expressions: Expressions, times: int, indent: str
+    ) -> str:
+        results = ", ".join(self.names[value] for value in instruction.outputs)
+        text = f"{results} = {expressions.text(instruction, self.names)}"
+        if instruction.is_collective:
+            arrow = "←" if instruction.op in ("all_reduce", "reduce_scatter") else "→"
+            place = f"{arrow} {instruction.source}"
+            return _columns(f"{indent}* {text}", self._sent(instruction, times), place)
+        kind = self._type(instruction.outputs[0])
+        return _columns(f"{indent}  {text}", kind, str(instruction.source))
+
+    def _sent(self, instruction: Instruction, times: int) -> str:
+        payload = max(instruction.inputs[0].bytes, instruction.outputs[0].bytes)
+        devices = self.program.mesh.extent(instruction.params["axes"])
+        sent = f"{show_bytes(wire_bytes(instruction.op, payload, devices))} wire"
+        return sent if times == 1 else f"{sent} ×{times}"
+
+    def _scan(
+        self, scan: Instruction, expressions: Expressions, times: int, indent: str
+    ) -> Iterable[str]:
+        params, names = scan.params, self.names
+        body: Block = params["body"]
+        consts, carries = params["consts"], params["carries"]
+        fixed = consts + carries
+        order = ", last first" if params["reverse"] else ""
+        head = f"{indent}  scan {params['dim']}={params['length']}{order}"
+        yield _columns(head, "", str(scan.source))
+        inside = indent + "    "
+        for outer, inner in zip(scan.inputs[consts:fixed], body.inputs[consts:fixed], strict=True):
+            start = f"{inside}carry {names[inner]} = {expressions.operand(outer, names)}"
+            yield _columns(start, self._type(inner), "")
+        yield from _listed(f"{inside}over  ", (names[v] for v in body.inputs[fixed:]))
+        yield from _listed(f"{inside}reads ", (names[v] for v in body.inputs[:consts]))
+        yield from self._block(body, times * params["length"], indent + "    ")
+        rows = zip(body.inputs[consts:fixed], body.outputs[:carries], scan.outputs, strict=False)
+        for inner, after, result in rows:
+            yield f"{inside}next  {names[inner]} = {names[after]}, at the end {names[result]}"
+        yield from self._stacked(scan, inside)
+
+    def _stacked(self, scan: Instruction, indent: str) -> Iterable[str]:
+        """Tells what a scan stacks: `q` within is `q[layers]` after it."""
+        carries, suffix = scan.params["carries"], f"[{scan.params['dim']}]"
+        words = []
+        pairs = zip(scan.params["body"].outputs[carries:], scan.outputs[carries:], strict=True)
+        for inner, outer in pairs:
+            name = self.names[inner]
+            same = self.names[outer] == name + suffix
+            words.append(name if same else f"{name} as {self.names[outer]}")
+        total = show_bytes(sum(value.bytes for value in scan.outputs[carries:]))
+        yield from _listed(
+            f"{indent}stack ", [*words[:-1], *(f"{w} ({total})" for w in words[-1:])]
+        )
+
+
+def _columns(formula: str, kind: str, place: str) -> str:
+    """Returns a line of three columns; a short one makes room for a long one before it."""
+    line = f"{formula:<{_FORMULA}}  {kind}"
+    return f"{line:<{_FORMULA + _TYPE + 2}}  {place}".rstrip()
+
+
+def _listed(head: str, words: Iterable[str]) -> list[str]:
+    """Returns `head` and words with commas, in as many lines as they need."""
+    text = ", ".join(words)
+    if not text:
+        return []
+    rest = " " * len(head)
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,164 @@
+"""The flags, the same for every command, so that `train` and `explain` can be swapped.
+
+Each flag has a reader, a function from its text to its value; whatever the readers refuse is
+gathered, together with flags that do not exist, and told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+
+from meshdsl.cli.problems import Problems
+from meshdsl.dims import did_you_mean
+from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.backends import BACKENDS
+from meshdsl.mesh import Mesh
+from meshdsl.policy import Policy
+
+Reader = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Stands for the value of a flag whose text could not be read."""
+
+    reason: str
+
+
+def whole(least: int) -> Reader:
+    """Reads whole numbers of at least `least`."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text.replace("_", "").replace(",", ""))
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise ValueError(f"needs a whole number of at least {least}, got {text!r}")
+        return number
+
+    return read
+
+
+def number(text: str) -> float:
+    """Reads a number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"needs a number of at least 0, got {text!r}")
+    return value
+
+
+def backend(text: str) -> str:
+    """Reads the name of a backend."""
+    if text not in BACKENDS:
+        hint = did_you_mean(text, BACKENDS)
+        raise ValueError(f"unknown backend {text!r}; choose one of {', '.join(BACKENDS)}{hint}")
+    return text
+
+
+# name: (default, reader, help). Without a default a flag is None unless given.
+FLAGS: dict[str, tuple[str | None, Reader, str]] = {
+    "model": (
+        "gpt_mini",
+        str,
+        "A named configuration, or your own: `my_package.my_models:tiny`, `my_models.py:tiny`.",
+    ),
+    "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
+    "mesh_shape": (None, Mesh.parse, 'Mesh axes and their sizes: "data:2,model:4".'),
+    "layout": (None, Layout.parse, 'Dims split over mesh axes: "batch:data; heads:model".'),
+    "host_devices": (None, whole(1), "Make this many virtual CPU devices, and use them."),
+    "backend": ("jax", backend, f"What runs the program: {', '.join(BACKENDS)}."),
+    "policy": (
+        None,
+        Policy.parse,
+        'Dtypes, "bfloat16" or "params=float32,compute=bfloat16". Default: the model\'s.',
+    ),
+    "seed": ("0", whole(0), "Seed of the initial parameters and of the order of the data."),
+    "data": (
+        None,
+        str,
+        "Text files to train on: 'corpus/**/*.txt,notes/*.md'. Default: the sources of Python's "
+        "standard library.",
+    ),
+    "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
+    "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
+    "steps": ("200", whole(1), "Training steps."),
+    "learning_rate": ("3e-3", number, "Peak of the learning rate, which then falls to a tenth."),
+    "warmup_steps": (None, whole(0), "Steps to that peak. Default: a tenth of the steps."),
+    "weight_decay": ("0.1", number, "AdamW's weight decay, of parameters that are matrices."),
+    "clip_norm": ("1.0", number, "Global norm above which gradients are scaled down; 0: never."),
+    "log_every": ("10", whole(1), "Steps between two reports."),
+    "eval_every": ("100", whole(1), "Steps between two evaluations on held-out text."),
+    "eval_batches": ("20", whole(1), "Batches of held-out text in an evaluation."),
+    "workdir": (None, str, "Folder for metrics.jsonl and TensorBoard. Default: none is written."),
+}
+
+
+def read(arguments: Sequence[str]) -> tuple[flags.FlagValues, Problems]:
+    """Reads the arguments of a command.
+
+    Returns:
+        The values, `Mistake`s among them where the problems say so, and the problems.
+    """
+    values = flags.FlagValues()
+    for name, (default, reader, text) in FLAGS.items():
+        flags.DEFINE(_Parser(reader), name, default, text, values)
+    flags.DEFINE_bool("help", False, "Show this.", values, short_name="h")
+    flags.DEFINE_bool("debug", False, "Show where in the code an error comes from.", values)
+    problems = Problems()
+    try:
+        rest = values(["meshdsl", *arguments], known_only=True)[1:]
+    except flags.Error as error:
+        problems.add(str(error))
+        values.mark_as_parsed()
+        return values, problems
+    for argument in rest:
+        problems.add(_unknown(argument, values))
+    for name in FLAGS:
+        value = getattr(values, name)
+        if isinstance(value, Mistake):
+            problems.add(f"--{name}: {value.reason}")
+    return values, problems
+
+
+def describe() -> str:
+    """Returns the help text of the flags."""
+    lines = []
+    for name, (default, _, text) in FLAGS.items():
+        shown = "" if not default else f"={default}"
+        head = f"  --{name}{shown}"
+        lines.append(f"{head:<26}  {text}" if len(head) <= 26 else f"{head}\n{'':28}{text}")
+    lines.append(f"  {'--debug':<24}  Show where in the code an error comes from.")
+    return "\n".join(lines)
+
+
+class _Parser(flags.ArgumentParser):
+    """A reader as absl wants it; a refused text becomes a `Mistake` rather than an error."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def parse(self, argument: str) -> Any:
+        try:
+            return self._reader(argument)
+        except ValueError as error:
+            return Mistake(str(error))
+
+
+def _unknown(argument: str, values: flags.FlagValues) -> str:
+    if not argument.startswith("-"):
+        return f"{argument!r} is not a flag; flags are written --name=value"
+    name = argument.lstrip("-").partition("=")[0]
+    return f"unknown flag --{name}{_with_dashes(did_you_mean(name, FLAGS))}"
+
+
+def _with_dashes(hint: str) -> str:
+    return hint.replace(" `", " `--")

@@ -1,0 +1,74 @@
+"""`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
+
+Exit codes: 0, 2 for a mistake of the user, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from meshdsl.dims import did_you_mean
+
+COMMANDS = {
+    "train": "Train a language model on text.",
+    "explain": "Show what a training step would do, on any mesh, without running it.",
+}
+EXAMPLE = (
+    'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
+    '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'
+)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns its exit code."""
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print(_usage())
+        return 0
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS)
+        return _fail(
+            "meshdsl", f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}{hint}"
+        )
+    command = f"meshdsl {name}"
+    from meshdsl.cli import flags
+
+    values, problems = flags.read(rest)
+    if values.help:
+        print(f"{command}: {COMMANDS[name]}\n\n{flags.describe()}")
+        return 0
+    try:
+        importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
+        sys.stdout.flush()
+    except ValueError as error:
+        if values.debug:
+            raise
+        return _fail(command, str(error))
+    except KeyboardInterrupt as error:
+        return _fail(command, str(error) or "interrupted", code=130)
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _fail(command: str, message: str, code: int = 2) -> int:
+    print(f"{command}: {message}", file=sys.stderr)
+    return code
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    commands = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: meshdsl <command> --flags",
+            "",
+            *commands,
+            "",
+            "Flags of a command: meshdsl <command> --help. For example",
+            f"  {EXAMPLE}",
+        ]
+    )

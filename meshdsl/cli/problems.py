@@ -1,0 +1,45 @@
+"""Mistakes on a command line, gathered so that all of them are told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+class UsageError(ValueError):
+    """What is wrong with a command line: one problem, or a numbered list of them."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        if len(problems) == 1:
+            text = problems[0]
+        else:
+            lines = [f"{len(problems)} problems", ""]
+            for number, problem in enumerate(problems, start=1):
+                head = f"  {number}. "
+                lines.append(head + problem.replace("\n", "\n" + " " * len(head)))
+            text = "\n".join(lines)
+        super().__init__(text)
+
+
+class Problems:
+    """A list of problems that grows while a command line is being understood."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, problem: str) -> None:
+        self.found.append(problem)
+
+    @contextmanager
+    def caught(self, label: str) -> Iterator[None]:
+        """Takes a ValueError in its block for a problem of `label`, and goes on after it."""
+        try:
+            yield
+        except ValueError as error:
+            self.add(f"{label}: {error}")
+
+    def check(self) -> None:
+        """Raises one `UsageError` with everything found, if anything."""
+        if self.found:
+            raise UsageError(self.found)

@@ -1,0 +1,59 @@
+"""Initial values of parameters.
+
+An initializer is a function `(key, dims, dtype) -> tensor` to be called in a traced `init`, so that
+every device makes its own shard. A value depends on the key and its position alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import meshdsl as md
+from meshdsl.dims import DimsLike, Shape, as_list
+from meshdsl.ops.creation import sized
+from meshdsl.trace import operation
+
+
+class Initializer(Protocol):
+    """Makes a parameter of the given dims from a random key."""
+
+    def __call__(self, key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor: ...
+
+
+def zeros(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
+    """Returns zeros; the key has no say."""
+    return md.zeros(dims, dtype)
+
+
+def ones(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
+    """Returns ones; the key has no say."""
+    return md.ones(dims, dtype)
+
+
+def normal(std: float) -> Initializer:
+    """Returns an initializer that draws from a normal distribution around 0."""
+
+    def draw(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
+        return md.random.normal(key, dims, dtype) * std
+
+    return draw
+
+
+def fan_in(over: DimsLike, gain: float = 1.0) -> Initializer:
+    """Returns an initializer that keeps the variance of what is contracted with the parameter.
+
+    Normal with standard deviation gain / sqrt(size of `over`) (LeCun et al. 1998, "Efficient
+    BackProp", section 4.6).
+
+    Args:
+        over: the dims of the parameter that will be summed over.
+        gain: a factor on the standard deviation.
+    """
+
+    @operation
+    def fan_in_normal(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
+        shape = Shape(sized(dims))
+        return normal(gain / math.sqrt(shape.select(as_list(over)).volume))(key, dims, dtype)
+
+    return fan_in_normal

@@ -1,0 +1,10 @@
+"""Where half precision is not enough: sums of many terms, exponentials, logarithms."""
+
+from __future__ import annotations
+
+import meshdsl as md
+
+
+def at_least_float32(x: md.Tensor) -> md.Tensor:
+    """Returns x in float32 if its dtype has fewer bits, else x itself."""
+    return md.cast(x, "float32") if x.dtype.itemsize < 4 else x

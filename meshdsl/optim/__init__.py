@@ -1,0 +1,22 @@
+"""Optimizers, schedules and clipping, written in the language: traced and lowered with the step."""
+
+from meshdsl.optim import schedules
+from meshdsl.optim.adamw import AdamState, AdamW
+from meshdsl.optim.clipping import clip_by_global_norm, global_norm
+from meshdsl.optim.optimizer import Mask, Optimizer, is_matrix
+from meshdsl.optim.schedules import Schedule
+from meshdsl.optim.sgd import Sgd, SgdState
+
+__all__ = [
+    "AdamState",
+    "AdamW",
+    "Mask",
+    "Optimizer",
+    "Schedule",
+    "Sgd",
+    "SgdState",
+    "clip_by_global_norm",
+    "global_norm",
+    "is_matrix",
+    "schedules",
+]

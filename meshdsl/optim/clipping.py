@@ -1,0 +1,42 @@
+"""The global norm of a gradient, and clipping by it (Pascanu et al. 2013, algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.graph import Tensor
+from meshdsl.optim.optimizer import state_dtype
+
+
+def global_norm(tree: Any) -> Tensor:
+    """Returns sqrt(sum of the squares of all elements), without dims; float32 at least."""
+    leaves = [ops.cast(leaf, state_dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+    widest = max((leaf.dtype for leaf in leaves), key=lambda d: d.itemsize, default="float32")
+    total = ops.zeros([], widest)
+    for leaf in leaves:
+        total = total + ops.cast(ops.sum(ops.square(leaf)), widest)
+    return ops.sqrt(total)
+
+
+def clip_by_global_norm(
+    tree: Any, max_norm: float, norm: Tensor | None = None
+) -> tuple[Any, Tensor]:
+    """Scales a tree down to a global norm of `max_norm` where it has more.
+
+    Args:
+        norm: the tree's `global_norm`, if it is at hand.
+
+    Returns:
+        The clipped tree, and the norm that the tree had before.
+
+    Raises:
+        ValueError: `max_norm` is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"clip_by_global_norm: max_norm must be above 0, got {max_norm}")
+    norm = global_norm(tree) if norm is None else norm
+    scale = max_norm / ops.maximum(norm, max_norm)
+    return jax.tree.map(lambda leaf: leaf * ops.cast(scale, leaf.dtype), tree), norm

@@ -1,0 +1,115 @@
+"""What an optimizer is, and what all of them share: masks, trees mirroring the parameters, checks.
+
+An optimizer is a frozen dataclass of hyperparameters; its two methods run inside a traced function.
+Its state is a tree of tensors with the parameters' own dims and paths, so a layout rule for a
+parameter fits its state too (`optimizer/embed:data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+import meshdsl.ops as ops
+from meshdsl.dims import Shape
+from meshdsl.dtypes import is_float
+from meshdsl.graph import Tensor
+from meshdsl.module import path_of
+from meshdsl.optim.schedules import Schedule
+
+Mask: TypeAlias = Callable[[str, Shape], bool]
+
+
+class Optimizer(Protocol):
+    """Turns gradients into better parameters."""
+
+    @property
+    def learning_rate(self) -> float | Schedule:
+        """The step size, or a schedule of it."""
+
+    def init(self, params: Any) -> Any:
+        """Returns the state to start from."""
+
+    def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
+        """Returns the parameters and the state after one step.
+
+        Args:
+            grads: a tree like `params`; where it has None, the parameter stays as it is.
+            step: int32 without dims, the number of steps taken before this one.
+        """
+
+
+def is_matrix(path: str, shape: Shape) -> bool:
+    """Whether a parameter has at least two dims besides `layers`: all but scales and biases."""
+    return len(shape.without(["layers"])) >= 2
+
+
+def state_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype that updates are computed and kept in: float32 at least."""
+    return np.dtype("float32") if dtype.itemsize < 4 else dtype
+
+
+def zeros_like(params: Any) -> Any:
+    """Returns zeros for every floating-point parameter, in `state_dtype`; None for the others."""
+
+    def zero(p: Tensor) -> Tensor | None:
+        return ops.zeros(p.shape, state_dtype(p.dtype)) if is_float(p.dtype) else None
+
+    return jax.tree.map(zero, params)
+
+
+def update_each(
+    function: Callable[..., Sequence[Tensor]], params: Any, grads: Any, *states: Any
+) -> tuple[Any, ...]:
+    """Updates every parameter by itself.
+
+    Args:
+        function: (path, gradient, *states, parameter) -> (parameter, *states), all but the path in
+            `state_dtype` of the parameter; the parameter's own dtype comes back here.
+        states: trees like `params`.
+
+    Returns:
+        The parameters and the states, each a tree like `params`.
+    """
+
+    def one(keys: Any, p: Tensor, g: Tensor | None, *held: Any) -> _Results:
+        if g is None:
+            return _Results((p, *held))
+        work = state_dtype(p.dtype)
+        updated = function(path_of(keys), ops.cast(g, work), *held, ops.cast(p, work))
+        return _Results((ops.cast(updated[0], p.dtype), *updated[1:]))
+
+    rows = jax.tree_util.tree_map_with_path(one, params, grads, *states)
+
+    def column(number: int) -> Any:
+        return jax.tree.map(lambda row: row.values[number], rows)
+
+    return tuple(column(number) for number in range(1 + len(states)))
+
+
+@dataclass(frozen=True)
+class _Results:
+    """What one parameter's update returns, as a single leaf of a tree."""
+
+    values: tuple[Any, ...]
+
+
+def check_ranges(name: str, within: Mapping[str, tuple[float, str]]) -> None:
+    """Checks hyperparameters: `{"b1": (value, "[0, 1)")}`; bounds are read from the interval.
+
+    Raises:
+        ValueError: values outside of their intervals, all of them told.
+    """
+    problems = []
+    for parameter, (value, interval) in within.items():
+        low, high = (float(bound) for bound in interval[1:-1].split(","))
+        above = value >= low if interval[0] == "[" else value > low
+        below = value <= high if interval[-1] == "]" else value < high
+        if not (above and below):
+            problems.append(f"{parameter} must be in {interval}, got {value}")
+    if problems:
+        raise ValueError(f"{name}: {'; '.join(problems)}")

@@ -1,0 +1,119 @@
+"""Learning-rate schedules: functions from the step (int32, no dims) to a rate (float32, no dims).
+
+They run inside the traced step, on scalars that every device has, so they cost no communication.
+Step 0 is the first update. Past its last step a schedule keeps its end value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import meshdsl.ops as ops
+from meshdsl.graph import Tensor
+
+Schedule: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def constant(value: float) -> Schedule:
+    """Returns `value` at every step."""
+    return lambda step: ops.full([], value)
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """Goes from `start` at step 0 to `end` at step `steps` in a straight line."""
+    _check(steps=steps)
+    return lambda step: start + (end - start) * _fraction(step, steps)
+
+
+def cosine(start: float, end: float, steps: int) -> Schedule:
+    """Goes from `start` to `end` along half a cosine (Loshchilov and Hutter 2017, equation 5)."""
+    _check(steps=steps)
+    return lambda step: (
+        end + (start - end) * 0.5 * (1.0 + ops.cos(math.pi * _fraction(step, steps)))
+    )
+
+
+def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """Runs schedules one after another; each but the first starts anew at its boundary.
+
+    Args:
+        boundaries: the step at which the second, third, ... schedule begins, rising.
+
+    Raises:
+        ValueError: the boundaries do not rise, or are not one fewer than the schedules.
+    """
+    if len(boundaries) != len(schedules) - 1 or list(boundaries) != sorted(boundaries):
+        raise ValueError(
+            f"{len(schedules)} schedules need {len(schedules) - 1} rising boundaries, "
+            f"got {list(boundaries)}"
+        )
+
+    def joined(step: Tensor) -> Tensor:
+        rate = schedules[0](step)
+        for begins, schedule in zip(boundaries, schedules[1:], strict=True):
+            rate = ops.where(step < begins, rate, schedule(step - begins))
+        return rate
+
+    return joined
+
+
+def warmup_constant(peak: float, warmup_steps: int) -> Schedule:
+    """Rises linearly from 0 to `peak`, then stays."""
+    return _warmed_up(peak, warmup_steps, constant(peak))
+
+
+def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+    """Rises linearly from 0 to `peak`, then falls along half a cosine to `end` at `total_steps`."""
+    _check(warmup_steps=warmup_steps, total_steps=total_steps)
+    return _warmed_up(peak, warmup_steps, cosine(peak, end, total_steps - warmup_steps))
+
+
+def warmup_linear(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+    """Rises linearly from 0 to `peak`, then falls linearly to `end` at `total_steps`."""
+    _check(warmup_steps=warmup_steps, total_steps=total_steps)
+    return _warmed_up(peak, warmup_steps, linear(peak, end, total_steps - warmup_steps))
+
+
+def warmup_stable_decay(
+    peak: float, warmup_steps: int, decay_steps: int, total_steps: int, end: float = 0.0
+) -> Schedule:
+    """Rises to `peak`, stays, and falls linearly to `end` in the last `decay_steps`.
+
+    Hu et al. 2024, "MiniCPM", section 4.2; the linear fall is that of Haegele et al. 2024,
+    "Scaling laws and compute-optimal training beyond fixed training durations".
+    """
+    _check(warmup_steps=warmup_steps + decay_steps, total_steps=total_steps)
+    falling = linear(peak, end, decay_steps)
+    stable = join([constant(peak), falling], [total_steps - decay_steps - warmup_steps])
+    return _warmed_up(peak, warmup_steps, stable)
+
+
+def rate_at(learning_rate: float | Schedule, step: Tensor) -> Tensor:
+    """Returns the rate of a number or a schedule at a step."""
+    schedule = learning_rate if callable(learning_rate) else constant(learning_rate)
+    return schedule(step)
+
+
+def _warmed_up(peak: float, warmup_steps: int, after: Schedule) -> Schedule:
+    if warmup_steps == 0:
+        return after
+    return join([linear(0.0, peak, warmup_steps), after], [warmup_steps])
+
+
+def _fraction(step: Tensor, steps: int) -> Tensor:
+    """Returns how much of the way is behind: from 0 at step 0 to 1 at `steps` and later."""
+    return ops.minimum(ops.cast(step, "float32") * (1.0 / steps), 1.0)
+
+
+def _check(*, steps: int = 1, warmup_steps: int = 0, total_steps: int | None = None) -> None:
+    if steps < 1:
+        raise ValueError(f"a schedule needs at least 1 step, got {steps}")
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
+    if total_steps is not None and warmup_steps >= total_steps:
+        raise ValueError(
+            f"warm-up and decay take {warmup_steps} steps, which leaves none of "
+            f"total_steps={total_steps}"
+        )

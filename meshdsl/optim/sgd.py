@@ -1,0 +1,85 @@
+"""Stochastic gradient descent with momentum (Sutskever et al. 2013, section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import meshdsl.ops as ops
+from meshdsl.graph import Tensor
+from meshdsl.module import Module
+from meshdsl.optim.optimizer import Mask, check_ranges, is_matrix, update_each, zeros_like
+from meshdsl.optim.schedules import Schedule, rate_at
+
+
+class SgdState(Module):
+    """The velocity, a tree like the parameters; None without momentum."""
+
+    velocity: Any
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Gradient descent, plain or with momentum.
+
+    With g the gradient and r the learning rate:
+
+        g        = g + decay * p
+        velocity = momentum * velocity + g
+        p        = p - r * velocity             or, nesterov, p - r * (momentum * velocity + g)
+
+    Attributes:
+        learning_rate: a number, or a schedule.
+        weight_decay: decay of the parameters that `mask` chooses, through the gradient.
+        mask: (path, shape) -> whether a parameter decays; by default those with two dims or more
+            besides `layers`.
+
+    Raises:
+        ValueError: a hyperparameter is out of range, or `nesterov` without momentum.
+    """
+
+    learning_rate: float | Schedule
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    mask: Mask = is_matrix
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            "Sgd",
+            {
+                "momentum": (self.momentum, "[0, 1)"),
+                "weight_decay": (self.weight_decay, "[0, inf)"),
+            },
+        )
+        if self.nesterov and not self.momentum:
+            raise ValueError("Sgd: nesterov needs a momentum above 0")
+
+    def init(self, params: Any) -> SgdState:
+        """Returns a velocity of zero, if there is momentum."""
+        return SgdState(velocity=zeros_like(params) if self.momentum else None)
+
+    def update(
+        self, grads: Any, state: SgdState, params: Any, step: Tensor
+    ) -> tuple[Any, SgdState]:
+        """Returns the parameters and the state after one step; see `Optimizer.update`."""
+        scheduled = rate_at(self.learning_rate, step)
+
+        def decayed(path: str, g: Tensor, p: Tensor) -> Tensor:
+            decays = self.weight_decay and self.mask(path, p.shape)
+            return g + self.weight_decay * p if decays else g
+
+        def plain(path: str, g: Tensor, p: Tensor) -> tuple[Tensor]:
+            return (p - ops.cast(scheduled, p.dtype) * decayed(path, g, p),)
+
+        def moving(path: str, g: Tensor, velocity: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            g = decayed(path, g, p)
+            velocity = self.momentum * velocity + g
+            direction = self.momentum * velocity + g if self.nesterov else velocity
+            return p - ops.cast(scheduled, p.dtype) * direction, velocity
+
+        if not self.momentum:
+            (params,) = update_each(plain, params, grads)
+            return params, state
+        params, velocity = update_each(moving, params, grads, state.velocity)
+        return params, SgdState(velocity=velocity)

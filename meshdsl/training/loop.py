@@ -1,0 +1,288 @@
+"""The training loop: any init function, loss function and data, on any mesh.
+
+Guarantees:
+    The layout is checked against the training step before anything is allocated.
+    Between two reports the host does not wait for the device, except that it stays at most
+    `_AHEAD` steps ahead, so that batches do not pile up.
+    Ctrl-C ends the run after the step at hand, with its metrics written; a second one at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.array import NamedArray, named, spec
+from meshdsl.dims import DimsLike, did_you_mean
+from meshdsl.graph import Tensor
+from meshdsl.jit import Compiled, jit
+from meshdsl.layouts.layout import Layout
+from meshdsl.mesh import Mesh
+from meshdsl.ops.random import KEY, key
+from meshdsl.optim.optimizer import Optimizer
+from meshdsl.policy import Policy
+from meshdsl.training.metrics import MetricsWriter, Progress
+from meshdsl.training.state import TrainState, create, spec_of
+from meshdsl.training.step import Loss, make_eval_step, make_train_step
+
+_AHEAD = 2  # steps that may wait for the device
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run leaves: its last state, the loss of every step, and what was reported."""
+
+    state: TrainState
+    losses: list[float]
+    history: list[dict[str, float]]
+
+
+def train(
+    init: Callable[[Tensor], Any],
+    loss: Loss,
+    optimizer: Optimizer,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    steps: int,
+    mesh: Mesh | str | None = None,
+    layout: Layout | str | None = None,
+    backend: str = "jax",
+    seed: int = 0,
+    clip_norm: float | None = None,
+    policy: Policy | None = None,
+    batch_dims: Mapping[str, DimsLike] | None = None,
+    eval_batches: Iterable[Mapping[str, Any]] | None = None,
+    log_every: int = 10,
+    eval_every: int | None = None,
+    tokens_per_batch: int | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Trains a model for a number of steps.
+
+    Args:
+        init: from a key to the parameters; traced.
+        loss: (params, batch) -> the loss, or (the loss, {name: metric}); traced.
+        batches: dicts of NamedArrays, or of arrays whose dims `batch_dims` names.
+        mesh, layout, backend: as in `md.jit`.
+        seed: of the initial parameters.
+        clip_norm, policy: as in `make_train_step`.
+        batch_dims: the dims of each entry of a batch: `{"image": ["batch", "pixel"]}`.
+        eval_batches: held-out batches, gone through from the start by each evaluation.
+        log_every: steps between two reports.
+        eval_every: steps between two evaluations. None: once, at the end.
+        tokens_per_batch: what `tokens_per_second` counts, if anything.
+        workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing.
+        quiet: show no progress.
+
+    Returns:
+        The final state, and the metrics.
+
+    Raises:
+        ValueError: the layout or the mesh do not fit, a batch differs from the first or has
+            unnamed entries, the data ends early, or a number is out of range.
+        KeyboardInterrupt: after Ctrl-C; the metrics up to there are written.
+    """
+    _check_at_least_one(steps=steps, log_every=log_every, eval_every=eval_every)
+    if eval_batches is not None and iter(eval_batches) is eval_batches:
+        raise ValueError("eval_batches can be gone through only once; give a list of batches")
+    train_data = _Named(batches, batch_dims, "batches")
+    eval_data = None if eval_batches is None else _Named(eval_batches, batch_dims, "eval_batches")
+    source = iter(train_data)
+    first = train_data.first(source)
+
+    make_state = create(init, optimizer, policy)
+    train_step = make_train_step(loss, optimizer, clip_norm, policy)
+    state_spec, batch_spec = spec_of(make_state), _specs(first)
+    step_program = jit(train_step, mesh, layout, backend, donate="state").lower(
+        state_spec, batch_spec
+    )
+    eval_program = None
+    if eval_data is not None:
+        eval_spec = _specs(eval_data.first(iter(eval_data)))
+        eval_step = make_eval_step(loss, policy)
+        eval_program = jit(eval_step, mesh, layout, backend).lower(state_spec.params, eval_spec)
+
+    def create_state(key: Tensor) -> dict[str, TrainState]:
+        return {"state": make_state(key)}  # the result's paths are then those of the step's state
+
+    init_program = jit(create_state, mesh, layout, backend).lower(spec([KEY], "uint32"))
+    with ExitStack() as stack:
+        progress = None if quiet else stack.enter_context(Progress(steps))
+        writer = None if workdir is None else stack.enter_context(MetricsWriter(workdir))
+        run = _Run(
+            step=step_program.compile(),
+            evaluate=None if eval_program is None else eval_program.compile(),
+            state=init_program.compile()(key(seed))["state"],
+            batches=itertools.chain([first], source),
+            eval_batches=eval_data,
+            steps=steps,
+            log_every=log_every,
+            eval_every=eval_every or steps,
+            tokens_per_batch=tokens_per_batch,
+            sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
+        )
+        run.run()
+    return TrainResult(run.state, run.losses, run.history)
+
+
+@dataclass
+class _Run:
+    """One run, between its first step and its last."""
+
+    step: Compiled
+    evaluate: Compiled | None
+    state: TrainState
+    batches: Iterator[Any]
+    eval_batches: Iterable[Any] | None
+    steps: int
+    log_every: int
+    eval_every: int
+    tokens_per_batch: int | None
+    sinks: list[Callable[[int, Mapping[str, Any]], None]]
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        jax.block_until_ready([array.data for array in _arrays(self.state)])
+        pending: list[dict[str, NamedArray]] = []
+        started = time.perf_counter()
+        with _interruptible() as self.interrupted:
+            for number in range(1, self.steps + 1):
+                batch = next(self.batches, None)
+                if batch is None:
+                    self._report(number - 1, pending, started)
+                    raise ValueError(
+                        f"the data ended after {number - 1} of {self.steps} steps; give batches "
+                        "without end (itertools.cycle repeats a list), or fewer steps"
+                    )
+                self.state, metrics = self.step(self.state, batch)
+                pending.append(metrics)
+                if len(pending) > _AHEAD:
+                    jax.block_until_ready(pending[-1 - _AHEAD]["loss"].data)
+                stops = self.interrupted.is_set()
+                evaluates = not stops and (number == self.steps or number % self.eval_every == 0)
+                if stops or evaluates or number % self.log_every == 0:
+                    self._report(number, pending, started, evaluates)
+                    started, pending = time.perf_counter(), []
+                if stops:
+                    break
+        if self.interrupted.is_set():
+            raise KeyboardInterrupt(f"interrupted after step {number} of {self.steps}")
+
+    def _report(
+        self,
+        number: int,
+        pending: Sequence[dict[str, NamedArray]],
+        started: float,
+        evaluates: bool = False,
+    ) -> None:
+        """Fetches what the steps since the last report returned, and passes it on."""
+        if not pending:
+            return
+        fetched = [float(value) for value in jax.device_get([m["loss"].data for m in pending])]
+        self.losses += fetched
+        seconds = (time.perf_counter() - started) / len(pending)
+        line = {name: float(value) for name, value in pending[-1].items()}
+        line["step_seconds"] = seconds
+        if self.tokens_per_batch is not None:
+            line["tokens_per_second"] = self.tokens_per_batch / seconds
+        if evaluates:
+            line |= {f"eval_{name}": value for name, value in self._evaluate().items()}
+        self.history.append({"step": number, **line})
+        for sink in self.sinks:
+            sink(number, line)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Returns the metrics of the held-out batches, averaged over the batches."""
+        if self.evaluate is None or self.eval_batches is None:
+            return {}
+        found = []
+        for batch in self.eval_batches:
+            found.append(self.evaluate(self.state.params, batch))
+            if len(found) > _AHEAD:
+                jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
+            if self.interrupted.is_set():
+                return {}  # an average over some of the batches would be taken for another
+        return {name: float(np.mean([float(m[name]) for m in found])) for name in found[0]}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Batches with the names of their dims put on."""
+
+    batches: Iterable[Mapping[str, Any]]
+    dims: Mapping[str, DimsLike] | None
+    role: str
+
+    def __iter__(self) -> Iterator[dict[str, NamedArray]]:
+        return map(self._name, self.batches)
+
+    def first(self, source: Iterator[dict[str, NamedArray]]) -> dict[str, NamedArray]:
+        for batch in source:
+            return batch
+        raise ValueError(f"{self.role}: there is no batch")
+
+    def _name(self, batch: Mapping[str, Any]) -> dict[str, NamedArray]:
+        dims = self.dims or {}
+        result, problems = {}, []
+        for name, entry in batch.items():
+            if isinstance(entry, NamedArray):
+                result[name] = entry
+            elif name in dims:
+                result[name] = named(entry, dims[name])
+            else:
+                hint = did_you_mean(name, dims)
+                problems.append(
+                    f"entry `{name}` of a batch has no dim names: give NamedArrays, or "
+                    f"batch_dims={{{name!r}: [...]}}{hint}"
+                )
+        if problems:
+            raise ValueError("; ".join([f"{self.role}: {problems[0]}", *problems[1:]]))
+        return result
+
+
+def _specs(batch: Mapping[str, NamedArray]) -> dict[str, Any]:
+    return {name: spec(array.dims, array.dtype) for name, array in batch.items()}
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Turns the first Ctrl-C into an event, so that it falls between two steps."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # signals are the main thread's
+        return
+
+    def stop(signum: int, frame: Any) -> None:
+        event.set()
+        signal.signal(signal.SIGINT, before)
+        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _arrays(tree: Any) -> list[NamedArray]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, NamedArray))
+
+
+def _check_at_least_one(**numbers: int | None) -> None:
+    wrong = {name: n for name, n in numbers.items() if n is not None and n < 1}
+    if wrong:
+        told = [f"{name} must be at least 1, got {n}" for name, n in wrong.items()]
+        raise ValueError("; ".join(told))

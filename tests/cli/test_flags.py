@@ -1,0 +1,110 @@
+"""The flags are a promise: these names, these defaults. A change here is one for every user."""
+
+import pytest
+
+from meshdsl.cli import flags
+from meshdsl.cli.problems import Problems, UsageError
+
+PROMISED = {
+    "model": "gpt_mini",
+    "model_args": "",
+    "mesh_shape": None,
+    "layout": None,
+    "host_devices": None,
+    "backend": "jax",
+    "policy": None,
+    "seed": 0,
+    "data": None,
+    "batch_size": None,
+    "length": None,
+    "steps": 200,
+    "learning_rate": 3e-3,
+    "warmup_steps": None,
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,
+    "log_every": 10,
+    "eval_every": 100,
+    "eval_batches": 20,
+    "workdir": None,
+    "debug": False,
+    "help": False,
+    "h": False,
+}
+
+
+def problems_of(*arguments):
+    return flags.read(arguments)[1].found
+
+
+def test_the_flags_and_their_defaults_are_these():
+    values, problems = flags.read([])
+    assert problems.found == []
+    assert {name: values[name].value for name in values} == PROMISED
+
+
+def test_every_flag_is_in_the_help():
+    text = flags.describe()
+    assert all(f"  --{name}" in text for name in PROMISED.keys() - {"help", "h"})
+
+
+def test_values_are_read_into_what_they_mean():
+    values, problems = flags.read(
+        ["--mesh_shape=data:2,model:4", "--layout", "batch:data; length:model?", "--steps=1_000"]
+    )
+    assert problems.found == []
+    assert values.mesh_shape.sizes == {"data": 2, "model": 4}
+    assert str(values.layout) == "batch:data; length:model?"
+    assert values.steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("--modl=x", "unknown flag --modl. Did you mean `--model`?"),
+        ("--nonsense", "unknown flag --nonsense"),
+        ("train", "'train' is not a flag; flags are written --name=value"),
+        ("--model", "Missing value for flag --model"),
+        ("--steps=many", "--steps: needs a whole number of at least 1, got 'many'"),
+        ("--steps=0", "--steps: needs a whole number of at least 1, got '0'"),
+        ("--learning_rate=-1", "--learning_rate: needs a number of at least 0, got '-1'"),
+        ("--weight_decay=nan", "--weight_decay: needs a number of at least 0, got 'nan'"),
+        ("--backend=nump", "--backend: unknown backend 'nump'; choose one of "),
+        ("--policy=compute=int32", "--policy: policy compute=int32: needs a floating-point dtype"),
+        (
+            "--mesh_shape=data:2,model",
+            "--mesh_shape: malformed mesh: expected `axis:size`, as in `data:2 model:4`\n"
+            "  data:2,model\n"
+            "         ^^^^^",
+        ),
+        ("--layout=batch", "--layout: malformed layout\n  batch\n  ^^^^^\n  `batch` is not of the"),
+    ],
+)
+def test_a_mistake_is_told_with_its_flag(argument, problem):
+    (found,) = problems_of(argument)
+    assert found.startswith(problem)
+
+
+def test_all_mistakes_are_found():
+    found = problems_of("--modl=x", "--mesh_shape=data", "--layout=batch", "--steps=0")
+    assert [problem.split(":")[0].split(".")[0] for problem in found] == [
+        "unknown flag --modl",
+        "--mesh_shape",
+        "--layout",
+        "--steps",
+    ]
+
+
+def test_one_problem_stands_alone_and_several_are_numbered():
+    problems = Problems()
+    problems.check()
+    with problems.caught("--data"):
+        raise ValueError("nothing there\n  at all")
+    with pytest.raises(UsageError) as error:
+        problems.check()
+    assert str(error.value) == "--data: nothing there\n  at all"
+    problems.add("and more")
+    with pytest.raises(UsageError) as error:
+        problems.check()
+    assert str(error.value) == (
+        "2 problems\n\n  1. --data: nothing there\n       at all\n  2. and more"
+    )

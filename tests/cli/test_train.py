@@ -1,0 +1,86 @@
+"""`meshdsl train`, from text to metrics."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshdsl.cli.main import run
+
+SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
+MODEL = """
+from meshdsl.models import load
+
+def tiny():
+    return load("gpt_mini", "layers=1,embed=16,heads=2,policy.compute=bfloat16")
+"""
+
+
+def lines(workdir):
+    text = (workdir / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 200)
+    return f"--data={tmp_path}/text.txt"
+
+
+def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
+    mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;vocab:model")
+    when = ("--steps=40", "--log_every=20", "--eval_every=20", "--eval_batches=2")
+    code = run(
+        ["train", *SMALL, *mesh, *when, text, "--host_devices=8", f"--workdir={tmp_path}/run"]
+    )
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    first, *reports, last = captured.out.splitlines()
+    assert first == (
+        "gpt_mini, mesh data:2 model:2, batches of 8 x 16 tokens, 9,201 bytes of text in 1 file"
+    )
+    assert [report.split()[1] for report in reports] == ["20/40", "40/40"]
+    found = lines(tmp_path / "run")
+    assert found[1]["eval_loss"] < found[0]["eval_loss"] < 5.5
+    assert last == (
+        f"held-out loss {found[1]['eval_loss']:.4f} nats per byte; metrics in {tmp_path}/run"
+    )
+
+
+def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
+    (tmp_path / "mine.py").write_text(MODEL)
+    arguments = (f"--model={tmp_path}/mine.py:tiny", "--backend=numpy", "--policy=float32")
+    code = run(["train", *arguments, *SMALL[1:], text, "--steps=1", "--eval_batches=1"])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    assert "held-out loss 5." in captured.out
+
+
+def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
+    command = [sys.executable, "-c", "from meshdsl.cli.main import run; raise SystemExit(run())"]
+    arguments = [*SMALL, text, "--steps=1000000", "--log_every=50", f"--workdir={tmp_path}/run"]
+    process = subprocess.Popen(
+        [*command, "train", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found[:2]] == [50, 100]
+    assert message == (
+        "\nstopping after this step; Ctrl-C again stops at once\n"
+        f"meshdsl train: interrupted after step {found[-1]['step']} of 1000000\n"
+    )

@@ -1,0 +1,34 @@
+"""The collectives that a function needs on a layout, once its numbers are known to be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from meshdsl.lowering.program import SpmdProgram
+
+MESH = "data:2,model:4"
+
+
+def lowered(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> SpmdProgram:
+    """Returns the program, having checked its numbers against those of one device."""
+    jitted = md.jit(function, mesh, layout, "numpy")
+    found, expected = jitted(*inputs), md.jit(function, backend="numpy")(*inputs)
+    for mine, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = np.abs(np.asarray(want)).max(initial=1.0)
+        assert np.abs(np.asarray(mine) - np.asarray(want)).max(initial=0.0) <= 1e-10 * scale
+    return jitted.lower(*inputs)
+
+
+def collectives(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> list[str]:
+    """Returns `all_reduce model 3 x [batch=8, embed=4]` for each, the count only if not 1."""
+    program = lowered(function, *inputs, layout=layout, mesh=mesh)
+    found = []
+    for c in program.collectives:
+        times = f"{c.count} x " if c.count != 1 else ""
+        found.append(f"{c.kind} {'+'.join(c.axes)} {times}{c.dims}")
+    return found

@@ -1,0 +1,84 @@
+"""Rotary positions, against multiplication by complex numbers."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import nn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 12, 4, 8))
+DIMS = ["batch", "length", "heads", "kv"]
+
+
+def turned(x, base=10000.0):
+    """x is [batch, length, heads, kv]; feature i + n/2 is the imaginary part of feature i."""
+    half = x.shape[-1] // 2
+    points = x[..., :half] + 1j * x[..., half:]
+    angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    points = points * np.exp(1j * angle)[:, None]
+    return np.concatenate([points.real, points.imag], -1)
+
+
+def test_pairs_are_turned_as_complex_numbers():
+    found = md.jit(lambda x: nn.rotary(x))(md.named(X, DIMS))
+    assert found.dims.names == tuple(DIMS)
+    np.testing.assert_allclose(found, turned(X), atol=2e-6)
+
+
+def test_dims_and_base_may_be_named():
+    x = md.named(X, ["batch", "memory_length", "heads", "features"])
+    found = md.jit(lambda x: nn.rotary(x, "memory_length", over="features", base=500.0))(x)
+    np.testing.assert_allclose(found, turned(X, base=500.0), atol=2e-6)
+
+
+def test_the_product_of_query_and_key_depends_on_their_distance_only():
+    one = np.broadcast_to(RNG.normal(size=8), (1, 12, 1, 8))
+    q, k = (np.asarray(md.jit(lambda x: nn.rotary(x))(md.named(one * s, DIMS))) for s in (1, -2))
+    scores = np.einsum("blhk,bmhk->lm", q, k)
+    for distance in range(-11, 12):
+        diagonal = np.diagonal(scores, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["length:model; heads:data", "heads:model; length:model?"])
+def test_tables_made_once_serve_split_tensors(layout):
+    def both(x):
+        rotation = nn.rotation(x.shape.get("length"), x.shape.get("kv"))
+        return rotation(x), rotation(2 * x)
+
+    where = {"mesh": "data:2,model:4", "layout": layout, "backend": "numpy"}
+    one, two = md.jit(both, **where)(md.named(X, DIMS))
+    np.testing.assert_allclose(one, turned(X), atol=2e-6)
+    np.testing.assert_allclose(two, 2 * turned(X), atol=4e-6)
+
+
+def test_half_precision_is_turned_in_float32():
+    def both(x):
+        half = md.cast(x, "bfloat16")
+        return nn.rotary(half), md.cast(half, "float64")
+
+    found, rounded = md.jit(both)(md.named(X, DIMS))
+    assert found.dtype.name == "bfloat16"
+    np.testing.assert_allclose(
+        np.asarray(found).astype("float64"), turned(np.asarray(rounded)), rtol=2**-8, atol=2e-6
+    )
+
+
+def test_the_gradient_turns_back():
+    def loss(x, g):
+        return md.sum(nn.rotary(x) * g)
+
+    g = RNG.normal(size=X.shape)
+    found = md.jit(md.grad(loss))(md.named(X, DIMS), md.named(g, DIMS))
+    np.testing.assert_allclose(turned(np.asarray(found)), g, atol=5e-6)
+
+
+def test_an_odd_number_of_features_is_an_error():
+    with pytest.raises(ValueError, match="turned in pairs, but `kv` has size 7"):
+        md.jit(lambda x: nn.rotary(x))(md.named(X[..., :7], DIMS))
+
+
+def test_a_missing_dim_is_an_error():
+    with pytest.raises(ValueError, match=r"rotary: no dim `lengths` in .* Did you mean `length`"):
+        md.jit(lambda x: nn.rotary(x, "lengths"))(md.named(X, DIMS))

@@ -1,0 +1,100 @@
+"""Einsum by name, against numpy's by letters; every gradient; every mistake."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.ops.agreement import assert_agree, assert_close, message, random, run
+
+a, b, c, d = md.dims(a=4, b=3, c=2, d=5)
+DIMS = {"a": a, "b": b, "c": c, "d": d}
+
+
+@pytest.mark.parametrize(
+    "letters",
+    [
+        "ab,bc->ac",
+        "ab,bc->ca",
+        "abc,cb->a",
+        "abc,bd->dac",
+        "ab,ab->ab",
+        "ab,ab->",
+        "ab,cd->dbca",
+        "ab,b->a",
+        "a,b->",
+        "ab,cd->b",
+        "ab->ba",
+        "abc->b",
+        "ab,->a",
+        "ab,bc,cd->ad",
+        "ab,bc,cd,a->d",
+    ],
+)
+def test_products_with_two_derivatives(letters):
+    words, out = letters.split("->")
+    inputs = [
+        random([DIMS[name] for name in word], seed=i) for i, word in enumerate(words.split(","))
+    ]
+    assert_agree(
+        lambda *xs: md.einsum(*xs, out=list(out)),
+        lambda *xs: jnp.einsum(letters, *xs),
+        *inputs,
+        order=2,
+    )
+
+
+def test_every_subset_of_three_dims_can_be_contracted():
+    x, y = random([a, b, c]), random([c, a], seed=1)
+    for count in range(4):
+        for over in itertools.combinations("abc", count):
+            kept = [name for name in "abc" if name not in over]
+            found = run(lambda x, y: md.einsum(x, y, over=list(over)), x, y)  # noqa: B023
+            assert found.dims.names == tuple(kept)
+            assert_close(found, np.einsum(f"abc,ca->{''.join(kept)}", x.data, y.data))
+
+
+def test_a_tensor_times_itself():
+    assert_agree(
+        lambda x: md.einsum(x, x, over="a"), lambda x: jnp.einsum("ab,ab->b", x, x), random([a, b])
+    )
+
+
+def test_half_precision_is_summed_in_single_precision():
+    long = md.Dimension("a", 4096)
+    x = md.named(np.ones(4096, md.spec([a], "bfloat16").dtype), [long])
+    for backend in ("numpy", "jax"):
+        found = run(lambda x: md.einsum(x, x, over="a"), x, backend=backend)
+        assert float(found) == 4096
+
+
+def test_integers_multiply_too():
+    x = md.named(np.arange(12, dtype=np.int32).reshape(4, 3), [a, b])
+    for backend in ("numpy", "jax"):
+        found = run(lambda x: md.einsum(x, x.rename(a="d"), over="b"), x, backend=backend)
+        assert np.array_equal(found, x.data @ x.data.T)
+
+
+def test_mistakes_are_told_together():
+    x, y = random([a, b]), random([b, c])
+    text = message(lambda x, y: md.einsum(x, y, out=["aa", md.Dimension("c", 9)]), x, y)
+    assert "einsum: out dim `aa` is in no operand. Did you mean `a`?; " in text
+    assert "out dim `c` has size 9 but the operands have 2" in text
+    assert "operand 2: f64[b=3, c=2]" in text
+
+
+def test_other_mistakes_are_told():
+    x, y = random([a, b]), random([b, c])
+    both = "give either out=..., the dims to keep, or over=..., the dims to sum over"
+    for function, text in [
+        (lambda x, y: md.einsum(x, y), both),
+        (lambda x, y: md.einsum(x, y, out="a", over="b"), both),
+        (lambda x, y: md.einsum(over="b"), "einsum: needs at least one tensor"),
+        (lambda x, y: md.einsum(x, y, over="e"), "over dim `e` is in no operand"),
+        (lambda x, y: md.einsum(x, md.cast(y, "float32"), over="b"), "dtypes differ: f64 and f32"),
+        (lambda x, y: md.einsum(x > 0, y > 0, over="b"), "needs numbers, got bool"),
+        (lambda x, y: md.einsum(x, y.rename(c="a"), over="b"), "dim `a` has size 4 in f64[a=4"),
+    ]:
+        assert text in message(function, x, y)

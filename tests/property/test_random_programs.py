@@ -1,0 +1,77 @@
+"""Random programs on random meshes and layouts: one answer, wherever and with whatever they run.
+
+`python -m pytest tests/property --cases=2000 --first_case=0` runs the cases 0 to 1999; without the
+options, a sample of them that changes from day to day.
+"""
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from tests.property.programs import Case, make_case
+
+TOLERANCE = 1e-9
+
+
+def test_every_layout_and_backend_gives_the_same_numbers(case_number):
+    case = make_case(case_number)
+    try:
+        check(case)
+    except Exception as error:
+        error.add_note(str(case))
+        raise
+
+
+def check(case: Case) -> None:
+    single = md.jit(case.function, backend="numpy")
+    expected = single(case.inputs)
+    for backend in ("numpy", "jax"):
+        found = md.jit(case.function, case.mesh, case.layout, backend)(case.inputs)
+        compare(found, expected, f"{backend} on {case.mesh}")
+    if case.differentiable:
+        check_gradient(case, single, expected)
+
+
+def compare(found, expected, what: str) -> None:
+    """Every leaf agrees, to the tolerance, relative to the largest magnitude in it."""
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, want), have in zip(leaves, jax.tree.leaves(found), strict=True):
+        want, have = np.asarray(want), np.asarray(have)
+        where = f"{what}: {jax.tree_util.keystr(path)}"
+        assert want.dtype == have.dtype and want.shape == have.shape, where
+        if want.dtype != np.float64:
+            assert np.array_equal(want, have), where
+            continue
+        assert np.isfinite(want).all(), f"{where} is not finite"
+        scale = np.abs(want).max(initial=1.0)
+        error = np.abs(want - have).max(initial=0.0)
+        assert error <= TOLERANCE * scale, f"{where}: off by {error:.3g} at scale {scale:.3g}"
+
+
+def check_gradient(case: Case, single, expected) -> None:
+    """Central differences along a random direction give the slope that the gradient tells.
+
+    A jump may lie between the two points; then other directions tell.
+    """
+    rng = np.random.default_rng([case.number, 4])
+    step = 1e-7
+    seen = []
+    for _ in range(3):
+        ways = {n: rng.uniform(-1, 1, g.data.shape) for n, g in expected["gradients"].items()}
+        ends = [
+            float(single(_moved(case.inputs, ways, sign * step))["loss"]) for sign in (1.0, -1.0)
+        ]
+        told = sum(float((ways[n] * g.data).sum()) for n, g in expected["gradients"].items())
+        slope = (ends[0] - ends[1]) / (2 * step)
+        scale = max(1.0, abs(float(expected["loss"])), abs(told))
+        if abs(slope - told) <= 1e-6 * scale:
+            return
+        seen.append((slope, told))
+    raise AssertionError(f"finite differences and gradient: {seen}")
+
+
+def _moved(inputs, ways, step):
+    return {
+        name: md.NamedArray(a.data + step * ways[name], a.dims) if name in ways else a
+        for name, a in inputs.items()
+    }

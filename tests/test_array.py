@@ -1,0 +1,69 @@
+"""NamedArray, named and spec: arguments of traced functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+batch, embed = md.dims(batch=8, embed=4)
+
+
+def test_names_take_their_size_from_the_data():
+    x = md.named(np.zeros((8, 4), np.float32), ["batch", embed])
+    assert x.dims == x.shape == md.Shape([batch, embed])
+    assert x.dtype == np.float32
+    assert x.layout is None
+    assert repr(x) == "NamedArray(f32[batch=8, embed=4])"
+
+
+def test_anything_numpy_reads_will_do():
+    assert md.named([[1, 2], [3, 4]], ["a", "b"]).dims.sizes == (2, 2)
+    assert float(md.named(2.5, [])) == 2.5
+    assert int(md.named(3, [])) == 3
+    assert np.asarray(md.named(jnp.arange(3), "a"), np.float64).tolist() == [0, 1, 2]
+
+
+def test_the_order_of_the_dims_is_that_of_the_data():
+    x = md.named(np.arange(32).reshape(8, 4), [batch, embed])
+    found = md.jit(lambda x: x.transpose(["embed", "batch"]), backend="numpy")(x)
+    assert np.array_equal(found, x.data.T)
+
+
+def test_misfits_are_told_together():
+    with pytest.raises(ValueError, match=r"the data has 2 axes \(8, 4\), but 1 dims were given: b"):
+        md.named(np.zeros((8, 4)), [batch])
+    with pytest.raises(ValueError) as error:
+        md.named(np.zeros((3, 5)), [batch, embed])
+    assert str(error.value) == (
+        "named: axis 0 of the data has size 3, but the dim is batch=8; "
+        "axis 1 of the data has size 5, but the dim is embed=4"
+    )
+    with pytest.raises(ValueError, match="two dims of one name: `a`"):
+        md.named(np.zeros((2, 2)), ["a", "a"])
+
+
+def test_it_is_a_tree_of_one_leaf():
+    x = md.named(np.ones(4), [embed])
+    doubled = jax.tree.map(lambda data: 2 * data, x)
+    assert isinstance(doubled, md.NamedArray)
+    assert doubled.dims == x.dims
+    assert doubled.data.tolist() == [2] * 4
+
+
+def test_spec_describes_without_data():
+    assert repr(md.spec([batch, embed], "bfloat16")) == "bf16[batch=8, embed=4]"
+    with pytest.raises(ValueError, match=r"spec: 'batch' has no size; give a md\.Dimension"):
+        md.spec(["batch", embed])
+    with pytest.raises(ValueError, match="unknown dtype 'complex64'; choose one of bool,"):
+        md.spec([batch], "complex64")
+
+
+def test_results_of_the_jax_backend_are_where_the_layout_says():
+    x = md.named(np.arange(32.0).reshape(8, 4), [batch, embed])
+    y = md.jit(lambda x: x * 2, mesh="x:2,y:2", layout="batch:x; embed:y")(x)
+    assert isinstance(y.data, jax.Array)
+    assert str(y.layout) == "batch:x; embed:y"
+    assert y.data.sharding.shard_shape(y.data.shape) == (4, 2)
+    assert repr(y) == "NamedArray(f64[batch=8, embed=4]; batch:x; embed:y)"

@@ -1,0 +1,214 @@
+"""jit: stages, signatures, arguments and results; each mistake is one clear message."""
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.ops.agreement import assert_close, message, random
+
+a, b = md.dims(a=4, b=2)
+
+
+def double(x, y=None):
+    return {"twice": x * 2, "y": y}
+
+
+def test_stages_can_be_had_one_by_one():
+    jitted = md.jit(double, mesh="x:2", layout="a:x", backend="numpy")
+    spec = md.spec([a, b], "float64")
+    graph = jitted.trace(spec)
+    assert graph.input_paths == ("x",)
+    assert graph.output_paths == ("twice",)
+    assert "multiply" in str(graph)
+    program = jitted.lower(spec)
+    assert program.block.inputs[0].local.sizes == (2, 2)
+    x = random([a, b])
+    found = program.compile()(x)
+    assert_close(found["twice"], 2 * x.data)
+    assert found["y"] is None
+
+
+def test_each_signature_is_traced_once():
+    traced = []
+
+    def model(x):
+        traced.append(x)
+        return x + 1
+
+    jitted = md.jit(model, backend="numpy")
+    for dims in ([a], [a], [b], [b, a], [a]):
+        assert jitted(random(dims)).dims.names == tuple(d.name for d in dims)
+    assert [str(t) for t in traced] == ["f64[a=4]", "f64[b=2]", "f64[b=2, a=4]"]
+
+
+def test_numbers_are_tensors_without_dims():
+    found = md.jit(lambda x, n, on: (x * 2, n, on), backend="numpy")(1.5, np.float64(2), True)
+    assert [leaf.dtype.name for leaf in found] == ["float32", "float64", "bool"]
+
+
+def test_keywords_and_defaults_and_variable_arguments():
+    x = random([a])
+    assert_close(md.jit(lambda x, *, k: x * k, backend="numpy")(x, k=x), x.data**2)
+    assert_close(md.jit(lambda *xs: xs[0] * xs[1], backend="numpy")(x, x), x.data**2)
+    assert_close(md.jit(lambda **xs: xs["p"] + xs["q"], backend="numpy")(p=x, q=x), 2 * x.data)
+
+
+def test_inputs_can_be_outputs_and_outputs_can_repeat():
+    x = random([a, b])
+    for backend in ("numpy", "jax"):
+        jitted = md.jit(lambda x: (x, x, x * 1, md.zeros([a])), "x:2", "a:x", backend)
+        found = jitted(x)
+        for mine in found[:3]:
+            assert_close(mine, x.data)
+
+
+def test_without_a_mesh_everything_runs_on_one_device():
+    x = random([a])
+    assert md.jit(lambda x: x, layout="a:x", backend="numpy").lower(x).mesh.size == 1
+    assert_close(md.jit(lambda x: md.sum(x))(x), x.data.sum())
+
+
+def test_as_jax_composes_with_jax():
+    jitted = md.jit(lambda x, y: md.sum(x * y, "a"), mesh="x:2", layout="a:x")
+    x, y = random([a, b]), random([a], seed=1)
+    function = jitted.as_jax(x, y)
+    (found,) = jax.jit(function)(x.data, y.data)
+    assert_close(found, y.data @ x.data)
+    slope = jax.grad(lambda x: function(x, y.data)[0].sum())(x.data)
+    assert_close(slope, np.broadcast_to(y.data[:, None], (4, 2)))
+
+
+def test_donated_buffers_are_given_up():
+    jitted = md.jit(lambda state, x: (state + x, x), mesh="x:2", layout="a:x", donate="state")
+    state, x = jitted(random([a]), random([a]))
+    jitted(state, x)
+    assert state.data.is_deleted()
+    assert not x.data.is_deleted()
+
+
+def test_tracing_leaves_nothing_behind_when_it_fails():
+    def broken(x):
+        md.scan(lambda c, x: 1 / 0, x, x, "a")
+
+    with pytest.raises(ZeroDivisionError):
+        md.jit(broken, backend="numpy")(random([a]))
+    with pytest.raises(ValueError, match="run inside a traced function"):
+        md.zeros([a])
+
+
+# Mistakes.
+
+
+def test_an_unknown_backend_is_told_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown backend 'jaxx'; choose one of jax, numpy") as e:
+        md.jit(double, backend="jaxx")
+    assert str(e.value).endswith("Did you mean `jax`?")
+
+
+def test_malformed_meshes_and_layouts_are_told_at_once():
+    with pytest.raises(ValueError, match="malformed mesh"):
+        md.jit(double, mesh="x=2")
+    with pytest.raises(ValueError, match="malformed layout"):
+        md.jit(double, mesh="x:2", layout="a=x")
+
+
+def test_donating_an_unknown_parameter_is_told():
+    with pytest.raises(ValueError) as error:
+        md.jit(lambda state, x: x, donate=["x", "stat"])
+    assert "donate='stat' is no parameter of <lambda>(state, x). Did you mean `state`?" in str(
+        error.value
+    )
+
+
+def test_arguments_without_names_are_told_together():
+    text = message(double, {"p": np.zeros((3, 2)), "q": random([a])}, "text")
+    assert text == (
+        "double: arguments without names:\n"
+        "  x/p: ndarray[3, 2] has no dim names; use md.named(array, dims)\n"
+        "  y: str[] has no dim names; use md.named(array, dims)"
+    )
+
+
+def test_arguments_that_differ_from_the_traced_ones_are_told_together():
+    jitted = md.jit(lambda x, y: x + y, backend="numpy")
+    compiled = jitted.lower(random([a]), random([a, b])).compile()
+    with pytest.raises(ValueError) as error:
+        compiled(random([b]), md.named(np.zeros((4, 2), np.float32), [a, b]))
+    assert str(error.value) == (
+        "arguments differ from the traced ones:\n"
+        "  x: traced as f64[a=4], given f64[b=2]\n"
+        "  y: traced as f64[a=4, b=2], given f32[a=4, b=2]"
+    )
+    with pytest.raises(ValueError, match="the arguments have another structure than the traced"):
+        compiled([random([a])], random([a, b]))
+
+
+def test_a_mesh_larger_than_the_machine_is_told_with_the_flag():
+    jitted = md.jit(lambda x: x, mesh="data:4,model:4", layout="a:data")
+    with pytest.raises(ValueError) as error:
+        jitted(md.named(np.zeros(4, np.float32), [a]))
+    text = str(error.value)
+    assert "mesh data:4 model:4 needs 16 devices, but this machine has 8 (cpu)" in text
+    assert "--host_devices=16" in text
+    assert "jax.config.update('jax_num_cpu_devices', 16)" in text
+
+
+def test_wide_dtypes_need_the_wide_mode_of_jax():
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="the program uses float64, which JAX turns into 32"):
+            md.jit(lambda x: x * 2)(random([a]))
+        narrow = md.named(np.ones(4, np.float32), [a])
+        assert float(md.jit(md.sum)(narrow)) == 4
+
+
+def test_every_mistake_of_a_layout_is_told_at_once():
+    def model(x, w):
+        return md.einsum(x, w, over="b")
+
+    jitted = md.jit(model, mesh="data:2,model:3", layout="a:data; b:data; d:modle; x/c:model")
+    d = md.Dimension("d", 3)
+    with pytest.raises(ValueError) as error:
+        jitted.lower(md.spec([a, b]), md.spec([b, d]))
+    text = str(error.value)
+    assert "`a:data` and `b:data` both claim mesh axis `data` in" in text
+    assert "x: [a=4, b=2]" in text
+    assert "`d:modle` names mesh axis `modle`, but the mesh has `data`, `model`. Did you" in text
+    assert "names a dim that this program does not have" in text
+    assert "test_jit.py:" in text
+
+
+def test_a_size_that_does_not_divide_is_told():
+    jitted = md.jit(lambda x: x, mesh="x:3", layout="a:x")
+    with pytest.raises(ValueError, match="`a:x` splits `a=4` into 3 shards of unequal size") as e:
+        jitted.lower(random([a]))
+    assert "(next: 6)" in str(e.value)
+
+
+def test_a_leaked_tensor_is_told_with_its_line():
+    leaked = []
+
+    def leak(x):
+        leaked.append(x * 2)
+        return x
+
+    md.jit(leak, backend="numpy")(random([a]))
+    line = leak.__code__.co_firstlineno + 1
+    for use in (lambda x: x + leaked[0], lambda x: leaked[0]):
+        text = message(use, random([a]))
+        assert f"a tensor f64[a=4] made at tests/test_jit.py:{line} is used outside of the" in text
+        assert "return it from that function instead" in text
+
+
+def test_a_body_does_not_leak_either():
+    def model(x):
+        inside = []
+
+        def body(c, x):
+            inside.append(c * x)
+            return c, None
+
+        md.scan(body, x, x, "a")
+        return inside[0] + 1
+
+    assert "is used outside of the function that was traced with it" in message(model, random([a]))

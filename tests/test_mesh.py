@@ -1,0 +1,63 @@
+"""Meshes: their text, their numbering, and malformed ones."""
+
+import itertools
+
+import pytest
+
+import meshdsl as md
+
+
+@pytest.mark.parametrize(
+    "text", ["data:2 model:4", "data:2,model:4", "data:2; model:4 ", "data:2;model:4"]
+)
+def test_all_separators_are_read(text):
+    mesh = md.Mesh.parse(text)
+    assert mesh == md.Mesh((("data", 2), ("model", 4)))
+    assert md.Mesh.parse(str(mesh)) == mesh
+    assert mesh.size == 8
+    assert mesh.names == ("data", "model")
+    assert mesh.extent(["model"]) == 4
+    assert mesh.extent([]) == 1
+
+
+def test_a_mesh_without_axes_is_one_device():
+    assert md.Mesh.parse("").size == md.Mesh().size == 1
+    assert list(md.Mesh().coordinates()) == [{}]
+
+
+def test_the_last_axis_varies_fastest():
+    mesh = md.Mesh.parse("a:2 b:3 c:2")
+    expected = [
+        dict(zip("abc", at, strict=True)) for at in itertools.product(*map(range, (2, 3, 2)))
+    ]
+    assert list(mesh.coordinates()) == expected
+
+
+def test_groups_are_numbered_major_axis_first():
+    mesh = md.Mesh.parse("a:2 b:2 c:2")
+    assert mesh.groups("b") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    assert mesh.groups("c", "a") == ((0, 4, 1, 5), (2, 6, 3, 7))
+    assert mesh.groups() == tuple((i,) for i in range(8))
+
+
+def test_malformed_text_is_marked():
+    with pytest.raises(ValueError) as error:
+        md.Mesh.parse("data:2 model=4 x:1")
+    assert str(error.value) == (
+        "malformed mesh: expected `axis:size`, as in `data:2 model:4`\n"
+        "  data:2 model=4 x:1\n"
+        "         ^^^^^^^"
+    )
+
+
+@pytest.mark.parametrize("text", ["data", "data:", ":2", "data:x", "data:-1", "2:2"])
+def test_other_malformed_text(text):
+    with pytest.raises(ValueError, match="malformed mesh"):
+        md.Mesh.parse(text)
+
+
+def test_sizes_and_names_are_checked():
+    with pytest.raises(ValueError, match="mesh axis `a` needs a size of at least 1, got 0"):
+        md.Mesh.parse("a:0")
+    with pytest.raises(ValueError, match="mesh axis `a` is given twice in `a:2 b:2 a:4`"):
+        md.Mesh.parse("a:2 b:2 a:4")

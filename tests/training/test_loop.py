@@ -1,0 +1,221 @@
+"""The loop: what it reports and returns, on every layout, and how it ends."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.optim import AdamW
+from meshdsl.training.loop import train
+from meshdsl.training.metrics import KEYS
+from meshdsl.training.step import make_eval_step
+from tests.training import classifier
+
+
+def run(batches=None, loss=classifier.loss, optimizer=None, **options):
+    """Trains on the numpy backend, which compiles nothing, unless told otherwise."""
+    defaults = {"steps": 6, "batch_dims": classifier.BATCH_DIMS, "quiet": True, "backend": "numpy"}
+    options = defaults | options
+    batches = classifier.endless() if batches is None else batches
+    return train(classifier.init, loss, optimizer or AdamW(0.05), batches, **options)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_learns():
+    result = run(steps=300, log_every=300, backend="jax")
+    assert result.losses[0] > 1.0
+    assert result.losses[-1] < 0.3
+    assert int(result.state.step) == 300
+
+
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_losses_do_not_depend_on_the_layout(backend):
+    expected = run(steps=20).losses
+    for mesh, layout in classifier.LAYOUTS:
+        found = run(steps=20, mesh=mesh, layout=layout, backend=backend).losses
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_the_same_seed_gives_the_same_run():
+    assert run(seed=1).losses == run(seed=1).losses
+    assert run(seed=1).losses != run(seed=2).losses
+
+
+def test_batches_may_be_named_arrays():
+    batches = map(classifier.named, classifier.endless())
+    assert run(batches, batch_dims=None).losses == run().losses
+
+
+def test_reports_come_every_so_often_and_at_the_end(tmp_path):
+    result = run(
+        steps=7,
+        log_every=3,
+        eval_every=5,
+        eval_batches=classifier.batches(2, seed=9),
+        tokens_per_batch=16,
+        workdir=tmp_path,
+    )
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == [3, 5, 6, 7]
+    assert [line["eval_loss"] is not None for line in found] == [False, True, False, True]
+    assert len(result.losses) == 7
+    assert [line["loss"] for line in found] == [result.losses[n - 1] for n in (3, 5, 6, 7)]
+    assert [line["loss"] for line in result.history] == [line["loss"] for line in found]
+    for line in found:
+        assert set(line) == set(KEYS)
+        assert line["step_seconds"] > 0
+        assert line["tokens_per_second"] == pytest.approx(16 / line["step_seconds"])
+
+
+def test_the_evaluation_is_the_average_over_the_held_out_batches():
+    held_out = classifier.batches(5, seed=9)
+    result = run(eval_batches=held_out, loss=classifier.loss_and_size)
+    evaluate = md.jit(make_eval_step(classifier.loss_and_size))
+    expected = [
+        float(evaluate(result.state.params, classifier.named(batch))["loss"]) for batch in held_out
+    ]
+    assert result.history[-1]["eval_loss"] == pytest.approx(np.mean(expected), rel=1e-6)
+    assert result.history[-1]["eval_size"] == pytest.approx(result.history[-1]["size"], rel=0.3)
+
+
+def test_without_held_out_batches_nothing_is_evaluated():
+    assert all("eval_loss" not in line for line in run(eval_every=2).history)
+
+
+def test_no_batch_is_taken_that_is_not_used():
+    taken = 0
+
+    def counted():
+        nonlocal taken
+        for batch in classifier.endless():
+            taken += 1
+            yield batch
+
+    run(counted(), steps=6, log_every=6)
+    assert taken == 6
+
+
+def test_progress_is_shown_unless_it_is_not_wanted(capsys):
+    run(steps=4, log_every=2, quiet=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in shown] == ["2/4", "4/4"]
+    run(steps=4, log_every=2)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_layout_that_does_not_fit_is_told_before_anything_is_allocated(tmp_path):
+    held = len(jax.live_arrays())
+    with pytest.raises(ValueError, match=r"`hiden:model` names a dim .* mean `hidden`\?"):
+        run(mesh="data:2,model:4", layout="batch:data; hiden:model", workdir=tmp_path / "run")
+    assert len(jax.live_arrays()) == held
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mesh_larger_than_the_machine_is_told_with_the_way_out():
+    with pytest.raises(ValueError, match=r"mesh data:16 needs 16 devices.*--host_devices=16"):
+        run(mesh="data:16", layout="batch:data", backend="jax")
+
+
+def test_ctrl_c_ends_the_run_after_the_step_with_complete_metrics(tmp_path):
+    def interrupted():
+        for number, batch in enumerate(classifier.endless(), start=1):
+            if number == 8:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted after step 8 of 100$"):
+        run(interrupted(), steps=100, log_every=5, workdir=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [line["step"] for line in lines(tmp_path)] == [5, 8]
+
+
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path):
+    def interrupted():
+        for number, batch in enumerate(classifier.endless(), start=1):
+            if number == 8:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+            yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted(), steps=100, log_every=5, workdir=tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == [5]
+
+
+def test_an_interrupted_evaluation_is_not_reported(tmp_path):
+    class Interrupting(list):
+        def __iter__(self):
+            for number, batch in enumerate(super().__iter__()):
+                if number == 1 and len(lines(tmp_path)) == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield batch
+
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            steps=100,
+            log_every=2,
+            eval_every=6,
+            eval_batches=Interrupting(classifier.batches(3)),
+            workdir=tmp_path,
+        )
+    found = [(line["step"], line["eval_loss"]) for line in lines(tmp_path)]
+    assert found[:3] == [(2, None), (4, None), (6, None)]
+
+
+def test_data_that_ends_early_is_told_and_what_there_was_is_reported(tmp_path):
+    with pytest.raises(ValueError) as error:
+        run(classifier.batches(4), steps=6, log_every=3, workdir=tmp_path)
+    assert str(error.value) == (
+        "the data ended after 4 of 6 steps; give batches without end (itertools.cycle repeats a "
+        "list), or fewer steps"
+    )
+    assert [line["step"] for line in lines(tmp_path)] == [3, 4]
+
+
+def test_a_batch_of_another_shape_is_told():
+    batches = classifier.batches(3)
+    batches[2] = {name: array[:8] for name, array in batches[2].items()}
+    with pytest.raises(
+        ValueError, match=r"batch/image: traced as f32\[batch=16, pixel=12\], given"
+    ):
+        run(batches, steps=3)
+
+
+def test_entries_without_names_are_told_together():
+    with pytest.raises(ValueError) as error:
+        run(batch_dims={"images": ["batch", "pixel"]})
+    assert str(error.value) == (
+        "batches: entry `image` of a batch has no dim names: give NamedArrays, or "
+        "batch_dims={'image': [...]}. Did you mean `images`?; entry `answer` of a batch has no "
+        "dim names: give NamedArrays, or batch_dims={'answer': [...]}"
+    )
+
+
+def test_no_batch_at_all_is_told():
+    with pytest.raises(ValueError, match=r"^batches: there is no batch$"):
+        run([])
+    with pytest.raises(ValueError, match=r"^eval_batches: there is no batch$"):
+        run(eval_batches=[])
+
+
+def test_held_out_batches_that_can_be_read_once_are_refused():
+    message = r"^eval_batches can be gone through only once; give a list of batches$"
+    with pytest.raises(ValueError, match=message):
+        run(eval_batches=iter(classifier.batches(2)))
+
+
+def test_numbers_out_of_range_are_told_together():
+    with pytest.raises(ValueError) as error:
+        run(steps=0, log_every=-1, eval_every=0)
+    assert str(error.value) == (
+        "steps must be at least 1, got 0; log_every must be at least 1, got -1; "
+        "eval_every must be at least 1, got 0"
+    )

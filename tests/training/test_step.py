@@ -1,0 +1,114 @@
+"""The training step and the evaluation step."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.optim import AdamW, Sgd, schedules
+from meshdsl.training.state import create, spec_of
+from meshdsl.training.step import make_eval_step, make_train_step
+from tests.training import classifier
+
+NAMES = ("w_in", "bias", "w_out")
+
+
+def fresh(optimizer, mesh=None, layout=None, policy=None):
+    return md.jit(create(classifier.init, optimizer, policy), mesh, layout)(md.random.key(0))
+
+
+@pytest.mark.parametrize(("mesh", "layout"), classifier.LAYOUTS)
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_steps_are_those_of_plain_numpy(mesh, layout, clip_norm):
+    optimizer = Sgd(0.2)
+    state = fresh(optimizer, mesh, layout)
+    step = md.jit(make_train_step(classifier.loss, optimizer, clip_norm), mesh, layout)
+    weights = [np.asarray(getattr(state.params, name), "f8") for name in NAMES]
+    for batch in classifier.batches(4):
+        state, metrics = step(state, classifier.named(batch))
+        value, grads = classifier.numpy_loss_and_grads(*weights, batch)
+        norm = np.sqrt(sum((g**2).sum() for g in grads))
+        scale = 1.0 if clip_norm is None else min(1.0, clip_norm / norm)
+        weights = [w - 0.2 * scale * g for w, g in zip(weights, grads, strict=True)]
+        np.testing.assert_allclose(float(metrics["loss"]), value, rtol=1e-5)
+        np.testing.assert_allclose(float(metrics["grad_norm"]), norm, rtol=1e-5)
+    assert int(state.step) == 4
+    for name, expected in zip(NAMES, weights, strict=True):
+        np.testing.assert_allclose(getattr(state.params, name), expected, atol=1e-5)
+
+
+def test_the_metrics_are_scalars_in_float32_and_follow_the_schedule():
+    optimizer = AdamW(schedules.linear(1.0, 0.0, 4))
+    state = fresh(optimizer)
+    step = md.jit(make_train_step(classifier.loss_and_size, optimizer))
+    rates = []
+    for batch in classifier.batches(3):
+        state, metrics = step(state, classifier.named(batch))
+        rates.append(float(metrics["learning_rate"]))
+    assert rates == [1.0, 0.75, 0.5]
+    assert set(metrics) == {"loss", "grad_norm", "learning_rate", "size"}
+    assert all(m.dims == () and m.dtype == np.float32 for m in metrics.values())
+
+
+def test_the_state_comes_out_with_the_paths_it_came_in_with():
+    optimizer = AdamW(0.1)
+    spec = spec_of(create(classifier.init, optimizer))
+    graph = md.jit(make_train_step(classifier.loss, optimizer)).trace(spec, classifier.BATCH)
+    state = [path for path in graph.input_paths if path.startswith("state/")]
+    assert list(graph.output_paths[: len(state)]) == state
+    assert "state/optimizer/mean/w_in" in state
+
+
+def test_only_gradients_one_norm_and_one_loss_are_reduced():
+    optimizer = AdamW(0.1)
+    spec = spec_of(create(classifier.init, optimizer))
+    step = make_train_step(classifier.loss, optimizer, clip_norm=1.0)
+    program = md.jit(step, "data:8", "batch:data").lower(spec, classifier.BATCH)
+    assert {c.kind for c in program.collectives} == {"all_reduce"}
+    sizes = sorted(c.payload_bytes for c in program.collectives if c.dims)
+    assert sizes == [4 * 8, 4 * 8 * 4, 4 * 12 * 8]
+
+
+def test_a_policy_computes_in_its_dtype_and_keeps_the_parameters_in_theirs():
+    policy = md.Policy(compute="bfloat16")
+    optimizer = Sgd(0.2)
+    seen = []
+
+    def loss(params, batch):
+        seen.append((params.w_in.dtype.name, batch["image"].dtype.name, batch["answer"].dtype.name))
+        return classifier.loss(params, batch)
+
+    (batch,) = classifier.batches(1)
+    step = md.jit(make_train_step(loss, optimizer, policy=policy))
+    state, metrics = step(fresh(optimizer, policy=policy), classifier.named(batch))
+    assert seen == [("bfloat16", "bfloat16", "int32")]
+    assert state.params.w_in.dtype == np.float32
+    exact, _ = md.jit(make_train_step(classifier.loss, optimizer))(
+        fresh(optimizer), classifier.named(batch)
+    )
+    np.testing.assert_allclose(state.params.w_in, exact.params.w_in, atol=0.01)
+    assert metrics["loss"].dtype == np.float32
+
+
+def test_the_evaluation_step_returns_the_loss_and_what_the_loss_function_adds():
+    params = md.jit(classifier.init)(md.random.key(0))
+    (batch,) = classifier.batches(1)
+    metrics = md.jit(make_eval_step(classifier.loss_and_size))(params, classifier.named(batch))
+    weights = [np.asarray(getattr(params, name), "f8") for name in NAMES]
+    expected, _ = classifier.numpy_loss_and_grads(*weights, batch)
+    np.testing.assert_allclose(float(metrics["loss"]), expected, rtol=1e-5)
+    np.testing.assert_allclose(float(metrics["size"]), (weights[0] ** 2).mean(), rtol=1e-5)
+
+
+def test_what_the_loss_function_adds_must_fit():
+    def loss(params, batch):
+        return classifier.loss(params, batch), {"bias": params.bias, "grad_norm": params.bias}
+
+    params = spec_of(classifier.init)
+    with pytest.raises(ValueError) as error:
+        md.jit(make_eval_step(loss)).trace(params, classifier.BATCH)
+    assert str(error.value) == (
+        "the loss function returns\n"
+        "  metric `bias` has dims [hidden=8]; reduce it first, as in md.mean(x)\n"
+        "  metric `grad_norm` has dims [hidden=8]; reduce it first, as in md.mean(x)\n"
+        "  metric `grad_norm` has the name of a metric of the step"
+    )
