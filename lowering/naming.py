@@ -66,7 +66,8 @@ class Names(dict[Value, str]):
         expressions = self.expressions[block] = Expressions(block)
         for run in _runs(expressions.lines):
             own = [i for i in run if i.op not in _MOVES and i.op not in ("scan", "barrier")]
-            target = _target(run[0].source)
+            targets = _targets(run[0].source)
+            target = targets[0]
             reads = self._reads(run, expressions.maker)
             if not run[0].source.backward:
                 self._read_at[run[0].source.file, run[0].source.line].append(reads)
@@ -81,10 +82,12 @@ class Names(dict[Value, str]):
                     base = self._gradient(instruction, reads) or target
                     base = base if base.endswith("_grad") else f"{base}_grad"
                     scope.define(instruction.outputs[0], base, base)
+                elif 1 < len(targets) == len(own):
+                    scope.define(instruction.outputs[0], targets[own.index(instruction)])
+                elif instruction is own[-1]:
+                    scope.define(instruction.outputs[0], target)
                 else:
-                    last = instruction is own[-1]
-                    name = target if last or not target else f"{target}.{instruction.op}"
-                    scope.define(instruction.outputs[0], name, target)
+                    scope.define(instruction.outputs[0], f"{target}.{instruction.op}", target)
 
     def _name_moved(
         self, instruction: Instruction, scope: _Scope, given: dict[Value, str], target: str
@@ -152,7 +155,7 @@ class _Scope:
 
     def define(self, value: Value, name: str, base: str = "", primes: bool = False) -> None:
         """Names a value; a name in use gets a number, or another prime."""
-        wanted, number = name or "value", 1
+        wanted, number = name, 1
         unique = wanted
         while unique in self.used:
             number += 1
@@ -220,18 +223,17 @@ def _without_root(path: str) -> str:
     return path.split("/", 1)[-1]
 
 
-def _target(source: Source) -> str:
-    """Returns the name that a source line gives its value, or an empty string."""
-    lines = _assignments("".join(linecache.getlines(source.file)))
-    found = lines.get(source.line, "")
+def _targets(source: Source) -> tuple[str, ...]:
+    """Returns the names that a source line gives its values, at least one."""
+    found = _assignments("".join(linecache.getlines(source.file))).get(source.line)
     if found:
         return found
-    return "" if source.function.startswith("<") else source.function.strip("_")
+    return ("value" if source.function.startswith("<") else source.function.strip("_") or "value",)
 
 
 @lru_cache(maxsize=256)
-def _assignments(text: str) -> dict[int, str]:
-    """Returns, for the lines of a file, the name that their statement assigns to.
+def _assignments(text: str) -> dict[int, tuple[str, ...]]:
+    """Returns, for the lines of a file, the names that their statement assigns to.
 
     What a method `__call__` returns is named after its class.
     """
@@ -239,31 +241,34 @@ def _assignments(text: str) -> dict[int, str]:
         tree = ast.parse(text)
     except SyntaxError:
         return {}
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, ...]] = {}
     for node in ast.walk(tree):  # outer statements come first, so inner ones overwrite them
-        named: list[tuple[ast.stmt, str]] = []
+        named: list[tuple[ast.stmt, tuple[str, ...]]] = []
         if isinstance(node, ast.ClassDef):
-            methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
-            named = [(method, _snake(node.name)) for method in methods if method.name == "__call__"]
+            calls = (m for m in node.body if isinstance(m, ast.FunctionDef))
+            named = [(m, (_snake(node.name),)) for m in calls if m.name == "__call__"]
         elif isinstance(node, ast.Assign):
-            named = [(node, _called(node.targets[0]))]
+            named = [(node, tuple(_called(node.targets[0])))]
         elif isinstance(node, ast.AnnAssign | ast.AugAssign):
-            named = [(node, _called(node.target))]
-        for statement, name in named:
-            if name:
+            named = [(node, tuple(_called(node.target)))]
+        for statement, names in named:
+            if names:
                 lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-                found.update(dict.fromkeys(lines, name))
+                found.update(dict.fromkeys(lines, names))
     return found
 
 
-def _called(target: ast.expr) -> str:
+def _called(target: ast.expr) -> Iterator[str]:
+    """Yields the names in the target of an assignment."""
     if isinstance(target, ast.Tuple | ast.List):
-        return _called(target.elts[0])
-    if isinstance(target, ast.Starred):
-        return _called(target.value)
-    if isinstance(target, ast.Attribute):
-        return target.attr
-    return target.id if isinstance(target, ast.Name) else ""
+        for element in target.elts:
+            yield from _called(element)
+    elif isinstance(target, ast.Starred):
+        yield from _called(target.value)
+    elif isinstance(target, ast.Attribute):
+        yield target.attr
+    elif isinstance(target, ast.Name):
+        yield target.id
 
 
 def _snake(name: str) -> str:

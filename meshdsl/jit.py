@@ -9,6 +9,7 @@ is compiled once.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -174,7 +175,7 @@ class Jitted:
         """Returns the array leaves of the arguments and their signature."""
         bound = self._parameters.bind(*args, **(kwargs or {}))
         bound.apply_defaults()
-        found, tree = jax.tree.flatten(dict(bound.arguments), is_leaf=_is_leaf)
+        found, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
         except AttributeError:

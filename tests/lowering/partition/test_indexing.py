@@ -1,0 +1,55 @@
+"""Look-ups: the table stays where it is."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.lowering.plans import collectives
+from tests.ops.agreement import random
+
+vocab, embed, batch, length = md.dims(vocab=24, embed=16, batch=8, length=4)
+TOKENS = np.random.default_rng(0).integers(-2, 26, (8, 4)).astype(np.int32)
+
+
+def look_up(table, tokens):
+    return md.take(table, tokens, "vocab")
+
+
+def gradient(table, tokens):
+    return md.grad(lambda t: md.sum(md.sin(look_up(t, tokens))))(table)
+
+
+def plan(function, layout):
+    tokens = md.named(TOKENS, [batch, length])
+    return collectives(function, random([vocab, embed]), tokens, layout=layout)
+
+
+@pytest.mark.parametrize(
+    "layout", ["embed:model", "batch:data", "batch:data; embed:model", "length:model"]
+)
+def test_a_table_with_all_its_rows_is_read_locally(layout):
+    assert plan(look_up, layout) == []
+
+
+@pytest.mark.parametrize("layout", ["vocab:model", "vocab:model; batch:data"])
+def test_a_table_split_over_its_rows_costs_one_reduction(layout):
+    assert plan(look_up, layout) == ["all_reduce model [batch=8, length=4, embed=16]"]
+
+
+def test_a_result_wanted_split_is_reduce_scattered():
+    assert plan(look_up, "vocab:model; length:model?") == [
+        "all_gather model [batch=8, length=4]",
+        "reduce_scatter model [batch=8, length=4, embed=16]",
+    ]
+
+
+def test_the_gradient_of_each_row_is_added_up_where_the_row_is():
+    assert plan(gradient, "vocab:model") == ["all_reduce model [batch=8, length=4, embed=16]"]
+    assert plan(gradient, "embed:model; batch:data") == ["all_reduce data [vocab=24, embed=16]"]
+
+
+def test_one_hot_is_local_on_every_layout():
+    tokens = md.named(TOKENS, [batch, length])
+    for layout in ("vocab:model", "vocab:model+data", "batch:data; vocab:model", "length:model"):
+        found = collectives(lambda t: md.one_hot(t, vocab, "float64"), tokens, layout=layout)
+        assert found == []

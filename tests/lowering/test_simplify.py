@@ -1,0 +1,64 @@
+"""Simplification: equal work once, needless work never, and the same numbers."""
+
+import meshdsl as md
+from meshdsl.lowering.simplify import simplify
+from tests.ops.agreement import random
+
+a, steps = md.dims(a=4, steps=3)
+
+
+def names(function, *args):
+    return [op.name for op in simplify(md.jit(function).trace(*args)).operations]
+
+
+def test_equal_operations_occur_once():
+    assert names(lambda x: md.exp(x) + md.exp(x), random([a])) == ["exp", "add"]
+
+
+def test_constants_that_only_compare_equal_stay_apart():
+    assert names(lambda: [md.full([], 0.0), md.full([], -0.0)]) == ["full", "full"]
+    assert names(lambda: [md.full([], 1), md.full([], 1.0), md.full([], True)]).count("full") == 3
+    assert names(lambda: [md.full([], 1, "int32"), md.full([], 1)]) == ["full", "full"]
+
+
+def test_what_no_output_needs_is_gone():
+    def model(x):
+        md.exp(x)
+        return md.sin(x)
+
+    assert names(model, random([a])) == ["sin"]
+
+
+def test_checkpoints_are_inlined():
+    assert names(lambda x: md.checkpoint(md.sin)(x), random([a])) == ["sin"]
+
+
+def test_what_is_computed_again_is_kept_apart():
+    def loss(x):
+        return md.sum(md.checkpoint(lambda x: md.sin(md.exp(x)))(x))
+
+    found = names(lambda x: md.value_and_grad(loss)(x), random([a]))
+    assert found.count("exp") == 2
+    assert found.count("barrier") == 1
+
+
+def test_scans_lose_what_is_not_needed():
+    def model(x, xs):
+        def body(state, x):
+            kept, idle = state
+            return (kept + x["p"], idle * 2), (idle, kept)
+
+        (kept, _), (_, ys) = md.scan(body, (x, x), {"p": xs, "q": xs}, "steps")
+        return kept, ys
+
+    graph = simplify(md.jit(model).trace(random([a]), random([steps, a])))
+    (scan,) = graph.operations
+    assert len(scan.inputs) == 2
+    assert len(scan.outputs) == 2
+    assert [op.name for op in scan.params["body"].operations] == ["add"]
+
+
+def test_an_input_nobody_reads_stays_an_input():
+    graph = simplify(md.jit(lambda x, y: x).trace(random([a]), random([steps])))
+    assert graph.input_paths == ("x", "y")
+    assert graph.operations == ()
