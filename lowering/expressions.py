@@ -1,6 +1,6 @@
-"""Expressions: instructions of one source line, folded into formulas that read like the line.
+"""Expressions: the instructions of one statement, folded into formulas that read like it.
 
-A value that is read once, by an instruction of the same line, is written where it is read:
+A value that is read once, by an instruction of the same statement, is written where it is read:
 `x * rsqrt(sum(square(x), embed) / 256 + 1e-06)` instead of five lines. Collectives, scans, what
 they read, and what a block returns are never folded away, and a formula that grows long is broken.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
+from meshdsl.lowering.statements import statement_at
 from meshdsl.ops.elementwise import ELEMENTWISE
 
 LONGEST = 60
@@ -76,7 +77,8 @@ class Expressions:
 
     def _fold_operands(self, instruction: Instruction) -> None:
         """Folds the operands of an instruction into it, the longest ones last."""
-        candidates = {v for v in instruction.inputs if self._may_fold(v, instruction)}
+        foldable = (v for v in instruction.inputs if self._may_fold(v, instruction))
+        candidates = dict.fromkeys(foldable)
         total = 12 + len(_NAME) * (len(instruction.inputs) - len(candidates))
         for value in sorted(candidates, key=lambda v: self._length[v]):
             if total + self._length[value] <= LONGEST or _is_nothing(self.maker[value]):
@@ -99,7 +101,7 @@ class Expressions:
             return True
         if reader.op in _NEVER_FOLDED or self._reads[value] > 1:
             return False
-        return maker.source == reader.source
+        return statement_at(maker.source) == statement_at(reader.source)
 
     def _write(self, instruction: Instruction, operand: Callable[[Value], Text]) -> Text:
         op, inputs = instruction.op, instruction.inputs

@@ -154,7 +154,7 @@ class _Liveness:
         if any(reader is None or reader.op not in _READS_IN_PASSING for reader in readers):
             return not value.shape
         maker = self.maker.get(value)
-        return maker is None or maker.op not in _COSTLY or len(set(readers)) == 1
+        return maker is None or maker.op not in _COSTLY or len(set(readers)) <= 1
 
     def _reads(self, value: Value) -> tuple[Value, ...]:
         """Returns the buffers that reading a value reads."""

@@ -2,11 +2,11 @@
 
 * An input has the shortest name its path allows: `query`, or `mu.query` where several end alike.
   An output that takes an input's place is `new_query`.
-* The last value of a source line has the name that the line assigns to, or that of the function
-  that it returns from; what leads up to it adds its operation: `weights.max`, `weights.exp`.
+* The last value of a statement has the name that it assigns to, or that of the function around
+  it; what leads up to it adds its operation: `weights.max`, `weights.exp`.
 * A moved value has a prime: `h'` is `h` somewhere else. A second `x` is `x.2`.
-* In the backward pass a value that has the dims of something its line read forward is that one's
-  gradient, `w_in_grad`; others are `h_grad` after their line.
+* In the backward pass a value that has the dims of something its statement read forward is that
+  one's gradient, `w_in_grad`; others are `h_grad` after the statement.
 * `h[layers]` holds the `h` of every iteration of a scan over `layers`.
 
 Names are unique in their block and depend on nothing but the program and the text of its source.
@@ -14,21 +14,18 @@ Names are unique in their block and depend on nothing but the program and the te
 
 from __future__ import annotations
 
-import ast
 import collections
 import itertools
-import linecache
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from meshdsl.dims import Dimension
 from meshdsl.lowering.expressions import Expressions
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
-from meshdsl.source import Source
+from meshdsl.lowering.statements import Statement, statement_at
 
 _MOVES = frozenset([*COLLECTIVES, "slice"])
-# One run of a source line: the base names of the values that it reads, with their dims.
+# One run of a statement: the base names of the values that it reads, with their dims.
 _Reads = dict[str, frozenset[Dimension]]
 
 
@@ -64,13 +61,12 @@ class Names(dict[Value, str]):
 
     def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
         expressions = self.expressions[block] = Expressions(block)
-        for run in _runs(expressions.lines):
+        for statement, run in _runs(expressions.lines):
             own = [i for i in run if i.op not in _MOVES and i.op not in ("scan", "barrier")]
-            targets = _targets(run[0].source)
-            target = targets[0]
+            target = statement.names[0]
             reads = self._reads(run, expressions.maker)
-            if not run[0].source.backward:
-                self._read_at[run[0].source.file, run[0].source.line].append(reads)
+            if not statement.backward:
+                self._read_at[statement.file, statement.line].append(reads)
             for instruction in run:
                 if instruction.op == "scan":
                     self._name_scan(instruction, scope)
@@ -78,12 +74,12 @@ class Names(dict[Value, str]):
                     self._name_moved(instruction, scope, given, target)
                 elif instruction.outputs[0] in given:
                     scope.define(instruction.outputs[0], given[instruction.outputs[0]])
-                elif instruction.source.backward:
-                    base = self._gradient(instruction, reads) or target
+                elif statement.backward:
+                    base = self._gradient(statement, instruction, reads) or target
                     base = base if base.endswith("_grad") else f"{base}_grad"
                     scope.define(instruction.outputs[0], base, base)
-                elif 1 < len(targets) == len(own):
-                    scope.define(instruction.outputs[0], targets[own.index(instruction)])
+                elif 1 < len(statement.names) == len(own):
+                    scope.define(instruction.outputs[0], statement.names[own.index(instruction)])
                 elif instruction is own[-1]:
                     scope.define(instruction.outputs[0], target)
                 else:
@@ -99,17 +95,20 @@ class Names(dict[Value, str]):
                 name = self.get(before) or target
                 scope.define(after, f"{name}'", self._bases.get(before, name), primes=True)
 
-    def _gradient(self, instruction: Instruction, reads: _Reads) -> str:
+    def _gradient(self, statement: Statement, instruction: Instruction, reads: _Reads) -> str:
         """Returns what a backward value is the gradient of: what has its dims where it was read.
 
-        Of several runs of the line, the one that shares most with what is read here is meant.
+        Of several runs of a statement, the one that shares most with what is read here is meant.
+        Where that leaves a doubt, the answer is empty.
         """
-        source = instruction.source
-        runs = self._read_at[source.file, source.line]
+        runs = self._read_at[statement.file, statement.line]
         shared = [len(run.keys() & reads.keys()) for run in runs]
         meant = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
         dims = frozenset(instruction.outputs[0].shape)
         found = {name for run in meant for name, has in run.items() if has == dims}
+        for name, has in reads.items():
+            if has == dims and name not in statement.names and not name.endswith("_grad"):
+                found.add(name)
         return found.pop() if len(found) == 1 else ""
 
     def _reads(self, run: Sequence[Instruction], maker: dict[Value, Instruction]) -> _Reads:
@@ -133,9 +132,10 @@ class Names(dict[Value, str]):
         consts, carries = scan.params["consts"], scan.params["carries"]
         stacked = f"[{scan.params['dim']}]"
         inner = _Scope(self)
-        for outside, inside in zip(scan.inputs, body.inputs, strict=True):
+        for position, (outside, inside) in enumerate(zip(scan.inputs, body.inputs, strict=True)):
             base = self._bases.get(outside, "carry")
-            name = self[outside].removesuffix(stacked) if base.endswith(stacked) else base
+            moves = consts <= position < consts + carries
+            name = base if moves else self.get(outside, base).removesuffix(stacked)
             inner.define(inside, name, base.removesuffix(stacked))
         self._name_block(body, inner, {})
         for position, (inside, outside) in enumerate(zip(body.outputs, scan.outputs, strict=True)):
@@ -165,16 +165,10 @@ class _Scope:
         self.names._bases[value] = base or wanted
 
 
-def _runs(lines: Sequence[Instruction]) -> Iterator[list[Instruction]]:
-    """Yields the instructions line by line of the source."""
-    run: list[Instruction] = []
-    for instruction in lines:
-        if run and instruction.source != run[0].source:
-            yield run
-            run = []
-        run.append(instruction)
-    if run:
-        yield run
+def _runs(lines: Sequence[Instruction]) -> Iterator[tuple[Statement, list[Instruction]]]:
+    """Yields the instructions statement by statement of the source."""
+    for statement, run in itertools.groupby(lines, lambda line: statement_at(line.source)):
+        yield statement, list(run)
 
 
 def path_names(paths: Sequence[str]) -> list[str]:
@@ -204,8 +198,8 @@ def _shortest(parts: list[str], alike: list[list[str]]) -> Sequence[str]:
 
 
 def _replaced(program: SpmdProgram) -> dict[Value, int]:
-    """Returns, for outputs whose path repeats that of an input, the number of the input."""
-    numbers = {_without_root(path): n for n, path in enumerate(program.input_paths) if path}
+    """Returns, for outputs whose path is that of an input, roots aside, the input's number."""
+    numbers = {_without_root(path): n for n, path in enumerate(program.input_paths)}
     numbers |= {path: n for n, path in enumerate(program.input_paths)}
     found: dict[Value, int] = {}
     for value, path in zip(program.block.outputs, program.output_paths, strict=True):
@@ -220,56 +214,5 @@ def _kind(value: Value) -> tuple[object, ...]:
 
 
 def _without_root(path: str) -> str:
-    return path.split("/", 1)[-1]
-
-
-def _targets(source: Source) -> tuple[str, ...]:
-    """Returns the names that a source line gives its values, at least one."""
-    found = _assignments("".join(linecache.getlines(source.file))).get(source.line)
-    if found:
-        return found
-    return ("value" if source.function.startswith("<") else source.function.strip("_") or "value",)
-
-
-@lru_cache(maxsize=256)
-def _assignments(text: str) -> dict[int, tuple[str, ...]]:
-    """Returns, for the lines of a file, the names that their statement assigns to.
-
-    What a method `__call__` returns is named after its class.
-    """
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return {}
-    found: dict[int, tuple[str, ...]] = {}
-    for node in ast.walk(tree):  # outer statements come first, so inner ones overwrite them
-        named: list[tuple[ast.stmt, tuple[str, ...]]] = []
-        if isinstance(node, ast.ClassDef):
-            calls = (m for m in node.body if isinstance(m, ast.FunctionDef))
-            named = [(m, (_snake(node.name),)) for m in calls if m.name == "__call__"]
-        elif isinstance(node, ast.Assign):
-            named = [(node, tuple(_called(node.targets[0])))]
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
-            named = [(node, tuple(_called(node.target)))]
-        for statement, names in named:
-            if names:
-                lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-                found.update(dict.fromkeys(lines, names))
-    return found
-
-
-def _called(target: ast.expr) -> Iterator[str]:
-    """Yields the names in the target of an assignment."""
-    if isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            yield from _called(element)
-    elif isinstance(target, ast.Starred):
-        yield from _called(target.value)
-    elif isinstance(target, ast.Attribute):
-        yield target.attr
-    elif isinstance(target, ast.Name):
-        yield target.id
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    """Returns a path without its first part, if at least two are left."""
+    return path.split("/", 1)[1] if path.count("/") > 1 else path

@@ -16,8 +16,10 @@ from meshdsl.lowering.naming import Names
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
 from meshdsl.lowering.units import show_bytes, show_flops
 
-_FORMULA, _TYPE = 66, 50  # columns of formulas and of types; longer ones push what follows
+_FORMULA, _TYPE = 66, 50  # the widest that these columns get; what is longer pushes what follows
 _WIDTH = 116
+Row = tuple[str, str, str] | str
+
 _LEGEND = (
     "* moves data between devices: bytes one device sends × how often,\n"
     "  ← the line whose partial sums it adds up, → the line that needs it moved"
@@ -57,7 +59,7 @@ class _Printer:
             word = "and " if changed else ""
             yield f"  {word}{len(ends) - len(changed)} that replace inputs, where these were"
         yield ""
-        yield from self._block(block, 1, "")
+        yield from _aligned(list(self._block(block, 1, "")))
 
     def _ends(self, title: str, ends: Sequence[tuple[Value, str]]) -> Iterable[str]:
         yield ""
@@ -72,7 +74,7 @@ class _Printer:
     def _type(self, value: Value) -> str:
         return short(value.dtype) + value.layout.show(value.shape, self.program.mesh)
 
-    def _block(self, block: Block, times: int, indent: str) -> Iterable[str]:
+    def _block(self, block: Block, times: int, indent: str) -> Iterable[Row]:
         expressions = self.names.expressions[block]
         for instruction in expressions.lines:
             if instruction.body is not None:
@@ -82,15 +84,15 @@ class _Printer:
 
     def _line(
         self, instruction: Instruction, expressions: Expressions, times: int, indent: str
-    ) -> str:
+    ) -> Row:
         results = ", ".join(self.names[value] for value in instruction.outputs)
         text = f"{results} = {expressions.text(instruction, self.names)}"
         if instruction.is_collective:
             arrow = "←" if instruction.op in ("all_reduce", "reduce_scatter") else "→"
             place = f"{arrow} {instruction.source}"
-            return _columns(f"{indent}* {text}", self._sent(instruction, times), place)
+            return f"{indent}* {text}", self._sent(instruction, times), place
         kind = self._type(instruction.outputs[0])
-        return _columns(f"{indent}  {text}", kind, str(instruction.source))
+        return f"{indent}  {text}", kind, str(instruction.source)
 
     def _sent(self, instruction: Instruction, times: int) -> str:
         payload = max(instruction.inputs[0].bytes, instruction.outputs[0].bytes)
@@ -100,18 +102,18 @@ class _Printer:
 
     def _scan(
         self, scan: Instruction, expressions: Expressions, times: int, indent: str
-    ) -> Iterable[str]:
+    ) -> Iterable[Row]:
         params, names = scan.params, self.names
         body: Block = params["body"]
         consts, carries = params["consts"], params["carries"]
         fixed = consts + carries
         order = ", last first" if params["reverse"] else ""
         head = f"{indent}  scan {params['dim']}={params['length']}{order}"
-        yield _columns(head, "", str(scan.source))
+        yield head, "", str(scan.source)
         inside = indent + "    "
         for outer, inner in zip(scan.inputs[consts:fixed], body.inputs[consts:fixed], strict=True):
             start = f"{inside}carry {names[inner]} = {expressions.operand(outer, names)}"
-            yield _columns(start, self._type(inner), "")
+            yield start, self._type(inner), ""
         yield from _listed(f"{inside}over  ", (names[v] for v in body.inputs[fixed:]))
         yield from _listed(f"{inside}reads ", (names[v] for v in body.inputs[:consts]))
         yield from self._block(body, times * params["length"], indent + "    ")
@@ -135,10 +137,17 @@ class _Printer:
         )
 
 
-def _columns(formula: str, kind: str, place: str) -> str:
-    """Returns a line of three columns; a short one makes room for a long one before it."""
-    line = f"{formula:<{_FORMULA}}  {kind}"
-    return f"{line:<{_FORMULA + _TYPE + 2}}  {place}".rstrip()
+def _aligned(rows: Sequence[Row]) -> Iterable[str]:
+    """Yields rows of formula, type or wire bytes, and place in columns; texts go between as is."""
+    cells = [row for row in rows if not isinstance(row, str)]
+    formula = min(_FORMULA, max((len(row[0]) for row in cells), default=0))
+    kind = min(_TYPE, max((len(row[1]) for row in cells), default=0))
+    for row in rows:
+        if isinstance(row, str):
+            yield row
+        else:  # a short type makes room for a long formula
+            line = f"{row[0]:<{formula}}  {row[1]}"
+            yield f"{line:<{formula + kind + 2}}  {row[2]}".rstrip()
 
 
 def _listed(head: str, words: Iterable[str]) -> list[str]:

@@ -16,8 +16,8 @@ from meshdsl.dtypes import is_float, short
 from meshdsl.graph import Tensor
 from meshdsl.ops.body import leaves_of, subgraph
 from meshdsl.ops.creation import ones, zeros
+from meshdsl.ops.operation import operation
 from meshdsl.replay import Cotangents, Replay
-from meshdsl.trace import operation
 
 
 def value_and_grad(

@@ -7,20 +7,15 @@ that it uses is *captured*: it becomes one more input of the inner graph.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray
 from meshdsl.dims import Shape
 from meshdsl.graph import Graph, Operation, Primitive, Tensor
 from meshdsl.source import Source, caller
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Trace:
@@ -131,44 +126,3 @@ def bind_one(
 ) -> Tensor:
     """Adds an operation with a single output and returns that output."""
     return bind(primitive, inputs, params).outputs[0]
-
-
-class OperationError(ValueError):
-    """A user's mistake in one operation, told with its operands and source line."""
-
-
-def operation(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks a public operation: a ValueError inside it is retold with what the user needs.
-
-    The message names the operation, every tensor operand with the line it was made at, and the
-    user's own line. NamedArrays among the operands become literals of the program.
-    """
-
-    name = function.__name__.lstrip("_")
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        from meshdsl.ops.creation import literal
-
-        def as_operand(value: Any) -> Any:
-            return literal(value) if isinstance(value, NamedArray) else value
-
-        try:
-            return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
-        except OperationError:
-            raise
-        except ValueError as error:
-            raise OperationError(_describe(name, error, args, kwargs)) from None
-
-    return checked
-
-
-def _describe(name: str, error: ValueError, args: Any, kwargs: Any) -> str:
-    source = here()
-    lines = [f"{name}: {error}"]
-    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor | NamedArray)]
-    for number, operand in enumerate(operands, 1):
-        made = operand.source if isinstance(operand, Tensor) else None
-        lines.append(f"  operand {number}: {operand}" + (f"  made at {made}" if made else ""))
-    lines.append(f"  at {source}  {source.code}".rstrip())
-    return "\n".join(lines)

@@ -90,7 +90,7 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
     "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
     "steps": ("200", whole(1), "Training steps."),
-    "learning_rate": ("3e-3", number, "Peak of the learning rate, which then falls to a tenth."),
+    "learning_rate": ("1e-3", number, "Peak of the learning rate, which then falls to a tenth."),
     "warmup_steps": (None, whole(0), "Steps to that peak. Default: a tenth of the steps."),
     "weight_decay": ("0.1", number, "AdamW's weight decay, of parameters that are matrices."),
     "clip_norm": ("1.0", number, "Global norm above which gradients are scaled down; 0: never."),

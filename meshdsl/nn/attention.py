@@ -5,7 +5,7 @@ from __future__ import annotations
 import meshdsl as md
 from meshdsl.dims import DimLike
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.trace import operation
+from meshdsl.ops.operation import operation
 
 # Far below any score, yet finite: a row without visible positions gives equal weights, not NaN.
 HIDDEN = -1e30

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import meshdsl as md
 from meshdsl.dims import DimsLike, Shape, as_list
 from meshdsl.ops.creation import sized
-from meshdsl.trace import operation
+from meshdsl.ops.operation import operation
 
 
 class Initializer(Protocol):

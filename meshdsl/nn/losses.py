@@ -6,7 +6,7 @@ import meshdsl as md
 from meshdsl.dims import DimLike
 from meshdsl.dtypes import is_integer, short
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.trace import operation
+from meshdsl.ops.operation import operation
 
 
 @operation

@@ -12,7 +12,7 @@ import math
 import meshdsl as md
 from meshdsl.dims import Dimension, DimLike
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.trace import operation
+from meshdsl.ops.operation import operation
 
 
 class Rotation(md.Module):

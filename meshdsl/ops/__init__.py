@@ -50,9 +50,10 @@ from meshdsl.ops.elementwise import (
     where,
 )
 from meshdsl.ops.indexing import one_hot, take
-from meshdsl.ops.reduction import log_softmax, logsumexp, max, mean, min, softmax, sum
+from meshdsl.ops.reduction import max, mean, min, sum
 from meshdsl.ops.scan import scan
 from meshdsl.ops.shape import broadcast, merge, rename, split, transpose
+from meshdsl.ops.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "abs",

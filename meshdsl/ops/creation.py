@@ -1,4 +1,4 @@
-"""Tensors from nothing: constants, literals and index ramps."""
+"""Tensors from nothing: constants and index ramps; and operands as tensors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, is_float, is_integer
 from meshdsl.graph import Primitive, Tensor
-from meshdsl.trace import bind_one, operation
+from meshdsl.ops.literal import literal
+from meshdsl.ops.operation import operation
+from meshdsl.trace import bind_one
 
 FULL = Primitive("full", lambda inputs, params: [(params["shape"], params["dtype"])])
-LITERAL = Primitive("literal", lambda inputs, params: [(params["shape"], params["data"].dtype)])
 ARANGE = Primitive("arange", lambda inputs, params: [(params["shape"], params["dtype"])])
 
 
@@ -58,11 +59,6 @@ def ones(dims: DimsLike, dtype: Any = "float32") -> Tensor:
 def arange(dim: Dimension, dtype: Any = "int32") -> Tensor:
     """Returns 0, 1, ... along `dim`."""
     return bind_one(ARANGE, (), {"shape": sized(dim), "dtype": as_dtype(dtype)})
-
-
-def literal(array: NamedArray) -> Tensor:
-    """Returns a tensor with fixed data, which becomes part of the program."""
-    return bind_one(LITERAL, (), {"data": np.asarray(array.data), "shape": array.dims})
 
 
 def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:

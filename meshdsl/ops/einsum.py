@@ -16,8 +16,10 @@ from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.elementwise import broadcast_shape
+from meshdsl.ops.operation import operation
+from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import broadcast, transpose
-from meshdsl.trace import bind_one, operation
+from meshdsl.trace import bind_one
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -93,8 +95,6 @@ def _in_order(tensors: Sequence[Tensor]) -> Shape:
 
 
 def _contract(tensors: list[Tensor], keep: Shape) -> Tensor:
-    from meshdsl.ops.reduction import sum
-
     if len(tensors) == 1:
         (x,) = tensors
         gone = [name for name in x.shape.names if name not in keep.names]

@@ -17,8 +17,9 @@ from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import as_dtype, is_float, is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum_to
-from meshdsl.trace import bind_one, operation
+from meshdsl.trace import bind_one
 
 Unary = Callable[[Any], Tensor]
 Binary = Callable[[Any, Any], Tensor]

@@ -10,7 +10,8 @@ from meshdsl.dtypes import is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import arange
 from meshdsl.ops.elementwise import cast
-from meshdsl.trace import bind_one, operation
+from meshdsl.ops.operation import operation
+from meshdsl.trace import bind_one
 
 
 def _take_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:

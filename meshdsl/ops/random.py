@@ -20,7 +20,8 @@ from meshdsl.dtypes import as_dtype, is_float, short
 from meshdsl.graph import Aval, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor, sized
 from meshdsl.ops.elementwise import cast, cos, log, sqrt
-from meshdsl.trace import bind_one, operation
+from meshdsl.ops.operation import operation
+from meshdsl.trace import bind_one
 
 KEY = Dimension("random_key", 2)
 _UINT32 = np.dtype("uint32")

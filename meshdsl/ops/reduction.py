@@ -1,4 +1,4 @@
-"""Reductions over named dims, and what is made of them: mean, softmax, logsumexp."""
+"""Reductions over named dims: sum, max, min, mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from meshdsl.dims import DimsLike, Shape
 from meshdsl.dtypes import is_float, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
-from meshdsl.trace import bind_one, operation
+from meshdsl.ops.operation import operation
+from meshdsl.trace import bind_one
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -21,9 +22,7 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 
 
 def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    from meshdsl.ops.shape import broadcast
-
-    return [broadcast(cotangents[0], op.inputs[0].shape)]
+    return [cotangents[0].broadcast(op.inputs[0].shape)]
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
@@ -32,12 +31,10 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
     A compiler may compute x a second time here, rounded differently: equality alone would lose the
     gradient.
     """
-    from meshdsl.ops.elementwise import abs, cast
-
     (x,), (y,) = op.inputs, op.outputs
     slack = rounding(x.dtype) * abs(y)
     near = x >= y - slack if op.name == "max" else x <= y + slack
-    reached = cast(near | (x == y), x.dtype)
+    reached = (near | (x == y)).cast(x.dtype)
     return [reached * (cotangents[0] / sum(reached, op.params["over"]))]
 
 
@@ -76,35 +73,9 @@ def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
 @operation
 def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the mean over some dims, or over all."""
-    _need_float(x)
+    need_float(x)
     count = x.shape.select(_over(x, over)).volume
     return _reduce(SUM, x, over) * (1.0 / count)
-
-
-@operation
-def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns log(sum(exp(x))) over some dims, without overflow."""
-    from meshdsl.ops.elementwise import exp, log, stop_gradient
-
-    _need_float(x)
-    largest = stop_gradient(_finite(max(x, over)))
-    return log(sum(exp(x - largest), over)) + largest
-
-
-@operation
-def softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns exp(x) divided by its sum over some dims."""
-    from meshdsl.ops.elementwise import exp, stop_gradient
-
-    _need_float(x)
-    scaled = exp(x - stop_gradient(max(x, over)))
-    return scaled / sum(scaled, over)
-
-
-@operation
-def log_softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns the logarithm of `softmax`."""
-    return x - logsumexp(x, over)
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
@@ -115,12 +86,7 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     return bind_one(SUM, (x,), {"over": tuple(n for n in x.shape.names if n not in kept)})
 
 
-def _finite(x: Tensor) -> Tensor:
-    from meshdsl.ops.elementwise import isfinite, where
-
-    return where(isfinite(x), x, 0)
-
-
-def _need_float(x: Tensor) -> None:
+def need_float(x: Tensor) -> None:
+    """Raises ValueError unless x is floating-point."""
     if not is_float(x.dtype):
         raise ValueError(f"needs a floating-point tensor, got {short(x.dtype)}")

@@ -19,9 +19,10 @@ from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
 from meshdsl.ops.creation import zeros
+from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import RENAME
 from meshdsl.replay import Cotangents, Replay
-from meshdsl.trace import Trace, bind, current, operation, tracing
+from meshdsl.trace import Trace, bind, current, tracing
 
 # Operations worth repeating in the backward body rather than stacking what they return.
 _CHEAP = frozenset(

@@ -8,8 +8,9 @@ from typing import Any
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, as_list
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor, sized
+from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum_to
-from meshdsl.trace import bind_one, operation
+from meshdsl.trace import bind_one
 
 
 def _reshaped(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:

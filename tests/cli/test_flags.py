@@ -18,7 +18,7 @@ PROMISED = {
     "batch_size": None,
     "length": None,
     "steps": 200,
-    "learning_rate": 3e-3,
+    "learning_rate": 1e-3,
     "warmup_steps": None,
     "weight_decay": 0.1,
     "clip_norm": 1.0,

@@ -54,7 +54,7 @@ def test_rename_on_every_layout():
 
 def test_swapping_two_names_on_every_layout():
     count = check(lambda x: x.rename(a="b", b="a"), lambda x: x, ["ab", "ba"], a=4, b=4)
-    assert count == 17
+    assert count == 11
 
 
 @pytest.mark.parametrize(("major", "minor"), [(4, 2), (2, 4), (8, 1), (1, 8)])
@@ -97,7 +97,7 @@ def test_splitting_and_merging_beside_another_dim_on_every_layout():
         c=2,
         e=2,
     )
-    assert count >= 100
+    assert count >= 50
     check(
         lambda x: x.merge(["c", "e"], "a"),
         lambda x: x.transpose(1, 2, 0).reshape(4, 4),
@@ -176,4 +176,4 @@ def test_renaming_keeps_the_axes_where_both_names_have_them():
         == []
     )
     found = collectives(lambda x: x.rename(length="memory"), x, layout="length:model; memory:-")
-    assert found == ["all_gather model [memory=8]"]
+    assert found == ["all_gather model [length=8]"]

@@ -1,0 +1,150 @@
+"""The house rules of DESIGN.md: who imports whom, small files, and one rule per primitive."""
+
+import ast
+import importlib
+import itertools
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import meshdsl.ops
+from meshdsl.graph import Primitive
+from meshdsl.lowering import partition
+from meshdsl.lowering.backends import jax_backend, numpy_backend
+from meshdsl.lowering.program import COLLECTIVES
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("meshdsl", "layouts", "lowering", "models")
+FILES = sorted(f for room in ROOMS for f in (ROOT / room).rglob("*.py"))
+ALL_FILES = FILES + sorted(f for room in ("tests", "examples") for f in (ROOT / room).rglob("*.py"))
+
+
+def name_of(file):
+    return str(file.relative_to(ROOT))
+
+
+def imports(file):
+    """Returns the modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(file)}: relative imports hide the room"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+# Files (without the exceptions) that import nothing below any of the listed modules.
+RULES = {
+    "the language knows nothing of devices": (
+        "meshdsl/",
+        ("meshdsl/cli/", "meshdsl/jit.py"),
+        ("meshdsl.lowering", "meshdsl.models", "tensorflow"),
+    ),
+    "operations know nothing of layouts": ("meshdsl/ops/", (), ("meshdsl.layouts",)),
+    "layouts know nothing of lowering": (
+        "layouts/",
+        (),
+        ("meshdsl.lowering", "meshdsl.models", "meshdsl.ops", "jax", "tensorflow"),
+    ),
+    "lowering knows nothing of backends": (
+        "lowering/",
+        ("lowering/backends/",),
+        ("meshdsl.lowering.backends", "meshdsl.models", "meshdsl.cli", "tensorflow"),
+    ),
+    "partition rules know nothing of frameworks": ("lowering/partition/", (), ("jax",)),
+    "backends know programs only": (
+        "lowering/backends/",
+        (),
+        ("meshdsl.lowering.partition", "meshdsl.lowering.lower", "meshdsl.ops", "meshdsl.graph"),
+    ),
+    "the reference backend does not use what it checks": (
+        "lowering/backends/numpy_backend.py",
+        (),
+        ("jax", "tensorflow"),
+    ),
+    "models never mention devices": (
+        "models/",
+        (),
+        ("meshdsl.lowering", "meshdsl.layouts", "meshdsl.mesh", "jax.sharding"),
+    ),
+    "only public names of jax": ("", (), ("jax._src", "jax.interpreters", "jaxlib")),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_imports_point_one_way(rule):
+    folder, exceptions, forbidden = RULES[rule]
+    guilty = [
+        f"{name_of(file)} imports {module}"
+        for file in ALL_FILES
+        if name_of(file).startswith(folder) and not name_of(file).startswith(exceptions or ("-",))
+        for module in sorted(imports(file))
+        if any(module == f or module.startswith(f + ".") for f in forbidden)
+    ]
+    assert not guilty, guilty
+
+
+def test_no_file_is_longer_than_600_lines():
+    long = {name_of(f): n for f in ALL_FILES if (n := len(f.read_text().splitlines())) > 600}
+    assert not long
+
+
+def test_every_module_says_what_it_is_for():
+    assert [name_of(f) for f in ALL_FILES if not ast.get_docstring(ast.parse(f.read_text()))] == []
+
+
+# Operations, partition rules and backends.
+
+
+def families():
+    """Returns the modules of `meshdsl.ops`."""
+    found = pkgutil.iter_modules(meshdsl.ops.__path__, "meshdsl.ops.")
+    return [importlib.import_module(module.name) for module in found]
+
+
+def primitives():
+    """Returns every primitive of the language by name."""
+    values = [value for module in families() for value in vars(module).values()]
+    values += itertools.chain(*(v.values() for v in values if isinstance(v, dict)))
+    return {value.name: value for value in values if isinstance(value, Primitive)}
+
+
+def test_every_primitive_has_a_partition_rule():
+    """Apart from scan, which is lowered by itself, and checkpoint, which is inlined before."""
+    assert set(primitives()) - {"scan", "checkpoint"} == set(partition.RULES)
+
+
+def test_partition_rules_mirror_the_families_of_operations():
+    operations = {f.stem for f in (ROOT / "meshdsl" / "ops").glob("*.py")}
+    rules = {f.stem for f in (ROOT / "lowering" / "partition").glob("*.py")}
+    assert rules - {"plan"} == operations - {"body", "checkpoint", "scan"}
+
+
+def test_the_backends_have_the_same_instructions():
+    assert set(numpy_backend.EMITTERS) == set(jax_backend.EMITTERS)
+    assert set(COLLECTIVES) < set(jax_backend.EMITTERS)
+    assert len(jax_backend.EMITTERS) < 65  # the instruction set is small on purpose
+
+
+def test_whatever_a_rule_writes_every_backend_knows():
+    written = set()
+    for file in (ROOT / "lowering").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("one", "add")
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                written.add(node.args[0].value)
+    assert {"full", "einsum", "scatter_add", "scan"} <= written
+    own_names = set(partition.RULES) & set(numpy_backend.EMITTERS)
+    assert written <= set(numpy_backend.EMITTERS)
+    renamed = {"arange": "iota", "random_bits": "threefry2x32", "merge": "reshape"}
+    renamed |= {"split": "reshape", "stop_gradient": "rename"}
+    assert set(partition.RULES) - own_names == set(renamed)
