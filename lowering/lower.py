@@ -9,7 +9,7 @@ each reader gets them made in the layout it wants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.layouts.validate import LabelledTensor, check
+from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
@@ -25,6 +25,7 @@ from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
 from meshdsl.lowering.simplify import simplify
+from meshdsl.lowering.statements import statement_at
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
 
@@ -65,26 +66,33 @@ def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
     for tensor in graph.inputs:
         yield tensor, None
     for op in graph.operations:
-        for tensor in op.outputs:
-            yield tensor, op
         if op.name == "scan":
             yield from tensors_of(op.params["body"])
+        for tensor in op.outputs:
+            yield tensor, op
 
 
 def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
-    labelled: list[LabelledTensor] = []
-    names: set[str] = set()
-    paths = dict(zip(graph.inputs, graph.input_paths, strict=True))
-    for tensor, op in tensors_of(graph):
-        names.update(tensor.shape.names)
-        path = paths.get(tensor, "")
-        labelled.append((path or (op.name if op else "x"), tensor.shape, path, tensor.source))
-    for tensor, path in zip(graph.outputs, graph.output_paths, strict=True):
-        labelled.append((path or "result", tensor.shape, path, tensor.source))
+    names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
     # A program that makes everything from keys creates a state; it has only some of the dims that
     # the layout of the whole job names.
     creates = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
-    check(layout, mesh, labelled, known_dims=names, allow_unknown_dims=creates)
+    rules = {"known_dims": names, "allow_unknown_dims": creates}
+    if problems(layout, mesh, _labelled(graph, lambda op: op.name), **rules):
+        check(layout, mesh, _labelled(graph, lambda op: statement_at(op.source).names[0]), **rules)
+
+
+def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
+    """Returns every tensor with a label, those first whose lines tell most."""
+    made = [(label(op), t.shape, "", op.source) for t, op in tensors_of(graph) if op is not None]
+    found = [row for row in made if not row[3].backward]
+    for tensors, paths in (
+        (graph.inputs, graph.input_paths),
+        (graph.outputs, graph.output_paths),
+    ):
+        ends = zip(tensors, paths, strict=True)
+        found += [(path or "result", t.shape, path, t.source) for t, path in ends]
+    return found + [row for row in made if row[3].backward]
 
 
 def plan(graph: Graph, mesh: Mesh, layout: Layout) -> Planned:

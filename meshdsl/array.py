@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from meshdsl.layouts.tensor_layout import TensorLayout
 
 
+_DEFAULT = {"float64": "float32", "int64": "int32"}  # dtypes of Python numbers
+
+
 class NamedArray:
     """An array whose dims have names: `NamedArray(data, [batch, embed])`.
 
@@ -84,7 +87,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     """Gives an array's axes their names.
 
     Args:
-        data: an array, or anything numpy makes one of.
+        data: an array, which keeps its dtype, or Python numbers, which become float32 or int32.
         dims: one per array axis, in order; a plain name takes its size from the data.
 
     Raises:
@@ -92,6 +95,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     """
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
         data = np.asarray(data)
+        data = data.astype(_DEFAULT.get(data.dtype.name, data.dtype))
     listed = as_list(dims)
     if len(listed) != len(data.shape):
         raise ValueError(

@@ -24,6 +24,7 @@ from meshdsl.graph import Graph, Tensor
 from meshdsl.mesh import Mesh
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
+from meshdsl.source import UNKNOWN, Source
 from meshdsl.trace import Trace, tracing
 
 if TYPE_CHECKING:
@@ -204,7 +205,8 @@ class Jitted:
     def _trace(self, signature: Signature) -> tuple[Graph, Any]:
         trace = Trace()
         with tracing(trace):
-            inputs = [trace.input(shape, dtype) for shape, dtype in signature.avals]
+            source = _definition(self.function)
+            inputs = [trace.input(shape, dtype, source) for shape, dtype in signature.avals]
             arguments = jax.tree.unflatten(signature.tree, inputs)
             call = self._parameters.bind_partial()
             call.arguments.update(arguments)
@@ -245,6 +247,12 @@ class Jitted:
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled
         return compiled
+
+
+def _definition(function: Callable) -> Source:
+    """Returns the line at which a function is defined; its arguments are told with it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else UNKNOWN
 
 
 def _is_leaf(value: Any) -> bool:

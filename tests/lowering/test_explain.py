@@ -1,0 +1,246 @@
+"""What explain tells of a training step: where every byte is, and who sends what."""
+
+import time
+
+import jax
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.explain import PARTS, explain, input_part
+from meshdsl.lowering.program import COLLECTIVES
+
+SMALL = {"layers": 4, "batch": 16, "length": 32, "embed": 64, "heads": 4, "d_ff": 256, "vocab": 128}
+LARGE = {
+    "layers": 96,
+    "batch": 1536,
+    "length": 2048,
+    "embed": 12288,
+    "heads": 96,
+    "d_ff": 49152,
+    "vocab": 51200,
+}
+MEGATRON = "batch:data; heads:model; d_ff:model; vocab:model"
+
+
+def layer(x, block):
+    q = md.einsum(x, block["query"], over="embed")
+    k = md.einsum(x, block["key"], over="embed").rename(length="memory_length")
+    weights = md.softmax(md.einsum(q, k, over="kv"), "memory_length")
+    x = x + md.einsum(
+        md.einsum(weights, k, over="memory_length"), block["out"], over=["heads", "kv"]
+    )
+    h = md.gelu(md.einsum(x, block["w_in"], over="embed"))
+    return x + md.einsum(h, block["w_out"], over="d_ff")
+
+
+def make_step(wrap=lambda layer: layer):
+    def loss(params, batch):
+        x = md.take(params["embedding"], batch["tokens"], "vocab")
+        apply = wrap(layer)
+        x, _ = md.scan(lambda x, b: (apply(x, b), None), x, params["blocks"], dim="layers")
+        return md.mean(md.logsumexp(md.einsum(x, params["embedding"], over="embed"), "vocab"))
+
+    def train_step(state, batch):
+        value, grads = md.value_and_grad(loss)(state["params"], batch)
+        mean = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"], grads)
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], mean)
+        return {"state": {"params": params, "optimizer": mean}, "loss": value}
+
+    return train_step
+
+
+def arguments(layers, batch, length, embed, heads, d_ff, vocab):
+    layers, batch, length, embed, heads, d_ff, vocab, kv = md.dims(
+        layers=layers,
+        batch=batch,
+        length=length,
+        embed=embed,
+        heads=heads,
+        d_ff=d_ff,
+        vocab=vocab,
+        kv=embed // heads,
+    )
+    params = {
+        "embedding": md.spec([vocab, embed]),
+        "blocks": {
+            "query": md.spec([layers, embed, heads, kv]),
+            "key": md.spec([layers, embed, heads, kv]),
+            "out": md.spec([layers, heads, kv, embed]),
+            "w_in": md.spec([layers, embed, d_ff]),
+            "w_out": md.spec([layers, d_ff, embed]),
+        },
+    }
+    tokens = {"tokens": md.spec([batch, length], "int32")}
+    return {"params": params, "optimizer": params}, tokens
+
+
+def explained(mesh="data:2 model:4", layout=MEGATRON, wrap=lambda layer: layer, **sizes):
+    step = md.jit(make_step(wrap), mesh, layout, donate="state")
+    program = step.lower(*arguments(**{**SMALL, **sizes}))
+    return program, explain(program)
+
+
+def test_inputs_are_told_apart_by_their_paths():
+    assert input_part("state/params/mlp/w") == "parameters"
+    assert input_part("state/optimizer/mean/params/mlp/w") == "optimizer"
+    assert input_part("batch/tokens") == input_part("state/step") == "batch"
+    assert input_part("my_params/w") == "batch"
+
+
+def test_every_parameter_is_listed_with_its_layout_and_bytes():
+    _, found = explained()
+    by_path = {parameter.path: parameter for parameter in found.parameters}
+    assert len(by_path) == 6
+    query = by_path["state/params/blocks/query"]
+    assert str(query.value.layout) == "heads:model"
+    assert query.bytes == 4 * 64 * (4 // 4) * 16 * 4
+    assert found.parameter_count == 128 * 64 + 4 * (3 * 64 * 64 + 2 * 64 * 256)
+
+
+def test_the_parts_add_up_to_the_peak():
+    program, found = explained()
+    assert set(found.bytes_of) == set(PARTS)
+    assert sum(found.bytes_of.values()) == found.memory.peak_bytes == program.peak_bytes
+    assert found.bytes_of["parameters"] == sum(p.bytes for p in found.parameters)
+    assert found.bytes_of["optimizer"] == found.bytes_of["parameters"]
+    assert found.bytes_of["batch"] == 16 // 2 * 32 * 4
+
+
+def test_gradients_have_the_dims_of_parameters_and_activations_are_what_the_loop_kept():
+    _, found = explained()
+    scanned = sum(p.bytes for p in found.parameters if "blocks" in p.path)
+    assert scanned <= found.bytes_of["gradients"] <= found.bytes_of["parameters"]
+    kept = {part.name for part in found.parts if part.part == "activations"}
+    assert {"x[layers]", "q[layers]", "h.tanh[layers]"} <= kept
+
+
+def test_traffic_is_every_collective_of_the_program():
+    program, found = explained()
+    assert found.wire_bytes == pytest.approx(program.wire_bytes)
+    assert sum(t.count for t in found.traffic) == sum(c.count for c in program.collectives)
+    payload = sum(c.payload_bytes * c.count for c in program.collectives)
+    assert sum(t.payload_bytes for t in found.traffic) == payload
+    assert {t.kind for t in found.traffic} <= set(COLLECTIVES)
+
+
+def test_traffic_is_told_by_line_with_the_tensor_and_the_phase():
+    _, found = explained()
+    told = {(t.source.code[:12], t.phase): t for t in found.traffic if t.axes == ("model",)}
+    contracted = told["return x + m", "forward"]
+    assert contracted.kind == "all_reduce"
+    assert contracted.dims.names == ("batch", "length", "embed")
+    assert contracted.count == 4
+    assert contracted.payload_bytes == 4 * (8 * 32 * 64 * 4)
+    assert contracted.wire_bytes == 2 * 3 / 4 * contracted.payload_bytes
+    assert told["h = md.gelu(", "backward"].count == 4
+    gradients = [t for t in found.traffic if t.axes == ("data",) and t.dims.find("layers")]
+    assert {t.phase for t in gradients} == {"backward"}
+    assert {name for t in gradients for name in t.what} >= {"w_in_grad[layers]"}
+
+
+def test_what_is_computed_again_belongs_to_the_backward_pass():
+    _, kept = explained()
+    _, again = explained(wrap=md.checkpoint)
+
+    def count(explanation, phase):
+        return sum(t.count for t in explanation.traffic if t.phase == phase)
+
+    assert count(again, "forward") == count(kept, "forward")
+    assert count(again, "backward") > count(kept, "backward")
+    assert again.bytes_of["activations"] < kept.bytes_of["activations"]
+
+
+def test_large_activations_are_met_with_computing_them_again():
+    _, found = explained(batch=512)
+    assert "md.checkpoint" in found.advice and "remat=full" in found.advice
+
+
+def test_activations_of_a_step_that_computes_again_are_met_with_a_split():
+    _, found = explained(batch=512, wrap=md.checkpoint)
+    assert "remat" not in found.advice
+    rule = found.advice.split("`")[-2]
+    assert rule.endswith(":model?")
+    _, better = explained(batch=512, wrap=md.checkpoint, layout=f"{MEGATRON}; {rule}")
+    assert better.memory.peak_bytes < found.memory.peak_bytes
+
+
+def test_large_optimizer_state_is_met_with_a_storage_layout():
+    _, found = explained(batch=2, length=4)
+    assert "`optimizer/" in found.advice and ":data`" in found.advice
+    rule = found.advice.split("`")[-2]
+    _, better = explained(batch=2, length=4, layout=f"{MEGATRON}; {rule}")
+    assert better.bytes_of["optimizer"] < found.bytes_of["optimizer"]
+
+
+def test_one_device_sends_nothing_and_gets_no_advice_to_split():
+    _, found = explained(mesh=None, layout=None, batch=2, length=4)
+    assert found.traffic == () and found.advice == ""
+    assert "on the wire: nothing" in str(found)
+
+
+def test_the_report_has_the_figures_with_units_and_the_places():
+    _, found = explained()
+    text = str(found)
+    assert text.startswith("train_step on data:2 model:4: 8 devices · 188.4 K parameters · ")
+    assert f"layout {MEGATRON}\n" in text
+    head = "memory, per device, when a device holds most\n"
+    memory = text[text.index(head) + len(head) :].split("\n\n")[0].split("\n")
+    labels = [line.split("  ")[1] for line in memory]
+    assert labels[:8] == [
+        "parameters",
+        "optimizer state",
+        "batch",
+        "gradients",
+        "copies",
+        "activations",
+        "working values",
+        "peak",
+    ]
+    assert "test_explain.py:" in text
+    assert "blocks/query  f32[layers=4, embed=64, heads=1/4, kv=16]" in text
+    assert "payload: the tensor on one device" in text
+
+
+@pytest.mark.parametrize("sizes", [SMALL, LARGE])
+def test_the_report_fits_120_columns_and_has_no_trailing_blanks(sizes):
+    _, found = explained(**sizes)
+    for line in str(found).split("\n"):
+        assert len(line) <= 120, line
+        assert line == line.rstrip()
+
+
+def test_many_small_collectives_are_told_as_one_sum():
+    def f(params, x):
+        return [md.sum(x * p, "batch") for p in params]
+
+    batch, embed = md.dims(batch=8, embed=4)
+    params = [md.spec([embed]) for _ in range(30)]
+    # One line of the source: the thirty are one group.
+    found = explain(md.jit(f, "data:2", "batch:data").lower(params, md.spec([batch, embed])))
+    assert len(found.traffic) == 1 and found.traffic[0].count == 30
+    assert "+ 29 more" in str(found)
+
+
+def test_a_program_that_is_no_training_step_can_be_explained():
+    batch, embed = md.dims(batch=8, embed=4)
+    found = explain(
+        md.jit(lambda x: md.sum(x, "batch"), "data:2", "batch:data").lower(md.spec([batch, embed]))
+    )
+    assert found.parameters == ()
+    assert "all_reduce" in str(found)
+    assert explain(md.jit(lambda: md.zeros([embed])).lower()).batch is None
+
+
+def test_the_largest_model_is_explained_within_a_second():
+    step = md.jit(make_step(), "data:64 model:8", MEGATRON, donate="state")
+    program = step.lower(*arguments(**LARGE))
+    start = time.perf_counter()
+    text = str(explain(program))
+    assert time.perf_counter() - start < 1
+    assert "160.1 B parameters" in text
+
+
+def test_nothing_is_allocated():
+    before = len(jax.live_arrays())
+    explained()
+    assert len(jax.live_arrays()) == before
