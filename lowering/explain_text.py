@@ -65,11 +65,13 @@ def _memory(explanation: Explanation) -> list[str]:
 
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
     held = part.held
-    return part.name, _type(held.value, explanation), show_bytes(held.bytes), str(held.source)
+    kind = _type(held.value, explanation).replace(", ", ",")
+    return part.name, kind, show_bytes(held.bytes), held.source.place
 
 
 def _type(value: Value, explanation: Explanation) -> str:
-    return short(value.dtype) + value.layout.show(value.shape, explanation.mesh)
+    where = value.layout.complete()  # whether it is a partial sum matters little to its size
+    return short(value.dtype) + where.show(value.shape, explanation.mesh)
 
 
 def _wire(explanation: Explanation) -> list[str]:

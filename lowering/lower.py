@@ -234,7 +234,9 @@ class _Scope:
             case = Case(op, (before,), (where,), self.planned.mesh)
         plan = RULES[op.name](case)
         inputs = [self.get(t, at) for t, at in zip(op.inputs, plan.operands, strict=True)]
+        reader, self.builder.source = self.builder.source, op.source
         (value,) = plan.emit(self.builder, inputs)
+        self.builder.source = reader
         return value
 
     def _move(self, tensor: Tensor, where: TensorLayout) -> Value:
