@@ -7,6 +7,7 @@ that it uses is *captured*: it becomes one more input of the inner graph.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,8 +57,15 @@ class Trace:
         return Graph(inner, tuple(self.operations), tuple(outputs)), tuple(self.captured)
 
 
-_stack: list[Trace] = []
-_sources: list[Source] = []
+class _Active(threading.local):
+    """What is being traced, innermost last; each thread traces for itself."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self.sources: list[Source] = []
+
+
+_active = _Active()
 
 
 def current() -> Trace:
@@ -66,37 +74,37 @@ def current() -> Trace:
     Raises:
         ValueError: nothing is being traced.
     """
-    if not _stack:
+    if not _active.traces:
         raise ValueError(
             "operations on named tensors run inside a traced function: wrap the function in "
             "md.jit(...) and call it with NamedArrays"
         )
-    return _stack[-1]
+    return _active.traces[-1]
 
 
 @contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
     """Makes `trace` the innermost one."""
-    _stack.append(trace)
+    _active.traces.append(trace)
     try:
         yield trace
     finally:
-        _stack.pop()
+        _active.traces.pop()
 
 
 @contextmanager
 def located(source: Source) -> Iterator[None]:
     """Gives every operation made inside the source line `source`."""
-    _sources.append(source)
+    _active.sources.append(source)
     try:
         yield
     finally:
-        _sources.pop()
+        _active.sources.pop()
 
 
 def here() -> Source:
     """Returns the source line that an operation made at this point belongs to."""
-    return _sources[-1] if _sources else caller()
+    return _active.sources[-1] if _active.sources else caller()
 
 
 def bind(

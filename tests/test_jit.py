@@ -1,5 +1,7 @@
 """jit: stages, signatures, arguments and results; each mistake is one clear message."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -95,6 +97,29 @@ def test_tracing_leaves_nothing_behind_when_it_fails():
         md.jit(broken, backend="numpy")(random([a]))
     with pytest.raises(ValueError, match="run inside a traced function"):
         md.zeros([a])
+
+
+def test_threads_trace_for_themselves():
+    meet = threading.Barrier(2, timeout=20)
+
+    def model(x):
+        meet.wait()
+        y = x + 1
+        meet.wait()
+        return y * 2
+
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(md.jit(model, backend="numpy")(random([a]))))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    for mine in found:
+        assert_close(mine, 2 * random([a]).data + 2)
 
 
 # Mistakes.

@@ -65,13 +65,13 @@ def _elementwise(
     """
 
     def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-        dtypes = {t.dtype for t in inputs[-2:]} if name == "select" else {t.dtype for t in inputs}
-        if len(dtypes) > 1:
+        alike = inputs[-2:] if name == "select" else inputs
+        dtype = alike[-1].dtype
+        if any(t.dtype != dtype for t in alike):
             raise ValueError(
-                f"dtypes differ: {', '.join(short(t.dtype) for t in inputs)}; "
-                f"cast one, as in md.cast(x, {inputs[-1].dtype.name!r})"
+                f"dtypes differ: {', '.join(short(t.dtype) for t in alike)}; "
+                f"cast one, as in md.cast(x, {dtype.name!r})"
             )
-        dtype = dtypes.pop()
         kind = "f" if is_float(dtype) else "i" if is_integer(dtype) else "b"
         if kind not in accepts:
             words = {"f": "floating-point", "i": "integer", "b": "bool"}

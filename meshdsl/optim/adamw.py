@@ -12,15 +12,15 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
-from meshdsl.optim.optimizer import Mask, check_ranges, is_matrix, update_each, zeros_like
+from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 
 
 class AdamState(Module):
-    """Running means of the gradients and of their squares, in trees like the parameters."""
+    """Running means of the gradients and of their squares."""
 
-    mean: Any
-    mean_square: Any
+    mean: Mirror
+    mean_square: Mirror
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AdamW:
         learning_rate: a number, or a schedule.
         weight_decay: decay of the parameters that `mask` chooses.
         mask: (path, shape) -> whether a parameter decays. Paths are the parameters' own, as in
-            `blocks/attention/query`. By default those with two dims or more besides `layers`.
+            `blocks/attention/query`. By default all but biases and scales.
 
     Raises:
         ValueError: a hyperparameter is out of range.
@@ -90,7 +90,8 @@ class AdamW:
             p = kept - size * mean / (scale * ops.sqrt(mean_square) + self.eps)
             return p, mean, mean_square
 
-        params, mean, mean_square = update_each(one, params, grads, state.mean, state.mean_square)
+        held = (state.mean, state.mean_square)
+        params, (mean, mean_square) = update_each(one, params, grads, *held)
         return params, AdamState(mean=mean, mean_square=mean_square)
 
 

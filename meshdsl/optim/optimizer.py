@@ -1,8 +1,9 @@
 """What an optimizer is, and what all of them share: masks, trees mirroring the parameters, checks.
 
 An optimizer is a frozen dataclass of hyperparameters; its two methods run inside a traced function.
-Its state is a tree of tensors with the parameters' own dims and paths, so a layout rule for a
-parameter fits its state too (`optimizer/embed:data`).
+Its state mirrors the parameters: same dims, and paths such as
+`state/optimizer/mean/params/blocks/attention/query`. So a layout rule for parameters (`params/...`)
+holds for what mirrors them too, and one for the state alone is written `optimizer/...`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import meshdsl.ops as ops
 from meshdsl.dims import Shape
 from meshdsl.dtypes import is_float
 from meshdsl.graph import Tensor
-from meshdsl.module import path_of
+from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
 
 Mask: TypeAlias = Callable[[str, Shape], bool]
@@ -43,9 +44,19 @@ class Optimizer(Protocol):
         """
 
 
+class Mirror(Module):
+    """A tree like the parameters; its paths contain `params`."""
+
+    params: Any
+
+
 def is_matrix(path: str, shape: Shape) -> bool:
-    """Whether a parameter has at least two dims besides `layers`: all but scales and biases."""
-    return len(shape.without(["layers"])) >= 2
+    """Whether a parameter is no scale and no bias: by its name, and by two dims besides `layers`.
+
+    A bias of several heads has two dims too, so its name counts as well.
+    """
+    name = path.rpartition("/")[2]
+    return len(shape.without(["layers"])) >= 2 and not name.endswith(("bias", "scale"))
 
 
 def state_dtype(dtype: np.dtype) -> np.dtype:
@@ -53,27 +64,26 @@ def state_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype("float32") if dtype.itemsize < 4 else dtype
 
 
-def zeros_like(params: Any) -> Any:
+def zeros_like(params: Any) -> Mirror:
     """Returns zeros for every floating-point parameter, in `state_dtype`; None for the others."""
 
     def zero(p: Tensor) -> Tensor | None:
         return ops.zeros(p.shape, state_dtype(p.dtype)) if is_float(p.dtype) else None
 
-    return jax.tree.map(zero, params)
+    return Mirror(jax.tree.map(zero, params))
 
 
 def update_each(
-    function: Callable[..., Sequence[Tensor]], params: Any, grads: Any, *states: Any
-) -> tuple[Any, ...]:
+    function: Callable[..., Sequence[Tensor]], params: Any, grads: Any, *states: Mirror
+) -> tuple[Any, list[Mirror]]:
     """Updates every parameter by itself.
 
     Args:
         function: (path, gradient, *states, parameter) -> (parameter, *states), all but the path in
             `state_dtype` of the parameter; the parameter's own dtype comes back here.
-        states: trees like `params`.
 
     Returns:
-        The parameters and the states, each a tree like `params`.
+        The parameters and the states.
     """
 
     def one(keys: Any, p: Tensor, g: Tensor | None, *held: Any) -> _Results:
@@ -83,12 +93,13 @@ def update_each(
         updated = function(path_of(keys), ops.cast(g, work), *held, ops.cast(p, work))
         return _Results((ops.cast(updated[0], p.dtype), *updated[1:]))
 
-    rows = jax.tree_util.tree_map_with_path(one, params, grads, *states)
+    mirrored = (state.params for state in states)
+    rows = jax.tree_util.tree_map_with_path(one, params, grads, *mirrored)
 
     def column(number: int) -> Any:
         return jax.tree.map(lambda row: row.values[number], rows)
 
-    return tuple(column(number) for number in range(1 + len(states)))
+    return column(0), [Mirror(column(1 + number)) for number in range(len(states))]
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
-from meshdsl.optim.optimizer import Mask, check_ranges, is_matrix, update_each, zeros_like
+from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 
 
 class SgdState(Module):
-    """The velocity, a tree like the parameters; None without momentum."""
+    """The velocity; None without momentum."""
 
-    velocity: Any
+    velocity: Mirror | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Sgd:
             return p - ops.cast(scheduled, p.dtype) * direction, velocity
 
         if not self.momentum:
-            (params,) = update_each(plain, params, grads)
+            params, _ = update_each(plain, params, grads)
             return params, state
-        params, velocity = update_each(moving, params, grads, state.velocity)
+        params, (velocity,) = update_each(moving, params, grads, state.velocity)
         return params, SgdState(velocity=velocity)

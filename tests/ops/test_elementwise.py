@@ -213,6 +213,8 @@ def test_dtypes_do_not_mix():
     text = message(lambda x, y: x * y, random([a]), md.named(np.zeros(4, np.float32), [a]))
     assert "multiply: dtypes differ: f64, f32; cast one, as in md.cast(x, 'float32')" in text
     assert "operand 2: f32[a=4]" in text
+    text = message(lambda x: md.where(x > 0, x, md.cast(x, "float32")), random([a]))
+    assert "where: dtypes differ: f64, f32; cast one, as in md.cast(x, 'float32')" in text
 
 
 def test_operations_tell_what_they_need():

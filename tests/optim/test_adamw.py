@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.optim import AdamW, schedules
+from meshdsl.optim import AdamW, is_matrix, schedules
 from tests.optim import trees
 
 
@@ -61,14 +61,22 @@ def test_the_state_mirrors_the_parameters():
     graph = md.jit(AdamW(0.01).init).trace(trees.tree(0))
     names = ["blocks/bias", "blocks/query", "blocks/w_in", "scale"]
     kinds = ("mean", "mean_square")
-    assert list(graph.output_paths) == [f"{kind}/{name}" for kind in kinds for name in names]
+    assert list(graph.output_paths) == [f"{kind}/params/{name}" for kind in kinds for name in names]
     assert graph.outputs[1].shape.names == ("layers", "embed", "heads")
+
+
+def test_biases_and_scales_do_not_decay_whatever_their_dims():
+    wide = md.Shape(md.dims(layers=2, heads=3, kv=4))
+    assert is_matrix("blocks/attention/query", wide)
+    assert not is_matrix("blocks/attention/query_bias", wide)
+    assert not is_matrix("blocks/norm/scale", wide)
+    assert not is_matrix("blocks/shift", wide.without(["kv"]))
 
 
 def test_narrow_parameters_have_wide_means():
     found, state = trees.run(AdamW(0.01), 2, dtype=md.dtypes.BFLOAT16)
     assert found["scale"].dtype == md.dtypes.BFLOAT16
-    assert state.mean["scale"].dtype == np.float32
+    assert state.mean.params["scale"].dtype == np.float32
     exact, _ = trees.run(AdamW(0.01), 2)
     np.testing.assert_allclose(np.asarray(found["scale"], "f4"), exact["scale"], rtol=0.02)
 
@@ -83,7 +91,7 @@ def test_what_has_no_gradient_stays_as_it_is():
     params = {"x": md.named(np.ones(3, "f4"), ["i"]), "count": md.named(np.int32(7), [])}
     updated, state = md.jit(step)(params)
     assert int(updated["count"]) == 7
-    assert state.mean["count"] is None
+    assert state.mean.params["count"] is None
     np.testing.assert_allclose(updated["x"], 0.9, rtol=1e-6)
 
 

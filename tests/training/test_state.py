@@ -25,7 +25,7 @@ def test_it_starts_at_step_zero_with_the_parameters_of_init():
 def test_the_optimizers_tensors_have_the_paths_of_the_parameters():
     graph = md.jit(create(classifier.init, AdamW(0.1))).trace(md.random.key(0))
     names = ["w_in", "bias", "w_out"]
-    scopes = ["params", "optimizer/mean", "optimizer/mean_square"]
+    scopes = ["params", "optimizer/mean/params", "optimizer/mean_square/params"]
     assert list(graph.output_paths) == ["step", *(f"{s}/{n}" for s in scopes for n in names)]
 
 
@@ -41,8 +41,16 @@ def test_every_shard_is_made_on_its_own_device():
     program = md.jit(create(classifier.init, AdamW(0.1)), "data:2,model:4", layout)
     state = program(md.random.key(0))
     assert state.params.w_in.data.addressable_shards[0].data.shape == (12, 2)
-    assert state.optimizer.mean.w_in.data.addressable_shards[0].data.shape == (6, 2)
+    assert state.optimizer.mean.params.w_in.data.addressable_shards[0].data.shape == (6, 2)
     assert program.lower(md.random.key(0)).collectives == ()
+
+
+def test_a_rule_for_parameters_holds_for_what_mirrors_them():
+    layout = f"{classifier.LAYOUT}; params/pixel:data"
+    state = md.jit(create(classifier.init, AdamW(0.1)), "data:2,model:4", layout)(md.random.key(0))
+    moments = state.optimizer.mean.params, state.optimizer.mean_square.params
+    for tree in (state.params, *moments):
+        assert tree.w_in.data.addressable_shards[0].data.shape == (6, 2)
 
 
 def test_a_policy_says_how_parameters_are_kept():

@@ -55,7 +55,7 @@ def test_the_state_comes_out_with_the_paths_it_came_in_with():
     graph = md.jit(make_train_step(classifier.loss, optimizer)).trace(spec, classifier.BATCH)
     state = [path for path in graph.input_paths if path.startswith("state/")]
     assert list(graph.output_paths[: len(state)]) == state
-    assert "state/optimizer/mean/w_in" in state
+    assert "state/optimizer/mean/params/w_in" in state
 
 
 def test_only_gradients_one_norm_and_one_loss_are_reduced():
