@@ -1,4 +1,8 @@
-"""Eight virtual CPU devices, 64-bit numbers where a test asks for them, and random cases."""
+"""Eight virtual CPU devices, 64-bit numbers where a test asks for them, and what a day runs.
+
+A run checks a sample of the random programs and one of the tests marked slow, both chosen by the
+date; `--cases=2000 --first_case=0` and `--slow` run them all.
+"""
 
 import datetime
 import os
@@ -11,16 +15,28 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 KNOWN_CASES = 2000
+TODAY = datetime.date.today().toordinal()
 
 
 def pytest_addoption(parser):
     parser.addoption("--cases", type=int, default=25, help="how many random programs to check")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the date")
+    parser.addoption("--slow", action="store_true", help="run every slow test, not one a day")
 
 
 def pytest_generate_tests(metafunc):
     if "case_number" in metafunc.fixturenames:
         count, first = metafunc.config.getoption("cases"), metafunc.config.getoption("first_case")
         if first is None:
-            first = datetime.date.today().toordinal() * count % KNOWN_CASES
+            first = TODAY * count % KNOWN_CASES
         metafunc.parametrize("case_number", range(first, first + count))
+
+
+def pytest_collection_modifyitems(config, items):
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if config.getoption("slow") or len(slow) < 2 or len(slow) == len(items):
+        return
+    today = slow[TODAY % len(slow)]
+    left = [item for item in slow if item is not today]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
