@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -77,9 +78,13 @@ def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
     # A program that makes everything from keys creates a state; it has only some of the dims that
     # the layout of the whole job names.
     creates = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
-    rules = {"known_dims": names, "allow_unknown_dims": creates}
-    if problems(layout, mesh, _labelled(graph, lambda op: op.name), **rules):
-        check(layout, mesh, _labelled(graph, lambda op: statement_at(op.source).names[0]), **rules)
+
+    def ask(function: Callable, label: Callable[[Operation], str]) -> Any:
+        tensors = _labelled(graph, label)
+        return function(layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates)
+
+    if ask(problems, lambda op: op.name):  # the names are looked up where they are shown
+        ask(check, lambda op: statement_at(op.source).names[0])
 
 
 def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
@@ -130,6 +135,7 @@ class _Scope:
         versions: where each tensor is to be had, by layout.
         outer: for the consts of a body, the tensor that the parent scope knows.
         consts: values of the parent that the body uses, and what they are inside.
+        masked: whole tensors as summands: one device has them, the others have zeros.
     """
 
     planned: Planned
@@ -138,6 +144,7 @@ class _Scope:
     versions: dict[Tensor, dict[TensorLayout, Value]] = field(default_factory=dict)
     outer: dict[Tensor, Tensor] = field(default_factory=dict)
     consts: list[tuple[Value, Value]] = field(default_factory=list)
+    masked: dict[tuple[Tensor, TensorLayout], Value] = field(default_factory=dict)
     from_nothing: dict[Tensor, Operation] = field(default_factory=dict)
     builder: BlockBuilder = field(init=False)
 
@@ -181,8 +188,6 @@ class _Scope:
         if tensor in self.outer:
             assert self.parent is not None
             return self.parent._is_partial(self.outer[tensor], axis)
-        if tensor in self.from_nothing:  # made whole, whatever versions of it were masked
-            return False
         held = self.versions.get(tensor, {})
         return any((axis, "sum") in layout.partial for layout in held)
 
@@ -194,7 +199,9 @@ class _Scope:
         if tensor in self.outer:
             value = self._capture(tensor, where)
         elif where.partial and not self._can_leave(tensor, where):
-            value = self._masked(tensor, where)
+            if (tensor, where) not in self.masked:  # no version: the tensor is not partial itself
+                self.masked[tensor, where] = self._masked(tensor, where)
+            return self.masked[tensor, where]
         elif tensor in self.from_nothing:
             value = self._make(tensor, where)
         else:

@@ -125,7 +125,7 @@ class _AxisProblem:
             for tensor in op.outputs:
                 self._add_tensor(tensor, times)
             if op.outputs[0] in self.passing:
-                self._add_linear(op, plan)
+                self._add_linear(op, plan, times)
             else:
                 for tensor in op.inputs:
                     self._need_whole(tensor)
@@ -145,7 +145,7 @@ class _AxisProblem:
         mesh = self.planned.mesh
         return reshard_cost(tensor.shape, tensor.dtype.itemsize, summand, whole, mesh)
 
-    def _add_linear(self, op: Operation, plan: Plan) -> None:
+    def _add_linear(self, op: Operation, plan: Plan, times: int) -> None:
         (result,) = op.outputs
         summands = [op.inputs[i] for i in plan.linear if op.inputs[i] in self.can]
         if not plan.additive:
@@ -155,9 +155,10 @@ class _AxisProblem:
                 if not (plan.additive and any(tensor is op.inputs[i] for i in plan.linear)):
                     self._need_whole(tensor)
                 else:
-                    self.cut.edge(result, CutGraph.SINK, tensor.bytes * _MASK)
+                    self.cut.edge(result, CutGraph.SINK, times * tensor.bytes * _MASK)
         for tensor in summands:
-            self._tie(tensor, result, tensor.bytes * _MASK if plan.additive else INFINITE)
+            mask = times * tensor.bytes * _MASK
+            self._tie(tensor, result, mask if plan.additive else INFINITE)
         if not plan.additive and sum(op.inputs[i] is summands[0] for i in plan.linear) > 1:
             self._need_whole(summands[0])
             self.cut.edge(result, CutGraph.SINK, INFINITE)
@@ -185,7 +186,8 @@ class _AxisProblem:
             if inner not in self.can:
                 self._need_whole(outer)
             elif consts <= position < consts + carries:
-                self._add_carry(outer, inner, body.outputs[position - consts])
+                self._add_carry(outer, inner, times)
+                self._add_carry(body.outputs[position - consts], inner, inner_times)
                 self._join(inner, op.outputs[position - consts])
             else:
                 self._tie(outer, inner, INFINITE)
@@ -195,12 +197,13 @@ class _AxisProblem:
             else:
                 self._need_whole(inner)
 
-    def _add_carry(self, start: Tensor, inner: Tensor, after: Tensor) -> None:
-        for tensor in (start, after):
-            if tensor in self.can:
-                self._tie(tensor, inner, tensor.bytes * _MASK)
-            else:
-                self.cut.edge(inner, CutGraph.SINK, tensor.bytes * _MASK)
+    def _add_carry(self, tensor: Tensor, carry: Tensor, times: int) -> None:
+        """A carry that stays partial takes its start and its next value partial, or masked."""
+        mask = times * tensor.bytes * _MASK
+        if tensor in self.can:
+            self._tie(tensor, carry, mask)
+        else:
+            self.cut.edge(carry, CutGraph.SINK, mask)
 
     def _join(self, one: Tensor, other: Tensor) -> None:
         self.cut.edge(one, other, INFINITE)

@@ -45,7 +45,6 @@ class Value:
     dtype: np.dtype
     layout: TensorLayout
     local: Shape
-    hint: str = ""
 
     @property
     def bytes(self) -> int:

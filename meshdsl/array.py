@@ -33,7 +33,7 @@ class NamedArray:
 
     def __init__(self, data: Any, dims: Shape) -> None:
         self.data = data
-        self.dims = dims
+        self.dims = dims if isinstance(dims, Shape) else Shape(dims)
 
     @property
     def shape(self) -> Shape:
@@ -55,7 +55,7 @@ class NamedArray:
         return TensorLayout.of(dict(zip(self.dims.names, axes, strict=False)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.data, dtype=dtype)
+        return np.array(self.data, dtype=dtype, copy=copy)
 
     def __float__(self) -> float:
         return float(np.asarray(self.data))
@@ -84,11 +84,11 @@ class Spec:
 
 
 def named(data: Any, dims: DimsLike) -> NamedArray:
-    """Gives an array's axes their names.
+    """Gives the dims of an array their names.
 
     Args:
         data: an array, which keeps its dtype, or Python numbers, which become float32 or int32.
-        dims: one per array axis, in order; a plain name takes its size from the data.
+        dims: one per dim of the array, in order; a plain name takes its size from the data.
 
     Raises:
         ValueError: count or sizes do not fit; every misfit is told.
@@ -99,7 +99,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     listed = as_list(dims)
     if len(listed) != len(data.shape):
         raise ValueError(
-            f"named: the data has {len(data.shape)} axes {tuple(data.shape)}, "
+            f"named: the data has {len(data.shape)} dims {tuple(data.shape)}, "
             f"but {len(listed)} dims were given: {', '.join(map(str, listed))}"
         )
     shape = []
@@ -107,7 +107,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     for position, (dim, size) in enumerate(zip(listed, data.shape, strict=True)):
         shape.append(Dimension(dim, size) if isinstance(dim, str) else dim)
         if shape[-1].size != size:
-            problems.append(f"axis {position} of the data has size {size}, but the dim is {dim}")
+            problems.append(f"number {position} of the data has size {size}, but the dim is {dim}")
     if problems:
         raise ValueError("named: " + "; ".join(problems))
     return NamedArray(data, Shape(shape))

@@ -41,7 +41,7 @@ def value_and_grad(
             for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
                 full[number] = part
             result = function(*full)
-            value, aux = result if has_aux else (result, None)
+            value, aux = _value_and_aux(result, has_aux)
             return [value, aux]
 
         graph, consts, structure = subgraph(of_leaves, inputs)
@@ -73,6 +73,16 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
         return (gradient, value[1]) if has_aux else gradient
 
     return differentiated
+
+
+def _value_and_aux(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise ValueError("with has_aux, the function must return a pair: (value, aux)")
+    value, aux = result if has_aux else (result, None)
+    if not isinstance(value, Tensor):
+        hint = "; with more results, return (value, aux) and pass has_aux=True"
+        raise ValueError(f"the function must return one tensor, not a {type(value).__name__}{hint}")
+    return value, aux
 
 
 @operation

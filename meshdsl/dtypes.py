@@ -32,7 +32,7 @@ def as_dtype(dtype: Any) -> np.dtype:
         ValueError: the language has no such type; the known ones are listed.
     """
     try:
-        found = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+        found = BFLOAT16 if dtype == "bfloat16" else None if dtype is None else np.dtype(dtype)
     except TypeError:
         found = None
     if found is None or found.name not in _SHORT:

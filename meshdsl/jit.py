@@ -25,7 +25,7 @@ from meshdsl.mesh import Mesh
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
 from meshdsl.source import UNKNOWN, Source
-from meshdsl.trace import Trace, tracing
+from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
@@ -149,6 +149,8 @@ class Jitted:
         self._compiled: dict[Signature, Compiled] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():  # inside another function's trace it is an ordinary function
+            return self.function(*args, **kwargs)
         leaves, signature = self.flatten(args, kwargs)
         compiled = self._compiled.get(signature)
         if compiled is None:

@@ -57,6 +57,12 @@ class NamedOperators:
     def __pow__(self, other: Operand) -> Tensor:
         return _ops().power(self, other)
 
+    def __rpow__(self, other: Operand) -> Tensor:
+        return _ops().power(other, self)
+
+    def __rmod__(self, other: Operand) -> Tensor:
+        return _ops().remainder(other, self)
+
     def __neg__(self) -> Tensor:
         return _ops().negative(self)
 
@@ -87,16 +93,22 @@ class NamedOperators:
     def __or__(self, other: Operand) -> Tensor:
         return _ops().logical_or(self, other)
 
+    def __rand__(self, other: Operand) -> Tensor:
+        return _ops().logical_and(other, self)
+
+    def __ror__(self, other: Operand) -> Tensor:
+        return _ops().logical_or(other, self)
+
     def __invert__(self) -> Tensor:
         return _ops().logical_not(self)
 
-    def rename(self, mapping: dict[str, str] | None = None, **names: str) -> Tensor:
+    def rename(self, mapping: dict[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
         return _ops().rename(self, mapping, **names)
 
     def split(self, dim: DimLike, into: DimsLike) -> Tensor:
         return _ops().split(self, dim, into)
 
-    def merge(self, dims: DimsLike, into: str) -> Tensor:
+    def merge(self, dims: DimsLike, into: DimLike) -> Tensor:
         return _ops().merge(self, dims, into)
 
     def broadcast(self, dims: DimsLike) -> Tensor:

@@ -7,6 +7,8 @@ import os
 import sys
 from dataclasses import dataclass, replace
 
+import jax
+
 _ROOT = os.path.dirname(os.path.abspath(__file__))
 # Frames in these places are machinery; the line a user wants is the first one outside of them.
 # Layers, optimizers and models are code that users read, so their lines count.
@@ -25,7 +27,7 @@ _MACHINERY = tuple(
         "policy.py",
     )
 )
-_OUTSIDE = (f"{os.sep}jax{os.sep}", f"{os.sep}contextlib.py", "<string>")
+_OUTSIDE = (os.path.dirname(jax.__file__) + os.sep, f"{os.sep}contextlib.py", "<string>")
 _is_machinery: dict[str, bool] = {}
 
 

@@ -27,6 +27,7 @@ class Trace:
         self.inputs: list[Tensor] = []
         self.operations: list[Operation] = []
         self.captured: dict[Tensor, Tensor] = {}
+        self.literals: dict[int, tuple[Any, Tensor]] = {}
 
     def input(self, shape: Shape, dtype: np.dtype, source: Source | None = None) -> Tensor:
         tensor = Tensor(shape, dtype, source or caller(), self)
@@ -66,6 +67,11 @@ class _Active(threading.local):
 
 
 _active = _Active()
+
+
+def is_tracing() -> bool:
+    """Whether a function is being traced."""
+    return bool(_active.traces)
 
 
 def current() -> Trace:

@@ -16,8 +16,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from meshdsl.array import NamedArray
 from meshdsl.dims import Shape
+from meshdsl.dtypes import is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.backends.arrange import alignment, equation
 from meshdsl.lowering.backends.threefry import threefry2x32
@@ -39,7 +39,6 @@ class Executable:
     """
 
     def __init__(self, program: SpmdProgram, donated: Sequence[bool] = ()) -> None:
-        _check_dtypes(program)
         self.program = program
         block = program.block
         mesh = device_mesh(program.mesh)
@@ -70,13 +69,10 @@ class Executable:
         """Returns XLA's account of the memory of one device."""
         return self.compiled.memory_analysis()
 
-    @staticmethod
-    def named(data: Any, dims: Shape) -> NamedArray:
-        return NamedArray(data, dims)
-
 
 def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Callable:
     """Returns the program as a jittable function of its inputs, as global arrays."""
+    _check_dtypes(program)
     block = program.block
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -289,11 +285,33 @@ def _at(instruction: Instruction, dim: str) -> int:
     return instruction.inputs[0].local.position(instruction.params[dim])
 
 
-_REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
-
-
 def _all_reduce(instruction: Instruction, inputs: Arrays) -> Any:
-    return _REDUCE[instruction.params["kind"]](inputs[0], instruction.params["axes"])
+    (x,), axes, kind = inputs, instruction.params["axes"], instruction.params["kind"]
+    if kind == "sum":
+        return lax.psum(x, axes)
+    reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
+    if not is_float(instruction.inputs[0].dtype):
+        return reduce(x, axes)
+    return _from_key(reduce(_to_key(x, kind), axes), x.dtype)
+
+
+def _to_key(x: Any, kind: str) -> Any:
+    """Returns integers in the order of the numbers, with NaN winning.
+
+    XLA's reductions between devices may drop NaN, its local ones do not.
+    """
+    limits = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+    key = _flip(lax.bitcast_convert_type(x, limits.dtype))
+    return jnp.where(jnp.isnan(x), limits.max if kind == "max" else limits.min, key)
+
+
+def _from_key(key: Any, dtype: Any) -> Any:
+    return lax.bitcast_convert_type(_flip(key), dtype)
+
+
+def _flip(bits: Any) -> Any:
+    """Turns the bits of floats into integers that order like them, and back."""
+    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & jnp.iinfo(bits.dtype).max)
 
 
 def _reduce_scatter(instruction: Instruction, inputs: Arrays) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 
-from meshdsl.array import NamedArray
 from meshdsl.dims import Shape
 from meshdsl.dtypes import is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -44,10 +43,6 @@ class Executable:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             outputs = machine.run(block, inputs)
         return [machine.join(a, v) for a, v in zip(outputs, block.outputs, strict=True)]
-
-    @staticmethod
-    def named(data: Any, dims: Shape) -> NamedArray:
-        return NamedArray(data, dims)
 
 
 class Machine:
@@ -96,7 +91,7 @@ class Machine:
         for device in range(self.mesh.size):
             part = self.block(value.shape, value.layout, device)
             if seen[part].all() and whole[part].size:
-                assert np.array_equal(whole[part], rows[device], equal_nan=rows.dtype.kind == "f")
+                assert np.array_equal(whole[part], rows[device], equal_nan=is_float(rows.dtype))
             whole[part] = rows[device]
             seen[part] = True
         return whole

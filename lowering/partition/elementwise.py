@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ml_dtypes
+import numpy as np
+
 from meshdsl.dtypes import is_float
 from meshdsl.graph import Operation
 from meshdsl.lowering.builder import BlockBuilder
@@ -45,12 +48,19 @@ def elementwise(case: Case) -> Plan:
 
 
 def _linear(op: Operation) -> tuple[int, ...]:
-    """Returns the operands in which an operation is linear; narrowing casts round, so are not."""
+    """Returns the operands in which an operation is linear; a cast is, where it is exact."""
     if op.name == "cast":
         before, after = op.inputs[0].dtype, op.outputs[0].dtype
-        widens = is_float(before) and is_float(after) and before.itemsize <= after.itemsize
-        return (0,) if widens else ()
+        return (0,) if _holds(after, before) else ()
     return _LINEAR.get(op.name, ())
+
+
+def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Whether one floating-point dtype holds every number of another."""
+    if not (is_float(wide) and is_float(narrow)):
+        return False
+    w, n = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
+    return w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp
 
 
 RULES = {name: elementwise for name in [*ELEMENTWISE, "shift_right"]}

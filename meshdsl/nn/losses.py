@@ -36,5 +36,5 @@ def softmax_cross_entropy(
         problems.append(f"the labels are integers, got {short(labels.dtype)}")
     if problems:
         raise ValueError("; ".join(problems))
-    chosen = labels == md.arange(classes, labels.dtype)
+    chosen = md.one_hot(labels, classes, "bool")
     return md.logsumexp(logits, classes) - md.sum(md.where(chosen, logits, 0), classes)

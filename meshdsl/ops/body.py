@@ -13,9 +13,14 @@ from meshdsl.ops.creation import as_tensor
 from meshdsl.trace import Trace, current, tracing
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a tree is a tensor, or an array to be made one."""
+    return isinstance(leaf, Tensor | NamedArray)
+
+
 def leaves_of(tree: Any) -> tuple[list[Tensor], Any]:
     """Returns a tree's leaves as tensors, and its structure."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, NamedArray))
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_array)
     return [as_tensor(leaf) for leaf in leaves], structure
 
 

@@ -6,25 +6,38 @@ replay starts at a `barrier`, so that no later pass merges it with the forward c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from meshdsl.graph import Operation, Primitive, Tensor
-from meshdsl.ops.body import leaves_of, subgraph
+from meshdsl.ops.body import is_array, subgraph
+from meshdsl.ops.creation import as_tensor
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.trace import bind
 
 
 def checkpoint(function: Callable) -> Callable:
-    """Returns `function` so that its gradient computes its intermediate values again."""
+    """Returns `function` so that its gradient computes its intermediate values again.
 
-    def rematerialised(*args: Any) -> Any:
-        inputs, tree = leaves_of(args)
-        graph, consts, out_tree = subgraph(
-            lambda *leaves: function(*jax.tree.unflatten(tree, leaves)), inputs
-        )
+    Tensors among its arguments are kept; numbers, flags and the like belong to the function.
+    """
+
+    @functools.wraps(function)
+    def rematerialised(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        inputs = [as_tensor(leaves[i]) for i in places]
+
+        def of_tensors(*tensors: Tensor) -> Any:
+            for i, tensor in zip(places, tensors, strict=True):
+                leaves[i] = tensor
+            given, named = jax.tree.unflatten(tree, leaves)
+            return function(*given, **named)
+
+        graph, consts, out_tree = subgraph(of_tensors, inputs)
         outputs = bind(CHECKPOINT, [*consts, *inputs], {"body": graph.prune()}).outputs
         return jax.tree.unflatten(out_tree, outputs)
 

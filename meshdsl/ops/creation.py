@@ -58,7 +58,9 @@ def ones(dims: DimsLike, dtype: Any = "float32") -> Tensor:
 @operation
 def arange(dim: Dimension, dtype: Any = "int32") -> Tensor:
     """Returns 0, 1, ... along `dim`."""
-    return bind_one(ARANGE, (), {"shape": sized(dim), "dtype": as_dtype(dtype)})
+    dtype = as_dtype(dtype)
+    _check_range(dim.size - 1, dtype)
+    return bind_one(ARANGE, (), {"shape": sized(dim), "dtype": dtype})
 
 
 def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:

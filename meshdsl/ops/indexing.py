@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from meshdsl.dims import Dimension, DimLike, Shape
 from meshdsl.dtypes import is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
@@ -52,6 +54,8 @@ def take(table: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
         [*indices, *the table's other dims]. An index outside of [0, size) gives zeros, on every
         layout, and its gradient is dropped.
     """
+    if table.dtype == np.bool_:  # looked up as numbers, of which sums can be made
+        return take(cast(table, "int32"), indices, dim) != 0
     return bind_one(TAKE, (table, indices), {"dim": table.shape.get(dim).name})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from meshdsl.array import NamedArray
@@ -33,20 +34,31 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
 
-        try:
+        with told_as(name, (*args, *kwargs.values())):
             return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
-        except OperationError:
-            raise
-        except ValueError as error:
-            raise OperationError(_describe(name, error, args, kwargs)) from None
 
     return checked
 
 
-def _describe(name: str, error: ValueError, args: Any, kwargs: Any) -> str:
+@contextmanager
+def told_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
+    """Retells a ValueError as a mistake in the operation `name`.
+
+    Operations that run the user's own code use it around their checks only, so that an error in
+    that code keeps its traceback.
+    """
+    try:
+        yield
+    except OperationError:
+        raise
+    except ValueError as error:
+        raise OperationError(_describe(name, error, arguments)) from None
+
+
+def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
     source = here()
     lines = [f"{name}: {error}"]
-    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor | NamedArray)]
+    operands = [a for a in arguments if isinstance(a, Tensor | NamedArray)]
     for number, operand in enumerate(operands, 1):
         made = operand.source if isinstance(operand, Tensor) else None
         lines.append(f"  operand {number}: {operand}" + (f"  made at {made}" if made else ""))

@@ -60,22 +60,29 @@ def sum(x: Tensor, over: DimsLike | None = None) -> Tensor:
 
 @operation
 def max(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the maximum over some dims, or over all; the gradient is shared among equals."""
+    """Returns the maximum over some dims, or over all.
+
+    The gradient is shared among the elements that equal it, up to rounding. NaN wins.
+    """
     return _reduce(MAX, x, over)
 
 
 @operation
 def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the minimum over some dims, or over all; the gradient is shared among equals."""
+    """Returns the minimum over some dims, or over all.
+
+    The gradient is shared among the elements that equal it, up to rounding. NaN wins.
+    """
     return _reduce(MIN, x, over)
 
 
 @operation
 def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the mean over some dims, or over all."""
+    """Returns the mean over some dims, or over all; half precision is summed in float32."""
     need_float(x)
     count = x.shape.select(_over(x, over)).volume
-    return _reduce(SUM, x, over) * (1.0 / count)
+    wide = x.cast("float32") if x.dtype.itemsize < 4 else x
+    return (_reduce(SUM, wide, over) * (1.0 / count)).cast(x.dtype)
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:

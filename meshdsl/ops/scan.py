@@ -19,7 +19,7 @@ from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
 from meshdsl.ops.creation import zeros
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import told_as
 from meshdsl.ops.shape import RENAME
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.trace import Trace, bind, current, tracing
@@ -35,7 +35,6 @@ _CHEAP = frozenset(
 )
 
 
-@operation
 def scan(
     body: Callable[[Any, Any], tuple[Any, Any]],
     carry: Any,
@@ -57,9 +56,10 @@ def scan(
     Raises:
         ValueError: an x lacks `dim`, or the carry changes its tree, dims or dtypes; all told.
     """
-    carry_in, carry_tree = leaves_of(carry)
-    stacked, stacked_tree = leaves_of(xs)
-    dim = _stacked_dim(dim, stacked, xs)
+    with told_as("scan"):
+        carry_in, carry_tree = leaves_of(carry)
+        stacked, stacked_tree = leaves_of(xs)
+        dim = _stacked_dim(dim, stacked, xs)
     inner = Trace(current())
     with tracing(inner):
         start = [inner.input(t.shape, t.dtype, t.source) for t in carry_in]
@@ -67,12 +67,13 @@ def scan(
         result = body(
             jax.tree.unflatten(carry_tree, start), jax.tree.unflatten(stacked_tree, slices)
         )
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError("the body must return a pair: (carry, slice of ys)")
-        carry_out, out_tree = leaves_of(result[0])
-        ys, ys_tree = leaves_of(result[1])
-        _check_carry(carry, carry_in, carry_tree, carry_out, out_tree)
-        _check_ys(result[1], ys, dim)
+        with told_as("scan"):
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise ValueError("the body must return a pair: (carry, slice of ys)")
+            carry_out, out_tree = leaves_of(result[0])
+            ys, ys_tree = leaves_of(result[1])
+            _check_carry(carry, carry_in, carry_tree, carry_out, out_tree)
+            _check_ys(result[1], ys, dim)
         carry_out = [t.transpose(s.shape.names) for t, s in zip(carry_out, carry_in, strict=True)]
         graph, consts = inner.finish([*carry_out, *ys])
     params = {

@@ -48,13 +48,21 @@ SPLIT = Primitive("split", _reshaped, _merge_back)
 MERGE = Primitive("merge", _reshaped, _split_back)
 
 
+def _name(dim: DimLike) -> str:
+    return dim if isinstance(dim, str) else dim.name
+
+
 @operation
-def rename(x: Tensor, mapping: Mapping[str, str] | None = None, **names: str) -> Tensor:
+def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
     """Returns x with dims renamed: `md.rename(x, length="memory_length")`."""
     asked = {**(mapping or {}), **names}
-    for name in asked:
-        x.shape.get(name)
-    kept = {a: b for a, b in asked.items() if a != b}
+    kept = {}
+    for name, other in asked.items():
+        found = x.shape.get(name)
+        if isinstance(other, Dimension) and other.size != found.size:
+            raise ValueError(f"dim `{name}` has size {found.size}, but {other} is to name it")
+        if _name(other) != name:
+            kept[name] = _name(other)
     return bind_one(RENAME, (x,), {"names": kept}) if kept else x
 
 
@@ -96,7 +104,7 @@ def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
 
 
 @operation
-def merge(x: Tensor, dims: DimsLike, into: str) -> Tensor:
+def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
     """Returns x with several dims merged into one, the first being the major one.
 
     `md.merge(x, ["heads", "kv"], "embed")`; the merged dim stands where the first of them stood.
@@ -104,6 +112,8 @@ def merge(x: Tensor, dims: DimsLike, into: str) -> Tensor:
     parts = x.shape.select(dims)
     if not parts:
         raise ValueError("give at least one dim to merge")
-    whole = Dimension(into, parts.volume)
+    whole = Dimension(_name(into), parts.volume)
+    if isinstance(into, Dimension) and into != whole:
+        raise ValueError(f"{parts} has {parts.volume} elements, but they are to make {into}")
     shape = Shape(whole if dim == parts[0] else dim for dim in x.shape if dim not in parts[1:])
-    return bind_one(MERGE, (x,), {"whole": into, "parts": parts, "shape": shape})
+    return bind_one(MERGE, (x,), {"whole": whole.name, "parts": parts, "shape": shape})

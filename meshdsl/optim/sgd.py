@@ -78,7 +78,7 @@ class Sgd:
             direction = self.momentum * velocity + g if self.nesterov else velocity
             return p - ops.cast(scheduled, p.dtype) * direction, velocity
 
-        if not self.momentum:
+        if state.velocity is None:
             params, _ = update_each(plain, params, grads)
             return params, state
         params, (velocity,) = update_each(moving, params, grads, state.velocity)

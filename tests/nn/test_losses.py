@@ -75,3 +75,14 @@ def test_labels_must_be_integers_and_have_no_other_dims():
         md.jit(loss)(logits, md.named(LABELS.astype(float), DIMS[:2]))
     with pytest.raises(ValueError, match=r"labels have dims \[lenght=6\] that the logits .* lack"):
         md.jit(loss)(logits, md.named(LABELS, ["batch", "lenght"]))
+
+
+def test_labels_may_have_a_dtype_narrower_than_the_vocabulary():
+    batch, vocab = md.dims(batch=2, vocab=300)
+    logits = np.zeros((2, 300), "f4")
+    logits[:, 256] = 10
+    narrow = md.named(np.zeros(2, "u1"), [batch])
+    wide = md.named(np.zeros(2, "i4"), [batch])
+    loss = md.jit(lambda x, y: nn.softmax_cross_entropy(x, y, over="vocab"))
+    logits = md.named(logits, [batch, vocab])
+    np.testing.assert_array_equal(loss(logits, narrow), loss(logits, wide))

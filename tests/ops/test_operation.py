@@ -1,0 +1,76 @@
+"""How mistakes in operations are told, and how functions compose."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+a, b = md.dims(a=2, b=3)
+
+
+def test_an_error_in_a_scan_body_of_the_user_keeps_its_own_message():
+    def body(carry, _):
+        return int("seven"), None
+
+    with pytest.raises(ValueError, match="invalid literal") as error:
+        md.jit(lambda x: md.scan(body, x, None, dim=a)[0]).trace(md.spec([b]))
+    assert "scan" not in str(error.value)
+
+
+def test_a_jitted_function_is_an_ordinary_one_inside_another():
+    double = md.jit(lambda x: x * 2)
+    x = md.named(np.ones(3, "f4"), [b])
+    np.testing.assert_array_equal(md.jit(lambda x: double(x) + 1)(x), [3, 3, 3])
+
+
+def test_several_results_without_has_aux_have_no_gradient():
+    with pytest.raises(ValueError, match=r"return \(value, aux\) and pass has_aux=True"):
+        md.jit(md.value_and_grad(lambda x: (md.sum(x), md.sum(x * x)))).trace(md.spec([b]))
+
+
+def test_checkpoint_leaves_flags_and_numbers_to_the_function():
+    @md.checkpoint
+    def function(x, count, *, twice):
+        return x * count * (2 if twice else 1)
+
+    x = md.named(np.ones(3, "f4"), [b])
+    np.testing.assert_array_equal(md.jit(lambda x: function(x, 3, twice=True))(x), [6, 6, 6])
+
+
+def test_dims_may_be_given_where_names_are():
+    def function(x):
+        return x.rename(a=md.Dimension("c", 2)).merge(["c", b], md.Dimension("d", 6))
+
+    assert md.jit(function).trace(md.spec([a, b])).outputs[0].shape.names == ("d",)
+    with pytest.raises(ValueError, match="dim `a` has size 2, but c=5 is to name it"):
+        md.jit(lambda x: x.rename(a=md.Dimension("c", 5))).trace(md.spec([a, b]))
+
+
+def test_a_literal_has_the_data_of_when_it_was_traced():
+    data = np.ones(3, "f4")
+    fixed = md.named(data, [b])
+    for backend in ("numpy", "jax"):
+        f = md.jit(lambda x: x + fixed + fixed, backend=backend)
+        x = md.named(np.zeros(3, "f4"), [b])
+        np.testing.assert_array_equal(f(x), [2, 2, 2])
+        data[:] = 5
+        np.testing.assert_array_equal(f(x), [2, 2, 2])
+        data[:] = 1
+    assert [op.name for op in f.trace(x).operations].count("literal") == 1
+
+
+def test_an_index_ramp_must_fit_its_dtype():
+    with pytest.raises(ValueError, match="int8 holds whole numbers from -128 to 127, not 299"):
+        md.jit(lambda: md.arange(md.Dimension("n", 300), "int8")).trace()
+
+
+def test_half_precision_means_do_not_overflow():
+    ones = md.named(np.ones(100_000, "f2"), ["n"])
+    assert float(md.jit(md.mean, backend="numpy")(ones)) == 1.0
+
+
+def test_a_copy_of_a_named_array_is_a_copy():
+    array = md.named(np.zeros(3, "f4"), [b])
+    copy = np.array(array)
+    copy[0] = 9
+    assert np.asarray(array)[0] == 0
