@@ -41,5 +41,5 @@ setup(
             "setuptools>=77",
         ],
     },
-    entry_points={"console_scripts": ["meshdsl = meshdsl.cli.main:run"]},
+    entry_points={"console_scripts": ["meshdsl = meshdsl.cli.main:console"]},
 )

@@ -38,6 +38,27 @@ def check(
     found = problems(
         layout, mesh, tensors, known_dims=known_dims, allow_unknown_dims=allow_unknown_dims
     )
+    _raise(layout, mesh, found)
+
+
+def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
+    """Raises one `LayoutError` with every scope that fits none of a program's paths.
+
+    For the program that a whole job is about, such as a training step; others may lack some paths.
+    """
+    parts = {part for path in paths for part in path.split("/")}
+    found = []
+    for rule in layout.rules:
+        if not any(rule.applies_to(path) for path in paths):
+            unknown = [p for p in rule.scope.split("/") if "*" not in p and p not in parts]
+            hint = did_you_mean(unknown[0], parts) if unknown else ""
+            nearest = difflib.get_close_matches(rule.scope, paths, n=2, cutoff=0) if paths else []
+            paths_told = f". Paths look like {' or '.join(f'`{p}`' for p in nearest)}"
+            found.append(f"`{rule}` fits no path of this program{hint or paths_told}")
+    _raise(layout, mesh, found)
+
+
+def _raise(layout: Layout, mesh: Mesh, found: Sequence[str]) -> None:
     if not found:
         return
     count = "1 problem" if len(found) == 1 else f"{len(found)} problems"

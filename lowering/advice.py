@@ -20,6 +20,9 @@ _KEPT = ("activations", "working")
 
 def advice(program: SpmdProgram, parts: Sequence[Part]) -> str:
     """Returns one suggestion about the part that holds most, or an empty string."""
+    if program.mesh.size > 1 and not program.layout.rules:
+        axis = program.mesh.names[0]
+        return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
     kept = [part for part in parts if part.part in _KEPT]
     state = [part for part in parts if part.part in ("parameters", "optimizer")]
     if _bytes(kept) > _bytes(parts) / 2:

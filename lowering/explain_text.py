@@ -12,15 +12,14 @@ from meshdsl.lowering.program import Value
 from meshdsl.lowering.units import show_bytes, show_count, show_flops
 
 _WIDTH = 120
-_MOST_ROWS = 12  # of one phase; what follows is told as one sum
 _MOST_VALUES = 3
 _MEANING = {
     "parameters": ("parameters", ""),
     "optimizer": ("optimizer state", ""),
     "gradients": ("gradients", "of the parameters"),
-    "copies": ("copies", "of parameters and optimizer state: cast, moved to their use, or updated"),
+    "copies": ("copies", "of parameters and optimizer state: cast, gathered, or updated"),
     "activations": ("activations", "values of the forward pass, kept for the backward pass"),
-    "working": ("working values", "of what runs at that moment"),
+    "working": ("working values", "temporaries of what runs at that moment"),
     "batch": ("batch", "and other inputs"),
 }
 
@@ -39,7 +38,7 @@ def _head(explanation: Explanation) -> list[str]:
     if explanation.batch is not None:
         sizes = " × ".join(f"{dim.name} {dim.size:,}" for dim in explanation.batch.shape)
         facts += [sizes] if sizes else []
-    facts.append(f"{show_flops(explanation.flops)} per device")
+    facts.append(f"{show_flops(explanation.flops)}/device/step")
     where = f" on {mesh}" if mesh.axes else ""
     lines = [f"{explanation.name}{where}: " + " · ".join([devices, *facts])]
     return [*lines, *([f"layout {explanation.layout}"] if str(explanation.layout) else [])]
@@ -53,14 +52,14 @@ def _memory(explanation: Explanation) -> list[str]:
     source = explanation.memory.source
     moment = f"reached at {source}" if source.line else "reached at the start"
     rows.append(("peak", show_bytes(explanation.memory.peak_bytes), moment))
-    lines = ["memory, per device, when a device holds most", *_table(rows, right=(1,))]
+    lines = ["memory per device, at the peak", *_table(rows, right=(1,))]
     inputs = ("parameters", "optimizer", "batch")
     largest = [part for part in explanation.parts if part.part not in inputs]
     if largest:
         lines += ["  the largest values then:"]
         shown = [_value(part, explanation) for part in largest[:_MOST_VALUES]]
         lines += [f"  {line}" for line in _table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
-    return lines + (_wrapped("  next to try: ", explanation.advice) if explanation.advice else [])
+    return lines + (_wrapped("  to use less: ", explanation.advice) if explanation.advice else [])
 
 
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
@@ -83,12 +82,7 @@ def _wire(explanation: Explanation) -> list[str]:
         if not found:
             continue
         rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in found)), ""))
-        rows += [_row(t) for t in found[:_MOST_ROWS]]
-        rest = found[_MOST_ROWS:]
-        if rest:
-            count, sent = sum(t.count for t in rest), sum(t.wire_bytes for t in rest)
-            words = f"  {len(rest)} lines more"
-            rows.append((words, "", "", f"{count:,}", "", show_bytes(sent), ""))
+        rows += [_row(t) for t in found]
     total = show_bytes(explanation.wire_bytes)
     rows.append(("total", "", "", f"{sum(t.count for t in explanation.traffic):,}", "", total, ""))
     lines = _table(rows, right=(3, 4, 5), squeezed=1)
@@ -131,6 +125,7 @@ def _parameters(explanation: Explanation) -> list[str]:
         for path, parameter in zip(paths, explanation.parameters, strict=True)
     ]
     head = f"parameters, per device{f', under {root}' if shared else ''}"
+    head += " (in a layout, a scope is any part of a path: params/embed:data)" if shared else ""
     return [head, *_table(rows, right=(2,), squeezed=1)]
 
 
@@ -145,8 +140,9 @@ def _legend(explanation: Explanation) -> list[str]:
         "heads=2/8: one device holds 2 of 8; heads:model: they are split over mesh axis model."
         if explanation.mesh.size > 1
         else "",
-        "count: times per step; payload: the tensor on one device, each time; wire: what one "
-        "device sends for it, all times of a step together."
+        "a+b: one collective over both axes. count: times per step; payload: the larger of what "
+        "one device gives and gets, each time; wire: what it sends, all times of a step together. "
+        "x[layers]: x of all layers, stacked; x.2: the second of that name; x_grad: its gradient."
         if explanation.traffic
         else "",
     ]

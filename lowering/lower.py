@@ -88,16 +88,20 @@ def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
 
 
 def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
-    """Returns every tensor with a label, those first whose lines tell most."""
+    """Returns every tensor with a label, those first whose lines tell most.
+
+    These are what the forward pass makes, then the program's ends, then gradients and updates.
+    """
     made = [(label(op), t.shape, "", op.source) for t, op in tensors_of(graph) if op is not None]
-    found = [row for row in made if not row[3].backward]
+    ends = []
     for tensors, paths in (
         (graph.inputs, graph.input_paths),
         (graph.outputs, graph.output_paths),
     ):
-        ends = zip(tensors, paths, strict=True)
-        found += [(path or "result", t.shape, path, t.source) for t, path in ends]
-    return found + [row for row in made if row[3].backward]
+        rows = zip(tensors, paths, strict=True)
+        ends += [(path or "result", t.shape, path, t.source) for t, path in rows]
+    forward = next((i for i, row in enumerate(made) if row[3].backward), len(made))
+    return [*made[:forward], *ends, *made[forward:]]
 
 
 def plan(graph: Graph, mesh: Mesh, layout: Layout) -> Planned:

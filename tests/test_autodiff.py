@@ -87,7 +87,9 @@ def test_third_and_fourth_derivatives():
         return function
 
     for times in (3, 4):
-        found = run(derivative(lambda x: md.tanh(x) ** 2 * md.exp(x), times), md.named(0.3, []))
+        found = run(
+            derivative(lambda x: md.tanh(x) ** 2 * md.exp(x), times), md.named(np.float64(0.3), [])
+        )
         assert_close(found, reference(times)(0.3))
 
 
@@ -105,7 +107,7 @@ def test_gradients_inside_of_bodies():
             x = x - rate * jax.grad(lambda x: (jnp.cos(x) * x).sum())(x)
         return x
 
-    assert_agree(ours, theirs, md.named(0.1, []), random([a]), order=2)
+    assert_agree(ours, theirs, md.named(np.float64(0.1), []), random([a]), order=2)
 
 
 def test_captured_tensors_are_constants_of_the_inner_gradient():

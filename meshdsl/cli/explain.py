@@ -11,6 +11,7 @@ from meshdsl.cli.problems import Problems
 def main(values: flags.FlagValues, problems: Problems) -> None:
     """Runs the command; errors as in `train`."""
     from meshdsl.jit import jit
+    from meshdsl.layouts.validate import check_scopes
     from meshdsl.lowering.explain import explain
     from meshdsl.training.state import create, spec_of
     from meshdsl.training.step import make_train_step
@@ -19,4 +20,6 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     step = make_train_step(job.model.loss, job.optimizer, job.clip_norm, job.policy)
     state = spec_of(create(job.model.init, job.optimizer, job.policy))
     jitted = jit(step, job.mesh, job.layout, job.backend, donate="state")
-    print(explain(jitted.lower(state, job.batch_spec)))
+    program = jitted.lower(state, job.batch_spec)
+    check_scopes(program.layout, program.mesh, program.input_paths)
+    print(explain(program))

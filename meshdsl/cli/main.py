@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from meshdsl.dims import did_you_mean
 
+INTERRUPTED = 130  # as shells count a process ended by SIGINT
 COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
@@ -20,6 +22,26 @@ EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'
 )
+
+
+def console() -> int:
+    """The console script: runs the command line, and goes at once when it is interrupted.
+
+    Until the first step nothing can be lost, so Ctrl-C ends the process there and then; during
+    training it falls between two steps. Either way no other thread is waited for.
+    """
+    signal.signal(signal.SIGINT, lambda signum, frame: _quit(b"\nmeshdsl: interrupted\n"))
+    code = run()
+    if code == INTERRUPTED:
+        _quit()
+    return code
+
+
+def _quit(message: bytes = b"") -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(2, message)
+    os._exit(INTERRUPTED)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(command, str(error))
     except KeyboardInterrupt as error:
-        return _fail(command, str(error) or "interrupted", code=130)
+        return _fail(command, str(error) or "interrupted", code=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

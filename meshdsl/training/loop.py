@@ -27,6 +27,7 @@ from meshdsl.dims import DimsLike, did_you_mean
 from meshdsl.graph import Tensor
 from meshdsl.jit import Compiled, jit
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.validate import check_scopes
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY, key
 from meshdsl.optim.optimizer import Optimizer
@@ -107,6 +108,7 @@ def train(
     step_program = jit(train_step, mesh, layout, backend, donate="state").lower(
         state_spec, batch_spec
     )
+    check_scopes(step_program.layout, step_program.mesh, step_program.input_paths)
     eval_program = None
     if eval_data is not None:
         eval_spec = _specs(eval_data.first(iter(eval_data)))

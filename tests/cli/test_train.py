@@ -11,6 +11,11 @@ import pytest
 from meshdsl.cli.main import run
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
+CONSOLE = (
+    sys.executable,
+    "-c",
+    "from meshdsl.cli.main import console; raise SystemExit(console())",
+)
 MODEL = """
 from meshdsl.models import load
 
@@ -61,10 +66,9 @@ def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
 
 
 def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
-    command = [sys.executable, "-c", "from meshdsl.cli.main import run; raise SystemExit(run())"]
     arguments = [*SMALL, text, "--steps=1000000", "--log_every=50", f"--workdir={tmp_path}/run"]
     process = subprocess.Popen(
-        [*command, "train", *arguments],
+        [*CONSOLE, "train", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,3 +88,18 @@ def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
         "\nstopping after this step; Ctrl-C again stops at once\n"
         f"meshdsl train: interrupted after step {found[-1]['step']} of 1000000\n"
     )
+
+
+def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text):
+    """While it compiles: no traceback, no crash at exit."""
+    process = subprocess.Popen(
+        [*CONSOLE, "train", *SMALL, text, "--steps=1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "gpt_mini, unsharded" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130, message
+    assert "Traceback" not in message and "interrupted" in message

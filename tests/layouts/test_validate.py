@@ -4,7 +4,7 @@ import pytest
 
 from meshdsl.dims import Shape, dims
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.validate import LayoutError, check, problems
+from meshdsl.layouts.validate import LayoutError, check, check_scopes, problems
 from meshdsl.mesh import Mesh
 from meshdsl.source import UNKNOWN, Source
 
@@ -240,3 +240,16 @@ def test_all_kinds_of_problems_come_in_one_list():
         "`emebd:data`",
         "`batch:data+dta`",
     ]
+
+
+def test_a_scope_that_fits_no_path_is_told_with_the_nearest_name():
+    paths = ["state/step", "state/params/blocks/query", "state/optimizer/mean/params/blocks/query"]
+    mesh = Mesh.parse("data:2")
+    check_scopes(Layout.parse("params/embed:data; blocks/**/embed:data; batch:data"), mesh, paths)
+    layout = Layout.parse("param/embed:data; decoder/**/query/heads:-")
+    with pytest.raises(LayoutError) as error:
+        check_scopes(layout, mesh, paths)
+    text = str(error.value)
+    assert text.startswith("layout does not fit this program (2 problems)")
+    assert "`param/embed:data` fits no path of this program. Did you mean `params`?" in text
+    assert "`decoder/**/query/heads:-` fits no path of this program. Paths look like `" in text

@@ -183,7 +183,7 @@ def test_the_report_has_the_figures_with_units_and_the_places():
     text = str(found)
     assert text.startswith("train_step on data:2 model:4: 8 devices · 188.4 K parameters · ")
     assert f"layout {MEGATRON}\n" in text
-    head = "memory, per device, when a device holds most\n"
+    head = "memory per device, at the peak\n"
     memory = text[text.index(head) + len(head) :].split("\n\n")[0].split("\n")
     labels = [line.split("  ")[1] for line in memory]
     assert labels[:8] == [
@@ -198,7 +198,7 @@ def test_the_report_has_the_figures_with_units_and_the_places():
     ]
     assert "test_explain.py:" in text
     assert "blocks/query  f32[layers=4, embed=64, heads=1/4, kv=16]" in text
-    assert "payload: the tensor on one device" in text
+    assert "payload: the larger of what one device gives and gets" in text.replace("\n", " ")
 
 
 @pytest.mark.parametrize("sizes", [SMALL, LARGE])

@@ -256,8 +256,8 @@ def merge(author: Author) -> None:
 def order(author: Author) -> None:
     x = author.operand()
     if len(x.shape) > 1:
-        author.keep(x.transpose([str(n) for n in author.rng.permutation(x.shape.names)]))
-        author.bounds[author.live[-1]] = author.bounds[x]
+        names = [str(n) for n in author.rng.permutation(x.shape.names)]
+        author.keep(x.transpose(names), author.bounds[x])
 
 
 def broadcast(author: Author) -> None:
