@@ -32,13 +32,13 @@ def test_the_order_of_the_dims_is_that_of_the_data():
 
 
 def test_misfits_are_told_together():
-    with pytest.raises(ValueError, match=r"the data has 2 axes \(8, 4\), but 1 dims were given: b"):
+    with pytest.raises(ValueError, match=r"the data has 2 dims \(8, 4\), but 1 dims were given: b"):
         md.named(np.zeros((8, 4)), [batch])
     with pytest.raises(ValueError) as error:
         md.named(np.zeros((3, 5)), [batch, embed])
     assert str(error.value) == (
-        "named: axis 0 of the data has size 3, but the dim is batch=8; "
-        "axis 1 of the data has size 5, but the dim is embed=4"
+        "named: number 0 of the data has size 3, but the dim is batch=8; "
+        "number 1 of the data has size 5, but the dim is embed=4"
     )
     with pytest.raises(ValueError, match="two dims of one name: `a`"):
         md.named(np.zeros((2, 2)), ["a", "a"])
