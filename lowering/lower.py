@@ -26,9 +26,9 @@ from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
 from meshdsl.lowering.simplify import simplify
-from meshdsl.lowering.statements import statement_at
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
+from meshdsl.statements import statement_at
 
 BOOL = np.dtype("bool")
 

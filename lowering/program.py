@@ -185,6 +185,6 @@ class SpmdProgram:
         return flops(self)
 
     def __str__(self) -> str:
-        from meshdsl.lowering.printing import show
+        from meshdsl.lowering.explain.printing import show
 
         return show(self)

@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from meshdsl.dims import Dimension
-from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.explain.expressions import Expressions
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
-from meshdsl.lowering.statements import Statement, statement_at
+from meshdsl.statements import Statement, statement_at
 
 _MOVES = frozenset([*COLLECTIVES, "slice"])
 # One run of a statement: the base names of the values that it reads, with their dims.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshdsl.lowering.program import SpmdProgram, Value
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.explain import Part
+    from meshdsl.lowering.explain.explanation import Part
 
 _KEPT = ("activations", "working")
 

@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from meshdsl.dtypes import short
-from meshdsl.lowering.expressions import Expressions
-from meshdsl.lowering.naming import Names
+from meshdsl.lowering.explain.expressions import Expressions
+from meshdsl.lowering.explain.naming import Names
+from meshdsl.lowering.explain.units import show_bytes, show_flops
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
-from meshdsl.lowering.units import show_bytes, show_flops
 
 _FORMULA, _TYPE = 66, 50  # the widest that these columns get; what is longer pushes what follows
 _WIDTH = 116

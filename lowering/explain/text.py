@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
-from meshdsl.lowering.explain import PHASES, Explanation, Part, Traffic
+from meshdsl.lowering.explain.explanation import PHASES, Explanation, Part, Traffic
+from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.units import show_bytes, show_count, show_flops
 
 _WIDTH = 120
 _MOST_VALUES = 3

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.explain import PARTS, explain, input_part
+from meshdsl.lowering.explain.explanation import PARTS, explain, input_part
 from meshdsl.lowering.program import COLLECTIVES
 
 SMALL = {"layers": 4, "batch": 16, "length": 32, "embed": 64, "heads": 4, "d_ff": 256, "vocab": 128}

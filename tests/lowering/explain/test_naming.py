@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.naming import Names, path_names
+from meshdsl.lowering.explain.naming import Names, path_names
 
 layers, batch, embed, d_ff = md.dims(layers=3, batch=8, embed=16, d_ff=64)
 X = md.spec([batch, embed])

@@ -14,8 +14,8 @@ from typing import Any
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
-from meshdsl.lowering.statements import statement_at
 from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.statements import statement_at
 
 LONGEST = 60
 _NAME = "x" * 8  # what a value not yet named counts for

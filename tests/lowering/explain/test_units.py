@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdsl.lowering.units import show_bytes, show_count, show_flops
+from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 from meshdsl.dims import Shape
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.memory import Held, Memory
-from meshdsl.lowering.naming import Names
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
 from meshdsl.mesh import Mesh
 from meshdsl.source import Source
@@ -118,14 +118,14 @@ class Explanation:
         return found
 
     def __str__(self) -> str:
-        from meshdsl.lowering.explain_text import show
+        from meshdsl.lowering.explain.text import show
 
         return show(self)
 
 
 def explain(program: SpmdProgram) -> Explanation:
     """Explains a program; meant for training steps, but any will do."""
-    from meshdsl.lowering.advice import advice
+    from meshdsl.lowering.explain.advice import advice
 
     names = Names(program)
     phases = dict(_phases(program.block))
