@@ -107,7 +107,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     for position, (dim, size) in enumerate(zip(listed, data.shape, strict=True)):
         shape.append(Dimension(dim, size) if isinstance(dim, str) else dim)
         if shape[-1].size != size:
-            problems.append(f"number {position} of the data has size {size}, but the dim is {dim}")
+            problems.append(f"dim {position} of the data has size {size}, but {dim} was given")
     if problems:
         raise ValueError("named: " + "; ".join(problems))
     return NamedArray(data, Shape(shape))

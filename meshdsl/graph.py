@@ -26,7 +26,7 @@ Aval = tuple[Shape, np.dtype]
 class Tensor(NamedOperators):
     """A named tensor of a traced program; it has dims and a dtype, never data."""
 
-    __slots__ = ("dtype", "operation", "shape", "source", "trace")
+    __slots__ = ("dtype", "shape", "source", "trace")
 
     def __init__(
         self, shape: Shape, dtype: np.dtype, source: Source = UNKNOWN, trace: Trace | None = None
@@ -35,7 +35,6 @@ class Tensor(NamedOperators):
         self.dtype = dtype
         self.source = source
         self.trace = trace
-        self.operation: Operation | None = None
 
     @property
     def dims(self) -> Shape:

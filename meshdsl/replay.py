@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from meshdsl.dtypes import is_float
 from meshdsl.graph import Graph, Operation, Tensor
@@ -45,7 +46,7 @@ class Replay:
             self.values.update(zip(op.outputs, outputs, strict=True))
             if any(wanted) and op.name != "stop_gradient":
                 depends.update(t for t in op.outputs if is_float(t.dtype))
-                self._steps.append(_Step(op, arguments, wanted, outputs, pullback))
+                self._steps.append(_Step(op, wanted, pullback))
         self.outputs = [self.values[t] for t in graph.outputs]
         self.active_outputs = [t in depends for t in graph.outputs]
         self._graph = graph
@@ -77,24 +78,13 @@ class Replay:
                 held[tensor] = cotangent if before is None else before + cotangent
 
 
+@dataclass(frozen=True, slots=True)
 class _Step:
     """One replayed operation and the function that pulls cotangents back through it."""
 
-    __slots__ = ("inputs", "operation", "outputs", "pullback", "wanted")
-
-    def __init__(
-        self,
-        operation: Operation,
-        inputs: Sequence[Tensor],
-        wanted: Sequence[bool],
-        outputs: Sequence[Tensor],
-        pullback: Callable[[Cotangents, Sequence[bool]], Cotangents],
-    ) -> None:
-        self.operation = operation
-        self.inputs = inputs
-        self.wanted = wanted
-        self.outputs = outputs
-        self.pullback = pullback
+    operation: Operation
+    wanted: Sequence[bool]
+    pullback: Callable[[Cotangents, Sequence[bool]], Cotangents]
 
 
 def _gradient(op: Operation, cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:

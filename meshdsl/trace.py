@@ -129,8 +129,6 @@ def bind(
         Tensor(shape, dtype, source, trace) for shape, dtype in primitive.rule(owned, params)
     )
     operation = Operation(primitive, owned, outputs, params, source)
-    for output in outputs:
-        output.operation = operation
     trace.operations.append(operation)
     return operation
 

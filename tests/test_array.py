@@ -37,8 +37,8 @@ def test_misfits_are_told_together():
     with pytest.raises(ValueError) as error:
         md.named(np.zeros((3, 5)), [batch, embed])
     assert str(error.value) == (
-        "named: number 0 of the data has size 3, but the dim is batch=8; "
-        "number 1 of the data has size 5, but the dim is embed=4"
+        "named: dim 0 of the data has size 3, but batch=8 was given; "
+        "dim 1 of the data has size 5, but embed=4 was given"
     )
     with pytest.raises(ValueError, match="two dims of one name: `a`"):
         md.named(np.zeros((2, 2)), ["a", "a"])

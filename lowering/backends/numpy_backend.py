@@ -61,9 +61,7 @@ class Machine:
 
     def groups(self, axes: Sequence[str]) -> np.ndarray:
         """Returns the device groups along some axes: [groups, devices of a group in order]."""
-        rest = [axis for axis in self.mesh.names if axis not in axes]
-        order = np.lexsort((self.index(axes), self.index(rest)))
-        return order.reshape(-1, self.mesh.extent(axes))
+        return np.array(self.mesh.groups(*axes))
 
     def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
         """Cuts a global array into the shards of a layout."""

@@ -1,6 +1,6 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
-Exit codes: 0, 2 for a mistake of the user, 130 after Ctrl-C.
+Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -69,6 +69,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if values.debug:
             raise
         return _fail(command, str(error))
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
+            raise
+        return _fail(
+            command,
+            "out of memory on a device. `meshdsl explain` with the same flags shows what fills it; "
+            'try a smaller --batch_size or --length, --model_args="remat=full", or a larger mesh',
+            code=1,
+        )
     except KeyboardInterrupt as error:
         return _fail(command, str(error) or "interrupted", code=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
