@@ -1,4 +1,4 @@
-"""How arrays with named axes are laid side by side: what every backend needs of names."""
+"""What every backend needs of names: how arrays with named dims are laid side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import string
 from collections.abc import Sequence
 
 from meshdsl.dims import Shape
+
+# Elementwise instructions that numpy, and what follows its interface, have by the same names.
+NUMPY_NAMES = (
+    "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil isfinite "
+    "logical_not add subtract multiply divide maximum minimum power remainder equal not_equal "
+    "less less_equal greater greater_equal logical_and logical_or"
+).split()
 
 
 def alignment(have: Shape, want: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:

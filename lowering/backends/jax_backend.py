@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from meshdsl.dims import Shape
 from meshdsl.dtypes import is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.backends.arrange import alignment, equation
+from meshdsl.lowering.backends.arrange import NUMPY_NAMES, alignment, equation
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.mesh import Mesh
@@ -335,15 +335,7 @@ def _permute(instruction: Instruction, inputs: Arrays) -> Any:
 
 
 EMITTERS: Mapping[str, Emitter] = {
-    **{
-        name: _elementwise(getattr(jnp, name))
-        for name in (
-            "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil "
-            "isfinite logical_not add subtract multiply divide maximum minimum power "
-            "remainder equal not_equal less less_equal greater greater_equal logical_and "
-            "logical_or"
-        ).split()
-    },
+    **{name: _elementwise(getattr(jnp, name)) for name in NUMPY_NAMES},
     "round": _elementwise(jnp.round),
     "rsqrt": _elementwise(lax.rsqrt),
     "sigmoid": _elementwise(lax.logistic),

@@ -17,7 +17,7 @@ from scipy import special  # type: ignore[import-untyped]
 from meshdsl.dims import Shape
 from meshdsl.dtypes import is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.backends.arrange import alignment, equation
+from meshdsl.lowering.backends.arrange import NUMPY_NAMES, alignment, equation
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.mesh import Mesh
@@ -313,15 +313,7 @@ def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.n
 
 
 EMITTERS: Mapping[str, Emitter] = {
-    **{
-        name: _elementwise(getattr(np, name))
-        for name in (
-            "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil "
-            "isfinite logical_not add subtract multiply divide maximum minimum power "
-            "remainder equal not_equal less less_equal greater greater_equal logical_and "
-            "logical_or"
-        ).split()
-    },
+    **{name: _elementwise(getattr(np, name)) for name in NUMPY_NAMES},
     "round": _elementwise(np.rint),
     "rsqrt": _elementwise(lambda x: (1 / np.sqrt(x)).astype(x.dtype)),
     "sigmoid": _elementwise(lambda x: special.expit(_wide(x))),

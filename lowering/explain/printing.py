@@ -7,11 +7,11 @@ margin, tell what a device sends on the wire (× how often) and where the moved 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from meshdsl.dtypes import short
 from meshdsl.lowering.explain.expressions import Expressions
+from meshdsl.lowering.explain.lines import wrapped
 from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.explain.units import show_bytes, show_flops
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
@@ -153,14 +153,4 @@ def _aligned(rows: Sequence[Row]) -> Iterable[str]:
 def _listed(head: str, words: Iterable[str]) -> list[str]:
     """Returns `head` and words with commas, in as many lines as they need."""
     text = ", ".join(words)
-    if not text:
-        return []
-    rest = " " * len(head)
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=head,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(head, text, _WIDTH) if text else []

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
 from meshdsl.lowering.explain.explanation import PHASES, Explanation, Part, Traffic
+from meshdsl.lowering.explain.lines import wrapped
 from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops
 from meshdsl.lowering.program import Value
 
@@ -59,7 +60,9 @@ def _memory(explanation: Explanation) -> list[str]:
         lines += ["  the largest values then:"]
         shown = [_value(part, explanation) for part in largest[:_MOST_VALUES]]
         lines += [f"  {line}" for line in _table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
-    return lines + (_wrapped("  to use less: ", explanation.advice) if explanation.advice else [])
+    return lines + (
+        wrapped("  to use less: ", explanation.advice, _WIDTH) if explanation.advice else []
+    )
 
 
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
@@ -166,18 +169,3 @@ def _table(
             cells.append(cell.rjust(room) if i in rights else cell.ljust(room))
         lines.append("  " + "  ".join(cells).rstrip())
     return lines
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    """Returns `head` and text behind it, in as many lines as they need."""
-    if not text:
-        return [head.rstrip()]
-    rest = " " * len(head)
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=head,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
