@@ -32,6 +32,7 @@ def names_of(function, *args, layout="batch:data"):
             ["s/params/a/w", "s/params/b/w", "s/mean/a/w", "s/mean/b/w"],
             ["a.w", "b.w", "mean.a.w", "mean.b.w"],
         ),
+        (["s/params/a/w", "s/optimizer/mean/params/a/w"], ["w", "mean.w"]),
         (["b/0", "b/1"], ["0", "1"]),
         ([""], [""]),
     ],
