@@ -177,7 +177,6 @@ class Jitted:
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments and their signature."""
         bound = self._parameters.bind(*args, **(kwargs or {}))
-        bound.apply_defaults()
         found, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])

@@ -237,3 +237,12 @@ def test_a_body_does_not_leak_either():
         return inside[0] + 1
 
     assert "is used outside of the function that was traced with it" in message(model, random([a]))
+
+
+def test_a_default_that_is_not_passed_stays_a_python_value():
+    def scaled(x, flag=True, scale=2.0):
+        return x * scale if flag else x
+
+    x = md.named(np.ones(3), ["a"])
+    np.testing.assert_array_equal(md.jit(scaled)(x), [2, 2, 2])
+    assert md.jit(scaled).trace(x).input_paths == ("x",)
