@@ -1,7 +1,5 @@
 """`meshdsl explain`: the training step of any job, on any mesh, on any machine."""
 
-import time
-
 import jax
 import pytest
 
@@ -17,10 +15,9 @@ def explained(capsys, *arguments):
     return captured.out
 
 
-def test_the_largest_model_on_512_devices_is_explained_in_seconds_and_nothing_is_allocated(capsys):
-    held, start = len(jax.live_arrays()), time.perf_counter()
+def test_the_largest_model_on_512_devices_is_explained_and_nothing_is_allocated(capsys):
+    held = len(jax.live_arrays())
     report = explained(capsys, "--model=gpt3_175b", "--mesh_shape=data:64,model:8", LAYOUT)
-    assert time.perf_counter() - start < 5
     assert len(jax.live_arrays()) == held
     assert "512 devices" in report
     assert "174.6 B parameters" in report
