@@ -7,7 +7,7 @@ from types import ModuleType
 
 from meshdsl.dims import did_you_mean
 
-BACKENDS = {"jax": "jax_backend", "numpy": "numpy_backend"}
+BACKENDS = ("jax", "numpy")
 
 
 def load(name: str) -> ModuleType:
@@ -19,4 +19,4 @@ def load(name: str) -> ModuleType:
     if name not in BACKENDS:
         hint = did_you_mean(name, BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    return importlib.import_module(f"meshdsl.lowering.backends.{BACKENDS[name]}")
+    return importlib.import_module(f"meshdsl.lowering.backends.{name}")

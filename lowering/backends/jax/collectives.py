@@ -1,0 +1,75 @@
+"""The collectives of a program, between the devices of `jax.shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.dtypes import is_float
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _at(instruction: Instruction, dim: str) -> int:
+    return instruction.inputs[0].local.position(instruction.params[dim])
+
+
+def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    (x,), axes, kind = inputs, instruction.params["axes"], instruction.params["kind"]
+    if kind == "sum":
+        return lax.psum(x, axes)
+    reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
+    if not is_float(instruction.inputs[0].dtype):
+        return reduce(x, axes)
+    return _from_key(reduce(_to_key(x, kind), axes), x.dtype)
+
+
+def _to_key(x: Any, kind: str) -> Any:
+    """Returns integers in the order of the numbers, with NaN winning.
+
+    XLA's reductions between devices may drop NaN, its local ones do not.
+    """
+    limits = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
+    key = _flip(lax.bitcast_convert_type(x, limits.dtype))
+    return jnp.where(jnp.isnan(x), limits.max if kind == "max" else limits.min, key)
+
+
+def _from_key(key: Any, dtype: Any) -> Any:
+    return lax.bitcast_convert_type(_flip(key), dtype)
+
+
+def _flip(bits: Any) -> Any:
+    """Turns the bits of floats into integers that order like them, and back."""
+    return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & jnp.iinfo(bits.dtype).max)
+
+
+def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    axes, at = instruction.params["axes"], _at(instruction, "dim")
+    return lax.psum_scatter(inputs[0], axes, scatter_dimension=at, tiled=True)
+
+
+def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    axes, at = instruction.params["axes"], _at(instruction, "dim")
+    return lax.all_gather(inputs[0], axes, axis=at, tiled=True)
+
+
+def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    axes = instruction.params["axes"]
+    split, concat = _at(instruction, "split"), _at(instruction, "concat")
+    return lax.all_to_all(inputs[0], axes, split_axis=split, concat_axis=concat, tiled=True)
+
+
+def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    return lax.ppermute(inputs[0], instruction.params["mesh_axes"], instruction.params["pairs"])
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}

@@ -1,0 +1,28 @@
+"""Counter-based random bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.threefry import threefry2x32
+from meshdsl.lowering.program import Instruction
+
+
+def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    key, high, low = inputs
+    shape = instruction.outputs[0].local.without(["random_key"])
+    high, low = (
+        jnp.broadcast_to(align(a, v.local, shape), shape.sizes)
+        for a, v in zip((high, low), instruction.inputs[1:], strict=True)
+    )
+    first, second = threefry2x32(key[0], key[1], high, low)
+    return jnp.stack([first, second], -1) if instruction.params["pairs"] else first ^ second
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "threefry2x32": _threefry,
+}

@@ -1,0 +1,27 @@
+"""Reductions over named dims of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _reduction(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        local = instruction.inputs[0].local
+        at = tuple(local.position(n) for n in instruction.params["over"])
+        return compute(inputs[0], axis=at).astype(inputs[0].dtype)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sum": _reduction(jnp.sum),
+    "max": _reduction(jnp.max),
+    "min": _reduction(jnp.min),
+}

@@ -1,0 +1,74 @@
+"""The collectives of a program, by their definitions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _at(instruction: Instruction, dim: str) -> int:
+    """Returns the position of a dim within one device's array."""
+    return instruction.inputs[0].local.position(dim)
+
+
+_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    result = np.empty_like(inputs[0])
+    for group in machine.groups(instruction.params["axes"]):
+        combine = _COMBINE[instruction.params["kind"]]
+        result[group] = functools.reduce(combine, inputs[0][group])
+    return result
+
+
+def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    at = _at(instruction, instruction.params["dim"])
+    (out,) = instruction.outputs
+    result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
+    for group in machine.groups(instruction.params["axes"]):
+        total = functools.reduce(np.add, inputs[0][group])
+        result[group] = np.stack(np.split(total, len(group), axis=at))
+    return result
+
+
+def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    at = _at(instruction, instruction.params["dim"])
+    (out,) = instruction.outputs
+    result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
+    for group in machine.groups(instruction.params["axes"]):
+        result[group] = np.concatenate(list(inputs[0][group]), axis=at)
+    return result
+
+
+def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    split = _at(instruction, instruction.params["split"])
+    concat = _at(instruction, instruction.params["concat"])
+    (out,) = instruction.outputs
+    result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
+    for group in machine.groups(instruction.params["axes"]):
+        sent = [np.split(row, len(group), axis=split) for row in inputs[0][group]]
+        for place, device in enumerate(group):
+            result[device] = np.concatenate([parts[place] for parts in sent], axis=concat)
+    return result
+
+
+def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    result = np.zeros_like(inputs[0])
+    for source, target in instruction.params["pairs"]:
+        result[target] = inputs[0][source]
+    return result
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+}

@@ -1,0 +1,101 @@
+"""Machine: every device of a mesh simulated in lockstep.
+
+A value is one array with a leading axis for the devices, numbered as the mesh numbers them. Local
+instructions act on each row; collectives move data between rows, as their definitions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.dims import Shape
+from meshdsl.dtypes import is_float
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.backends.arrange import alignment
+from meshdsl.lowering.program import Block, Instruction, Value
+from meshdsl.mesh import Mesh
+
+Arrays = Sequence[np.ndarray]
+Emitter = Callable[["Machine", Instruction, Arrays], Any]
+
+
+class Machine:
+    """A mesh of simulated devices."""
+
+    def __init__(self, mesh: Mesh, emitters: Mapping[str, Emitter]) -> None:
+        self.mesh = mesh
+        self.emitters = emitters
+        self.coordinates = list(mesh.coordinates())
+
+    def index(self, axes: Sequence[str]) -> np.ndarray:
+        """Returns each device's index along some axes, major first: [devices]."""
+        found: np.ndarray = np.zeros(self.mesh.size, np.int32)
+        for axis in axes:
+            found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
+        return found.astype(np.int32)
+
+    def groups(self, axes: Sequence[str]) -> np.ndarray:
+        """Returns the device groups along some axes: [groups, devices of a group in order]."""
+        return np.array(self.mesh.groups(*axes))
+
+    def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
+        """Cuts a global array into the shards of a layout."""
+        assert data.shape == value.shape.sizes
+        rows = []
+        for device in range(self.mesh.size):
+            rows.append(data[self.block(value.shape, value.layout, device)])
+        return np.stack(rows)
+
+    def block(self, shape: Shape, layout: TensorLayout, device: int) -> tuple[slice, ...]:
+        """Returns the part of a global array that a device holds."""
+        parts = []
+        for dim in shape:
+            axes = layout.axes(dim.name)
+            size = dim.size // self.mesh.extent(axes)
+            start = int(self.index(axes)[device]) * size if axes else 0
+            parts.append(slice(start, start + size))
+        return tuple(parts)
+
+    def join(self, rows: np.ndarray, value: Value) -> np.ndarray:
+        """Puts shards together; replicas must agree to the last bit."""
+        assert not value.layout.partial
+        whole = np.empty(value.shape.sizes, value.dtype)
+        seen = np.zeros(value.shape.sizes, bool)
+        for device in range(self.mesh.size):
+            part = self.block(value.shape, value.layout, device)
+            if seen[part].all() and whole[part].size:
+                assert np.array_equal(whole[part], rows[device], equal_nan=is_float(rows.dtype))
+            whole[part] = rows[device]
+            seen[part] = True
+        return whole
+
+    def run(self, block: Block, inputs: Arrays) -> list[np.ndarray]:
+        """Runs a block on the rows of its inputs."""
+        held: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
+        for instruction in block.instructions:
+            results = self.emitters[instruction.op](
+                self, instruction, [held[v] for v in instruction.inputs]
+            )
+            if isinstance(results, np.ndarray):
+                results = (results,)
+            for value, array in zip(instruction.outputs, results, strict=True):
+                expected = (self.mesh.size, *value.local.sizes)
+                assert array.shape == expected, (instruction.op, array.shape, expected)
+                assert array.dtype == value.dtype, (instruction.op, array.dtype, value.dtype)
+                held[value] = array
+        return [held[v] for v in block.outputs]
+
+
+def align(array: np.ndarray, have: Shape, want: Shape) -> np.ndarray:
+    """Lays the dims of an array as `want` orders them, with size 1 for those that it lacks."""
+    order, sizes = alignment(have, want)
+    moved = array.transpose(0, *(i + 1 for i in order))
+    return moved.reshape(array.shape[0], *sizes)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Returns x in a dtype that SciPy knows and that sums are accurate in."""
+    return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
