@@ -4,6 +4,10 @@ Each dim is split over a tuple of axes (major first); each remaining axis is *re
 *partial*: along a partial axis every device holds one summand (or max operand, ...) of the value.
 The kind `varying` marks a value that belongs to its device alone and has no global meaning, such as
 a local index. An axis occurs once. Layouts do not depend on the order of a tensor's dims.
+
+The axes of a dim cut it one after the other, each into equal blocks, the last of them padded: 5
+over a=2, b=2 are blocks of 3 over a, each of blocks of 2 over b: 01 2- | 34 --. So taking the last
+axis away joins blocks into one that the layout without it has. What pads (`-`) hold is undefined.
 """
 
 from __future__ import annotations
@@ -98,16 +102,23 @@ class TensorLayout:
         )
 
     def local(self, shape: Shape, mesh: Mesh) -> Shape:
-        """Returns the shape of one device's shard; every split must divide its dim."""
+        """Returns the shape of one device's shard, pads included."""
         if not self.splits:
             return shape
         held = dict(self.splits)
-        dims = []
-        for dim in shape:
-            size, rest = divmod(dim.size, mesh.extent(held.get(dim.name, ())))
-            assert rest == 0, f"{self} does not divide {dim}"
-            dims.append(Dimension(dim.name, size))
-        return Shape(dims)
+        return Shape(
+            Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ()))))
+            for dim in shape
+        )
+
+    def even(self, shape: Shape, mesh: Mesh) -> TensorLayout:
+        """Returns this layout where it needs no pads: each dim keeps its first axes that fit."""
+        kept = {}
+        for dim, axes in self.splits:
+            size = shape.get(dim).size
+            fitting = [n for n in range(len(axes) + 1) if size % mesh.extent(axes[:n]) == 0]
+            kept[dim] = axes[: max(fitting)]
+        return TensorLayout.of(kept, dict(self.partial))
 
     def show(self, shape: Shape, mesh: Mesh) -> str:
         """Returns `[batch=8/16, embed=256]`: local size over global size where they differ."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from meshdsl.dims import Dimension, Shape, did_you_mean
+from meshdsl.dims import Shape, did_you_mean
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.mesh import Mesh
 from meshdsl.source import UNKNOWN, Source
@@ -93,7 +93,6 @@ def problems(
         *_conflicts(layout, listed),
         *_unknown_axes(layout, mesh),
         *_unknown_dims(layout, known_dims, allow_unknown_dims),
-        *_unequal_shards(layout, mesh, listed),
     ]
 
 
@@ -148,23 +147,6 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
             listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
             advice = advice or f". Its dims: {listed}."
             yield f"{_names(rules)} a dim that this program does not have{advice}"
-
-
-def _unequal_shards(layout: Layout, mesh: Mesh, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
-    seen: set[tuple[Rule | None, Dimension, int]] = set()
-    for label, shape, path, source in tensors:
-        for name, axes in layout.resolve(shape, path)[0].splits:
-            dim, rule = shape.get(name), layout.rule_for(name, path)
-            shards = mesh.extent(axis for axis in axes if axis in mesh.sizes)
-            if dim.size % shards == 0 or (rule, dim, shards) in seen:
-                continue
-            seen.add((rule, dim, shards))
-            where = ", ".join(part for part in (label, _place(source)) if part)
-            yield (
-                f"`{rule}` splits `{dim}` into {shards} shards of unequal size"
-                f"{f' ({where})' if where else ''}. Use a size that is a multiple of {shards} "
-                f"(next: {-(-dim.size // shards) * shards}) or leave `{name}` unsplit."
-            )
 
 
 def _acts_without(

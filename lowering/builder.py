@@ -6,7 +6,7 @@ a slice or a collective costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from meshdsl.mesh import Mesh
 from meshdsl.source import UNKNOWN, Source
 
 INT32 = np.dtype("int32")
+BOOL = np.dtype("bool")
 
 
 class BlockBuilder:
@@ -74,11 +75,79 @@ class BlockBuilder:
         varying = TensorLayout().add_partial(axes, "varying")
         return self.one("device_index", (), Shape(), INT32, varying, axes=tuple(axes))
 
-    def shard_start(self, dim: Dimension, axes: Sequence[str]) -> Value:
-        """Returns the global index at which this device's shard of `dim` starts: an s32 scalar."""
+    def has_pads(self, dim: Dimension, axes: Sequence[str]) -> bool:
+        """Whether shards of `dim`, split over `axes`, have pads."""
+        return dim.size % self.mesh.extent(axes) != 0
+
+    def positions(self, dim: Dimension, axes: Sequence[str]) -> Value:
+        """Returns the global index of each element of this device's shard: s32[dim].
+
+        Pads have an index of `dim.size` or more.
+        """
+        here = TensorLayout.of({dim.name: axes})
+        index = self.one("iota", (), Shape([dim]), INT32, here)
+        levels = [axis for axis in axes if self.mesh.sizes[axis] > 1]
+        if not self.has_pads(dim, axes) and levels:
+            start = self._block_start(dim.size, levels)
+            return self.one("add", (index, start), Shape([dim]), INT32, here)
+        for depth in reversed(range(len(levels))):
+            outside = -(-dim.size // self.mesh.extent(levels[:depth]))
+            start = self._block_start(outside, [levels[depth]])
+            index = self.one("add", (index, start), Shape([dim]), INT32, here)
+            if depth:  # past this block's end begins the next one, which is not ours
+                end = self.number(outside, INT32)
+                inside = self.one("less", (index, end), Shape([dim]), BOOL, here)
+                past = self.number(dim.size, INT32)
+                index = self.one("select", (inside, index, past), Shape([dim]), INT32, here)
+        return index
+
+    def local_indices(self, indices: Value, dim: Dimension, axes: Sequence[str]) -> Value:
+        """Returns global s32 indices along `dim`, counted within this device's shard.
+
+        Those of other devices, and those outside of `dim`, are negative or past the shard's end.
+        """
+        levels = [axis for axis in axes if self.mesh.sizes[axis] > 1]
+        if not levels:
+            return indices
+        layout = indices.layout.add_partial(axes, "varying")
+        if not self.has_pads(dim, axes):
+            return self._less(indices, self._block_start(dim.size, levels), layout)
+        outside = dim.size
+        indices = self._within(indices, outside)
+        for axis in levels:
+            indices = self._less(indices, self._block_start(outside, [axis]), layout)
+            outside = -(-outside // self.mesh.sizes[axis])
+            indices = self._within(indices, outside)
+        return indices
+
+    def _less(self, indices: Value, start: Value, layout: TensorLayout) -> Value:
+        return self.one("subtract", (indices, start), indices.shape, INT32, layout)
+
+    def _within(self, indices: Value, size: int) -> Value:
+        """Returns the indices with -1 for those past the end of a block."""
+        shape, layout = indices.shape, indices.layout
+        end, none = self.number(size, INT32), self.number(-1, INT32)
+        inside = self.one("less", (indices, end), shape, BOOL, layout)
+        return self.one("select", (inside, indices, none), shape, INT32, layout)
+
+    def _block_start(self, size: int, axes: Sequence[str]) -> Value:
         index = self.device_index(axes)
-        size = self.number(dim.size // self.mesh.extent(axes), INT32)
-        return self.one("multiply", (index, size), Shape(), INT32, index.layout)
+        block = self.number(-(-size // self.mesh.extent(axes)), INT32)
+        return self.one("multiply", (index, block), Shape(), INT32, index.layout)
+
+    def mask_pads(self, value: Value, names: Iterable[str], fill: float | bool) -> Value:
+        """Returns `value` with `fill` in its pads along some dims; itself where it has none."""
+        blank = None
+        for name in names:
+            dim, axes = value.shape.get(name), value.layout.axes(name)
+            if not self.has_pads(dim, axes):
+                continue
+            index = self.positions(dim, axes)
+            end = self.number(dim.size, INT32)
+            real = self.one("less", (index, end), Shape([dim]), BOOL, index.layout)
+            blank = blank or self.number(fill, value.dtype)
+            value = self.one("select", (real, value, blank), value.shape, value.dtype, value.layout)
+        return value
 
     def finish(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Block:
         """Returns the block, without instructions that no output needs."""

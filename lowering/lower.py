@@ -43,10 +43,8 @@ def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
     _validate(graph, mesh, layout)
     planned = plan(graph, mesh, layout)
     keep = place_reductions(planned)
-    ins = [layout.assign(t.shape, p) for t, p in zip(graph.inputs, graph.input_paths, strict=True)]
-    outs = [
-        layout.assign(t.shape, p) for t, p in zip(graph.outputs, graph.output_paths, strict=True)
-    ]
+    ins = _ends(graph.inputs, graph.input_paths, mesh, layout)
+    outs = _ends(graph.outputs, graph.output_paths, mesh, layout)
     scope = _Scope(planned, keep)
     inputs = []
     for tensor, where in zip(graph.inputs, ins, strict=True):
@@ -60,6 +58,16 @@ def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
     return SpmdProgram(graph.name, mesh, layout, block, graph.input_paths, graph.output_paths)
+
+
+def _ends(
+    tensors: Sequence[Tensor], paths: Sequence[str], mesh: Mesh, layout: Layout
+) -> list[TensorLayout]:
+    """Returns where inputs or outputs are; global arrays have no pads, so dims are split evenly."""
+    return [
+        layout.assign(tensor.shape, path).even(tensor.shape, mesh)
+        for tensor, path in zip(tensors, paths, strict=True)
+    ]
 
 
 def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:

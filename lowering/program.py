@@ -107,6 +107,21 @@ class Collective:
     groups: tuple[tuple[int, ...], ...]
 
 
+def payload_bytes(instruction: Instruction, mesh: Mesh) -> int:
+    """Returns the larger of a collective's local operand and result, as sent: with all pads."""
+    (value,), (result,) = instruction.inputs[:1], instruction.outputs[:1]
+    devices = mesh.extent(instruction.params["axes"])
+    if instruction.op == "all_gather":
+        return devices * value.bytes
+    if instruction.op == "reduce_scatter":
+        return devices * result.bytes
+    if instruction.op == "all_to_all":
+        split = instruction.params["split"]
+        blocks = devices * result.local.get(split).size
+        return value.bytes // value.local.get(split).size * blocks
+    return max(value.bytes, result.bytes)
+
+
 def wire_bytes(kind: str, payload: float, devices: int) -> float:
     """Returns what a device sends: all_reduce 2(n-1)/n, permute 1, others (n-1)/n of the payload.
 
@@ -148,7 +163,7 @@ class SpmdProgram:
 
     def _collective(self, instruction: Instruction, times: int) -> Collective:
         axes = tuple(instruction.params["axes"])
-        payload = max(instruction.inputs[0].bytes, instruction.outputs[0].bytes)
+        payload = payload_bytes(instruction, self.mesh)
         return Collective(
             kind=instruction.op,
             axes=axes,

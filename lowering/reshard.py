@@ -53,22 +53,22 @@ def reshard(
 ) -> tuple[Move, ...]:
     """Returns the moves, of least wire bytes, that take a tensor from `start` to `goal`.
 
-    Both layouts divide the shape. The partial axes of `start` have one kind, not `varying`;
-    `goal` may keep some or all of them, and has no others.
+    The partial axes of `start` have one kind, not `varying`; `goal` may keep some or all of them,
+    and has no others.
     """
     kinds = {kind for _, kind in start.partial}
     assert len(kinds) <= 1 and "varying" not in kinds, f"cannot move a tensor that is {start}"
     assert set(goal.partial) <= set(start.partial), f"`{goal}` is partial where `{start}` is not"
     for end in (start, goal):
         assert {dim for dim, _ in end.splits} <= set(shape.names), f"`{end}` is not of {shape}"
-        end.local(shape, mesh)
     if start == goal:
         return ()
     problem = _Problem.between(shape, start, goal, mesh)
-    here, moves = start, []
+    here, state, moves = start, problem.start, []
+    others = start.local(shape, mesh).volume // problem.volume(state[0])
     for step in problem.shortcut() or problem.search():
         there = problem.layout(step.state)
-        payload = max(end.local(shape, mesh).volume * itemsize for end in (here, there))
+        payload = problem.payload(step, state) * others * itemsize
         params: dict[str, Any] = {"axes": step.axes, **step.dims}
         if step.op == "all_reduce":
             params["kind"] = problem.kind
@@ -76,7 +76,7 @@ def reshard(
             params = _permutation(here, there, mesh)
         devices = 1 if step.op == "slice" else mesh.extent(params["axes"])
         moves.append(Move(step.op, params, there, wire_bytes(step.op, payload, devices)))
-        here = there
+        here, state = there, step.state
     assert here == goal
     return tuple(moves)
 
@@ -230,7 +230,7 @@ class _Problem:
         return chain[::-1]
 
     def steps(self, state: _State) -> Iterator[_Step]:
-        """Yields every move from a state; those that do not divide a dim are among them."""
+        """Yields every move from a state; those that need pads are among them."""
         splits, pending = state
         free = [a for a in self.sizes if a not in pending and not any(a in s for s in splits)]
         for at, (dim, held) in enumerate(zip(self.dims, splits, strict=True)):
@@ -253,37 +253,63 @@ class _Problem:
                 rest = tuple(axis for axis in pending if axis not in axes)
                 yield _Step("all_reduce", axes, {}, (splits, rest))
         movable = tuple(axis for axis in self.sizes if axis not in pending)
-        for there in self.arrangements(tuple(map(self.shards, splits)), movable):
+        cuts = tuple(map(self.cuts, splits, self.room))
+        for there in self.arrangements(cuts, movable):
             if there != splits:
                 if list(map(self.proper, there)) == list(map(self.proper, splits)):
                     yield _Step("slice", (), {"dim": self.dims[0]}, (there, pending))
                 else:
                     yield _Step("permute", (), {}, (there, pending))
 
-    def arrangements(self, shards: tuple[int, ...], axes: tuple[str, ...]) -> Iterator[_Splits]:
-        """Yields every way of splitting the dims over some of `axes` into so many shards each."""
+    def arrangements(
+        self, shards: tuple[tuple[int, ...], ...], axes: tuple[str, ...]
+    ) -> Iterator[_Splits]:
+        """Yields every way of splitting the dims over some of `axes` into such shards each."""
         if not shards:
             yield ()
             return
+        room, held = self.room[-len(shards)], shards[0]
         for chosen in [(), *_selections(axes)]:
-            if self.shards(chosen) == shards[0]:
+            if self.cuts(chosen, room) == held:
                 rest = tuple(axis for axis in axes if axis not in chosen)
                 for others in self.arrangements(shards[1:], rest):
                     yield (chosen, *others)
 
     def fits(self, splits: _Splits) -> bool:
-        """Returns whether the splits divide the dims."""
+        """Returns whether the splits divide the dims, apart from those with pads at an end."""
         return all(
-            room % self.shards(axes) == 0 for room, axes in zip(self.room, splits, strict=True)
+            padded or room % self.shards(axes) == 0
+            for room, axes, padded in zip(self.room, splits, self.padded, strict=True)
+        )
+
+    @cached_property
+    def padded(self) -> tuple[bool, ...]:
+        """Tells of each dim whether it has pads at one of the ends."""
+        ends = zip(self.room, self.start[0], self.goal[0], strict=True)
+        return tuple(
+            any(room % self.shards(axes) for axes in (first, last)) for room, first, last in ends
         )
 
     def wire(self, step: _Step, state: _State) -> int:
-        """Returns the wire bytes of a move, in the units of `bytes`."""
+        """Returns the wire bytes of a move, in units in which all costs are integers."""
         if step.op == "slice":
             return 0
-        payload = max(self.bytes(state[0]), self.bytes(step.state[0]))
         devices = 2 if step.op == "permute" else self.shards(step.axes)
-        return round(wire_bytes(step.op, payload, devices))
+        return round(wire_bytes(step.op, self.payload(step, state) * self.extent, devices))
+
+    def payload(self, step: _Step, state: _State) -> int:
+        """Returns the larger of local operand and result as sent, with all pads, in elements."""
+        before, after = self.volume(state[0]), self.volume(step.state[0])
+        devices = self.shards(step.axes)
+        if step.op == "all_gather":
+            return devices * before
+        if step.op == "reduce_scatter":
+            return devices * after
+        if step.op == "all_to_all":
+            at = self.dims.index(step.dims["split"])
+            here, there = (self.block(at, splits[at]) for splits in (state[0], step.state[0]))
+            return before // here * devices * there
+        return max(before, after)
 
     def missing(self, state: _State) -> int:
         """Returns a lower bound on the wire bytes from a state to the goal, in the same units.
@@ -291,20 +317,36 @@ class _Problem:
         No device sends less than some device must receive: the part of its goal block that it does
         not hold, or all of it as long as no value is complete. Blocks of a dim are nested where the
         axes of one begin with those of the other; otherwise some device holds nothing it needs.
+        Where there are pads, what a device needs may be nothing but pads.
         """
         splits, pending = state
-        needed = self.bytes(self.goal[0])
+        if any(self.padded):
+            return 0
+        needed = self.extent * self.volume(self.goal[0])
         held = []
         for have, want in zip(splits, self.goal[0], strict=True):
             shorter, longer = sorted((self.proper(have), self.proper(want)), key=len)
             if longer[: len(shorter)] != shorter:
                 return needed
             held.append(longer)
-        return needed if self.proper(pending) else needed - self.bytes(tuple(held))
+        if self.proper(pending):
+            return needed
+        return needed - self.extent * self.volume(tuple(held))
 
-    def bytes(self, splits: _Splits) -> int:
-        """Returns the size of a shard; in these units all costs are integers."""
-        return self.extent**2 // math.prod(map(self.shards, splits))
+    def volume(self, splits: _Splits) -> int:
+        """Returns the elements of a shard, along `dims`."""
+        return math.prod(self.block(at, axes) for at, axes in enumerate(splits))
+
+    def block(self, at: int, axes: tuple[str, ...]) -> int:
+        """Returns the size of one dim in a shard."""
+        return -(-self.room[at] // self.shards(axes))
+
+    def cuts(self, axes: tuple[str, ...], room: int) -> tuple[int, ...]:
+        """Returns what tells the shards of a dim; with pads, they depend on each cut."""
+        shards = self.shards(axes)
+        if room % shards == 0:
+            return (shards,)
+        return tuple([self.sizes[axis] for axis in self.proper(axes)])
 
     def shards(self, axes: tuple[str, ...]) -> int:
         return math.prod([self.sizes[axis] for axis in axes])

@@ -203,11 +203,13 @@ def test_every_mistake_of_a_layout_is_told_at_once():
     assert "test_jit.py:" in text
 
 
-def test_a_size_that_does_not_divide_is_told():
-    jitted = md.jit(lambda x: x, mesh="x:3", layout="a:x")
-    with pytest.raises(ValueError, match="`a:x` splits `a=4` into 3 shards of unequal size") as e:
-        jitted.lower(random([a]))
-    assert "(next: 6)" in str(e.value)
+def test_a_size_that_does_not_divide_is_padded_inside_and_whole_at_the_ends():
+    jitted = md.jit(lambda x: md.sum(x * 2, over="a"), mesh="x:3", layout="a:x")
+    x = random([a])
+    program = jitted.lower(x)
+    assert [str(v.layout) for v in program.block.inputs] == ["replicated"]
+    assert any(v.local.sizes == (2,) for i, _ in program.block.walk() for v in i.outputs)
+    assert float(np.asarray(jitted(x))) == pytest.approx(2 * np.asarray(x).sum())
 
 
 def test_a_leaked_tensor_is_told_with_its_line():

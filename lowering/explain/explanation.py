@@ -27,7 +27,14 @@ from meshdsl.dims import Shape
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.memory import Held, Memory
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
+from meshdsl.lowering.program import (
+    Block,
+    Instruction,
+    SpmdProgram,
+    Value,
+    payload_bytes,
+    wire_bytes,
+)
 from meshdsl.mesh import Mesh
 from meshdsl.source import Source
 
@@ -177,7 +184,7 @@ def _traffic(
             if not one.is_collective:
                 continue
             axes, dims = tuple(one.params["axes"]), one.outputs[0].shape
-            payload = max(one.inputs[0].bytes, one.outputs[0].bytes)
+            payload = payload_bytes(one, program.mesh)
             sent = wire_bytes(one.op, payload, program.mesh.extent(axes))
             key = (one.op, one.source, axes, dims, phase)
             before = grouped.get(key)

@@ -14,7 +14,14 @@ from meshdsl.lowering.explain.expressions import Expressions
 from meshdsl.lowering.explain.lines import wrapped
 from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.explain.units import show_bytes, show_flops
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, wire_bytes
+from meshdsl.lowering.program import (
+    Block,
+    Instruction,
+    SpmdProgram,
+    Value,
+    payload_bytes,
+    wire_bytes,
+)
 
 _FORMULA, _TYPE = 66, 50  # the widest that these columns get; what is longer pushes what follows
 _WIDTH = 116
@@ -95,7 +102,7 @@ class _Printer:
         return f"{indent}  {text}", kind, str(instruction.source)
 
     def _sent(self, instruction: Instruction, times: int) -> str:
-        payload = max(instruction.inputs[0].bytes, instruction.outputs[0].bytes)
+        payload = payload_bytes(instruction, self.program.mesh)
         devices = self.program.mesh.extent(instruction.params["axes"])
         sent = f"{show_bytes(wire_bytes(instruction.op, payload, devices))} wire"
         return sent if times == 1 else f"{sent} ×{times}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension, Shape
+from meshdsl.dims import Dimension
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
@@ -47,14 +47,8 @@ def literal(case: Case) -> Plan:
 
 
 def global_index(builder: BlockBuilder, dim: Dimension, layout: TensorLayout) -> Value:
-    """Returns the global indices of this device's shard of `dim`, as s32[dim]."""
-    here = layout.restrict([dim.name]).complete()
-    axes = here.axes(dim.name)
-    index = builder.one("iota", (), Shape([dim]), INT32, here)
-    if axes:
-        start = builder.shard_start(dim, axes)
-        index = builder.one("add", (index, start), Shape([dim]), INT32, here)
-    return index
+    """Returns the global indices of this device's shard of `dim`: s32[dim]; see `positions`."""
+    return builder.positions(dim, layout.axes(dim.name))
 
 
 RULES = {"full": full, "arange": arange, "literal": literal}

@@ -43,8 +43,6 @@ def choose(product: Product) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
     best = None
     for dims in itertools.product(*(_candidates(product, axis) for axis in axes)):
         ends = _ends(product, dict(zip(axes, dims, strict=True)))
-        if ends is None:
-            continue
         cost = _cost(product, ends)
         if best is None or cost < best[0]:
             best = cost, ends
@@ -70,17 +68,14 @@ def _agreed(product: Product, axis: str, dim: str) -> bool:
 
 def _ends(
     product: Product, choice: dict[str, str | None]
-) -> tuple[TensorLayout, TensorLayout, TensorLayout] | None:
-    """Returns the layouts that a choice means, or None where a size does not divide."""
-    x, y, out = product.shapes
+) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
+    """Returns the layouts that a choice means."""
+    out = product.shapes[2]
     splits: dict[str, list[str]] = {}
     for axis, dim in choice.items():
         if dim is not None:
             splits.setdefault(dim, []).append(axis)
     for dim, axes in splits.items():
-        size = next(s.get(dim).size for s in (out, x, y) if s.find(dim) is not None)
-        if size % product.mesh.extent(axes):
-            return None
         for layout in (product.layouts[2], *product.layouts[:2]):
             if set(layout.axes(dim)) >= set(axes):
                 axes.sort(key=layout.axes(dim).index)
@@ -109,7 +104,7 @@ def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh)
     total = 2.0
     for name, size in dims.items():
         axes = x.axes(name) or y.axes(name)
-        total *= size // mesh.extent(axes)
+        total *= -(-size // mesh.extent(axes))
     return total
 
 
@@ -128,7 +123,11 @@ def einsum(case: Case) -> Plan:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]
         here = result.add_partial(through)
-        return builder.add("einsum", inputs, [(out.shape, out.dtype, here)])
+        factors = [
+            builder.mask_pads(v, [n for n in v.shape.names if out.shape.find(n) is None], 0)
+            for v in inputs
+        ]
+        return builder.add("einsum", factors, [(out.shape, out.dtype, here)])
 
     used = left.split_axes | right.split_axes
     return Plan((left, right), (result,), emit, linear=(0, 1), fixed=used)

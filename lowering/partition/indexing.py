@@ -69,9 +69,7 @@ def _own_indices(builder: BlockBuilder, indices: Value, case: Case, rows: tuple[
         return indices
     op = case.operation
     shape = op.inputs[0].shape if op.name == "take" else op.outputs[0].shape
-    start = builder.shard_start(shape.get(op.params["dim"]), rows)
-    layout = indices.layout.add_partial(rows, "varying")
-    return builder.one("subtract", (indices, start), indices.shape, INT32, layout)
+    return builder.local_indices(indices, shape.get(op.params["dim"]), rows)
 
 
 RULES = {"take": take, "scatter_add": scatter_add}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from meshdsl.dtypes import is_float
 from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
@@ -18,6 +21,7 @@ def reduction(case: Case) -> Plan:
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         here = left.add_partial(inputs[0].layout.partial_axes)
+        inputs = [builder.mask_pads(inputs[0], over, identity(op.name, result.dtype))]
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
 
     return Plan(
@@ -27,6 +31,16 @@ def reduction(case: Case) -> Plan:
         linear=(0,) if op.name == "sum" else (),
         fixed=frozenset(axes),
     )
+
+
+def identity(kind: str, dtype: np.dtype) -> float:
+    """Returns what changes no sum, maximum or minimum."""
+    if kind == "sum":
+        return 0
+    if is_float(dtype):
+        return -np.inf if kind == "max" else np.inf
+    limits = np.iinfo(dtype)
+    return limits.min if kind == "max" else limits.max
 
 
 RULES = {"sum": reduction, "max": reduction, "min": reduction}

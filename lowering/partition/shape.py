@@ -37,9 +37,10 @@ def axes_of_parts(axes: Sequence[str], parts: Shape, mesh: Mesh) -> dict[str, tu
 def axes_of_whole(layout: TensorLayout, parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
     """Returns, of the axes of some dims, those that their merged dim can keep, by part.
 
-    A part's axes can stay only if every part before it is split to size 1.
+    A part's axes can stay only if they divide it and every part before it is split to size 1.
     """
     kept: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
+    layout = layout.restrict(parts.names).even(parts, mesh)
     for part in parts:
         kept[part.name] = layout.axes(part.name)
         if mesh.extent(kept[part.name]) != part.size:

@@ -113,15 +113,15 @@ def test_a_model_that_does_not_read_text(capsys, tmp_path):
 def test_a_layout_that_does_not_fit_is_told_before_anything_is_allocated(capsys, command):
     held = len(jax.live_arrays())
     code, _, message = answer(
-        capsys, command, SMALL, "--mesh_shape=data:2,model:3", "--layout=btch:data;heads:model"
+        capsys, command, SMALL, "--mesh_shape=data:2,model:3", "--layout=btch:data;hedas:model"
     )
     assert code == 2
     assert message.startswith(
         f"meshdsl {command}: layout does not fit this program (2 problems)\n\n"
         "  1. `btch:data` names a dim that this program does not have. Did you mean `batch`?\n"
-        "  2. `heads:model` splits `heads=2` into 3 shards of unequal size"
+        "  2. `hedas:model` names a dim that this program does not have. Did you mean `heads`?\n"
     )
-    assert message.endswith("\n\n  mesh    data:2 model:3\n  layout  btch:data; heads:model\n")
+    assert message.endswith("\n\n  mesh    data:2 model:3\n  layout  btch:data; hedas:model\n")
     assert len(jax.live_arrays()) == held
 
 

@@ -117,9 +117,18 @@ def test_the_shards_along_the_split_axes_make_up_the_tensor(layout, order, facto
     assert local.volume * math.prod(MESH.sizes[axis] for axis in layout.split_axes) == shape.volume
 
 
-def test_a_split_that_does_not_divide_is_not_a_local_shape():
-    with pytest.raises(AssertionError, match="batch:data does not divide batch=6"):
-        TensorLayout.of({"batch": ["data"]}).local(Shape(dims(batch=6)), MESH)
+def test_shards_of_a_size_that_does_not_divide_are_padded():
+    shape = Shape(dims(batch=6))
+    for axes in (["data"], ["pod", "data"]):
+        local = TensorLayout.of({"batch": axes}).local(shape, MESH)
+        assert local.sizes == (-(-6 // MESH.extent(axes)),)
+
+
+def test_the_even_part_of_a_layout_needs_no_pads():
+    layout = TensorLayout.of({"batch": ["pod", "data"], "embed": ["model"]}, {"x": "sum"})
+    assert layout.even(Shape(dims(batch=6, embed=4)), Mesh.parse("pod:2,data:4,model:2,x:2")) == (
+        TensorLayout.of({"batch": ["pod"], "embed": ["model"]}, {"x": "sum"})
+    )
 
 
 def test_show_gives_local_over_global_size_where_they_differ():

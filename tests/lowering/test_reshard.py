@@ -449,7 +449,6 @@ def test_params_are_those_that_the_program_defines():
         (at(a="sum", b="max"), at(), "partial sum over a, max over b"),
         (at(), at(a="sum"), "is partial where `replicated` is not"),
         (at(a="max"), at(a="sum"), "is partial where"),
-        (at("x:a+b"), at(), "does not divide x=2"),
         (at("z:a"), at(), "`z:a` is not of [x=2, y=6]"),
     ],
 )

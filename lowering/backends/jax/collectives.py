@@ -9,12 +9,26 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.dtypes import is_float
+from meshdsl.lowering.backends.arrange import cut, join
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
 
 def _at(instruction: Instruction, dim: str) -> int:
     return instruction.inputs[0].local.position(instruction.params[dim])
+
+
+def _cut(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
+    """Pads a dim so that its blocks can be sent."""
+    counts = machine.counts(instruction.params["axes"])
+    return cut(jnp, x, _at(instruction, dim), counts)
+
+
+def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
+    """Drops the pads of a dim whose blocks have been received."""
+    at, (out,) = _at(instruction, dim), instruction.outputs
+    counts = machine.counts(instruction.params["axes"])
+    return join(jnp, x, at, counts, out.local[at].size)
 
 
 def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -48,18 +62,22 @@ def _flip(bits: Any) -> Any:
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes, at = instruction.params["axes"], _at(instruction, "dim")
-    return lax.psum_scatter(inputs[0], axes, scatter_dimension=at, tiled=True)
+    blocks = _cut(machine, instruction, inputs[0], "dim")
+    return lax.psum_scatter(blocks, axes, scatter_dimension=at, tiled=True)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes, at = instruction.params["axes"], _at(instruction, "dim")
-    return lax.all_gather(inputs[0], axes, axis=at, tiled=True)
+    blocks = lax.all_gather(inputs[0], axes, axis=at, tiled=True)
+    return _join(machine, instruction, blocks, "dim")
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes = instruction.params["axes"]
     split, concat = _at(instruction, "split"), _at(instruction, "concat")
-    return lax.all_to_all(inputs[0], axes, split_axis=split, concat_axis=concat, tiled=True)
+    blocks = _cut(machine, instruction, inputs[0], "split")
+    blocks = lax.all_to_all(blocks, axes, split_axis=split, concat_axis=concat, tiled=True)
+    return _join(machine, instruction, blocks, "concat")
 
 
 def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:

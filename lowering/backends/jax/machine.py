@@ -26,6 +26,10 @@ class Machine:
     mesh: Mesh
     emitters: Mapping[str, Emitter]
 
+    def counts(self, axes: Sequence[str]) -> list[int]:
+        """Returns the sizes of some axes."""
+        return [self.mesh.sizes[axis] for axis in axes]
+
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
         """Emits a block on one device's arrays."""
         held: dict[Value, Any] = dict(zip(block.inputs, inputs, strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.lowering.backends.arrange import cut
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align, device_index
 from meshdsl.lowering.program import Instruction
 
@@ -21,11 +22,11 @@ def _broadcast(machine: Machine, instruction: Instruction, inputs: Arrays) -> An
 def _slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     if not instruction.params["axes"]:
         return inputs[0]
-    (out,) = instruction.outputs
+    (out,), axes = instruction.outputs, instruction.params["axes"]
     at = out.local.position(instruction.params["dim"])
     size = out.local[at].size
-    start = device_index(instruction.params["axes"]) * size
-    return lax.dynamic_slice_in_dim(inputs[0], start, size, at)
+    blocks = cut(jnp, inputs[0], at, machine.counts(axes))
+    return lax.dynamic_slice_in_dim(blocks, device_index(axes) * size, size, at)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshdsl.lowering.backends.arrange import cut, join
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
@@ -29,32 +30,37 @@ def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> n
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     at = _at(instruction, instruction.params["dim"])
-    (out,) = instruction.outputs
+    (out,), axes = instruction.outputs, instruction.params["axes"]
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
-    for group in machine.groups(instruction.params["axes"]):
-        total = functools.reduce(np.add, inputs[0][group])
+    blocks = cut(np, inputs[0], at + 1, machine.counts(axes))
+    for group in machine.groups(axes):
+        total = functools.reduce(np.add, blocks[group])
         result[group] = np.stack(np.split(total, len(group), axis=at))
     return result
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     at = _at(instruction, instruction.params["dim"])
-    (out,) = instruction.outputs
+    (out,), axes = instruction.outputs, instruction.params["axes"]
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
-    for group in machine.groups(instruction.params["axes"]):
-        result[group] = np.concatenate(list(inputs[0][group]), axis=at)
+    for group in machine.groups(axes):
+        blocks = np.concatenate(list(inputs[0][group]), axis=at)
+        result[group] = join(np, blocks, at, machine.counts(axes), out.local[at].size)
     return result
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     split = _at(instruction, instruction.params["split"])
     concat = _at(instruction, instruction.params["concat"])
-    (out,) = instruction.outputs
+    (out,), axes = instruction.outputs, instruction.params["axes"]
+    counts = machine.counts(axes)
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
-    for group in machine.groups(instruction.params["axes"]):
-        sent = [np.split(row, len(group), axis=split) for row in inputs[0][group]]
+    blocks = cut(np, inputs[0], split + 1, counts)
+    for group in machine.groups(axes):
+        sent = [np.split(row, len(group), axis=split) for row in blocks[group]]
         for place, device in enumerate(group):
-            result[device] = np.concatenate([parts[place] for parts in sent], axis=concat)
+            received = np.concatenate([parts[place] for parts in sent], axis=concat)
+            result[device] = join(np, received, concat, counts, out.local[concat].size)
     return result
 
 

@@ -37,12 +37,16 @@ class Machine:
             found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
         return found.astype(np.int32)
 
+    def counts(self, axes: Sequence[str]) -> list[int]:
+        """Returns the sizes of some axes."""
+        return [self.mesh.sizes[axis] for axis in axes]
+
     def groups(self, axes: Sequence[str]) -> np.ndarray:
         """Returns the device groups along some axes: [groups, devices of a group in order]."""
         return np.array(self.mesh.groups(*axes))
 
     def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
-        """Cuts a global array into the shards of a layout."""
+        """Cuts a global array into the shards of a layout without pads."""
         assert data.shape == value.shape.sizes
         rows = []
         for device in range(self.mesh.size):
@@ -54,7 +58,8 @@ class Machine:
         parts = []
         for dim in shape:
             axes = layout.axes(dim.name)
-            size = dim.size // self.mesh.extent(axes)
+            size, rest = divmod(dim.size, self.mesh.extent(axes))
+            assert rest == 0, f"the ends of a program have no pads, but {layout} splits {shape}"
             start = int(self.index(axes)[device]) * size if axes else 0
             parts.append(slice(start, start + size))
         return tuple(parts)

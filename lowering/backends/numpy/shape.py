@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshdsl.lowering.backends.arrange import cut
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
 from meshdsl.lowering.program import Instruction
 
@@ -26,7 +27,8 @@ def _slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nda
     local = instruction.inputs[0].local
     at = local.position(instruction.params["dim"])
     axes = instruction.params["axes"]
-    parts = np.split(inputs[0], machine.mesh.extent(axes), axis=at + 1)
+    blocks = cut(np, inputs[0], at + 1, machine.counts(axes))
+    parts = np.split(blocks, machine.mesh.extent(axes), axis=at + 1)
     index = machine.index(axes)
     return np.stack([parts[i][device] for device, i in enumerate(index)])
 

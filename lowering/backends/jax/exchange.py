@@ -1,0 +1,70 @@
+"""Windows of a split dim put together, and cut at places that differ by device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, device_index
+from meshdsl.lowering.program import Instruction
+
+
+def _own(table: Sequence[int], axes: Sequence[str]) -> Any:
+    """Returns this device's entry of a table: a plain number where all are the same."""
+    if len(set(table)) == 1:
+        return table[0]
+    return jnp.asarray(table, jnp.int32)[device_index(axes)]
+
+
+def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
+    params, (out,) = instruction.params, instruction.outputs
+    at = out.local.position(params["dim"])
+    length = out.local[at].size
+    axes = params["axes"]
+    window = None
+    column = [1] * len(out.local)
+    column[at] = length
+    index = np.arange(length, dtype=np.int32).reshape(column)
+    for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
+        aligned = _shifted(piece, at, _own(offsets, axes), length)
+        low, high = _own(lows, axes), _own(highs, axes)
+        if isinstance(low, int) and isinstance(high, int) and low <= 0 and high >= length:
+            window = aligned
+            continue
+        if window is None:
+            window = jnp.full((), params["fill"], out.dtype)
+        window = jnp.where((index >= low) & (index < high), aligned, window)
+    if window is None:
+        window = jnp.full((), params["fill"], out.dtype)
+    return jnp.broadcast_to(window, out.local.sizes)
+
+
+def _shifted(piece: Any, at: int, offset: Any, length: int) -> Any:
+    """Returns `length` positions of which number `offset` is the first of `piece`."""
+    size = piece.shape[at]
+    pads = [(0, 0, 0)] * piece.ndim
+    if isinstance(offset, int | np.integer):
+        if offset == 0 and size == length:
+            return piece
+        pads[at] = (int(offset), length - size - int(offset), 0)
+        return lax.pad(piece, np.zeros((), piece.dtype), pads)
+    pads[at] = (length, length, 0)
+    padded = lax.pad(piece, np.zeros((), piece.dtype), pads)
+    return lax.dynamic_slice_in_dim(padded, length - offset, length, at)
+
+
+def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    params, (out,) = instruction.params, instruction.outputs
+    at = out.local.position(params["dim"])
+    start, size = _own(params["starts"], params["axes"]), out.local[at].size
+    if isinstance(start, int):
+        return lax.slice_in_dim(inputs[0], start, start + size, axis=at)
+    return lax.dynamic_slice_in_dim(inputs[0], start, size, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {"assemble": _assemble, "local_slice": _local_slice}

@@ -1,0 +1,43 @@
+"""Windows of a split dim put together, and cut at places that differ by device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
+    params, (out,) = instruction.params, instruction.outputs
+    at = out.local.position(params["dim"])
+    length = out.local[at].size
+    window = np.full((machine.mesh.size, *out.local.sizes), params["fill"], out.dtype)
+    index = machine.index(params["axes"])
+    for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
+        for device, place in enumerate(index):
+            low, high = max(0, lows[place]), min(length, highs[place])
+            if low < high:
+                first = low - offsets[place]
+                assert first >= 0 and first + high - low <= piece.shape[at + 1]
+                rows = np.moveaxis(piece[device], at, 0)[first : first + high - low]
+                np.moveaxis(window[device], at, 0)[low:high] = rows
+    return window
+
+
+def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    params, (out,) = instruction.params, instruction.outputs
+    at = out.local.position(params["dim"])
+    size = out.local[at].size
+    rows = []
+    for row, place in zip(inputs[0], machine.index(params["axes"]), strict=True):
+        start = params["starts"][place]
+        assert start >= 0 and start + size <= row.shape[at]
+        rows.append(np.moveaxis(np.moveaxis(row, at, 0)[start : start + size], 0, at))
+    return np.stack(rows)
+
+
+EMITTERS: Mapping[str, Emitter] = {"assemble": _assemble, "local_slice": _local_slice}

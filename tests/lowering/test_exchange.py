@@ -1,0 +1,112 @@
+"""Exchange: windows of a split dim, against windows cut out of the whole array."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshdsl as md
+from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.backends import load
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.exchange import bounds, fetch
+from meshdsl.lowering.program import SpmdProgram
+from meshdsl.mesh import Mesh
+
+MESHES = ["a:2", "a:3", "a:8", "a:2,b:2", "b:3,a:2", "a:2,b:4"]
+
+
+def program(mesh, size, axes, starts, length, fill, held=True):
+    """Returns a program from a whole array, split first (or not), to every device's window."""
+    builder = BlockBuilder(mesh)
+    dim, other = Dimension("x", size), Dimension("y", 2)
+    whole = builder.value(Shape([other, dim]), np.dtype("float32"), TensorLayout())
+    value = whole
+    if held and axes:
+        split = TensorLayout.of({"x": axes})
+        value = builder.one("slice", (whole,), whole.shape, whole.dtype, split, axes=axes, dim="x")
+    out = fetch(builder, value, "x", axes, starts, length, fill)
+    block = builder.finish([whole], [out])
+    return SpmdProgram("windows", mesh, Layout(), block, ("x",), ("",))
+
+
+def windows(array, starts, length, fill):
+    found = np.full((2, length * len(starts)), fill, array.dtype)
+    for number, start in enumerate(starts):
+        for i in range(length):
+            if 0 <= start + i < array.shape[1]:
+                found[:, number * length + i] = array[:, start + i]
+    return found
+
+
+@st.composite
+def cases(draw):
+    mesh = Mesh.parse(draw(st.sampled_from(MESHES)))
+    axes = tuple(draw(st.permutations(mesh.names)))[: draw(st.integers(0, len(mesh.names)))]
+    size = draw(st.integers(1, 19))
+    devices = mesh.extent(axes)
+    regular = draw(st.booleans())
+    if regular:
+        step, shift = draw(st.integers(0, 5)), draw(st.integers(-9, 9))
+        starts = [step * d + shift for d in range(devices)]
+    else:
+        starts = draw(st.lists(st.integers(-9, 22), min_size=devices, max_size=devices))
+    return mesh, size, axes, starts, draw(st.integers(1, 12)), draw(st.booleans())
+
+
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_every_device_gets_its_window(case):
+    mesh, size, axes, starts, length, held = case
+    made = program(mesh, size, axes, starts, length, -1.0, held)
+    array = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+    (got,) = load("numpy").Executable(made).call_flat([array])
+    np.testing.assert_array_equal(got, windows(array, starts, length, -1.0))
+
+
+@pytest.mark.parametrize(
+    "mesh,size,axes,shift,length",
+    [
+        ("a:4", 8, ("a",), -1, 4),
+        ("a:8", 5, ("a",), -3, 7),
+        ("a:2,b:2", 7, ("b", "a"), 2, 3),
+    ],
+)
+def test_on_jax(mesh, size, axes, shift, length):
+    mesh = Mesh.parse(mesh)
+    block = -(-size // mesh.extent(axes))
+    starts = [block * d + shift for d in range(mesh.extent(axes))]
+    made = program(mesh, size, axes, starts, length, 7.0)
+    array = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+    (got,) = load("jax").Executable(made).call_flat([array])
+    np.testing.assert_array_equal(np.asarray(got), windows(array, starts, length, 7.0))
+
+
+def test_a_halo_of_one_is_two_permutes_of_one_slab():
+    made = program(Mesh.parse("a:4"), 16, ("a",), [4 * d - 1 for d in range(4)], 6, 0.0)
+    assert [(c.kind, c.payload_bytes) for c in made.collectives] == [("permute", 8)] * 2
+
+
+def test_a_window_that_is_the_shard_moves_nothing():
+    made = program(Mesh.parse("a:4"), 16, ("a",), [0, 4, 8, 12], 4, 0.0)
+    assert [i.op for i in made.block.instructions] == ["slice"]
+
+
+def test_a_mirrored_dim_is_one_permute_of_whole_shards():
+    made = program(Mesh.parse("a:4"), 16, ("a",), [12, 8, 4, 0], 4, 0.0)
+    assert [(c.kind, c.payload_bytes) for c in made.collectives] == [("permute", 32)]
+
+
+def test_bounds_are_blocks_of_blocks():
+    mesh = Mesh.parse("a:2,b:2")
+    assert bounds(5, ("a", "b"), mesh) == [(0, 2), (2, 3), (3, 5), (5, 5)]
+    assert bounds(5, (), mesh) == [(0, 5)]
+
+
+def test_positions_and_masks_agree_with_the_bounds():
+    a = md.Dimension("a", 7)
+    for mesh, axes in (("x:2,y:2", "x+y"), ("x:2,y:2", "y+x"), ("x:8", "x"), ("x:3,y:2", "x+y")):
+        count = md.jit(lambda v: md.sum(v * 0 + 1, over="a"), mesh, f"a:{axes}", backend="numpy")
+        assert float(np.asarray(count(md.named(np.full(7, 3.0, np.float32), [a])))) == 7
