@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.program import Block, Instruction, Value
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value, exact
 from meshdsl.mesh import Mesh
 from meshdsl.source import UNKNOWN, Source
 
@@ -42,7 +42,7 @@ class BlockBuilder:
     ) -> tuple[Value, ...]:
         """Writes an instruction and returns its outputs."""
         params = dict(params or {})
-        key = _key(op, inputs, results, params)
+        key = None if op in EFFECTS else _key(op, inputs, results, params)
         if key is not None and key in self._known:
             return self._known[key]
         outputs = tuple(self.value(*result) for result in results)
@@ -150,11 +150,11 @@ class BlockBuilder:
         return value
 
     def finish(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> Block:
-        """Returns the block, without instructions that no output needs."""
+        """Returns the block, without instructions that have no effect and that no output needs."""
         needed = set(outputs)
         kept = []
         for instruction in reversed(self.instructions):
-            if any(output in needed for output in instruction.outputs):
+            if instruction.has_effect or any(v in needed for v in instruction.outputs):
                 needed.update(instruction.inputs)
                 kept.append(instruction)
         return Block(tuple(inputs), tuple(reversed(kept)), tuple(outputs))
@@ -166,7 +166,5 @@ def _key(op: str, inputs: Any, results: Any, params: Mapping[str, Any]) -> Hasha
         value = params[name]
         if isinstance(value, np.ndarray | Block | dict):
             return None
-        if isinstance(value, float):
-            value = value.hex()  # 0.0 and -0.0 are equal, but not the same
-        items.append((name, type(value), value))
+        items.append((name, exact(value)))
     return op, tuple(map(id, inputs)), tuple(results), tuple(items)

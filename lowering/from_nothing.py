@@ -12,9 +12,11 @@ from meshdsl.graph import Operation, Tensor
 from meshdsl.ops.elementwise import ELEMENTWISE
 
 _SOURCES = frozenset(["full", "arange"])
-_PASSING = ELEMENTWISE | {"broadcast", "rename", "transpose"}
+_MOVED = frozenset(["broadcast", "rename", "transpose"])
 
 
 def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
     """Whether an operation's result is made of nothing, given which tensors are."""
-    return op.name in _SOURCES or (op.name in _PASSING and all(t in known for t in op.inputs))
+    return op.name in _SOURCES or (
+        (op.name in ELEMENTWISE or op.name in _MOVED) and all(t in known for t in op.inputs)
+    )

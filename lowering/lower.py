@@ -19,6 +19,7 @@ from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
+from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
@@ -45,7 +46,7 @@ def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
     keep = place_reductions(planned)
     ins = _ends(graph.inputs, graph.input_paths, mesh, layout)
     outs = _ends(graph.outputs, graph.output_paths, mesh, layout)
-    scope = _Scope(planned, keep)
+    scope = Scope(planned, keep)
     inputs = []
     for tensor, where in zip(graph.inputs, ins, strict=True):
         value = scope.builder.value(tensor.shape, tensor.dtype, where)
@@ -75,8 +76,8 @@ def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
     for tensor in graph.inputs:
         yield tensor, None
     for op in graph.operations:
-        if op.name == "scan":
-            yield from tensors_of(op.params["body"])
+        for body in op.bodies:
+            yield from tensors_of(body)
         for tensor in op.outputs:
             yield tensor, op
 
@@ -123,9 +124,9 @@ def plan(graph: Graph, mesh: Mesh, layout: Layout) -> Planned:
         for op in graph.operations:
             for tensor in op.outputs:
                 layouts[tensor] = layout.assign(tensor.shape)
-            if op.name == "scan":
-                visit(op.params["body"])
-            else:
+            for body in op.bodies:
+                visit(body)
+            if op.name not in BODIES:
                 plans[op] = RULES[op.name](_case(op, layouts, mesh))
 
     visit(graph)
@@ -140,7 +141,7 @@ def _case(op: Operation, layouts: dict, mesh: Mesh, without: frozenset[str] = fr
 
 
 @dataclass
-class _Scope:
+class Scope:
     """The lowering of one block.
 
     Attributes:
@@ -152,10 +153,10 @@ class _Scope:
 
     planned: Planned
     keep: dict[Tensor, frozenset[str]]
-    parent: _Scope | None = None
+    parent: Scope | None = None
     versions: dict[Tensor, dict[TensorLayout, Value]] = field(default_factory=dict)
     outer: dict[Tensor, Tensor] = field(default_factory=dict)
-    consts: list[tuple[Value, Value]] = field(default_factory=list)
+    consts: dict[Value, Value] = field(default_factory=dict)
     masked: dict[tuple[Tensor, TensorLayout], Value] = field(default_factory=dict)
     from_nothing: dict[Tensor, Operation] = field(default_factory=dict)
     builder: BlockBuilder = field(init=False)
@@ -168,8 +169,8 @@ class _Scope:
 
     def run(self, operations: Sequence[Operation]) -> None:
         for op in operations:
-            if op.name == "scan":
-                self._scan(op)
+            if op.name in BODIES:
+                BODIES[op.name](self, op)
             elif from_nothing(op, self.from_nothing):
                 self.from_nothing[op.outputs[0]] = op
             else:
@@ -224,9 +225,9 @@ class _Scope:
     def _capture(self, tensor: Tensor, where: TensorLayout) -> Value:
         assert self.parent is not None
         outside = self.parent.get(self.outer[tensor], where)
-        inside = self.builder.value(tensor.shape, tensor.dtype, where)
-        self.consts.append((outside, inside))
-        return inside
+        if outside not in self.consts:
+            self.consts[outside] = self.builder.value(tensor.shape, tensor.dtype, where)
+        return self.consts[outside]
 
     def _can_leave(self, tensor: Tensor, where: TensorLayout) -> bool:
         return all(self._is_partial(tensor, axis) for axis in where.partial_axes)
@@ -279,44 +280,14 @@ class _Scope:
             held.setdefault(move.result, value)
         return value
 
-    # Scans.
+    # Bodies; see `lowering.bodies`.
 
-    def _scan(self, op: Operation) -> None:
-        body: Graph = op.params["body"]
-        dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
-        inner = _Scope(self.planned, self.keep, self)
-        inner.outer = dict(zip(body.inputs[:consts], op.inputs[:consts], strict=True))
-        starts: list[tuple[Value, Value]] = []
-        slices: list[tuple[Value, Value]] = []
-        for outer, tensor in zip(op.inputs[consts:], body.inputs[consts:], strict=True):
-            where = self._place(tensor, tensor)
-            self.builder.source = op.source
-            value = inner.builder.value(tensor.shape, tensor.dtype, where)
-            inner.define(tensor, value)
-            (starts if len(starts) < carries else slices).append((self.get(outer, where), value))
-        inner.run(body.operations)
-        ends = []
-        results = []
-        for position, (tensor, result) in enumerate(zip(body.outputs, op.outputs, strict=True)):
-            like = body.inputs[consts + position] if position < carries else tensor
-            where = self._place(like, like if position < carries else result)
-            inner.builder.source = tensor.source
-            ends.append(inner.get(tensor, where))
-            results.append((result.shape, result.dtype, where))
-        pairs = [*inner.consts, *starts, *slices]
-        params = {
-            "body": inner.builder.finish([inside for _, inside in pairs], ends),
-            "length": dim.size,
-            "dim": dim.name,
-            "consts": len(inner.consts),
-            "carries": carries,
-            "reverse": op.params["reverse"],
-        }
-        self.builder.source = op.source
-        outputs = self.builder.add("scan", [outside for outside, _ in pairs], results, params)
-        for tensor, value in zip(op.outputs, outputs, strict=True):
-            self.define(tensor, value)
+    def inside(self, inner: Sequence[Tensor], outer: Sequence[Tensor]) -> Scope:
+        """Returns a scope for a body whose tensors `inner` are this one's `outer`."""
+        scope = Scope(self.planned, self.keep, self)
+        scope.outer = dict(zip(inner, outer, strict=True))
+        return scope
 
-    def _place(self, tensor: Tensor, kept: Tensor) -> TensorLayout:
+    def place(self, tensor: Tensor, kept: Tensor) -> TensorLayout:
         """Returns the layout of `tensor`, partial over the axes over which `kept` stays partial."""
         return partial_form(self.planned.layouts[tensor], self.keep.get(kept, frozenset()))

@@ -75,14 +75,16 @@ class _AxisProblem:
 
     def _reach(self, graph: Graph) -> None:
         for op in graph.operations:
-            if op.name == "scan":
-                self._reach_scan(op)
+            if op.bodies:
+                reach = {"cond": self._reach_cond, "scan": self._reach_scan}
+                reach.get(op.name, self._reach_closed)(op)
                 continue
             plan = self.planned.plans[op]
-            if self.axis in plan.results[0].partial_axes:
-                if dict(plan.results[0].partial)[self.axis] == "sum":
-                    self.made.update(op.outputs)
-                    self.can.update(op.outputs)
+            kinds = [dict(layout.partial).get(self.axis) for layout in plan.results]
+            if any(kinds):
+                left = [t for t, kind in zip(op.outputs, kinds, strict=True) if kind == "sum"]
+                self.made.update(left)
+                self.can.update(left)
             elif self._passes(op, plan):
                 self.can.update(op.outputs)
                 self.passing.update(op.outputs)
@@ -110,6 +112,21 @@ class _AxisProblem:
             if len(self.can) == before:
                 return
 
+    def _reach_cond(self, op: Operation) -> None:
+        for body in op.bodies:
+            for outer, inner in zip(op.inputs[1:], body.inputs, strict=True):
+                if outer in self.can:
+                    self._pass_on(inner)
+            self._reach(body)
+            for inner, outer in zip(body.outputs, op.outputs, strict=True):
+                if inner in self.can:
+                    self._pass_on(outer)
+
+    def _reach_closed(self, op: Operation) -> None:
+        """Bodies that take and return whole values, as those of a while loop do."""
+        for body in op.bodies:
+            self._reach(body)
+
     def _pass_on(self, tensor: Tensor) -> None:
         self.can.add(tensor)
         self.passing.add(tensor)
@@ -118,8 +135,9 @@ class _AxisProblem:
 
     def _add(self, graph: Graph, times: int) -> None:
         for op in graph.operations:
-            if op.name == "scan":
-                self._add_scan(op, times)
+            if op.bodies:
+                add = {"cond": self._add_cond, "scan": self._add_scan}
+                add.get(op.name, self._add_closed)(op, times)
                 continue
             plan = self.planned.plans[op]
             for tensor in op.outputs:
@@ -197,13 +215,40 @@ class _AxisProblem:
             else:
                 self._need_whole(inner)
 
-    def _add_carry(self, tensor: Tensor, carry: Tensor, times: int) -> None:
-        """A carry that stays partial takes its start and its next value partial, or masked."""
+    def _add_cond(self, op: Operation, times: int) -> None:
+        self._need_whole(op.inputs[0])
+        for tensor in op.outputs:
+            self._add_tensor(tensor, times)
+        for body in op.bodies:
+            for tensor in body.inputs:
+                self._add_tensor(tensor, times)
+            self._add(body, times)
+            for outer, inner in zip(op.inputs[1:], body.inputs, strict=True):
+                if inner in self.can:
+                    self._tie(outer, inner, INFINITE)
+                else:
+                    self._need_whole(outer)
+            for inner, outer in zip(body.outputs, op.outputs, strict=True):
+                if outer in self.can:
+                    self._add_carry(inner, outer, times)
+                else:
+                    self._need_whole(inner)
+
+    def _add_closed(self, op: Operation, times: int) -> None:
+        for tensor in op.inputs:
+            self._need_whole(tensor)
+        for body in op.bodies:
+            self._add(body, times)
+            for tensor in body.outputs:
+                self._need_whole(tensor)
+
+    def _add_carry(self, tensor: Tensor, taker: Tensor, times: int) -> None:
+        """A carry or a cond's result that stays partial takes what it gets partial, or masked."""
         mask = times * tensor.bytes * _MASK
         if tensor in self.can:
-            self._tie(tensor, carry, mask)
+            self._tie(tensor, taker, mask)
         else:
-            self.cut.edge(carry, CutGraph.SINK, mask)
+            self.cut.edge(taker, CutGraph.SINK, mask)
 
     def _join(self, one: Tensor, other: Tensor) -> None:
         self.cut.edge(one, other, INFINITE)

@@ -2,8 +2,8 @@
 
 A `Value` is a global tensor together with where it is (its `TensorLayout`); what a device holds is
 the local shard. An `Instruction` maps values to values; its `op` is a local primitive or one of the
-five collectives. Programs nest only through the `Block` of a `scan`. Everything is immutable, and
-every instruction keeps the source line it came from.
+five collectives. Programs nest only through the `Block`s of `scan`, `while` and `cond`. Everything
+is immutable, and every instruction keeps the source line it came from.
 
 Parameters of the collectives (axes are listed major first):
     all_reduce      axes, kind            partial over axes -> replicated
@@ -18,7 +18,7 @@ and of the one local instruction that resharding uses:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,18 @@ if TYPE_CHECKING:
     from meshdsl.lowering.memory import Memory
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+EFFECTS = frozenset(["print"])  # done each time, in order, whether or not their results are needed
+
+
+def exact(value: Any) -> Hashable:
+    """Returns what tells a parameter from every other: 0.0 from -0.0, 1 from True and 1.0."""
+    if isinstance(value, Mapping):
+        return tuple((name, exact(value[name])) for name in sorted(value))
+    if isinstance(value, float | complex | np.generic):
+        return type(value), repr(value)
+    if type(value) is tuple and not all(type(item) is int for item in value):
+        return tuple, tuple(map(exact, value))
+    return type(value), value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,8 +76,23 @@ class Instruction:
 
     @property
     def body(self) -> Block | None:
-        """The block a `scan` repeats."""
+        """The block that a `scan` or `while` repeats."""
         return self.params.get("body")
+
+    @property
+    def bodies(self) -> tuple[Block, ...]:
+        """The blocks that this instruction runs: a loop's body, the branches of a `cond`."""
+        return tuple(value for value in self.params.values() if isinstance(value, Block))
+
+    @property
+    def runs(self) -> int:
+        """How often it runs its bodies; of a `while`, one iteration counts."""
+        return self.params.get("length", 1)
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it, or something that it runs, does more than make its results."""
+        return self.op in EFFECTS or any(body.has_effect for body in self.bodies)
 
     @property
     def is_collective(self) -> bool:
@@ -80,12 +107,34 @@ class Block:
     instructions: tuple[Instruction, ...]
     outputs: tuple[Value, ...]
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether an instruction of this block does more than make its results."""
+        return any(instruction.has_effect for instruction in self.instructions)
+
     def walk(self, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """Yields every instruction with its executions per run of the program."""
+        """Yields every instruction with its executions per run of the program.
+
+        Those of a `while` count once, and those of both branches of a `cond` are there.
+        """
         for instruction in self.instructions:
             yield instruction, times
-            if instruction.body is not None:
-                yield from instruction.body.walk(times * instruction.params["length"])
+            for body in instruction.bodies:
+                yield from body.walk(times * instruction.runs)
+
+    def counted(
+        self, cost: Callable[[Instruction], float], times: int = 1
+    ) -> Iterator[tuple[Instruction, int]]:
+        """Yields as `walk` does, but of every `cond` only the branch that costs more."""
+
+        def total(body: Block) -> float:
+            return sum(cost(instruction) * n for instruction, n in body.counted(cost))
+
+        for instruction in self.instructions:
+            yield instruction, times
+            bodies = instruction.bodies
+            for body in [max(bodies, key=total)] if instruction.op == "cond" else bodies:
+                yield from body.counted(cost, times * instruction.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +199,11 @@ class SpmdProgram:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective in program order; `count` multiplies enclosing scan lengths."""
+        """Every collective in program order.
+
+        `count` multiplies enclosing scan lengths; how often a `while` runs is not known, so it
+        counts once. Those of both branches of a `cond` are listed.
+        """
         found = []
         for instruction, times in self.block.walk():
             if instruction.is_collective:
@@ -177,8 +230,12 @@ class SpmdProgram:
 
     @cached_property
     def wire_bytes(self) -> float:
-        """Bytes one device sends per run of the program."""
-        return math.fsum(c.wire_bytes * c.count for c in self.collectives)
+        """Bytes one device sends per run: of a `while` one iteration, of a `cond` the worse."""
+
+        def sent(instruction: Instruction) -> float:
+            return self._collective(instruction, 1).wire_bytes if instruction.is_collective else 0.0
+
+        return math.fsum(sent(one) * times for one, times in self.block.counted(sent))
 
     @cached_property
     def memory(self) -> Memory:

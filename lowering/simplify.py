@@ -1,20 +1,24 @@
 """Simplification of a graph before it is lowered.
 
-`simplify` returns an equal graph in which `checkpoint` bodies are inlined, equal operations occur
-once, nothing is computed that no output needs (down to single carries and stacked outputs of
-scans), and no two operations share a body. Barriers keep what is computed again apart from the
-original.
+`simplify` returns an equal graph in which the bodies of `checkpoint` and `custom_gradient` are
+inlined and names are gone, equal operations occur once, nothing is computed that no output needs
+(down to single carries, results and stacked outputs of loops and conds), and no two operations
+share a body. Barriers keep what is computed again apart from the original.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from meshdsl.dims import Shape
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.program import exact
+from meshdsl.ops.creation import FULL
 
 
 def simplify(graph: Graph) -> Graph:
@@ -37,6 +41,11 @@ def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
     )
 
 
+_INLINED = frozenset(["checkpoint", "custom_gradient"])
+_NAMES = frozenset(["name", "kept", "check_finite"])  # they are their last operand
+_INT32 = np.dtype("int32")
+
+
 class _Rebuilder:
     def __init__(self, made: set[Tensor]) -> None:
         self.made = made  # of nothing
@@ -47,13 +56,15 @@ class _Rebuilder:
         values = dict(zip(graph.inputs, inputs, strict=True))
         for op in graph.operations:
             arguments = tuple(values[t] for t in op.inputs)
-            if op.name == "checkpoint":
+            if op.name in _INLINED:
                 outputs = self.run(op.params["body"], arguments)
+            elif op.name in _NAMES:
+                outputs = arguments[-1:]
             elif op.name == "barrier":
                 outputs = self.barrier(op, arguments)
             else:
-                outputs = self.emit(op, arguments)
-            values.update(zip(op.outputs, outputs, strict=True))
+                outputs = self.emit(op if op.outputs else _held(op), arguments)
+            values.update(zip(op.outputs, outputs, strict=False))  # `_held` has one more
         return tuple(values[t] for t in graph.outputs)
 
     def barrier(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -69,10 +80,14 @@ class _Rebuilder:
         if key is not None and key in self.known:
             return self.known[key]
         params, sources = op.params, [op.source] * len(op.outputs)
-        if "body" in params:  # what a loop returns is told with the line inside it
-            made = [t in self.made for t in arguments[: params["consts"]]]
-            params = {**params, "body": _rebuild(params["body"], made)}
-            sources = [t.source for t in params["body"].outputs]
+        if op.bodies:  # what a body returns is told with the line inside it
+            held = arguments[1:] if op.name == "cond" else arguments[: params["consts"]]
+            made = [t in self.made for t in held]
+            params = {
+                k: _rebuild(v, made) if isinstance(v, Graph) else v for k, v in params.items()
+            }
+            like: Graph = params["if_true" if op.name == "cond" else "body"]
+            sources = [t.source for t in like.outputs]
         outputs = tuple(
             Tensor(t.shape, t.dtype, source) for t, source in zip(op.outputs, sources, strict=True)
         )
@@ -80,25 +95,45 @@ class _Rebuilder:
         self.operations.append(emitted)
         if from_nothing(emitted, self.made):
             self.made.update(outputs)
+        if op.name == "scan":
+            outputs = _without_copies(emitted)
         if key is not None:
             self.known[key] = outputs
         return outputs
 
 
+def _without_copies(scan: Operation) -> tuple[Tensor, ...]:
+    """Returns a scan's outputs, one for all that stack the same tensor of its body."""
+    carries = scan.params["carries"]
+    first: dict[Tensor, Tensor] = {}
+    pairs = zip(scan.params["body"].outputs[carries:], scan.outputs[carries:], strict=True)
+    return (*scan.outputs[:carries], *(first.setdefault(inner, outer) for inner, outer in pairs))
+
+
+def _held(op: Operation) -> Operation:
+    """Returns an operation without results, there for its effect, with a zero to hold it by."""
+    zero, result = Shape(), Shape([op.params["dim"]] if op.name == "scan" else [])
+    params = dict(op.params)
+    for name, body in op.params.items():
+        if isinstance(body, Graph):
+            made = Tensor(zero, _INT32, op.source)
+            full = {"value": 0, "shape": zero, "dtype": _INT32}
+            operations = (*body.operations, Operation(FULL, (), (made,), full, op.source))
+            params[name] = replace(body, operations=operations, outputs=(made,))
+    held = Tensor(result, _INT32, op.source)
+    return Operation(op.primitive, op.inputs, (held,), params, op.source)
+
+
 def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
     items = []
+    if op.primitive.effect:
+        return None
     for name in sorted(op.params):
         value = op.params[name]
         if isinstance(value, Graph | np.ndarray):
             return None
-        items.append((name, type(value), _hashable(value)))
+        items.append((name, exact(value)))
     return op.name, tuple(map(id, arguments)), tuple(items)
-
-
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, float):
-        return value.hex()  # 0.0 and -0.0 are equal, but not the same
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
 
 
 def _prune(graph: Graph) -> Graph:
@@ -107,11 +142,11 @@ def _prune(graph: Graph) -> Graph:
     for op in reversed(graph.operations):
         used = [t in needed for t in op.outputs]
         if not any(used):
-            continue
-        if op.name == "scan":
-            op = _narrow(op, used)
-        elif op.name == "barrier":
-            op = _narrow_barrier(op, used)
+            if not op.effect:
+                continue
+            used[0] = True  # something must hold it
+        if op.name in _NARROWED:
+            op = _NARROWED[op.name](op, used)
         needed.update(op.inputs)
         kept.append(op)
     return Graph(
@@ -125,41 +160,103 @@ def _prune(graph: Graph) -> Graph:
 
 
 def _narrow_barrier(op: Operation, used: Sequence[bool]) -> Operation:
-    inputs = tuple(t for t, on in zip(op.inputs, used, strict=True) if on)
-    outputs = tuple(t for t, on in zip(op.outputs, used, strict=True) if on)
-    return Operation(op.primitive, inputs, outputs, op.params, op.source)
+    return _with(op, _chosen(op.inputs, used), used, op.params)
 
 
-def _narrow(op: Operation, used: Sequence[bool]) -> Operation:
+def _narrow_scan(op: Operation, used: Sequence[bool]) -> Operation:
     """Drops the carries, stacked outputs and inputs of a scan that nothing needs."""
-    body: Graph = op.params["body"]
     consts, carries = op.params["consts"], op.params["carries"]
-    keep = list(used)
-    while True:
-        outputs = [t for t, on in zip(body.outputs, keep, strict=True) if on]
-        pruned = _prune(Graph(body.inputs, body.operations, tuple(outputs)))
-        read = {t for inner in pruned.operations for t in inner.inputs} | set(outputs)
-        grown = [
-            on or (i < carries and body.inputs[consts + i] in read) for i, on in enumerate(keep)
-        ]
-        if grown == keep:
-            break
-        keep = grown
+    body, keep, read = _narrow_loop(op.params["body"], consts, carries, used, set())
     takes = [
         keep[i - consts] if consts <= i < consts + carries else t in read
         for i, t in enumerate(body.inputs)
     ]
-    inputs = tuple(t for t, on in zip(body.inputs, takes, strict=True) if on)
     params = {
         **op.params,
-        "body": Graph(inputs, pruned.operations, pruned.outputs),
+        "body": _taking(body, takes),
         "consts": sum(takes[:consts]),
         "carries": sum(keep[:carries]),
     }
-    return Operation(
-        op.primitive,
-        tuple(t for t, on in zip(op.inputs, takes, strict=True) if on),
-        tuple(t for t, on in zip(op.outputs, keep, strict=True) if on),
-        params,
-        op.source,
-    )
+    return _with(op, _chosen(op.inputs, takes), keep, params)
+
+
+def _narrow_while(op: Operation, used: Sequence[bool]) -> Operation:
+    """Drops the carries of a while loop that neither the rest nor its condition needs."""
+    consts, condition = op.params["consts"], _prune(op.params["condition"])
+    asked = _read(condition)
+    deciding = {t for t, c in zip(op.params["body"].inputs, condition.inputs, strict=True)
+                if c in asked}  # fmt: skip
+    body, keep, read = _narrow_loop(op.params["body"], consts, len(used), used, deciding)
+    takes = [t in read for t in body.inputs[:consts]] + keep
+    params = {
+        "condition": _taking(condition, takes),
+        "body": _taking(body, takes),
+        "consts": sum(takes[:consts]),
+    }
+    return _with(op, _chosen(op.inputs, takes), keep, params)
+
+
+def _narrow_cond(op: Operation, used: Sequence[bool]) -> Operation:
+    """Drops the results of a cond that nothing needs, and what no branch reads."""
+    branches = {
+        name: _prune(replace(body, outputs=_chosen(body.outputs, used)))
+        for name, body in op.params.items()
+    }
+    reads = [_read(body) for body in branches.values()]
+    inputs = zip(*(body.inputs for body in branches.values()), strict=True)
+    takes = [any(t in read for t, read in zip(both, reads, strict=True)) for both in inputs]
+    params = {name: _taking(body, takes) for name, body in branches.items()}
+    return _with(op, _chosen(op.inputs, [True, *takes]), used, params)
+
+
+def _narrow_parts(op: Operation, used: Sequence[bool]) -> Operation:
+    parts = tuple(part for part, on in zip(op.params["parts"], used, strict=True) if on)
+    return _with(op, op.inputs, used, {**op.params, "parts": parts})
+
+
+_NARROWED = {
+    "barrier": _narrow_barrier,
+    "cond": _narrow_cond,
+    "scan": _narrow_scan,
+    "split_into": _narrow_parts,
+    "while_loop": _narrow_while,
+}
+
+
+def _narrow_loop(
+    body: Graph, consts: int, carries: int, used: Sequence[bool], deciding: set[Tensor]
+) -> tuple[Graph, list[bool], set[Tensor]]:
+    """Returns a loop's body with the outputs it needs, which these are, and what it reads.
+
+    Args:
+        deciding: inputs that are needed in any case.
+    """
+    keep = list(used)
+    while True:
+        pruned = _prune(replace(body, outputs=_chosen(body.outputs, keep)))
+        read = _read(pruned) | deciding
+        grown = [
+            on or (i < carries and body.inputs[consts + i] in read) for i, on in enumerate(keep)
+        ]
+        if grown == keep:
+            return pruned, keep, read
+        keep = grown
+
+
+def _read(graph: Graph) -> set[Tensor]:
+    return {t for op in graph.operations for t in op.inputs}.union(graph.outputs)
+
+
+def _chosen(tensors: Sequence[Tensor], keep: Sequence[bool]) -> tuple[Tensor, ...]:
+    return tuple(t for t, on in zip(tensors, keep, strict=True) if on)
+
+
+def _taking(graph: Graph, takes: Sequence[bool]) -> Graph:
+    """Returns a graph with some of its inputs."""
+    return replace(graph, inputs=_chosen(graph.inputs, takes))
+
+
+def _with(
+    op: Operation, inputs: tuple[Tensor, ...], keep: Sequence[bool], params: Mapping[str, Any]
+) -> Operation:
+    return Operation(op.primitive, inputs, _chosen(op.outputs, keep), params, op.source)

@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, short
+from meshdsl.operators import NamedOperators
 
 if TYPE_CHECKING:
     from meshdsl.layouts.tensor_layout import TensorLayout
 
 
-_DEFAULT = {"float64": "float32", "int64": "int32"}  # dtypes of Python numbers
+# Dtypes of Python numbers.
+_DEFAULT = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 
 
-class NamedArray:
+class NamedArray(NamedOperators):
     """An array whose dims have names: `NamedArray(data, [batch, embed])`.
+
+    It has the operators and methods of tensors. Outside of traced functions they run at once; see
+    `meshdsl.eager`.
 
     Attributes:
         data: a numpy or JAX array whose shape is that of `dims`.
@@ -46,22 +52,53 @@ class NamedArray:
     @property
     def layout(self) -> TensorLayout | None:
         """Where the data is on its mesh; None for data that no mesh holds."""
-        spec = getattr(getattr(self.data, "sharding", None), "spec", None)
-        if spec is None:
+        where = None if isinstance(self.data, jax.core.Tracer) else self.data
+        where = getattr(where, "sharding", None)
+        if not isinstance(where, NamedSharding) or where.mesh.size == 1:
             return None
         from meshdsl.layouts.tensor_layout import TensorLayout
 
-        axes = [(part,) if isinstance(part, str) else tuple(part or ()) for part in spec]
+        axes = [(part,) if isinstance(part, str) else tuple(part or ()) for part in where.spec]
         return TensorLayout.of(dict(zip(self.dims.names, axes, strict=False)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.data, dtype=dtype, copy=copy)
 
     def __float__(self) -> float:
-        return float(np.asarray(self.data))
+        return float(self._number().item())
 
     def __int__(self) -> int:
-        return int(np.asarray(self.data))
+        return int(self._number().item())
+
+    def __complex__(self) -> complex:
+        return complex(self._number().item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu":
+            raise TypeError(f"only a whole number is an index, not {self!r}")
+        return int(self._number().item())
+
+    def __bool__(self) -> bool:
+        return bool(self._number())
+
+    def item(self) -> Any:
+        """Returns the only element as a Python number."""
+        return self._number().item()
+
+    def _number(self) -> np.ndarray:
+        """Returns the data of an array with one element.
+
+        Raises:
+            ValueError: there are more.
+        """
+        if self.dims.volume != 1:
+            raise ValueError(
+                f"{self!r} is {self.dims.volume} numbers, not one; reduce it first, as in "
+                "md.sum(x), md.any(x) or md.all(x)"
+            )
+        return np.asarray(self.data)
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         where = f"; {self.layout}" if self.layout is not None else ""
@@ -84,7 +121,7 @@ class Spec:
 
 
 def named(data: Any, dims: DimsLike) -> NamedArray:
-    """Gives the dims of an array their names.
+    """Gives the dims of an array their names: `x = md.named(array, ["batch", "embed"])`.
 
     Args:
         data: an array, which keeps its dtype, or Python numbers, which become float32 or int32.
@@ -114,7 +151,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
 
 
 def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:
-    """Describes an argument by dims and dtype, for use ahead of time.
+    """Describes an argument by dims and dtype, for use ahead of time: `md.spec([batch, embed])`.
 
     Raises:
         ValueError: a dim is given by name only, or the dtype is unknown.

@@ -7,17 +7,20 @@ explained like it, and can be differentiated again.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from meshdsl.dtypes import is_float, short
-from meshdsl.graph import Tensor
-from meshdsl.ops.body import leaves_of, subgraph
+from meshdsl.dtypes import is_differentiable, is_float, short
+from meshdsl.graph import Graph, Tensor
+from meshdsl.module import path_of
+from meshdsl.ops.body import is_array, leaves_of, subgraph
 from meshdsl.ops.creation import ones, zeros
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
+from meshdsl.stops import stopped_at
 
 
 def value_and_grad(
@@ -27,9 +30,17 @@ def value_and_grad(
 
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
     tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
-    floating-point get None.
+    floating-point get None. What the value does not depend on has a gradient of zeros, and so has
+    what is behind `md.stop_gradient`.
+
+        loss, gradients = md.value_and_grad(loss)(params, batch)
+
+    Raises:
+        ValueError: when called: the value is no floating-point scalar; or an input reaches it, but
+            only through operations without a slope (rounding, comparisons, integers).
     """
 
+    @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
         numbers = (wrt,) if isinstance(wrt, int) else tuple(wrt)
@@ -45,7 +56,7 @@ def value_and_grad(
             return [value, aux]
 
         graph, consts, structure = subgraph(of_leaves, inputs)
-        active = [False] * len(consts) + [is_float(t.dtype) for t in inputs]
+        active = [False] * len(consts) + [is_differentiable(t.dtype) for t in inputs]
         _gradient(graph.outputs[0])
         replayed = Replay(graph, [*consts, *inputs], active)
         value = replayed.outputs[0]
@@ -53,6 +64,8 @@ def value_and_grad(
             len(replayed.outputs) - 1
         )
         found = replayed.backward(cotangents)[len(consts) :]
+        lost = [i for i, g in enumerate(found, len(consts)) if g is None and active[i]]
+        _check_paths(graph, lost, [""] * len(consts) + _paths(function, numbers, chosen))
         gradients = [
             (zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)) if on else None
             for g, t, on in zip(found, inputs, active[len(consts) :], strict=True)
@@ -65,8 +78,12 @@ def value_and_grad(
 
 
 def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
-    """Returns a function giving the gradient alone (or `(gradient, aux)`); see value_and_grad."""
+    """Returns a function giving the gradient alone (or `(gradient, aux)`); see value_and_grad.
 
+    `gradients = md.grad(loss)(params, batch)`.
+    """
+
+    @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
         value, gradient = value_and_grad(function, wrt, has_aux)(*args)
@@ -83,6 +100,36 @@ def _value_and_aux(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
         hint = "; with more results, return (value, aux) and pass has_aux=True"
         raise ValueError(f"the function must return one tensor, not a {type(value).__name__}{hint}")
     return value, aux
+
+
+def _paths(function: Callable, numbers: Sequence[int], chosen: Sequence[Any]) -> list[str]:
+    """Returns the paths of the leaves of some arguments of a function."""
+    names = list(inspect.signature(function).parameters)
+    found = []
+    for number, tree in zip(numbers, chosen, strict=True):
+        root = names[number] if 0 <= number < len(names) else f"argument {number}"
+        keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
+        found += [path_of(keys, root) for keys, _ in keyed]
+    return found
+
+
+def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> None:
+    """Raises ValueError if inputs without a gradient reach the value; all are told."""
+    problems = []
+    for number in lost:
+        stop = stopped_at(graph, number)
+        if stop is not None:
+            problems.append(
+                f"{paths[number]} ({graph.inputs[number]}) reaches the value only through "
+                f"{stop.name} at {stop.source}  {stop.source.code}"
+            )
+    with told_as("gradient"):
+        if problems:
+            raise ValueError(
+                "there is no differentiable path: "
+                + "; ".join(problems)
+                + "; md.stop_gradient(...) marks a constant, md.custom_gradient gives a slope"
+            )
 
 
 @operation

@@ -22,7 +22,10 @@ _SHORT = {
     "bfloat16": "bf16",
     "float32": "f32",
     "float64": "f64",
+    "complex64": "c64",
+    "complex128": "c128",
 }
+_KINDS = {"b": "bool", "i": "integer", "f": "floating-point", "c": "complex"}
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -50,6 +53,54 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype == BFLOAT16
 
 
+def is_complex(dtype: np.dtype) -> bool:
+    """Whether a dtype is complex."""
+    return dtype.kind == "c"
+
+
+def is_differentiable(dtype: np.dtype) -> bool:
+    """Whether numbers of a dtype vary smoothly: floating-point and complex ones."""
+    return is_float(dtype) or is_complex(dtype)
+
+
+def real_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype of a number's real part: float32 for complex64, itself for others."""
+    return np.dtype(f"float{4 * dtype.itemsize}") if is_complex(dtype) else dtype
+
+
+def complex_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the complex dtype whose parts have a dtype: complex64 for float32.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if dtype.name not in ("float32", "float64"):
+        raise ValueError(
+            f"no complex dtype has parts of {dtype.name}; cast to float32 or float64 first"
+        )
+    return np.dtype(f"complex{16 * dtype.itemsize}")
+
+
+def kind(dtype: np.dtype) -> str:
+    """Returns the letter of a dtype's kind: b(ool), i(nteger), f(loating-point) or c(omplex)."""
+    if is_float(dtype):
+        return "f"
+    return "i" if is_integer(dtype) else dtype.kind
+
+
+def need_kind(dtype: np.dtype, kinds: str, what: str = "tensors") -> None:
+    """Raises ValueError unless a dtype is of one of the kinds, by their letters."""
+    if kind(dtype) not in kinds:
+        *most, last = [_KINDS[letter] for letter in kinds]
+        wanted = f"{', '.join(most)} or {last}" if most else last
+        raise ValueError(f"needs {wanted} {what}, got {short(dtype)}")
+
+
+def largest(dtype: np.dtype) -> float:
+    """Returns the largest finite number of a floating-point dtype."""
+    return float(ml_dtypes.finfo(dtype).max)
+
+
 def rounding(dtype: np.dtype) -> float:
     """Returns by how much, relatively, two ways to compute one number may differ: a few units."""
     units = 16 if dtype.itemsize >= 4 else 1
@@ -59,3 +110,13 @@ def rounding(dtype: np.dtype) -> float:
 def is_integer(dtype: np.dtype) -> bool:
     """Whether a dtype is a signed or unsigned integer."""
     return dtype.kind in "iu"
+
+
+def identity(kind: str, dtype: np.dtype) -> float:
+    """Returns what changes no sum, prod(uct), max or min of numbers of a dtype."""
+    if kind in ("sum", "prod"):
+        return 0 if kind == "sum" else 1
+    if is_float(dtype):
+        return -np.inf if kind == "max" else np.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min if kind == "max" else limits.max)

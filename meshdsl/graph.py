@@ -6,6 +6,7 @@ tensors once, from tensors made before it. Tensors are compared by identity.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,15 +54,25 @@ class Tensor(NamedOperators):
     def __bool__(self) -> bool:
         raise ValueError(
             f"the value of {self} is not known while tracing, so Python's `if`, `and`, `or` and "
-            "`not` cannot use it; write md.where(...), `&`, `|` or `~`"
+            "`not` cannot use it; write md.where(...), md.cond(...), `&`, `|` or `~`"
         )
 
     __hash__ = object.__hash__
 
 
+class Work(enum.IntEnum):
+    """What an operation does for one element of its result, from least to most."""
+
+    NONE = 0  # moves or converts it
+    STEP = 1  # one instruction of arithmetic
+    DIVISION = 2  # a few
+    FUNCTION = 3  # tens, as for exp
+    MUCH = 4  # reads many elements, as sums and products do
+
+
 @dataclass(frozen=True)
 class Primitive:
-    """A kind of operation: its shape rule and its gradient rule.
+    """A kind of operation: its shape rule, its gradient rule, and what is known of it.
 
     Attributes:
         name: as printed, and as partition rules are registered by.
@@ -70,12 +81,27 @@ class Primitive:
             has None for outputs that do not matter, `wanted` a bool per input.
         replay: for operations with bodies: re-emits the operation in a differentiable form and
             returns its outputs with the function that plays the part of `gradient`.
+        flat: whether it is constant between jumps, as rounding is: it has a slope of zero, so a
+            path through it is not differentiable.
+        work: what it does per element. What takes up to `DIVISION` is rather computed again than
+            kept for a backward pass; from `DIVISION` on it is not repeated for every reader.
+        linear: the operands in which it is linear, so that they may be partial sums.
+        additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
+        symbol: how it is printed between its operands, or before its one operand.
+        effect: whether it does something besides its results, as printing does: it is kept, and
+            done each time, though nothing may need its results.
     """
 
     name: str
     rule: Callable[[Sequence[Tensor], Mapping[str, Any]], Sequence[Aval]]
     gradient: Callable[[Operation, Sequence, Sequence[bool]], Sequence] | None = None
     replay: Callable[..., tuple[Sequence[Tensor], Callable]] | None = None
+    flat: bool = False
+    work: Work = Work.MUCH
+    linear: tuple[int, ...] = ()
+    additive: bool = False
+    symbol: str = ""
+    effect: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -94,6 +120,18 @@ class Operation:
     @property
     def name(self) -> str:
         return self.primitive.name
+
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs that this operation runs: the body of a loop, the branches of a cond."""
+        return tuple(value for value in self.params.values() if isinstance(value, Graph))
+
+    @property
+    def effect(self) -> bool:
+        """Whether this, or something that it runs, does more than make its results."""
+        return self.primitive.effect or any(
+            op.effect for body in self.bodies for op in body.operations
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +152,11 @@ class Graph:
     output_paths: tuple[str, ...] = ()
 
     def prune(self) -> Graph:
-        """Returns this graph without the operations that no output needs."""
+        """Returns this graph without operations that have no effect and that no output needs."""
         needed = set(self.outputs)
         kept = []
         for operation in reversed(self.operations):
-            if any(output in needed for output in operation.outputs):
+            if any(output in needed for output in operation.outputs) or operation.effect:
                 needed.update(operation.inputs)
                 kept.append(operation)
         return Graph(
@@ -131,34 +169,16 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        return GraphPrinter().show(self)
+        from meshdsl.printing import show  # which prints what is defined here
+
+        return show(self)
 
 
 class GraphPrinter:
-    """Prints a graph one operation a line; tensors are numbered in order of appearance."""
+    """Numbers tensors in order of appearance."""
 
     def __init__(self) -> None:
         self.names: dict[Tensor, str] = {}
 
     def name(self, tensor: Tensor) -> str:
         return self.names.setdefault(tensor, f"t{len(self.names)}")
-
-    def show(self, graph: Graph, indent: str = "") -> str:
-        lines = []
-        paths = graph.input_paths or ("",) * len(graph.inputs)
-        for tensor, path in zip(graph.inputs, paths, strict=True):
-            lines.append(f"{indent}input  {self.name(tensor)}: {tensor}  {path}".rstrip())
-        for operation in graph.operations:
-            outputs = ", ".join(f"{self.name(t)}: {t}" for t in operation.outputs)
-            plain = {k: v for k, v in operation.params.items() if not isinstance(v, Graph)}
-            arguments = [self.name(t) for t in operation.inputs]
-            arguments += [f"{k}={v}" for k, v in plain.items() if not isinstance(v, np.ndarray)]
-            lines.append(
-                f"{indent}{outputs} = {operation.name}({', '.join(arguments)})"
-                f"    {operation.source}"
-            )
-            for body in operation.params.values():
-                if isinstance(body, Graph):
-                    lines.append(self.show(body, indent + "    "))
-        lines.append(f"{indent}output {', '.join(self.name(t) for t in graph.outputs)}")
-        return "\n".join(lines)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from meshdsl.array import NamedArray, Spec
 from meshdsl.dims import Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
+from meshdsl.finite import watched
 from meshdsl.graph import Graph, Tensor
 from meshdsl.mesh import Mesh
 from meshdsl.module import path_of
@@ -38,8 +39,11 @@ def jit(
     layout: Layout | str | None = None,
     backend: str = "jax",
     donate: str | Sequence[str] = (),
+    check_finite: bool = False,
 ) -> Jitted:
     """Compiles a function of named tensors for a mesh.
+
+    `step = md.jit(train_step, mesh="data:2,model:4", layout="batch:data; d_ff:model")`.
 
     Args:
         function: takes and returns trees whose leaves are tensors.
@@ -47,11 +51,138 @@ def jit(
         layout: the layout, or its text (`"batch:data; d_ff:model"`).
         backend: "jax" or "numpy" (simulates every device; the reference).
         donate: names of parameters whose buffers the caller gives up.
+        check_finite: whether a call whose results have a NaN or an infinity raises a
+            FloatingPointError, which names the operation that made the first one, forward or
+            backward, with its line and the steps of the loops around it; see `md.check_finite` for
+            the cost. Buffers are not given up then.
 
     Raises:
         ValueError: malformed mesh or layout, unknown backend, unknown parameter in `donate`.
     """
-    return Jitted(function, mesh, layout, backend, donate)
+    return Jitted(function, mesh, layout, backend, donate, check_finite)
+
+
+def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
+    """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
+
+    Operations on them outside of traced functions then run where they are.
+
+    Args:
+        tree: NamedArrays, on a mesh or not; a leaf's path in the tree is what scopes apply to.
+        layout: rules for dims that no array has are left out.
+
+    Raises:
+        ValueError: malformed mesh or layout, an unknown axis, two dims of one array on one axis, or
+            fewer devices than the mesh has.
+    """
+    from jax.sharding import NamedSharding
+
+    from meshdsl.layouts.layout import Layout
+    from meshdsl.lowering.backends import load
+
+    mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    rules = Layout.parse(layout) if isinstance(layout, str) else layout
+    backend = load("jax")
+    devices = backend.device_mesh(mesh)
+    keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    dims = {dim.name for _, array in keyed for dim in array.dims}
+    rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
+    placed = []
+    for keys, array in keyed:
+        where = rules.assign(array.dims, path_of(keys), mesh).even(array.dims, mesh)
+        sharding = NamedSharding(devices, backend.partition_spec(array.dims, where))
+        placed.append(NamedArray(jax.device_put(array.data, sharding), array.dims))
+    return jax.tree.unflatten(structure, placed)
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A compiled program of arrays without structure."""
+
+    program: SpmdProgram
+    executable: Any
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        mesh: Mesh,
+        layout: Layout,
+        backend: str = "jax",
+        devices: jax.sharding.Mesh | None = None,
+    ) -> Runnable:
+        """Lowers and compiles a graph; for certain devices, if not for the first ones."""
+        from meshdsl.lowering import backends
+
+        program = _lower(graph, mesh, layout, backend, devices)
+        return Runnable(program, backends.load(backend).Executable(program, (), devices))
+
+    @staticmethod
+    def inline(graph: Graph) -> Runnable:
+        """Lowers a graph for one device, to be run on what JAX traces."""
+        from meshdsl.layouts.layout import Layout
+        from meshdsl.lowering import backends
+        from meshdsl.lowering.lower import lower
+
+        program = lower(graph, Mesh(), Layout())
+        return Runnable(program, _Inline(backends.load("jax").function(program)))
+
+    def put(self, data: Any, number: int) -> Any:
+        """Returns data where the program takes its input of that number."""
+        if isinstance(self.executable, _Inline):
+            return data
+        return jax.device_put(data, self.executable.shardings[number])
+
+    def __call__(self, leaves: Sequence[Any]) -> list[NamedArray]:
+        results, blame = self.executable.call_flat(leaves), self.program.details.get("blame")
+        if blame is not None:
+            *results, counts = results
+            if np.asarray(counts).any():
+                raise FloatingPointError(blame(leaves))
+        return [
+            NamedArray(data, value.shape)
+            for data, value in zip(results, self.program.block.outputs, strict=False)
+        ]
+
+
+def _lower(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    backend: str,
+    devices: jax.sharding.Mesh | None = None,
+    check_finite: bool = False,
+) -> SpmdProgram:
+    """Lowers a graph with its checks; `details["blame"]` tells what a failing one is about."""
+    from meshdsl.lowering import backends
+    from meshdsl.lowering.lower import lower
+
+    watching = watched(graph, outputs=check_finite)
+    if watching is None:
+        return lower(graph, mesh, layout)
+
+    def blame(leaves: Sequence[Any]) -> str:
+        if any(getattr(leaf, "is_deleted", bool)() for leaf in leaves):
+            return (
+                "check_finite: a value is not finite; its inputs were donated, so what made it "
+                "cannot be found: leave out `donate` to learn it"
+            )
+        everything = watched(graph, outputs=False, everything=True)
+        assert everything is not None
+        program = lower(everything.graph, mesh, layout)
+        executable = backends.load(backend).Executable(program, (), devices)
+        return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
+
+    return replace(lower(watching.graph, mesh, layout), details={"blame": blame})
+
+
+@dataclass(frozen=True)
+class _Inline:
+    """A program as a JAX function, in an executable's place."""
+
+    function: Callable
+
+    def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return self.function(*leaves)
 
 
 @dataclass(frozen=True)
@@ -70,11 +201,7 @@ class Compiled:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat array leaves."""
-        results = self.executable.call_flat(leaves)
-        arrays = [
-            NamedArray(data, value.shape)
-            for data, value in zip(results, self.program.block.outputs, strict=True)
-        ]
+        arrays = Runnable(self.program, self.executable)(leaves)
         return jax.tree.unflatten(self.program.details["output_tree"], arrays)
 
     def as_text(self) -> str:
@@ -126,6 +253,7 @@ class Jitted:
         layout: Layout | str | None,
         backend: str,
         donate: str | Sequence[str],
+        check_finite: bool = False,
     ) -> None:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
@@ -138,6 +266,7 @@ class Jitted:
         self._backend = backends.load(backend)
         self.name = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function)
+        self.check_finite = check_finite
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
         names = list(self._parameters.parameters)
         for name in self.donate:
@@ -168,11 +297,14 @@ class Jitted:
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
         """Returns the program as a plain, jittable JAX function of the leaves.
 
-        It takes and returns global arrays, in the order of the trees' leaves.
+        It takes and returns global arrays, in the order of the trees' leaves, and checks nothing
+        of `md.check_finite`.
         """
         from meshdsl.lowering.backends import load
+        from meshdsl.lowering.lower import lower
 
-        return load("jax").function(self.lower(*args, **kwargs))
+        graph = self.trace(*args, **kwargs)
+        return load("jax").function(lower(graph, self.mesh, self.layout))
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments and their signature."""
@@ -227,15 +359,15 @@ class Jitted:
         return graph, tree
 
     def _lower(self, signature: Signature) -> SpmdProgram:
-        from dataclasses import replace
-
-        from meshdsl.lowering.lower import lower
-
         graph, tree = self._trace(signature)
-        program = lower(graph, self.mesh, self.layout)
+        program = _lower(
+            graph, self.mesh, self.layout, self.backend, check_finite=self.check_finite
+        )
+        given_up = () if self.check_finite else self.donate
         details = {
+            **program.details,
             "output_tree": tree,
-            "donated": [p.split("/")[0] in self.donate for p in graph.input_paths],
+            "donated": [p.split("/")[0] in given_up for p in graph.input_paths],
             "compile": lambda program: self._finish(signature, program),
         }
         return replace(program, details=details)

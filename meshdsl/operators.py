@@ -5,6 +5,7 @@ Everything here is a spelling of a function in `meshdsl.ops`; broadcasting is by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,18 @@ class NamedOperators:
     def __mod__(self, other: Operand) -> Tensor:
         return _ops().remainder(self, other)
 
+    def __floordiv__(self, other: Operand) -> Tensor:
+        return _ops().floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Tensor:
+        return _ops().floor_divide(other, self)
+
+    def __divmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
+        return _ops().divmod(self, other)
+
+    def __rdivmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
+        return _ops().divmod(other, self)
+
     def __pow__(self, other: Operand) -> Tensor:
         return _ops().power(self, other)
 
@@ -88,19 +101,46 @@ class NamedOperators:
         return _ops().not_equal(self, other)
 
     def __and__(self, other: Operand) -> Tensor:
-        return _ops().logical_and(self, other)
+        return _ops().bit_and(self, other)
 
     def __or__(self, other: Operand) -> Tensor:
-        return _ops().logical_or(self, other)
+        return _ops().bit_or(self, other)
 
     def __rand__(self, other: Operand) -> Tensor:
-        return _ops().logical_and(other, self)
+        return _ops().bit_and(other, self)
 
     def __ror__(self, other: Operand) -> Tensor:
-        return _ops().logical_or(other, self)
+        return _ops().bit_or(other, self)
+
+    def __xor__(self, other: Operand) -> Tensor:
+        return _ops().bit_xor(self, other)
+
+    def __rxor__(self, other: Operand) -> Tensor:
+        return _ops().bit_xor(other, self)
+
+    def __lshift__(self, other: Operand) -> Tensor:
+        return _ops().shift_left(self, other)
+
+    def __rlshift__(self, other: Operand) -> Tensor:
+        return _ops().shift_left(other, self)
+
+    def __rshift__(self, other: Operand) -> Tensor:
+        return _ops().shift_right(self, other)
+
+    def __rrshift__(self, other: Operand) -> Tensor:
+        return _ops().shift_right(other, self)
 
     def __invert__(self) -> Tensor:
-        return _ops().logical_not(self)
+        return _ops().bit_not(self)
+
+    def __iter__(self) -> Iterator:
+        raise TypeError(
+            f"{self!r} has no first dim to go through; name one, as in md.unstack(x, 'batch')"
+        )
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Returns a part of one dim: `x["length", 1:5]`, `x["length", 0]`."""
+        return _ops().slicing.pick(self, key)
 
     def rename(self, mapping: dict[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
         return _ops().rename(self, mapping, **names)
@@ -131,3 +171,18 @@ class NamedOperators:
 
     def min(self, over: DimsLike | None = None) -> Tensor:
         return _ops().min(self, over)
+
+    def prod(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().prod(self, over)
+
+    def any(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().any(self, over)
+
+    def all(self, over: DimsLike | None = None) -> Tensor:
+        return _ops().all(self, over)
+
+    def argmax(self, dim: DimLike) -> Tensor:
+        return _ops().argmax(self, dim)
+
+    def argmin(self, dim: DimLike) -> Tensor:
+        return _ops().argmin(self, dim)

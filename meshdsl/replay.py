@@ -12,11 +12,16 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshdsl.dtypes import is_float
+from meshdsl.dtypes import is_differentiable
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.trace import bind, current, located
 
 Cotangents = list[Tensor | None]
+
+
+def passes(op: Operation) -> bool:
+    """Whether gradients can pass through an operation at all."""
+    return op.name != "stop_gradient" and not op.primitive.flat
 
 
 class Replay:
@@ -44,8 +49,8 @@ class Replay:
                     outputs = emitted.outputs
                     pullback = functools.partial(_gradient, emitted)
             self.values.update(zip(op.outputs, outputs, strict=True))
-            if any(wanted) and op.name != "stop_gradient":
-                depends.update(t for t in op.outputs if is_float(t.dtype))
+            if any(wanted) and passes(op):
+                depends.update(t for t in op.outputs if is_differentiable(t.dtype))
                 self._steps.append(_Step(op, wanted, pullback))
         self.outputs = [self.values[t] for t in graph.outputs]
         self.active_outputs = [t in depends for t in graph.outputs]

@@ -23,6 +23,7 @@ _MACHINERY = tuple(
         "jit.py",
         "module.py",
         "array.py",
+        "eager.py",
         "source.py",
         "policy.py",
     )

@@ -58,6 +58,25 @@ class Trace:
         return Graph(inner, tuple(self.operations), tuple(outputs)), tuple(self.captured)
 
 
+class ArrayTrace(Trace):
+    """A trace in which arrays with data are inputs, not literals: for what runs at once.
+
+    Attributes:
+        arrays: what the inputs are, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays: list[Any] = []
+
+    def array(self, array: Any) -> Tensor:
+        """Returns the input that a NamedArray is."""
+        if id(array) not in self.literals:
+            self.arrays.append(array)
+            self.literals[id(array)] = array, self.input(array.dims, array.dtype)
+        return self.literals[id(array)][1]
+
+
 class _Active(threading.local):
     """What is being traced, innermost last; each thread traces for itself."""
 
@@ -82,8 +101,8 @@ def current() -> Trace:
     """
     if not _active.traces:
         raise ValueError(
-            "operations on named tensors run inside a traced function: wrap the function in "
-            "md.jit(...) and call it with NamedArrays"
+            "this runs inside a traced function only: wrap the function around it in md.jit(...) "
+            "and call it with NamedArrays"
         )
     return _active.traces[-1]
 

@@ -1,10 +1,12 @@
-"""The configuration of the decoder-only transformer, and the named ones."""
+"""The configuration of transformers: their sizes, and the kinds of each part."""
 
 from __future__ import annotations
 
+import math
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl.dims import Dimension
@@ -12,19 +14,37 @@ from meshdsl.dims import Dimension
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes and variants of a decoder-only transformer.
+    """Sizes and kinds of the parts of a transformer: decoder-only, encoder, or both.
 
     Fields that are None follow from the others, so that an override of `embed` or `heads` keeps
     the configuration consistent.
 
     Attributes:
+        layers: blocks of a stack; an encoder-decoder has two stacks.
         heads: query heads.
         kv_heads: heads of keys and values; None: as many as `heads`. Fewer is grouped-query
             attention: dim `heads` then counts these, and dim `group` the queries of each.
         kv: features of one head; None: embed / heads.
-        d_ff: hidden size of the MLP; None: 4 embed, or, gated, 8/3 embed rounded up to 256s.
-        max_length: the number of learned positions; rotary ones have no limit.
-        activation: "gelu", or "gated_silu" (SwiGLU).
+        d_ff: hidden size of the MLP, or of one expert; None: 4 embed, or, gated, 8/3 embed
+            rounded up to 256s.
+        max_length: the number of learned positions; the other kinds have no limit.
+        norm_order: "pre" normalises what a layer reads, "post" what it leaves.
+        norm_eps: added to variances; None: 1e-6 for "rms", 1e-5 for "layer".
+        positions: "rotary" turns queries and keys; "learned" adds embeddings; "relative" and
+            "alibi" add to the scores, by learned buckets of distances or in proportion to them.
+        attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
+            heads come from `kv_rank` features, and `rotary_kv` more tell positions.
+        scaled: whether multi-head scores are divided by sqrt(kv).
+        window: hides what is this many positions away or more; None: nothing.
+        query_rank: with latent attention, the rank of the queries; None: full.
+        mlp: "gelu", "relu", or gated: "swiglu", "geglu".
+        experts: how many such MLPs a token can be sent to; 0: one MLP for all.
+        experts_per_token: how many it is sent to.
+        shared_experts: the hidden size, in units of d_ff, of an MLP for all tokens beside them.
+        capacity: tokens that an expert takes, in multiples of an equal share per sequence; the
+            others pass it by. None drops nothing.
+        dispatch: how tokens get to experts and back, as in `nn.moe`.
+        balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
         tied: whether the embedding also makes the logits.
         remat: "full" computes each block again in the backward pass rather than keep its values.
@@ -43,18 +63,40 @@ class TransformerConfig:
     kv: int | None = None
     d_ff: int | None = None
     norm: Literal["rms", "layer"] = "rms"
-    positions: Literal["rotary", "learned"] = "rotary"
-    activation: Literal["gelu", "gated_silu"] = "gelu"
+    norm_order: Literal["pre", "post"] = "pre"
+    norm_eps: float | None = None
+    positions: Literal["rotary", "learned", "relative", "alibi", "none"] = "rotary"
+    rotary_base: float = 10000.0
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    attention: Literal["multihead", "latent"] = "multihead"
+    scaled: bool = True
+    window: int | None = None
+    query_rank: int | None = None
+    kv_rank: int | None = None
+    rotary_kv: int | None = None
+    mlp: Literal["gelu", "relu", "swiglu", "geglu"] = "gelu"
+    experts: int = 0
+    experts_per_token: int = 2
+    shared_experts: int = 0
+    capacity: float | None = None
+    dispatch: Literal["einsum", "gather", "sort"] = "einsum"
+    balance_weight: float = 0.01
+    router_z_weight: float = 0.001
     bias: bool = False
     tied: bool = True
     remat: Literal["none", "full"] = "none"
-    rotary_base: float = 10000.0
     policy: md.Policy = field(default_factory=md.Policy)
 
     def __post_init__(self) -> None:
         problems = self._misfits()
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def may_be_zero(self) -> tuple[str, ...]:
+        """The whole numbers that need not be at least 1."""
+        return ("experts", "shared_experts")
 
     @property
     def kv_heads_size(self) -> int:
@@ -65,10 +107,32 @@ class TransformerConfig:
         return self.kv or self.embed // self.heads
 
     @property
+    def gated(self) -> bool:
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
     def d_ff_size(self) -> int:
         if self.d_ff is not None:
             return self.d_ff
-        return 4 * self.embed if self.activation == "gelu" else -(-8 * self.embed // 768) * 256
+        return -(-8 * self.embed // 768) * 256 if self.gated else 4 * self.embed
+
+    @property
+    def eps(self) -> float:
+        default = 1e-6 if self.norm == "rms" else 1e-5
+        return default if self.norm_eps is None else self.norm_eps
+
+    @property
+    def quieter(self) -> float:
+        """A factor on what is added to the residual stream, of which each block has two."""
+        return 1 / math.sqrt(2 * self.layers)
+
+    @property
+    def kv_rank_size(self) -> int:
+        return self.kv_rank or 4 * self.kv_size
+
+    @property
+    def rotary_kv_size(self) -> int:
+        return self.rotary_kv or self.kv_size // 2
 
     @property
     def group_dims(self) -> tuple[Dimension, ...]:
@@ -90,88 +154,49 @@ class TransformerConfig:
         )
 
     def _misfits(self) -> list[str]:
-        problems = []
-        hints = typing.get_type_hints(type(self))
-        for one in fields(self):
-            value, kind = getattr(self, one.name), hints[one.name]
-            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-                choices = ", ".join(typing.get_args(kind))
-                problems.append(f"{one.name}={value!r}: choose from {choices}")
-            elif kind in (int, int | None) and value is not None and value < 1:
-                problems.append(f"{one.name}={value}: needs to be at least 1")
+        problems = values_out_of_range(self, self.may_be_zero)
         if problems:
             return problems
         if self.kv is None and self.embed % self.heads:
             problems.append(f"embed={self.embed} does not divide into heads={self.heads}; give kv")
         if self.heads % self.kv_heads_size:
             problems.append(f"heads={self.heads} do not share kv_heads={self.kv_heads} equally")
-        if self.positions == "rotary" and self.kv_size % 2:
+        turned = "rotary_kv" if self.attention == "latent" else "kv"
+        size = getattr(self, f"{turned}_size")
+        if self.positions == "rotary" and size % 2:
+            problems.append(f"rotary positions turn features in pairs, but {turned}={size} is odd")
+        if self.attention == "latent":
+            if self.kv_heads is not None:
+                problems.append("latent attention has keys for every head; leave kv_heads out")
+            if self.positions != "rotary":
+                problems.append(f"latent attention needs positions=rotary, not {self.positions}")
+        if self.experts and self.experts_per_token > self.experts:
             problems.append(
-                f"rotary positions turn features in pairs, but kv={self.kv_size} is odd"
+                f"experts_per_token={self.experts_per_token} of experts={self.experts}: too many"
+            )
+        if self.dispatch == "sort" and self.capacity is not None:
+            problems.append(f"dispatch=sort drops nothing; leave capacity={self.capacity:g} out")
+        if self.shared_experts and not self.experts:
+            problems.append(
+                f"shared_experts={self.shared_experts} stand beside others; give experts"
             )
         return problems
 
 
-@dataclass(frozen=True)
-class Named:
-    """A named configuration with the batch it is usually trained on."""
-
-    config: TransformerConfig
-    batch_size: int
-    length: int
-
-
-def _gpt2(layers: int, embed: int, heads: int) -> Named:
-    """Radford et al. 2019, table 2; as Megatron-LM does, the vocabulary of 50,257 is padded."""
-    config = TransformerConfig(
-        layers, embed, heads, 50304, 1024, norm="layer", positions="learned", bias=True
-    )
-    return Named(config, batch_size=512, length=1024)
-
-
-CONFIGS = {
-    "gpt_mini": Named(TransformerConfig(4, 256, 8, 256, 1024), batch_size=16, length=128),
-    "gpt2_small": _gpt2(layers=12, embed=768, heads=12),
-    "gpt2_medium": _gpt2(layers=24, embed=1024, heads=16),
-    "gpt2_xl": _gpt2(layers=48, embed=1600, heads=25),
-    # Touvron et al. 2023, "LLaMA", table 2.
-    "llama_7b": Named(
-        TransformerConfig(32, 4096, 32, 32000, 2048, activation="gated_silu", tied=False),
-        batch_size=2048,
-        length=2048,
-    ),
-    # Grattafiori et al. 2024, "The Llama 3 herd of models", table 3.
-    "llama3_8b": Named(
-        TransformerConfig(
-            32,
-            4096,
-            32,
-            128256,
-            8192,
-            kv_heads=8,
-            d_ff=14336,
-            activation="gated_silu",
-            tied=False,
-            rotary_base=500000.0,
-        ),
-        batch_size=512,
-        length=8192,
-    ),
-    # Brown et al. 2020, table 2.1; vocabulary padded from 50,257 to 51,200 and batch as in
-    # Narayanan et al. 2021, "Efficient large-scale language model training", section 5.1.
-    "gpt3_175b": Named(
-        TransformerConfig(
-            96,
-            12288,
-            96,
-            51200,
-            2048,
-            norm="layer",
-            positions="learned",
-            bias=True,
-            remat="full",
-        ),
-        batch_size=1536,
-        length=2048,
-    ),
-}
+def values_out_of_range(config: Any, may_be_zero: Collection[str] = ()) -> list[str]:
+    """Returns what is wrong with single fields: unknown choices, numbers that are too small."""
+    problems = []
+    hints = typing.get_type_hints(type(config))
+    for one in fields(config):
+        value, kind = getattr(config, one.name), hints[one.name]
+        low = 0 if one.name in may_be_zero else 1
+        if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+            choices = ", ".join(typing.get_args(kind))
+            problems.append(f"{one.name}={value!r}: choose from {choices}")
+        elif kind in (int, int | None) and value is not None and value < low:
+            problems.append(f"{one.name}={value}: needs to be at least {low}")
+        elif kind == tuple[int, ...] and min(value, default=0) < low:
+            problems.append(f"{one.name}={value}: each needs to be at least {low}")
+        elif kind in (float, float | None) and value is not None and value < 0:
+            problems.append(f"{one.name}={value}: needs to be at least 0")
+    return problems

@@ -17,8 +17,8 @@ def apply_overrides(config: Config, text: str, name: str) -> Config:
     """Returns a frozen dataclass with fields changed as `text` says.
 
     Values are read as the field's annotation asks: int, float, bool, str, a Literal, any of these
-    or None, or a class with a `parse`. The fields of a field that is a dataclass itself are reached
-    with a dot.
+    or None, a tuple of one kind ("3+4+6+3"), or a class with a `parse`. The fields of a field that
+    is a dataclass itself are reached with a dot.
 
     Args:
         name: what the configuration is called in messages.
@@ -90,6 +90,8 @@ def _read(kind: Any, text: str) -> Any:
         except ValueError:
             word = "a whole number" if kind is int else "a number"
             raise ValueError(f"needs {word}") from None
+    if origin is tuple:
+        return tuple(_read(arguments[0], part) for part in text.split("+"))
     return kind.parse(text) if hasattr(kind, "parse") else text
 
 

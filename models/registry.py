@@ -12,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 from meshdsl.dims import did_you_mean
-from meshdsl.models.configs import CONFIGS
 from meshdsl.models.model import Model
-from meshdsl.models.transformer import transformer
+from meshdsl.models.named import MODELS
 
-NAMES = tuple(CONFIGS)
+NAMES = tuple(MODELS)
 
 
 def load(name: str, overrides: str = "") -> Model:
@@ -33,9 +32,8 @@ def load(name: str, overrides: str = "") -> Model:
         ValueError: unknown name, module, file or attribute (choices shown), an attribute that is no
             model, or overrides that do not fit; all of these are told.
     """
-    if name in CONFIGS:
-        known = CONFIGS[name]
-        model = transformer(name, known.config, known.batch_size, known.length)
+    if name in MODELS:
+        model = MODELS[name].model(name)
     elif ":" in name:
         model = _own(name)
     else:

@@ -56,8 +56,8 @@ def test_spec_describes_without_data():
     assert repr(md.spec([batch, embed], "bfloat16")) == "bf16[batch=8, embed=4]"
     with pytest.raises(ValueError, match=r"spec: 'batch' has no size; give a md\.Dimension"):
         md.spec(["batch", embed])
-    with pytest.raises(ValueError, match="unknown dtype 'complex64'; choose one of bool,"):
-        md.spec([batch], "complex64")
+    with pytest.raises(ValueError, match="unknown dtype 'complex256'; choose one of bool,"):
+        md.spec([batch], "complex256")
 
 
 def test_results_of_the_jax_backend_are_where_the_layout_says():

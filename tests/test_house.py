@@ -2,12 +2,14 @@
 
 import ast
 import importlib
+import inspect
 import itertools
 import pkgutil
 from pathlib import Path
 
 import pytest
 
+import meshdsl as md
 import meshdsl.ops
 from meshdsl.graph import Primitive
 from meshdsl.lowering import partition
@@ -115,8 +117,9 @@ def primitives():
 
 
 def test_every_primitive_has_a_partition_rule():
-    """Apart from scan, which is lowered by itself, and checkpoint, which is inlined before."""
-    assert set(primitives()) - {"scan", "checkpoint"} == set(partition.RULES)
+    """Apart from operations with bodies, which are lowered or inlined, and marks, which vanish."""
+    bodies = {"cond", "scan", "while_loop", "checkpoint", "custom_gradient"}
+    assert set(primitives()) - bodies - {"name", "kept", "check_finite"} == set(partition.RULES)
 
 
 def test_partition_rules_mirror_the_families_of_operations():
@@ -143,9 +146,27 @@ def test_whatever_a_rule_writes_every_backend_knows():
                 and isinstance(node.args[0], ast.Constant)
             ):
                 written.add(node.args[0].value)
-    assert {"full", "einsum", "scatter_add", "scan"} <= written
+    assert {"full", "einsum", "take", "cond", "scan", "while"} <= written
     own_names = set(partition.RULES) & set(numpy_backend.EMITTERS)
     assert written <= set(numpy_backend.EMITTERS)
-    renamed = {"arange": "iota", "random_bits": "threefry2x32", "merge": "reshape"}
+    renamed = {
+        "arange": "iota",
+        "random_bits": "threefry2x32",
+        "fold_in": "threefry2x32",
+        "merge": "reshape",
+    }
     renamed |= {"split": "reshape", "stop_gradient": "rename"}
+    renamed |= {"index": "window", "split_into": "window", "stack": "concat"}
     assert set(partition.RULES) - own_names == set(renamed)
+
+
+def test_every_operation_shows_how_it_is_called():
+    bare = {
+        f"{module.__name__}.{name}"
+        for module in (md, md.linalg, md.fft)
+        for name in getattr(module, "__all__", dir(module))
+        if inspect.isfunction(function := getattr(module, name))
+        and f"md.{name}" not in (doc := inspect.getdoc(function) or "")
+        and f"{name}(" not in doc
+    }
+    assert bare == {"meshdsl.mod"}  # another name of remainder

@@ -22,7 +22,7 @@ def test_stages_can_be_had_one_by_one():
     graph = jitted.trace(spec)
     assert graph.input_paths == ("x",)
     assert graph.output_paths == ("twice",)
-    assert "multiply" in str(graph)
+    assert "x * 2" in str(graph)
     program = jitted.lower(spec)
     assert program.block.inputs[0].local.sizes == (2, 2)
     x = random([a, b])
@@ -95,8 +95,7 @@ def test_tracing_leaves_nothing_behind_when_it_fails():
 
     with pytest.raises(ZeroDivisionError):
         md.jit(broken, backend="numpy")(random([a]))
-    with pytest.raises(ValueError, match="run inside a traced function"):
-        md.zeros([a])
+    assert isinstance(md.zeros([a]), md.NamedArray)
 
 
 def test_threads_trace_for_themselves():

@@ -14,7 +14,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 def test_the_code_blocks_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     names: dict = {}
     with jax.enable_x64(False):
         for number, block in enumerate(blocks):

@@ -11,9 +11,10 @@ from meshdsl.dims import Shape
 
 # Elementwise instructions that numpy, and what follows its interface, have by the same names.
 NUMPY_NAMES = (
-    "negative exp expm1 log log1p sqrt square sin cos tanh abs sign floor ceil isfinite "
-    "logical_not add subtract multiply divide maximum minimum power remainder equal not_equal "
-    "less less_equal greater greater_equal logical_and logical_or"
+    "negative exp exp2 expm1 log log2 log10 log1p sqrt cbrt square sin cos tan asin acos atan sinh "
+    "cosh tanh asinh acosh atanh abs sign floor ceil trunc isfinite isinf isnan logical_not add "
+    "subtract multiply divide maximum minimum atan2 hypot logaddexp equal not_equal less "
+    "less_equal greater greater_equal logical_and logical_or logical_xor"
 ).split()
 
 
@@ -22,6 +23,11 @@ def alignment(have: Shape, want: Shape) -> tuple[tuple[int, ...], tuple[int, ...
     order = tuple(have.position(name) for name in want.names if have.find(name) is not None)
     sizes = tuple(found.size if (found := have.find(name)) else 1 for name in want.names)
     return order, sizes
+
+
+def reorder(have: Sequence[str], want: Sequence[str]) -> tuple[int, ...]:
+    """Returns the permutation that lays dims, given by name, in another order."""
+    return tuple(list(have).index(name) for name in want)
 
 
 def equation(inputs: Sequence[Shape], out: Shape, batch: str = "") -> str:

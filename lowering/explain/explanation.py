@@ -91,6 +91,9 @@ class Explanation:
 
     Attributes:
         batch: the largest input that is neither parameter nor optimizer state.
+        wire_bytes: what one device sends per step: of a `cond` in its worse branch, though the
+            traffic of both is listed; of a `while` loop in one iteration.
+        unsure: which of these two, `cond` and `while`, the program has.
         parts: everything held at the peak, largest first.
         advice: the next thing to try, or an empty string.
     """
@@ -101,6 +104,8 @@ class Explanation:
     batch: Value | None
     parameters: tuple[Parameter, ...]
     traffic: tuple[Traffic, ...]
+    wire_bytes: float
+    unsure: frozenset[str]
     memory: Memory
     parts: tuple[Part, ...]
     flops: int
@@ -110,11 +115,6 @@ class Explanation:
     def parameter_count(self) -> int:
         """Elements of all parameters together, over the whole mesh."""
         return sum(parameter.value.shape.volume for parameter in self.parameters)
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes one device sends per step."""
-        return sum(traffic.wire_bytes for traffic in self.traffic)
 
     @property
     def bytes_of(self) -> Mapping[str, int]:
@@ -147,6 +147,8 @@ def explain(program: SpmdProgram) -> Explanation:
         batch=max(others, key=lambda v: v.shape.volume, default=None),
         parameters=parameters,
         traffic=_traffic(program, names, phases),
+        wire_bytes=program.wire_bytes,
+        unsure=frozenset(i.op for i, _ in program.block.walk()) & {"cond", "while"},
         memory=program.memory,
         parts=parts,
         flops=program.flops,

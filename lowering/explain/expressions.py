@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
+from meshdsl.formulas import ATOM, Formula, number, operate
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
 from meshdsl.ops.elementwise import ELEMENTWISE
 from meshdsl.statements import statement_at
@@ -20,28 +20,7 @@ from meshdsl.statements import statement_at
 LONGEST = 60
 _NAME = "x" * 8  # what a value not yet named counts for
 
-# Operators by binding strength. Additions are not regrouped: a right operand binds more strongly.
-_INFIX = {
-    "less": (1, "<"),
-    "less_equal": (1, "<="),
-    "greater": (1, ">"),
-    "greater_equal": (1, ">="),
-    "equal": (1, "=="),
-    "not_equal": (1, "!="),
-    "logical_or": (2, "|"),
-    "logical_and": (3, "&"),
-    "add": (4, "+"),
-    "subtract": (4, "-"),
-    "multiply": (5, "*"),
-    "divide": (5, "/"),
-    "remainder": (5, "%"),
-    "power": (7, "**"),
-}
-_PREFIX = {"negative": (6, "-"), "logical_not": (6, "~")}
-_ATOM = 9
-_NEVER_FOLDED = frozenset([*COLLECTIVES, "scan", "barrier", "slice"])
-
-Text = tuple[str, int]  # a formula and how strongly its outermost operator binds
+_NEVER_FOLDED = frozenset([*COLLECTIVES, "cond", "scan", "while", "barrier", "slice"])
 
 
 class Expressions:
@@ -70,10 +49,10 @@ class Expressions:
         """Returns a value's name, or its formula where it has none."""
         return self._operand(value, names)[0]
 
-    def _operand(self, value: Value, names: Mapping[Value, str]) -> Text:
+    def _operand(self, value: Value, names: Mapping[Value, str]) -> Formula:
         if value in self._folded:
             return self._write(self.maker[value], lambda inner: self._operand(inner, names))
-        return names[value], _ATOM
+        return names[value], ATOM
 
     def _fold_operands(self, instruction: Instruction) -> None:
         """Folds the operands of an instruction into it, the longest ones last."""
@@ -90,12 +69,14 @@ class Expressions:
         for value in instruction.outputs:
             self._length[value] = len(text)
 
-    def _measured(self, value: Value) -> Text:
-        return "x" * (self._length[value] if value in self._folded else len(_NAME)), _ATOM
+    def _measured(self, value: Value) -> Formula:
+        return "x" * (self._length[value] if value in self._folded else len(_NAME)), ATOM
 
     def _may_fold(self, value: Value, reader: Instruction) -> bool:
         maker = self.maker.get(value)
         if maker is None or value in self._outputs or maker.op in _NEVER_FOLDED:
+            return False
+        if len(maker.outputs) > 1:  # a formula has one value
             return False
         if _is_nothing(maker):
             return True
@@ -103,21 +84,18 @@ class Expressions:
             return False
         return statement_at(maker.source) == statement_at(reader.source)
 
-    def _write(self, instruction: Instruction, operand: Callable[[Value], Text]) -> Text:
+    def _write(self, instruction: Instruction, operand: Callable[[Value], Formula]) -> Formula:
         op, inputs = instruction.op, instruction.inputs
         if op in ELEMENTWISE:  # which broadcast by name anyhow
             inputs = tuple(self._unbroadcast(value) for value in inputs)
-        if op in _INFIX:
-            level, sign = _INFIX[op]
-            left, right = operand(inputs[0]), operand(inputs[1])
-            return f"{_within(left, level)} {sign} {_within(right, level + 1)}", level
-        if op in _PREFIX:
-            level, sign = _PREFIX[op]
-            return sign + _within(operand(inputs[0]), level), level
+        symbol = ELEMENTWISE[op].symbol if op in ELEMENTWISE else ""
+        if symbol:
+            return operate(symbol, [operand(value) for value in inputs])
         if op == "full":
-            return number(instruction.params["value"]), _ATOM
+            return number(instruction.params["value"]), ATOM
         arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
-        return f"{_CALLED.get(op, op)}({', '.join(arguments)})", _ATOM
+        called = instruction.params["definition"].name if op == "local" else _CALLED.get(op, op)
+        return f"{called}({', '.join(arguments)})", ATOM
 
     def _unbroadcast(self, value: Value) -> Value:
         while value in self._folded and self.maker[value].op == "broadcast":
@@ -125,21 +103,18 @@ class Expressions:
         return value
 
 
-def number(value: Any) -> str:
-    """Returns a constant, rounded for reading: `0.176777`, `1e-06`, `2`."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def _is_nothing(instruction: Instruction) -> bool:
     """Whether an instruction is a constant or this device's place: written wherever it is read."""
     return instruction.op in ("full", "device_index")
 
 
-def _within(text: Text, level: int) -> str:
-    return text[0] if text[1] >= level else f"({text[0]})"
-
-
 _CALLED = {"select": "where"}
+_ALONG_ONE_DIM = frozenset(
+    (
+        "take scatter_add scatter_max scatter_min argmax argmin sort top_k "
+        "cumsum cumprod cummax cummin linear_recurrence concat assemble local_slice"
+    ).split()
+)
 
 
 def _extras(instruction: Instruction) -> list[str]:
@@ -149,15 +124,26 @@ def _extras(instruction: Instruction) -> list[str]:
         have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
         over = [name for name in have.names if out.shape.find(name) is None]
         return [f"over={'+'.join(over)}"] if over else []
+    if op in ("attention", "attention_gradient"):
+        window = [f"window={params['window']}"] if params["window"] else []
+        return [params["memory"], *(["causal"] if params["causal"] else []), *window]
     if op in COLLECTIVES or op == "slice":
         dims = [params[key] for key in ("dim", "concat", "split") if params.get(key)]
         kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
         moved = " -> ".join(dims)
         return [word for word in (*kind, moved, "+".join(params["axes"])) if word]
-    if op in ("sum", "max", "min"):
+    if op in ("sum", "prod", "max", "min"):
         return list(params["over"])
-    if op in ("take", "scatter_add"):
+    if op in _ALONG_ONE_DIM:
         return [params["dim"]]
+    if op in ("fft", "ifft", "rfft", "irfft"):
+        return [params["dim"]]
+    if op == "window":
+        start, stride = params["start"], params["stride"]
+        stop = start + stride * out.local.get(params["dim"]).size
+        step = f":{stride}" if stride != 1 else ""
+        spread = [f"1 in {params['dilation']}"] if params["dilation"] > 1 else []
+        return [f"{params['dim']}[{start}:{stop}{step}]", *spread]
     if op == "device_index":
         return ["+".join(params["axes"])]
     if op == "rename":
@@ -168,6 +154,4 @@ def _extras(instruction: Instruction) -> list[str]:
         return list(out.shape.without(instruction.inputs[0].shape.names).names)
     if op in ("reshape", "transpose", "iota"):
         return list(out.shape.names)
-    if op == "shift_right":
-        return [str(params["places"])]
     return []

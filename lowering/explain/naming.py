@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import collections
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 
 from meshdsl.dims import Dimension
 from meshdsl.lowering.explain.expressions import Expressions
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
+from meshdsl.paths import path_names
 from meshdsl.statements import Statement, statement_at
 
 _MOVES = frozenset([*COLLECTIVES, "slice"])
@@ -62,7 +62,7 @@ class Names(dict[Value, str]):
     def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
         expressions = self.expressions[block] = Expressions(block)
         for statement, run in _runs(expressions.lines):
-            own = [i for i in run if i.op not in _MOVES and i.op not in ("scan", "barrier")]
+            own = [i for i in run if not (i.op in _MOVES or i.op == "barrier" or i.bodies)]
             target = statement.names[0]
             reads = self._reads(run, expressions.maker)
             if not statement.backward:
@@ -70,6 +70,10 @@ class Names(dict[Value, str]):
             for instruction in run:
                 if instruction.op == "scan":
                     self._name_scan(instruction, scope)
+                elif instruction.op == "while":
+                    self._name_while(instruction, scope, given)
+                elif instruction.op == "cond":
+                    self._name_cond(instruction, scope, given, statement)
                 elif instruction.op in _MOVES or instruction.op == "barrier":
                     self._name_moved(instruction, scope, given, target)
                 elif instruction.outputs[0] in given:
@@ -84,6 +88,9 @@ class Names(dict[Value, str]):
                     scope.define(instruction.outputs[0], target)
                 else:
                     scope.define(instruction.outputs[0], f"{target}.{instruction.op}", target)
+                for beside in instruction.outputs[1:]:
+                    if beside not in self:
+                        scope.define(beside, self._bases[instruction.outputs[0]])
 
     def _name_moved(
         self, instruction: Instruction, scope: _Scope, given: dict[Value, str], target: str
@@ -145,6 +152,34 @@ class Names(dict[Value, str]):
             else:
                 scope.define(outside, self[inside] + stacked, self._bases[inside] + stacked)
 
+    def _name_while(self, loop: Instruction, scope: _Scope, given: dict[Value, str]) -> None:
+        consts = loop.params["consts"]
+        for body in loop.bodies:
+            inner = _Scope(self)
+            for position, (outside, inside) in enumerate(
+                zip(loop.inputs, body.inputs, strict=True)
+            ):
+                base = self._bases.get(outside, "carry")
+                inner.define(inside, self.get(outside, base) if position < consts else base, base)
+            self._name_block(body, inner, {})
+        for start, outside in zip(loop.inputs[consts:], loop.outputs, strict=True):
+            scope.define(outside, given.get(outside) or self._bases.get(start, "carry"))
+
+    def _name_cond(
+        self, cond: Instruction, scope: _Scope, given: dict[Value, str], statement: Statement
+    ) -> None:
+        for body in cond.bodies:
+            inner = _Scope(self)
+            for outside, inside in zip(cond.inputs[1:], body.inputs, strict=True):
+                base = self._bases.get(outside, "value")
+                inner.define(inside, self.get(outside, base), base)
+            self._name_block(body, inner, {})
+        count = len(cond.outputs)
+        called = statement.names if len(statement.names) == count else statement.names[:1] * count
+        for inside, outside, name in zip(cond.bodies[0].outputs, cond.outputs, called, strict=True):
+            own = self._bases[inside] if statement.backward else name
+            scope.define(outside, given.get(outside) or own)
+
 
 class _Scope:
     """The names in use in one block."""
@@ -169,37 +204,6 @@ def _runs(lines: Sequence[Instruction]) -> Iterator[tuple[Statement, list[Instru
     """Yields the instructions statement by statement of the source."""
     for statement, run in itertools.groupby(lines, lambda line: statement_at(line.source)):
         yield statement, list(run)
-
-
-def path_names(paths: Sequence[str]) -> list[str]:
-    """Returns a short, unique name for each path: its last part, with earlier ones if need be.
-
-    A parameter (a path with a part `params`, but not what an optimizer keeps of it) need only
-    differ from the other parameters.
-    """
-    alike: dict[str, list[list[str]]] = collections.defaultdict(list)
-    split = [re.sub(r"[^\w/]", "_", path).split("/") for path in paths]
-    for parts in split:
-        alike[parts[-1]].append(parts)
-    return [".".join(_shortest(parts, alike[parts[-1]])) for parts in split]
-
-
-def _is_parameter(parts: Sequence[str]) -> bool:
-    return "params" in parts and "optimizer" not in parts
-
-
-def _shortest(parts: list[str], alike: list[list[str]]) -> Sequence[str]:
-    """Returns the fewest parts that tell a path from those that end alike, near ones first."""
-    rivals = [other for other in alike if other is not parts]
-    if _is_parameter(parts):
-        rivals = [other for other in rivals if _is_parameter(other)]
-    parents = range(len(parts) - 2, -1, -1)
-    for count in range(len(parts)):
-        for chosen in itertools.combinations(parents, count):
-            words = {parts[i] for i in chosen}
-            if not any(words <= set(other[:-1]) for other in rivals):
-                return [*(parts[i] for i in sorted(chosen)), parts[-1]]
-    return parts
 
 
 def _replaced(program: SpmdProgram) -> dict[Value, int]:

@@ -8,6 +8,7 @@ margin, tell what a device sends on the wire (× how often) and where the moved 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from meshdsl.dtypes import short
 from meshdsl.lowering.explain.expressions import Expressions
@@ -38,6 +39,18 @@ def show(program: SpmdProgram) -> str:
     return "\n".join(_Printer(program).lines())
 
 
+@dataclass(frozen=True)
+class _Times:
+    """How often a line runs: `known` times, in every iteration of a while loop if it is in one."""
+
+    known: int = 1
+    iterations: bool = False
+
+    def __str__(self) -> str:
+        known = f" ×{self.known}" if self.known > 1 else ""
+        return known + (" × iterations" if self.iterations else "")
+
+
 class _Printer:
     def __init__(self, program: SpmdProgram) -> None:
         self.program = program
@@ -66,7 +79,7 @@ class _Printer:
             word = "and " if changed else ""
             yield f"  {word}{len(ends) - len(changed)} that replace inputs, where these were"
         yield ""
-        yield from _aligned(list(self._block(block, 1, "")))
+        yield from _aligned(list(self._block(block, _Times(), "")))
 
     def _ends(self, title: str, ends: Sequence[tuple[Value, str]]) -> Iterable[str]:
         yield ""
@@ -81,16 +94,17 @@ class _Printer:
     def _type(self, value: Value) -> str:
         return short(value.dtype) + value.layout.show(value.shape, self.program.mesh)
 
-    def _block(self, block: Block, times: int, indent: str) -> Iterable[Row]:
+    def _block(self, block: Block, times: _Times, indent: str) -> Iterable[Row]:
         expressions = self.names.expressions[block]
+        special = {"cond": self._cond, "scan": self._scan, "while": self._while}
         for instruction in expressions.lines:
-            if instruction.body is not None:
-                yield from self._scan(instruction, expressions, times, indent)
+            if instruction.bodies:
+                yield from special[instruction.op](instruction, expressions, times, indent)
             else:
                 yield self._line(instruction, expressions, times, indent)
 
     def _line(
-        self, instruction: Instruction, expressions: Expressions, times: int, indent: str
+        self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Row:
         results = ", ".join(self.names[value] for value in instruction.outputs)
         text = f"{results} = {expressions.text(instruction, self.names)}"
@@ -101,33 +115,69 @@ class _Printer:
         kind = self._type(instruction.outputs[0])
         return f"{indent}  {text}", kind, str(instruction.source)
 
-    def _sent(self, instruction: Instruction, times: int) -> str:
+    def _sent(self, instruction: Instruction, times: _Times) -> str:
         payload = payload_bytes(instruction, self.program.mesh)
         devices = self.program.mesh.extent(instruction.params["axes"])
         sent = f"{show_bytes(wire_bytes(instruction.op, payload, devices))} wire"
-        return sent if times == 1 else f"{sent} ×{times}"
+        return f"{sent}{times}"
 
     def _scan(
-        self, scan: Instruction, expressions: Expressions, times: int, indent: str
+        self, scan: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
         params, names = scan.params, self.names
         body: Block = params["body"]
-        consts, carries = params["consts"], params["carries"]
-        fixed = consts + carries
+        consts, fixed = params["consts"], params["consts"] + params["carries"]
         order = ", last first" if params["reverse"] else ""
         head = f"{indent}  scan {params['dim']}={params['length']}{order}"
         yield head, "", str(scan.source)
         inside = indent + "    "
-        for outer, inner in zip(scan.inputs[consts:fixed], body.inputs[consts:fixed], strict=True):
-            start = f"{inside}carry {names[inner]} = {expressions.operand(outer, names)}"
-            yield start, self._type(inner), ""
+        yield from self._carries(scan, expressions, inside)
         yield from _listed(f"{inside}over  ", (names[v] for v in body.inputs[fixed:]))
         yield from _listed(f"{inside}reads ", (names[v] for v in body.inputs[:consts]))
-        yield from self._block(body, times * params["length"], indent + "    ")
-        rows = zip(body.inputs[consts:fixed], body.outputs[:carries], scan.outputs, strict=False)
-        for inner, after, result in rows:
-            yield f"{inside}next  {names[inner]} = {names[after]}, at the end {names[result]}"
+        yield from self._block(body, replace(times, known=times.known * params["length"]), inside)
+        yield from self._ends_of_carries(scan, inside)
         yield from self._stacked(scan, inside)
+
+    def _while(
+        self, loop: Instruction, expressions: Expressions, times: _Times, indent: str
+    ) -> Iterable[Row]:
+        names, consts = self.names, loop.params["consts"]
+        condition, body = loop.params["condition"], loop.params["body"]
+        inside, turns = indent + "    ", replace(times, iterations=True)
+        yield f"{indent}  while", "", str(loop.source)
+        yield from self._carries(loop, expressions, inside)
+        captured = zip(condition.inputs[:consts], body.inputs[:consts], strict=True)
+        yield from _listed(f"{inside}reads ", (names[v] for _, v in captured))
+        yield from self._block(condition, turns, inside)
+        yield f"{inside}go on while {names[condition.outputs[0]]}"
+        yield from self._block(body, turns, inside)
+        yield from self._ends_of_carries(loop, inside)
+
+    def _cond(
+        self, cond: Instruction, expressions: Expressions, times: _Times, indent: str
+    ) -> Iterable[Row]:
+        names, inside = self.names, indent + "    "
+        predicate = expressions.operand(cond.inputs[0], names)
+        for head, body in zip((f"if {predicate}", "else"), cond.bodies, strict=True):
+            yield f"{indent}  {head}", "", str(cond.source)
+            yield from self._block(body, times, inside)
+            for inner, outer in zip(body.outputs, cond.outputs, strict=True):
+                yield f"{inside}gives {names[outer]} = {names[inner]}", self._type(outer), ""
+
+    def _carries(self, loop: Instruction, expressions: Expressions, indent: str) -> Iterable[Row]:
+        """Tells what a loop's carries are called and what they start as."""
+        body, first = loop.params["body"], loop.params["consts"]
+        last = first + loop.params["carries"]
+        for outer, inner in zip(loop.inputs[first:last], body.inputs[first:last], strict=True):
+            start = f"{indent}carry {self.names[inner]} = {expressions.operand(outer, self.names)}"
+            yield start, self._type(inner), ""
+
+    def _ends_of_carries(self, loop: Instruction, indent: str) -> Iterable[Row]:
+        body, first, names = loop.params["body"], loop.params["consts"], self.names
+        for position in range(loop.params["carries"]):
+            inner, after = body.inputs[first + position], body.outputs[position]
+            end = names[loop.outputs[position]]
+            yield f"{indent}next  {names[inner]} = {names[after]}, at the end {end}"
 
     def _stacked(self, scan: Instruction, indent: str) -> Iterable[str]:
         """Tells what a scan stacks: `q` within is `q[layers]` after it."""

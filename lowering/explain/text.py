@@ -148,6 +148,10 @@ def _legend(explanation: Explanation) -> list[str]:
         "x[layers]: x of all layers, stacked; x.2: the second of that name; x_grad: its gradient."
         if explanation.traffic
         else "",
+        "Of a cond both branches are listed; the total counts the one that sends more."
+        if "cond" in explanation.unsure
+        else "",
+        "Of a while loop one iteration is counted." if "while" in explanation.unsure else "",
     ]
     return textwrap.wrap(" ".join(filter(None, words)), _WIDTH)
 

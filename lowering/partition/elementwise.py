@@ -14,17 +14,6 @@ from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
 from meshdsl.ops.elementwise import ELEMENTWISE
 
-_LINEAR = {
-    "add": (0, 1),
-    "subtract": (0, 1),
-    "select": (1, 2),
-    "multiply": (0, 1),
-    "divide": (0,),
-    "negative": (0,),
-    "stop_gradient": (0,),
-}
-_ADDITIVE = frozenset(["add", "subtract", "select"])
-
 
 def elementwise(case: Case) -> Plan:
     """Operands come in the layout of the result."""
@@ -43,7 +32,7 @@ def elementwise(case: Case) -> Plan:
         results=(layout,),
         emit=emit,
         linear=_linear(op),
-        additive=op.name in _ADDITIVE,
+        additive=op.primitive.additive,
     )
 
 
@@ -52,7 +41,7 @@ def _linear(op: Operation) -> tuple[int, ...]:
     if op.name == "cast":
         before, after = op.inputs[0].dtype, op.outputs[0].dtype
         return (0,) if _holds(after, before) else ()
-    return _LINEAR.get(op.name, ())
+    return op.primitive.linear
 
 
 def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
@@ -63,4 +52,4 @@ def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
     return w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp
 
 
-RULES = {name: elementwise for name in [*ELEMENTWISE, "shift_right"]}
+RULES = dict.fromkeys(ELEMENTWISE, elementwise)

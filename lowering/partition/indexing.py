@@ -2,74 +2,136 @@
 
 A table stays where it is. Where its looked-up dim is split, each device shifts the indices to its
 own rows and the local look-up gives zeros for all others: the results are summands of the whole.
-Backwards, each device adds up the rows it holds and drops the rest.
+A scatter into a split dim is local too: each device keeps the updates of the rows it holds and
+drops the rest; split updates leave partial results. Dims that table and indices share are split
+alike. Where looking along a dim at as many places as it has, or scattering, it may cost less to
+move the table than the indices and results, and the cheaper way is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.dims import Shape
+from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.builder import INT32, BlockBuilder
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.plan import Case, Plan, whole_along
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.ops.indexing import paired
+
+
+class _Ends(NamedTuple):
+    """Layouts that fit each other: of the table, the indices, and one element per index."""
+
+    table: TensorLayout
+    indices: TensorLayout
+    elements: TensorLayout
+
+
+def _ends(table: TensorLayout, indices: TensorLayout, pairs: Sequence[str], dim: str) -> _Ends:
+    """Leaves the table where it is; the indices keep what does not clash with that."""
+    free = indices.drop(table.split_axes)
+    shared = {name: table.axes(name) or free.axes(name) for name in pairs}
+    table = TensorLayout.of(dict(table.splits) | shared)
+    indices = TensorLayout.of(dict(free.splits) | shared)
+    others = {d: axes for d, axes in table.splits if d != dim}
+    return _Ends(table, indices, TensorLayout.of(dict(indices.splits) | others))
 
 
 def take(case: Case) -> Plan:
     """Local look-up; summands where the looked-up dim is split."""
     op = case.operation
-    table, (out,) = op.inputs[0], op.outputs
-    dim = table.shape.get(op.params["dim"])
-    held = case.operands[0]
-    rows = held.axes(dim.name)
-    index = case.operands[1].drop(held.split_axes)
-    splits = dict(index.splits) | {d: a for d, a in held.splits if d != dim.name}
-    result = TensorLayout.of(splits).add_partial(rows)
+    (table, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
+    pairs = paired(table.shape, index.shape, dim)
+    held, around = case.operands
+    choices = [held]
+    if index.shape.find(dim) is not None:
+        choices += whole_along(table.shape, held, dim, case.mesh)
 
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        own = _own_indices(builder, inputs[1], case, rows)
-        here = result.add_partial(inputs[0].layout.partial_axes)
-        return builder.add(
-            "take", (inputs[0], own), [(out.shape, out.dtype, here)], {"dim": dim.name}
+    def cost(ends: _Ends) -> float:
+        left = ends.elements.add_partial(ends.table.axes(dim))
+        return (
+            reshard_cost(table.shape, table.dtype.itemsize, held, ends.table, case.mesh)
+            + reshard_cost(index.shape, index.dtype.itemsize, around, ends.indices, case.mesh)
+            + reshard_cost(out.shape, out.dtype.itemsize, left, case.results[0], case.mesh)
         )
 
-    used = held.split_axes | index.split_axes
-    return Plan((held, index), (result,), emit, linear=(0,), fixed=used)
+    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in choices], cost)
+    rows = ends.table.axes(dim)
+    result = ends.elements.add_partial(rows)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        own = _own_indices(builder, inputs[1], table.shape, dim, rows)
+        here = result.add_partial(inputs[0].layout.partial_axes)
+        params = {"dim": dim, "pairs": pairs}
+        return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
+
+    used = ends.elements.split_axes | ends.table.split_axes
+    return Plan((ends.table, ends.indices), (result,), emit, linear=(0,), fixed=used)
 
 
-def scatter_add(case: Case) -> Plan:
-    """Local adding-up; summands over the axes that split the indices."""
+def scatter(case: Case) -> Plan:
+    """Local; partial over the axes that split places of the indices."""
     op = case.operation
-    (out,) = op.outputs
-    dim = op.params["dim"]
-    table = case.results[0]
-    rows = table.axes(dim)
-    index = case.operands[1].drop(table.split_axes)
-    kept = {d: a for d, a in table.splits if d != dim}
-    update = TensorLayout.of(dict(index.splits) | kept)
-    summed = [axis for _, axes in index.splits for axis in axes]
-    result = table.add_partial(summed)
+    (update, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
+    kind: Kind = {"scatter_add": "sum", "scatter_max": "max", "scatter_min": "min"}[op.name]  # type: ignore[assignment]
+    pairs = paired(out.shape, index.shape, dim)
+    (home,), (given, around) = case.results, case.operands
 
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        own = _own_indices(builder, inputs[1], case, rows)
-        here = result.add_partial(inputs[0].layout.partial_axes)
-        return builder.add(
-            "scatter_add", (inputs[0], own), [(out.shape, out.dtype, here)], {"dim": dim}
+    def places(ends: _Ends) -> list[str]:
+        return [axis for d, axes in ends.indices.splits if d not in pairs for axis in axes]
+
+    def cost(ends: _Ends) -> float:
+        left = ends.table.add_partial(places(ends), kind)
+        return (
+            reshard_cost(update.shape, update.dtype.itemsize, given, ends.elements, case.mesh)
+            + reshard_cost(index.shape, index.dtype.itemsize, around, ends.indices, case.mesh)
+            + reshard_cost(out.shape, out.dtype.itemsize, left, home, case.mesh)
         )
 
-    used = table.split_axes | index.split_axes
-    return Plan((update, index), (result,), emit, linear=(0,), fixed=used)
+    choices = [home, *whole_along(out.shape, home, dim, case.mesh)]
+    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in choices], cost)
+    result = ends.table.add_partial(places(ends), kind)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        own = _own_indices(builder, inputs[1], out.shape, dim, ends.table.axes(dim), pairs)
+        here = result.add_partial(inputs[0].layout.partial_axes)
+        params = {"dim": dim, "pairs": pairs}
+        return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
+
+    linear = (0,) if kind == "sum" else ()
+    used = ends.elements.split_axes | ends.table.split_axes
+    return Plan((ends.elements, ends.indices), (result,), emit, linear=linear, fixed=used)
 
 
-def _own_indices(builder: BlockBuilder, indices: Value, case: Case, rows: tuple[str, ...]) -> Value:
-    """Returns the indices counted from the first row that this device holds."""
+def _cheapest(choices: Sequence[_Ends], cost: Callable[[_Ends], float]) -> _Ends:
+    return choices[0] if len(choices) == 1 else min(choices, key=cost)
+
+
+def _own_indices(
+    builder: BlockBuilder,
+    indices: Value,
+    table: Shape,
+    dim: str,
+    rows: tuple[str, ...],
+    pairs: Sequence[str] | None = None,
+) -> Value:
+    """Returns the indices counted from the first row that this device holds.
+
+    Given the dims that pair up, as for a scatter, pads of the others are made to point nowhere.
+    """
     if indices.dtype != INT32:
         indices = builder.one("cast", (indices,), indices.shape, INT32, indices.layout)
-    if not rows:
-        return indices
-    op = case.operation
-    shape = op.inputs[0].shape if op.name == "take" else op.outputs[0].shape
-    return builder.local_indices(indices, shape.get(op.params["dim"]), rows)
+    if pairs is not None:
+        indices = builder.mask_pads(indices, indices.shape.without(pairs).names, -1)
+    return builder.local_indices(indices, table.get(dim), rows)
 
 
-RULES = {"take": take, "scatter_add": scatter_add}
+RULES = {
+    "take": take,
+    "scatter_add": scatter,
+    "scatter_max": scatter,
+    "scatter_min": scatter,
+}

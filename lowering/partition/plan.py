@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from meshdsl.dims import Shape
 from meshdsl.graph import Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import BlockBuilder
@@ -52,3 +53,18 @@ class Plan:
 
 
 Rule = Callable[[Case], Plan]
+
+
+def whole_along(shape: Shape, layout: TensorLayout, dim: str, mesh: Mesh) -> list[TensorLayout]:
+    """Returns the layouts to choose from where an operation needs one dim whole.
+
+    The first leaves the dim's axes idle; the others hand them to another dim that is long
+    enough, so that an all_to_all will do. None where the dim is whole already.
+    """
+    axes = layout.axes(dim)
+    if not axes:
+        return []
+    idle = layout.split(dim, ())
+    local = idle.local(shape, mesh)
+    takers = [d.name for d in local if d.name != dim and d.size >= mesh.extent(axes)]
+    return [idle, *(idle.split(name, idle.axes(name) + axes) for name in takers)]

@@ -70,4 +70,21 @@ def _counter(builder: BlockBuilder, shape: Shape, layout: TensorLayout, start: i
     return total
 
 
-RULES = {"random_bits": random_bits}
+def fold_in(case: Case) -> Plan:
+    """Every device makes the keys of its own numbers."""
+    op, (layout,) = case.operation, case.results
+    (out,) = op.outputs
+    layout = layout.split(KEY.name, ())
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        source, low = inputs
+        high = builder.number(op.params["high"], UINT32)
+        params = {"pairs": True, "shape": op.inputs[1].shape}
+        result = [(out.shape, out.dtype, layout)]
+        return builder.add("threefry2x32", (source, high, low), result, params)
+
+    numbers = layout.restrict(op.inputs[1].shape.names)
+    return Plan((TensorLayout(), numbers), (layout,), emit)
+
+
+RULES = {"random_bits": random_bits, "fold_in": fold_in}

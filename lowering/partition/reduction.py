@@ -1,15 +1,19 @@
-"""Partition rules of reductions: local, then partial over the axes of the dims reduced over."""
+"""Partition rules of reductions: local, then partial over the axes of the dims reduced over.
+
+There are no partial products: one per device is gathered. Where the extreme is, is told in two
+reductions: of the extremes, then of the places of the devices that have the largest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from meshdsl.dtypes import is_float
-from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.dtypes import identity, is_float
+from meshdsl.layouts.tensor_layout import Kind, TensorLayout
+from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.totals import DEVICES, gather_totals
 
 
 def reduction(case: Case) -> Plan:
@@ -33,14 +37,71 @@ def reduction(case: Case) -> Plan:
     )
 
 
-def identity(kind: str, dtype: np.dtype) -> float:
-    """Returns what changes no sum, maximum or minimum."""
-    if kind == "sum":
-        return 0
-    if is_float(dtype):
-        return -np.inf if kind == "max" else np.inf
-    limits = np.iinfo(dtype)
-    return limits.min if kind == "max" else limits.max
+def _rest(case: Case) -> tuple[TensorLayout, list[str]]:
+    """Returns where the result is, and the axes that split what is reduced over."""
+    (layout,), (out,) = case.operands, case.operation.outputs
+    left = layout.restrict(out.shape.names)
+    gone = layout.split_axes - left.split_axes
+    order = [axis for _, axes in layout.splits for axis in axes if axis in gone]
+    return left, [axis for axis in order if case.mesh.sizes[axis] > 1]
 
 
-RULES = {"sum": reduction, "max": reduction, "min": reduction}
+def product(case: Case) -> Plan:
+    """Local, then the devices' products are gathered and multiplied on each of them."""
+    op, (layout,) = case.operation, case.operands
+    (out,), (left, axes) = op.outputs, _rest(case)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        x = builder.mask_pads(inputs[0], op.params["over"], 1)
+        own = left.add_partial(axes, "varying")
+        total = builder.one("prod", (x,), out.shape, out.dtype, own, over=op.params["over"])
+        if not axes:
+            return (total,)
+        totals = gather_totals(builder, total, axes)
+        return builder.add("prod", (totals,), [(out.shape, out.dtype, left)], {"over": (DEVICES,)})
+
+    return Plan((layout,), (left,), emit)
+
+
+def arg_extreme(case: Case) -> Plan:
+    """Local, then the first place among the devices that have the extreme."""
+    op, (layout,) = case.operation, case.operands
+    ((x,), (out,)), (left, axes) = (op.inputs, op.outputs), _rest(case)
+    kind: Kind = "max" if op.name == "argmax" else "min"
+    dim = x.shape.get(op.params["dim"])
+    shape = out.shape
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        value = builder.mask_pads(inputs[0], [dim.name], identity(kind, x.dtype))
+        own = left.add_partial(axes, "varying")
+        place = builder.one(op.name, (value,), shape, INT32, own, dim=dim.name)
+        if not axes:
+            return (place,)
+        positions = builder.positions(dim, axes)
+        look_up = {"dim": dim.name, "pairs": ()}
+        place = builder.one("take", (positions, place), shape, INT32, own, **look_up)
+        several = left.add_partial(axes, kind)
+        mine = builder.one(kind, (value,), shape, x.dtype, several, over=(dim.name,))
+        params = {"axes": tuple(axes), "kind": kind}
+        best = builder.one("all_reduce", (mine,), shape, x.dtype, left, **params)
+        reached = builder.one("equal", (mine, best), shape, BOOL, own)
+        if is_float(x.dtype):  # one that is NaN is the best
+            unequal = builder.one("not_equal", (mine, mine), shape, BOOL, own)
+            reached = builder.one("logical_or", (reached, unequal), shape, BOOL, own)
+        past = builder.number(dim.size, INT32)
+        several = left.add_partial(axes, "min")
+        place = builder.one("select", (reached, place, past), shape, INT32, several)
+        params = {"axes": tuple(axes), "kind": "min"}
+        return builder.add("all_reduce", (place,), [(shape, INT32, left)], params)
+
+    return Plan((layout,), (left,), emit)
+
+
+RULES = {
+    "sum": reduction,
+    "max": reduction,
+    "min": reduction,
+    "prod": product,
+    "argmax": arg_extreme,
+    "argmin": arg_extreme,
+}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Shape
+from meshdsl.dims import Dimension, Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.exchange import Interval, Run, bounds, gather
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.reshard import reshard_cost
@@ -96,8 +97,45 @@ def _rename_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorL
 _ENDS = {"split": _split_ends, "merge": _merge_ends, "rename": _rename_ends}
 
 
-def reshape(case: Case) -> Plan:
-    """Split, merge and rename: the cheaper of keeping the operand's and the result's layout."""
+def _crossing(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout] | None:
+    """Returns layouts of operand and result in which the whole is split as its first part is.
+
+    Where the sizes do not divide, shards of the two end at different places, and what lies between
+    is exchanged. None, if there is nothing to split.
+    """
+    op = case.operation
+    whole, parts = op.params["whole"], op.params["parts"]
+    lead = (case.results if led_by_result else case.operands)[0]
+    axes = lead.axes(whole if led_by_result == (op.name == "merge") else parts[0].name)
+    if not axes:
+        return None
+    rest = {d: a for d, a in lead.splits if d != whole and d not in parts.names}
+    one = TensorLayout.of({**rest, whole: axes})
+    several = TensorLayout.of({**rest, parts[0].name: axes})
+    return (one, several) if op.name == "split" else (several, one)
+
+
+def _held(case: Case, axes: Sequence[str]) -> tuple[list[Interval], list[Interval]]:
+    """Returns the positions of the whole that each device has, as a whole and as parts."""
+    parts = case.operation.params["parts"]
+    row = parts.volume // parts[0].size
+    pieces = bounds(parts[0].size, axes, case.mesh)
+    return bounds(parts.volume, axes, case.mesh), [Interval(a * row, b * row) for a, b in pieces]
+
+
+def _boundary_cost(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float:
+    """Returns the bytes that some device needs of others in a crossing."""
+    op, split = case.operation, case.operation.name == "split"
+    where, x = (ends[0], op.inputs[0]) if split else (ends[1], op.outputs[0])
+    whole, parts = _held(case, where.axes(op.params["whole"]))
+    have, want = (whole, parts) if split else (parts, whole)
+    missing = max(w.size - w.meet(h).size for w, h in zip(want, have, strict=True))
+    row = where.local(x.shape.without([op.params["whole"]]), case.mesh).volume
+    return missing * row * x.dtype.itemsize
+
+
+def _chosen(case: Case) -> tuple[TensorLayout, TensorLayout, bool]:
+    """Returns the layouts of operand and result, and whether shards have to be exchanged."""
     op = case.operation
     (x,), (y,) = op.inputs, op.outputs
     size = x.dtype.itemsize
@@ -106,13 +144,51 @@ def reshape(case: Case) -> Plan:
         there = reshard_cost(x.shape, size, case.operands[0], ends[0], case.mesh)
         return there + reshard_cost(y.shape, size, ends[1], case.results[0], case.mesh)
 
-    operand, result = min((_ENDS[op.name](case, led) for led in (True, False)), key=cost)
+    local = min((_ENDS[op.name](case, led) for led in (True, False)), key=cost)
+    if op.name == "rename" or not cost(local):
+        return *local, False
+    crossing = [ends for led in (True, False) if (ends := _crossing(case, led))]
+    best = min(crossing, key=lambda e: cost(e) + _boundary_cost(case, e), default=local)
+    if best != local and cost(best) + _boundary_cost(case, best) < cost(local):
+        return *best, True
+    return *local, False
+
+
+def reshape(case: Case) -> Plan:
+    """Split, merge and rename: the cheaper of keeping the operand's and the result's layout."""
+    op = case.operation
+    (y,) = op.outputs
+    operand, result, crossing = _chosen(case)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        here = result.add_partial(inputs[0].layout.partial_axes)
-        return builder.add(_LOCAL[op.name], inputs, [(y.shape, y.dtype, here)], _local_params(case))
+        (value,) = inputs
+        if crossing:
+            value = _as_parts(builder, value, case)
+        here = result.add_partial(value.layout.partial_axes)
+        return builder.add(
+            _LOCAL[op.name], (value,), [(y.shape, y.dtype, here)], _local_params(case)
+        )
 
-    return Plan((operand,), (result,), emit, linear=(0,))
+    used = result.split_axes if crossing else frozenset()
+    return Plan((operand,), (result,), emit, linear=(0,), fixed=used)
+
+
+def _as_parts(builder: BlockBuilder, value: Value, case: Case) -> Value:
+    """Gives every device the positions of the whole that make up its shard of the first part."""
+    name, parts = case.operation.params["whole"], case.operation.params["parts"]
+    axes = value.layout.axes(name)
+    _, wanted = _held(case, axes)
+    length = -(-parts[0].size // len(wanted)) * (parts.volume // parts[0].size)
+    return gather(builder, [value], name, axes, [[Run(want)] for want in wanted], length)
+
+
+def _as_whole(builder: BlockBuilder, value: Value, case: Case) -> Value:
+    """Gives every device its shard of the whole; `value` has it as merged shards of its parts."""
+    name, volume = case.operation.params["whole"], case.operation.params["parts"].volume
+    axes = value.layout.axes(name)
+    wanted, held = _held(case, axes)
+    runs, length = [[Run(want)] for want in wanted], -(-volume // len(wanted))
+    return gather(builder, [value], name, axes, runs, length, held=[held])
 
 
 _LOCAL = {"split": "reshape", "merge": "reshape", "rename": "rename"}
@@ -137,7 +213,7 @@ def in_place(case: Case) -> Plan:
 
 def merge_order(case: Case) -> Plan:
     """Merge, whose parts must lie next to each other, major first, before they become one."""
-    plan = reshape(case)
+    operand, result, crossing = _chosen(case)
     op = case.operation
     (x,) = op.inputs
     parts = op.params["parts"]
@@ -149,14 +225,25 @@ def merge_order(case: Case) -> Plan:
         (value,) = inputs
         if ordered != x.shape:
             value = builder.one("transpose", inputs, ordered, x.dtype, value.layout)
-        merged = Shape([*rest[:first], op.outputs[0].shape.get(op.params["whole"]), *rest[first:]])
-        here = plan.results[0].add_partial(value.layout.partial_axes)
+        here = result.add_partial(value.layout.partial_axes)
+        joined = op.outputs[0].shape.get(op.params["whole"])
+        if crossing:
+            shards = case.mesh.extent(here.axes(joined.name))
+            row = joined.size // parts[0].size
+            joined = Dimension(joined.name, -(-parts[0].size // shards) * shards * row)
+        merged = Shape([*rest[:first], joined, *rest[first:]])
         value = builder.one("reshape", (value,), merged, x.dtype, here)
+        if crossing:
+            value = _as_whole(builder, value, case)
+            joined = op.outputs[0].shape.get(joined.name)
+            merged = Shape([*rest[:first], joined, *rest[first:]])
+            value = builder.one("reshape", (value,), merged, x.dtype, here)
         if merged != op.outputs[0].shape:
             value = builder.one("transpose", (value,), op.outputs[0].shape, x.dtype, here)
         return (value,)
 
-    return Plan(plan.operands, plan.results, emit, linear=(0,))
+    used = result.split_axes if crossing else frozenset()
+    return Plan((operand,), (result,), emit, linear=(0,), fixed=used)
 
 
 def barrier(case: Case) -> Plan:

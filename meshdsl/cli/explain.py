@@ -16,7 +16,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.training.state import create, spec_of
     from meshdsl.training.step import make_train_step
 
-    job = jobs.build(values, problems)
+    job = jobs.build(values, problems, feeds_text=False)
     step = make_train_step(job.model.loss, job.optimizer, job.clip_norm, job.policy)
     state = spec_of(create(job.model.init, job.optimizer, job.policy))
     jitted = jit(step, job.mesh, job.layout, job.backend, donate="state")

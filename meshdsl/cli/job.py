@@ -36,8 +36,11 @@ class Job:
     backend: str
 
 
-def build(values: flags.FlagValues, problems: Problems) -> Job:
+def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
     """Returns the job that the flags describe.
+
+    Args:
+        feeds_text: whether batches are made of text, so that the model must take those.
 
     Raises:
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
@@ -63,14 +66,14 @@ def build(values: flags.FlagValues, problems: Problems) -> Job:
         model, policy = model.with_overrides(",".join(changes)), None  # it knows best where to cast
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length
     batch_spec = model.batch_spec(batch_size, length)
-    if set(batch_spec) != _TEXT:
+    if feeds_text and set(batch_spec) != _TEXT:
         problems.add(
             f"--model: {values.model} takes batches of {', '.join(batch_spec)}, but this command "
             "feeds text (tokens and targets); train it from Python, with "
             "meshdsl.training.loop.train"
         )
     vocab = getattr(model.config, "vocab", _BYTES)
-    if vocab < _BYTES:
+    if set(batch_spec) == _TEXT and vocab < _BYTES:
         problems.add(
             f"--model: {values.model} has a vocabulary of {vocab}, but text is bytes and needs "
             f"{_BYTES}: --model_args=vocab={_BYTES}"

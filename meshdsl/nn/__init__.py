@@ -1,8 +1,8 @@
 """Layers as functions of named tensors, written in the language itself."""
 
 from meshdsl.nn import initializers
-from meshdsl.nn.attention import attention
 from meshdsl.nn.losses import softmax_cross_entropy
 from meshdsl.nn.mlp import gated_mlp, mlp
-from meshdsl.nn.norms import layer_norm, rms_norm
-from meshdsl.nn.positions import Rotation, rotary, rotation
+from meshdsl.nn.moe import RouterLosses, Routing, moe, route
+from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm
+from meshdsl.nn.positions import Rotation, alibi_bias, relative_bias, rotary, rotation

@@ -7,7 +7,7 @@ Statistics are taken in float32 or wider; the result has the dtype of `x`, as ha
 from __future__ import annotations
 
 import meshdsl as md
-from meshdsl.dims import DimsLike
+from meshdsl.dims import DimLike, DimsLike, as_list
 from meshdsl.nn.precision import at_least_float32
 
 
@@ -25,7 +25,7 @@ def rms_norm(
     """
     wide = at_least_float32(x)
     y = md.cast(wide * md.rsqrt(md.mean(md.square(wide), over) + eps), x.dtype)
-    return y if scale is None else y * scale
+    return _scaled(y, scale, None)
 
 
 def layer_norm(
@@ -48,6 +48,73 @@ def layer_norm(
     wide = at_least_float32(x)
     centred = wide - md.mean(wide, over)
     y = md.cast(centred * md.rsqrt(md.mean(md.square(centred), over) + eps), x.dtype)
-    if scale is not None:
-        y = y * scale
+    return _scaled(y, scale, bias)
+
+
+def group_norm(
+    x: md.Tensor,
+    over: DimsLike,
+    channels: DimLike,
+    groups: int,
+    scale: md.Tensor | None = None,
+    bias: md.Tensor | None = None,
+    eps: float = 1e-5,
+) -> md.Tensor:
+    """Returns x with mean 0 and variance 1 in each group of channels (Wu and He 2018, equation 7).
+
+    `nn.group_norm(x, ["height", "width"], "channels", 8, scale, bias)`.
+
+    Args:
+        over: the dims that are normalised together with the channels of a group.
+        channels: the dim that is divided into groups.
+        groups: how many; they divide the channels.
+        scale: a factor per channel, by default 1.
+        bias: a summand per channel, by default 0.
+        eps: added to the variance.
+
+    Raises:
+        ValueError: the channels do not divide into the groups.
+    """
+    whole = x.shape.get(channels)
+    if whole.size % groups:
+        raise ValueError(f"{whole} channels do not divide into {groups} groups")
+    parts = md.dims(channel_group=groups, channel_of_group=whole.size // groups)
+    wide = at_least_float32(x).split(whole, parts)
+    together = [*as_list(over), parts[1]]
+    centred = wide - md.mean(wide, together)
+    y = centred * md.rsqrt(md.mean(md.square(centred), together) + eps)
+    return _scaled(md.cast(y.merge(parts, whole), x.dtype), scale, bias)
+
+
+def batch_norm(
+    x: md.Tensor,
+    over: DimsLike,
+    scale: md.Tensor | None = None,
+    bias: md.Tensor | None = None,
+    eps: float = 1e-5,
+    statistics: tuple[md.Tensor, md.Tensor] | None = None,
+) -> tuple[md.Tensor, tuple[md.Tensor, md.Tensor]]:
+    """Returns x with mean 0 and variance 1 in each channel, and the statistics it used.
+
+    `y, (mean, variance) = nn.batch_norm(x, ["batch", "height", "width"], scale, bias)` (Ioffe and
+    Szegedy 2015, algorithms 1 and 2).
+
+    Args:
+        over: the dims that are normalised together: all but the channels.
+        scale: a factor per channel, by default 1.
+        bias: a summand per channel, by default 0.
+        eps: added to the variance.
+        statistics: mean and variance to use instead of those of x, as in inference.
+    """
+    wide = at_least_float32(x)
+    if statistics is None:
+        mean = md.mean(wide, over)
+        statistics = mean, md.mean(md.square(wide - mean), over)
+    mean, variance = (md.cast(one, wide.dtype) for one in statistics)
+    y = md.cast((wide - mean) * md.rsqrt(variance + eps), x.dtype)
+    return _scaled(y, scale, bias), statistics
+
+
+def _scaled(y: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md.Tensor:
+    y = y if scale is None else y * scale
     return y if bias is None else y + bias

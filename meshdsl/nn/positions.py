@@ -1,13 +1,14 @@
-"""Rotary position embeddings (Su et al. 2021, "RoFormer", section 3.4.2).
+"""Positions: rotary embeddings of queries and keys, and biases on scores by distance.
 
-Feature i and feature i + n/2 of n are the two coordinates of a point, which is turned by the angle
-position * base ** (-2i/n). The product of a query and a key turned so depends on the distance of
-their positions only.
+Rotary embeddings (Su et al. 2021, "RoFormer", section 3.4.2): feature i and feature i + n/2 of n
+are the two coordinates of a point, which is turned by the angle position * base ** (-2i/n). The
+product of a query and a key turned so depends on the distance of their positions only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import meshdsl as md
 from meshdsl.dims import Dimension, DimLike
@@ -19,21 +20,17 @@ class Rotation(md.Module):
     """The tables of a rotation: made once, used by all layers, for queries and keys.
 
     Attributes:
-        cos, sin: [length, over], float32.
-        partner: [over, partner], a signed permutation to the other coordinate of each point.
+        cos, sin: [length, over], float32; the sine is negative for the first coordinates.
     """
 
     cos: md.Tensor
     sin: md.Tensor
-    partner: md.Tensor
     over: str = md.static()
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """Returns x turned; it has the dims `length` and `over` of the tables."""
-        # A product with a permutation is exact, needs no slices, and runs on matrix units.
-        there = md.einsum(x, md.cast(self.partner, x.dtype), over=self.over)
-        there = there.rename(partner=self.over).transpose(x.shape)
-        wide, partner = at_least_float32(x), at_least_float32(there)
+        half = x.shape.get(self.over).size // 2
+        wide, partner = at_least_float32(x), at_least_float32(md.shift(x, self.over, half, True))
         turned = wide * md.cast(self.cos, wide.dtype) + partner * md.cast(self.sin, wide.dtype)
         return md.cast(turned, x.dtype)
 
@@ -48,13 +45,10 @@ def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotat
     if over.size % 2:
         raise ValueError(f"features are turned in pairs, but `{over.name}` has size {over.size}")
     half = over.size // 2
-    feature, partner = md.arange(over), md.arange(Dimension("partner", over.size))
+    feature = md.arange(over)
     rate = md.exp(md.cast(feature % half, "float32") * (-math.log(base) / half))
     angle = md.cast(md.arange(length), "float32") * rate
-    swap = md.cast(feature + half == partner, "float32") - md.cast(
-        feature == partner + half, "float32"
-    )
-    return Rotation(md.cos(angle), md.sin(angle), swap, over.name)
+    return Rotation(md.cos(angle), md.where(feature < half, -1.0, 1.0) * md.sin(angle), over.name)
 
 
 @operation
@@ -70,3 +64,57 @@ def rotary(
         ValueError: x lacks one of the dims, or `over` has an odd size.
     """
     return rotation(x.shape.get(length), x.shape.get(over), base)(x)
+
+
+@operation
+def relative_bias(
+    table: md.Tensor,
+    length: Dimension,
+    memory: Dimension,
+    causal: bool = False,
+    max_distance: int = 128,
+    buckets: DimLike = "buckets",
+) -> md.Tensor:
+    """Returns a bias on scores, learned per bucket of distances (Raffel et al. 2020, section 2.1).
+
+    `nn.relative_bias(table, length, memory_length)`. Half of the buckets hold one distance each,
+    the other half ever wider ranges up to `max_distance`, and all beyond it. Unless `causal`, half
+    of either are for later positions.
+
+    Args:
+        table: [buckets, ...].
+        length: the dim of the positions that attend.
+        memory: the dim of the positions attended to.
+
+    Returns:
+        [length, memory, ...].
+    """
+    count = table.shape.get(buckets).size
+    behind = md.arange(length) - md.arange(memory)
+    if causal:
+        distance = md.maximum(behind, 0)
+    else:
+        count //= 2
+        distance = md.abs(behind)
+    single = count // 2
+    wide = md.cast(md.maximum(distance, 1), "float32")
+    ratio = md.log(wide / single) * ((count - single) / math.log(max_distance / single))
+    far = md.minimum(single + md.cast(ratio, "int32"), count - 1)
+    bucket = md.where(distance < single, distance, far)
+    if not causal:
+        bucket = bucket + md.where(behind < 0, count, 0)
+    return md.take(table, bucket, buckets)
+
+
+@operation
+def alibi_bias(heads: Sequence[Dimension], length: Dimension, memory: Dimension) -> md.Tensor:
+    """Returns -slope * distance: [*heads, length, memory] (Press et al. 2022, section 3).
+
+    `nn.alibi_bias([heads], length, memory_length)`. Of n heads, head i has slope 2 ** (-8 (i+1)/n).
+    """
+    number, count = md.zeros([]), math.prod(dim.size for dim in heads)
+    for dim in heads:
+        number = number * dim.size + md.cast(md.arange(dim), "float32")
+    slope = md.exp((number + 1) * (-8 * math.log(2) / count))
+    distance = md.cast(md.abs(md.arange(memory) - md.arange(length)), "float32")
+    return md.broadcast(-slope * distance, [*heads, length, memory])

@@ -9,6 +9,7 @@ import jax
 
 from meshdsl.array import NamedArray
 from meshdsl.graph import Graph, Tensor
+from meshdsl.module import path_of
 from meshdsl.ops.creation import as_tensor
 from meshdsl.trace import Trace, current, tracing
 
@@ -37,3 +38,40 @@ def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[T
         outputs, structure = leaves_of(function(*inputs))
         graph, consts = inner.finish(outputs)
     return graph, consts, structure
+
+
+def check_carry(
+    carry: Any, before: Sequence[Tensor], tree: Any, after: Sequence[Tensor], out_tree: Any
+) -> None:
+    """Raises ValueError unless a loop's carry keeps its structure, dims and dtypes."""
+    if tree != out_tree:
+        raise ValueError(f"the body returns a carry of another structure: {out_tree}, not {tree}")
+    paths = [path_of(keys, "carry") for keys, _ in jax.tree_util.tree_flatten_with_path(carry)[0]]
+    problems = [
+        f"{path} goes in as {old} and comes out as {new} (made at {new.source})"
+        for path, old, new in zip(paths, before, after, strict=True)
+        if set(old.shape) != set(new.shape) or old.dtype != new.dtype
+    ]
+    if problems:
+        raise ValueError("the carry must keep its dims and dtypes: " + "; ".join(problems))
+
+
+def share_captured(
+    traced: Sequence[tuple[Graph, Sequence[Tensor]]],
+) -> tuple[list[Graph], tuple[Tensor, ...]]:
+    """Gives several bodies one list of captured tensors.
+
+    Args:
+        traced: bodies with the tensors that they capture, their first inputs.
+
+    Returns:
+        The bodies, each with an input for every captured tensor first, and these tensors.
+    """
+    everything = tuple(dict.fromkeys(t for _, captured in traced for t in captured))
+    graphs = []
+    for graph, captured in traced:
+        known = dict(zip(captured, graph.inputs, strict=False))
+        first = [known[t] if t in known else Tensor(t.shape, t.dtype, t.source) for t in everything]
+        own = graph.inputs[len(captured) :]
+        graphs.append(Graph((*first, *own), graph.operations, graph.outputs))
+    return graphs, everything

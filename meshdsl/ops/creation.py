@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
-from meshdsl.dtypes import as_dtype, is_float, is_integer
-from meshdsl.graph import Primitive, Tensor
+from meshdsl.dtypes import as_dtype, is_complex, is_float, is_integer
+from meshdsl.graph import Aval, Primitive, Tensor, Work
 from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind_one
 
-FULL = Primitive("full", lambda inputs, params: [(params["shape"], params["dtype"])])
-ARANGE = Primitive("arange", lambda inputs, params: [(params["shape"], params["dtype"])])
+
+def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    return [(params["shape"], params["dtype"])]
+
+
+FULL = Primitive("full", _rule, work=Work.NONE)
+ARANGE = Primitive("arange", _rule, work=Work.NONE)
 
 
 def sized(dims: DimsLike) -> Shape:
@@ -27,8 +33,15 @@ def sized(dims: DimsLike) -> Shape:
     return Shape(dim for dim in listed if isinstance(dim, Dimension))
 
 
-def _check_range(number: float | bool, dtype: np.dtype) -> None:
-    """Raises ValueError where an integer dtype does not hold the number exactly."""
+def _check_range(number: complex | bool, dtype: np.dtype) -> None:
+    """Raises ValueError where an integer or real dtype does not hold the number."""
+    if isinstance(number, complex):
+        if not is_complex(dtype):
+            raise ValueError(
+                f"the complex number {number} meets {dtype.name}; cast the tensor first, as in "
+                "md.cast(x, 'complex64')"
+            )
+        return
     if is_integer(dtype):
         limits = np.iinfo(dtype)
         if not limits.min <= number <= limits.max or number != int(number):
@@ -38,29 +51,31 @@ def _check_range(number: float | bool, dtype: np.dtype) -> None:
 
 
 @operation
-def full(dims: DimsLike, value: float | bool, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor filled with one Python number."""
+def full(dims: DimsLike, value: complex | bool, dtype: Any = "float32") -> Tensor:
+    """Returns a tensor filled with one number. `md.full([batch, length], 0.5)`."""
     dtype = as_dtype(dtype)
+    value = value.item() if isinstance(value, np.generic) else value
     _check_range(value, dtype)
     return bind_one(FULL, (), {"value": value, "shape": sized(dims), "dtype": dtype})
 
 
 def zeros(dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor of zeros."""
+    """Returns a tensor of zeros. `md.zeros([batch, length])`."""
     return full(dims, 0, dtype)
 
 
 def ones(dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns a tensor of ones."""
+    """Returns a tensor of ones. `md.ones([batch, length])`."""
     return full(dims, 1, dtype)
 
 
 @operation
 def arange(dim: Dimension, dtype: Any = "int32") -> Tensor:
-    """Returns 0, 1, ... along `dim`."""
+    """Returns 0, 1, ... along `dim`. `md.arange(length)`."""
     dtype = as_dtype(dtype)
-    _check_range(dim.size - 1, dtype)
-    return bind_one(ARANGE, (), {"shape": sized(dim), "dtype": dtype})
+    shape = sized(dim)
+    _check_range(shape.volume - 1, dtype)
+    return bind_one(ARANGE, (), {"shape": shape, "dtype": dtype})
 
 
 def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
@@ -76,7 +91,7 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
         return value
     if isinstance(value, NamedArray):
         return literal(value)
-    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+    if isinstance(value, bool | int | float | complex | np.bool_ | np.number):
         number = value.item() if isinstance(value, np.generic) else value
         if like is None:
             like = np.dtype(
@@ -84,6 +99,8 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
                 if isinstance(number, bool)
                 else "int32"
                 if isinstance(number, int)
+                else "complex64"
+                if isinstance(number, complex)
                 else "float32"
             )
         if is_integer(like) and isinstance(number, float):
@@ -97,9 +114,9 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
             raise ValueError(
                 f"the bool {number} meets a tensor of numbers; write {int(number)} instead"
             )
-        if is_float(like):
-            number = float(number)
         _check_range(number, like)
+        if is_float(like):
+            number = float(number)  # type: ignore[arg-type]
         return bind_one(FULL, (), {"value": number, "shape": Shape(), "dtype": like})
     raise ValueError(
         f"{type(value).__name__} is not an operand; use a tensor, a Python number, or "

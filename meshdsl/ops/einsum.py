@@ -15,7 +15,7 @@ import numpy as np
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
-from meshdsl.ops.elementwise import broadcast_shape
+from meshdsl.ops.broadcasting import broadcast_shape
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import broadcast, transpose

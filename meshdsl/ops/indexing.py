@@ -1,31 +1,68 @@
-"""Look-up by index: take, one_hot, and take's gradient, scatter_add."""
+"""Look-up by index: take and scatter in all their forms, one_hot.
+
+An index counts from 0 along the whole of a dim, whatever the layout. Indices outside of [0, size)
+are well-defined everywhere: a look-up gives zeros for them, a scatter drops them; there are no
+negative indices that count from the end.
+
+Dims that table and indices share pair up, as everywhere. The looked-up dim itself may be a dim of
+the indices as well, with a size of its own: it then stands in the result for the places looked at.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, Shape
-from meshdsl.dtypes import is_integer, short
+from meshdsl.dtypes import is_integer, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
-from meshdsl.ops.creation import arange
-from meshdsl.ops.elementwise import cast
+from meshdsl.ops.creation import arange, as_tensor, full
+from meshdsl.ops.elementwise import cast, maximum, minimum, where
 from meshdsl.ops.operation import operation
+from meshdsl.ops.shape import broadcast, transpose
 from meshdsl.trace import bind_one
+
+
+def paired(table: Shape, indices: Shape, dim: str) -> tuple[str, ...]:
+    """Returns the names of the dims that a table and its indices go along together."""
+    return tuple(d.name for d in indices if d.name != dim and table.find(d.name) is not None)
+
+
+def looked_up(table: Shape, indices: Shape, dim: str) -> Shape:
+    """Returns the dims of what is looked up: those of the indices, then the table's others."""
+    return Shape([*indices, *table.without([dim, *paired(table, indices, dim)])])
+
+
+def _need_integers(indices: Tensor) -> None:
+    if not is_integer(indices.dtype):
+        raise ValueError(f"the indices must be integers, got {short(indices.dtype)}")
+
+
+def _check_sizes(table: Shape, indices: Shape, dim: str) -> None:
+    for name in paired(table, indices, dim):
+        if table.get(name) != indices.get(name):
+            raise ValueError(
+                f"dim `{name}` has size {table.get(name).size} in the table but "
+                f"{indices.get(name).size} in the indices; rename it in one, or make them agree"
+            )
 
 
 def _take_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     table, indices = inputs
-    if not is_integer(indices.dtype):
-        raise ValueError(f"the indices must be integers, got {short(indices.dtype)}")
-    shared = set(indices.shape.names) & set(table.shape.names)
-    if shared:
-        raise ValueError(
-            f"table and indices share the dim `{', '.join(sorted(shared))}`; rename it in one"
-        )
-    return [(Shape([*indices.shape, *table.shape.without([params["dim"]])]), table.dtype)]
+    _need_integers(indices)
+    _check_sizes(table.shape, indices.shape, params["dim"])
+    return [(looked_up(table.shape, indices.shape, params["dim"]), table.dtype)]
+
+
+def _scatter_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    updates, indices = inputs
+    _need_integers(indices)
+    _check_sizes(params["shape"], indices.shape, params["dim"])
+    assert set(updates.shape) == set(looked_up(params["shape"], indices.shape, params["dim"]))
+    return [(params["shape"], updates.dtype)]
 
 
 def _take_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
@@ -34,36 +71,167 @@ def _take_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
     return [bind_one(SCATTER_ADD, (cotangents[0], indices), params), None]
 
 
-def _scatter_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+def _scatter_add_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
     return [bind_one(TAKE, (cotangents[0], op.inputs[1]), {"dim": op.params["dim"]}), None]
 
 
+def _scatter_extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+    """Shares the cotangent among the updates that reach the extreme, as for `max`."""
+    (updates, indices), (y,) = op.inputs, op.outputs
+    found = functools.partial(bind_one, TAKE, params={"dim": op.params["dim"]})
+    extreme = found(inputs=(y, indices))
+    slack = rounding(y.dtype) * abs(extreme)
+    top = op.name == "scatter_max"
+    near = updates >= extreme - slack if top else updates <= extreme + slack
+    reached = cast(near | (updates == extreme), y.dtype)
+    count = maximum(bind_one(SCATTER_ADD, (reached, indices), op.params), 1)
+    return [reached * found(inputs=(cotangents[0] / count, indices)), None]
+
+
 TAKE = Primitive("take", _take_rule, _take_gradient)
-SCATTER_ADD = Primitive(
-    "scatter_add",
-    lambda inputs, params: [(params["shape"], inputs[0].dtype)],
-    _scatter_gradient,
-)
+SCATTER_ADD = Primitive("scatter_add", _scatter_rule, _scatter_add_gradient)
+SCATTER_MAX = Primitive("scatter_max", _scatter_rule, _scatter_extreme_gradient)
+SCATTER_MIN = Primitive("scatter_min", _scatter_rule, _scatter_extreme_gradient)
+_SCATTERS = {"add": SCATTER_ADD, "max": SCATTER_MAX, "min": SCATTER_MIN}
+
+
+def narrow(indices: Tensor, size: int) -> Tensor:
+    """Returns 64-bit indices as s32, none of them made to fall inside by cutting bits off."""
+    _need_integers(indices)
+    if indices.dtype.itemsize < 8:
+        return indices
+    inside = (indices >= 0) & (indices < size)
+    return cast(where(inside, indices, size), "int32")
 
 
 @operation
-def take(table: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
+def take(table: Tensor, indices: Tensor | int, dim: DimLike) -> Tensor:
     """Looks indices up along a dim of a table: `md.take(embedding, tokens, "vocab")`.
+
+    Dims that both have pair up: `md.take(logits, labels, "vocab")` with [batch, vocab] and [batch]
+    gives [batch].
 
     Returns:
         [*indices, *the table's other dims]. An index outside of [0, size) gives zeros, on every
         layout, and its gradient is dropped.
+
+    Raises:
+        ValueError: the indices are not integers, the table lacks `dim`, or another dim that both
+            have differs in size.
     """
+    indices = as_tensor(indices)
     if table.dtype == np.bool_:  # looked up as numbers, of which sums can be made
         return take(cast(table, "int32"), indices, dim) != 0
-    return bind_one(TAKE, (table, indices), {"dim": table.shape.get(dim).name})
+    dim = table.shape.get(dim)
+    return bind_one(TAKE, (table, narrow(indices, dim.size)), {"dim": dim.name})
 
 
 @operation
-def one_hot(indices: Tensor, dim: Dimension, dtype: Any = "float32") -> Tensor:
-    """Returns 1 where `dim`'s index equals the value of `indices`, else 0: [*indices, dim]."""
-    if not is_integer(indices.dtype):
-        raise ValueError(f"the indices must be integers, got {short(indices.dtype)}")
+def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
+    """Looks up, at each place, along one dim: `md.take_along(x, md.argsort(x, "n"), "n")`.
+
+    Args:
+        indices: integers that have `dim`, of any size; their other dims pair up with x's.
+
+    Returns:
+        x's dims with the indices' size of `dim`, after dims that only the indices have. An index
+        outside of [0, size) gives zeros, and its gradient is dropped.
+
+    Raises:
+        ValueError: the indices lack `dim`, and whatever `take` raises.
+    """
+    name = x.shape.get(dim).name
+    if indices.shape.find(name) is None:
+        raise ValueError(f"the indices have no dim `{name}`; md.take looks up without it")
+    found = take(x, indices, name)
+    first = indices.shape.without(x.shape.names)
+    return transpose(found, [*first.names, *x.shape.names])
+
+
+@operation
+def scatter(
+    x: Tensor, indices: Tensor | int, updates: Any, dim: DimLike, mode: str = "set"
+) -> Tensor:
+    """Returns x with updates put, along one dim, where indices say.
+
+    `md.scatter(x, indices, updates, "vocab", mode="add")`: dims that x and the indices share,
+    apart from `dim`, pair up; each other place of the indices is one update.
+
+    Args:
+        updates: a number, or a tensor of x's dtype with some of the dims [*indices, *x's others].
+        mode: "set": of several updates of one element the last wins, in row-major order of the
+            indices' dims. "add", "max", "min": all of them are combined with the element.
+
+    Returns:
+        x's dims. An index outside of [0, size) is dropped, and so is its gradient. The gradient of
+        "max" and "min" is shared by what reaches the extreme, half of it going to x where x does.
+
+    Raises:
+        ValueError: an unknown mode, indices that are not integers, updates of another dtype or
+            with other dims, dims that differ in size, or 2**31 updates or more of one element
+            with "set".
+    """
+    if mode not in ("set", *_SCATTERS):
+        raise ValueError(f"unknown mode {mode!r}; choose one of set, {', '.join(_SCATTERS)}")
+    dim = x.shape.get(dim)
+    indices = narrow(as_tensor(indices), dim.size)
+    _check_sizes(x.shape, indices.shape, dim.name)
+    updates = _updates(x, indices, updates, dim)
+    if x.dtype == np.bool_:
+        if mode == "add":
+            raise ValueError("needs numbers to add, got bool; mode 'max' is their logical or")
+        x, updates = cast(x, "uint8"), cast(updates, "uint8")
+        return scatter(x, indices, updates, dim.name, mode) != 0
+    if mode == "set":
+        return _set(x, indices, updates, dim)
+    params = {"dim": dim.name, "shape": x.shape}
+    moved = bind_one(_SCATTERS[mode], (updates, indices), params)
+    return x + moved if mode == "add" else (maximum if mode == "max" else minimum)(x, moved)
+
+
+def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor:
+    """Returns updates with all of the dims they are for."""
+    updates = as_tensor(updates, x.dtype)
+    if updates.dtype != x.dtype:
+        raise ValueError(
+            f"the updates are {short(updates.dtype)}, but x is {short(x.dtype)}; cast one of them"
+        )
+    wanted = looked_up(x.shape, indices.shape, dim.name)
+    alien = [d for d in updates.shape if d not in wanted]
+    if alien:
+        raise ValueError(
+            f"the updates have {Shape(alien)}, but may have the dims of the indices and x's "
+            f"others: {wanted}"
+        )
+    return broadcast(updates, wanted)
+
+
+def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
+    """Puts the update with the largest ordinal at each place; all others become zeros to add."""
+    pairs = paired(x.shape, indices.shape, dim.name)
+    ordinal = full([], 0, "int32")
+    counted = indices.shape.without(pairs)
+    if counted.volume >= 2**31:
+        raise ValueError(f"too many updates of one element to be ordered: {counted}")
+    for each in counted:
+        ordinal = ordinal * each.size + arange(each)
+    ordinals = broadcast(ordinal, indices.shape)
+    places = Shape([*x.shape.select(pairs), dim])
+    last = bind_one(SCATTER_MAX, (ordinals, indices), {"dim": dim.name, "shape": places})
+    wins = bind_one(TAKE, (last, indices), {"dim": dim.name}) == ordinals
+    params = {"dim": dim.name, "shape": x.shape}
+    put = bind_one(SCATTER_ADD, (where(wins, updates, 0), indices), params)
+    return where(last >= 0, put, x)
+
+
+@operation
+def one_hot(indices: Tensor | int, dim: Dimension, dtype: Any = "float32") -> Tensor:
+    """Returns 1 where `dim`'s index equals the value of `indices`, else 0: [*indices, dim].
+
+    `md.one_hot(labels, vocab)`.
+    """
+    indices = as_tensor(indices)
+    _need_integers(indices)
     if indices.dtype.itemsize < 4:  # too narrow to count along a long dim
         indices = cast(indices, "int32")
     return cast(indices == arange(dim, indices.dtype), dtype)

@@ -6,14 +6,21 @@ import numpy as np
 
 from meshdsl.array import NamedArray
 from meshdsl.graph import Primitive, Tensor
-from meshdsl.trace import bind_one, current
+from meshdsl.trace import ArrayTrace, bind_one, current
 
 LITERAL = Primitive("literal", lambda inputs, params: [(params["shape"], params["data"].dtype)])
 
 
 def literal(array: NamedArray) -> Tensor:
-    """Returns a tensor with the data that an array has at this moment."""
-    trace = current()
+    """Returns a tensor with the data that an array has at this moment.
+
+    In what runs at once it is an input of the program, which stays where it is.
+    """
+    trace = root = current()
+    while root.parent is not None:
+        root = root.parent
+    if isinstance(root, ArrayTrace):
+        return trace.own(root.array(array))
     if id(array) not in trace.literals:
         data = np.array(array.data)
         data.flags.writeable = False

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from meshdsl.array import NamedArray
 from meshdsl.graph import Tensor
 from meshdsl.ops.literal import literal
-from meshdsl.trace import here
+from meshdsl.trace import here, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,13 +24,19 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is retold with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
-    user's own line. NamedArrays among the operands become literals of the program.
+    user's own line. NamedArrays among the operands become literals of the program; where nothing
+    is being traced, the operation runs at once.
     """
 
     name = function.__name__.lstrip("_")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not is_tracing():
+            from meshdsl.eager import run
+
+            return run(checked, args, kwargs, pure=True)
+
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
 
@@ -38,6 +44,20 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
             return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
 
     return checked
+
+
+def at_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Marks a function that runs the user's own code: it runs at once where nothing is traced."""
+
+    @functools.wraps(function)
+    def running(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_tracing():
+            return function(*args, **kwargs)
+        from meshdsl.eager import run
+
+        return run(function, args, kwargs, pure=False)
+
+    return running
 
 
 @contextmanager

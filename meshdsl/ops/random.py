@@ -1,93 +1,99 @@
-"""Random numbers that depend on a key and a position, and on nothing else.
+"""Random numbers of many distributions: `md.random.normal(key, [batch, embed])`.
 
-Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
-with the element's global index as the counter: the same values on every layout, mesh and backend.
-A key is a uint32 tensor with the dim `random_key=2`; keys of a stacked dim come from `split(key,
-layers)`.
+Every number depends on the key and on its position in the dims as listed, on nothing else: it is
+the same on every layout, mesh and backend, up to the rounding of a backend's logarithms and the
+like. All numbers are finite: what has no bounds is cut off where 24 random bits (of float64, 32) do
+not tell it apart from a rarer value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.dims import Dimension, DimsLike, Shape
-from meshdsl.dtypes import as_dtype, is_float, short
-from meshdsl.graph import Aval, Primitive, Tensor
-from meshdsl.ops.creation import as_tensor, sized
-from meshdsl.ops.elementwise import cast, cos, log, sqrt
+from meshdsl.dims import Dimension, DimLike, DimsLike, as_list
+from meshdsl.dtypes import as_dtype, is_float, is_integer, need_kind, short
+from meshdsl.graph import Tensor
+from meshdsl.ops.bits import bit_and, shift_right
+from meshdsl.ops.creation import arange, sized
+from meshdsl.ops.elementwise import abs, cast, clip, cos, log, log1p, sign, sqrt, where
+from meshdsl.ops.indexing import take_along
 from meshdsl.ops.operation import operation
-from meshdsl.trace import bind_one
+from meshdsl.ops.random_keys import KEY, bits, fold_in, key, split, words
+from meshdsl.ops.reduction import argmax
+from meshdsl.ops.slicing import index
+from meshdsl.ops.sorting import argsort
+from meshdsl.ops.special import erf_inv
 
-KEY = Dimension("random_key", 2)
-_UINT32 = np.dtype("uint32")
+__all__ = [
+    "KEY",
+    "bernoulli",
+    "bits",
+    "categorical",
+    "dropout",
+    "exponential",
+    "fold_in",
+    "gumbel",
+    "key",
+    "laplace",
+    "normal",
+    "permutation",
+    "randint",
+    "shuffle",
+    "split",
+    "truncated_normal",
+    "uniform",
+]
+
 # Bits that a float's mantissa holds exactly; float64 numbers are multiples of 2**-32.
 _EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 32}
 
 
-def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-    (source,) = inputs
-    if source.dtype != _UINT32 or source.shape != Shape([KEY]):
-        raise ValueError(f"a key is u32[{KEY}], as made by md.random.key; got {source}")
-    return [(Shape([*params["shape"], KEY]) if params["pairs"] else params["shape"], _UINT32)]
-
-
-def _drawn(shape: Shape, *, pairs: bool, start: int = 0) -> dict[str, Any]:
-    """The parameters of a draw: counters count up from `start`; `pairs` keeps both output words."""
-    return {"shape": shape, "pairs": pairs, "start": start}
-
-
-RANDOM_BITS = Primitive("random_bits", _rule)
-SHIFT_RIGHT = Primitive("shift_right", lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)])
-
-
-def key(seed: int) -> NamedArray:
-    """Returns the key of a seed (0 to 2**64 - 1)."""
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"a seed is a number from 0 to 2**64 - 1, got {seed}")
-    return NamedArray(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), Shape([KEY]))
-
-
-@operation
-def split(source: Tensor, into: int | Dimension = 2) -> Any:
-    """Makes independent keys from one: a list of `into` keys, or one tensor with a stacked dim."""
-    source = as_tensor(source)
-    if isinstance(into, Dimension):
-        return bind_one(RANDOM_BITS, (source,), _drawn(Shape([into]), pairs=True))
-    each = Shape()
-    return [
-        bind_one(RANDOM_BITS, (source,), _drawn(each, pairs=True, start=i)) for i in range(into)
-    ]
-
-
-@operation
-def bits(source: Tensor, dims: DimsLike) -> Tensor:
-    """Returns 32 uniform random bits per element, as uint32."""
-    return bind_one(RANDOM_BITS, (as_tensor(source),), _drawn(sized(dims), pairs=False))
-
-
 @operation
 def uniform(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns numbers uniform on [0, 1), all multiples of one power of two."""
+    """Returns numbers uniform on [0, 1), all multiples of one power of two.
+
+    `md.random.uniform(key, [embed, d_ff])`.
+    """
+    dtype = _float(dtype)
+    return _fraction(source, dims, dtype, _EXACT_BITS[dtype.name], 0)
+
+
+def _float(dtype: Any) -> np.dtype:
     dtype = as_dtype(dtype)
     if not is_float(dtype):
         raise ValueError(f"needs a floating-point dtype, got {short(dtype)}")
-    exact = _EXACT_BITS[dtype.name]
+    return dtype
+
+
+def _fraction(source: Tensor, dims: DimsLike, dtype: np.dtype, exact: int, plus: float) -> Tensor:
+    """Returns (n + plus) / 2**exact with n uniform below 2**exact, without rounding."""
     drawn = bits(source, dims)
+    work = dtype if exact == 32 else np.dtype("float32")
     if exact < 32:
-        drawn = cast(_shift_right(drawn, 32 - exact), "float32")
-        return cast(drawn * 2.0**-exact, dtype)
-    return cast(drawn, dtype) * 2.0**-32
+        drawn = shift_right(drawn, 32 - exact)
+    found = cast(drawn, work)
+    if plus:
+        found = found + plus
+    return cast(found * 2.0**-exact, dtype)
+
+
+def _open(source: Tensor, dims: DimsLike, dtype: np.dtype) -> Tensor:
+    """Returns numbers uniform on (0, 1), without either end, in float32 or wider."""
+    if dtype.name == "float64":
+        return _fraction(source, dims, dtype, 32, 0.5)
+    return _fraction(source, dims, np.dtype("float32"), 23, 0.5)
 
 
 @operation
 def normal(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
-    """Returns standard normal numbers, by the transform of Box and Muller (1958)."""
-    dtype = as_dtype(dtype)
+    """Returns standard normal numbers, by the transform of Box and Muller (1958).
+
+    `md.random.normal(key, [embed, d_ff])`.
+    """
+    dtype = _float(dtype)
     work = dtype if dtype.name == "float64" else np.dtype("float32")
     radius_key, angle_key = split(source, 2)
     radius = sqrt(-2.0 * log(1.0 - uniform(radius_key, dims, work)))
@@ -95,10 +101,169 @@ def normal(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
 
 
 @operation
-def bernoulli(source: Tensor, probability: float, dims: DimsLike) -> Tensor:
-    """Returns a bool tensor, true with the given probability."""
-    return uniform(source, dims) < probability
+def truncated_normal(
+    source: Tensor,
+    dims: DimsLike,
+    lower: float = -2.0,
+    upper: float = 2.0,
+    dtype: Any = "float32",
+) -> Tensor:
+    """Returns standard normal numbers that lie in [lower, upper].
+
+    `md.random.truncated_normal(key, [embed, d_ff])`, by the inverse of the distribution function.
+
+    Raises:
+        ValueError: the bounds are infinite, or not in order.
+    """
+    dtype = _float(dtype)
+    if not -math.inf < lower < upper < math.inf:
+        raise ValueError(f"needs finite bounds, lower < upper; got {lower} and {upper}")
+    low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
+    drawn = erf_inv(low + (high - low) * _open(source, dims, dtype)) * math.sqrt(2)
+    return cast(clip(drawn, lower, upper), dtype)
 
 
-def _shift_right(x: Tensor, places: int) -> Tensor:
-    return bind_one(SHIFT_RIGHT, (x,), {"places": places})
+@operation
+def exponential(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
+    """Returns positive numbers with density exp(-x): `md.random.exponential(key, [batch])`."""
+    dtype = _float(dtype)
+    return cast(-log(_open(source, dims, dtype)), dtype)
+
+
+@operation
+def gumbel(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
+    """Returns numbers with the distribution function exp(-exp(-x)).
+
+    `md.argmax(logits + md.random.gumbel(key, logits.dims), "vocab")` draws from softmax(logits).
+    """
+    dtype = _float(dtype)
+    return cast(-log(-log(_open(source, dims, dtype))), dtype)
+
+
+@operation
+def laplace(source: Tensor, dims: DimsLike, dtype: Any = "float32") -> Tensor:
+    """Returns numbers with density exp(-|x|) / 2: `md.random.laplace(key, [batch])`."""
+    dtype = _float(dtype)
+    centred = 2.0 * _open(source, dims, dtype) - 1.0  # never -1 or 1, so that the logarithm exists
+    return cast(-sign(centred) * log1p(-abs(centred)), dtype)
+
+
+@operation
+def bernoulli(source: Tensor, probability: float | Tensor, dims: DimsLike) -> Tensor:
+    """Returns a bool tensor, true with the given probability: `md.random.bernoulli(key, 0.1, [a])`.
+
+    Raises:
+        ValueError: the probability has dims that are not among `dims`.
+    """
+    shape = sized(dims)
+    extra = probability.shape.without(shape.names) if isinstance(probability, Tensor) else ()
+    if extra:
+        raise ValueError(f"the probability has dims {extra} that are not among {shape}")
+    if isinstance(probability, Tensor):
+        probability = cast(probability, "float32")
+    return uniform(source, shape) < probability
+
+
+@operation
+def randint(source: Tensor, low: int, high: int, dims: DimsLike, dtype: Any = "int32") -> Tensor:
+    """Returns whole numbers uniform on [low, high): `md.random.randint(key, 0, 10, [batch])`.
+
+    Made of 64 random bits each, so that no number is rarer than another by more than 2**-32.
+
+    Raises:
+        ValueError: there are none, or more than 2**32, or `dtype` does not hold them all.
+    """
+    dtype = as_dtype(dtype)
+    if not is_integer(dtype):
+        raise ValueError(f"needs a dtype of whole numbers, got {short(dtype)}")
+    count, limits = high - low, np.iinfo(dtype)
+    if not 1 <= count <= 2**32:
+        raise ValueError(f"[{low}, {high}) needs from 1 to 2**32 numbers")
+    if low < limits.min or high - 1 > limits.max:
+        raise ValueError(f"{dtype.name} does not hold all of [{low}, {high})")
+    drawn = words(source, dims)
+    high_word, low_word = (index(drawn, KEY, i) for i in (0, 1))
+    if count == 2**32:
+        return cast(high_word, dtype) + low
+    # floor(drawn * count / 2**64), in words of 32 bits
+    carried = high_word * count
+    total = carried + _high_product(low_word, count)
+    found = _high_product(high_word, count) + cast(total < carried, "uint32")
+    return cast(found, dtype) + low
+
+
+def _high_product(x: Tensor, factor: int) -> Tensor:
+    """Returns the upper 32 of the 64 bits of a product of uint32 numbers."""
+    x_high, x_low = shift_right(x, 16), bit_and(x, 0xFFFF)
+    f_high, f_low = factor >> 16, factor & 0xFFFF
+    cross, other = x_high * f_low, x_low * f_high
+    middle = shift_right(x_low * f_low, 16) + bit_and(cross, 0xFFFF) + bit_and(other, 0xFFFF)
+    upper = x_high * f_high + shift_right(cross, 16)
+    return upper + shift_right(other, 16) + shift_right(middle, 16)
+
+
+@operation
+def categorical(source: Tensor, logits: Tensor, over: DimLike, dims: DimsLike = ()) -> Tensor:
+    """Draws positions along a dim, each with its probability in softmax(logits), as s32.
+
+    `md.random.categorical(key, logits, "vocab")`, by adding Gumbel noise and taking the largest.
+
+    Args:
+        dims: of several draws from the same logits.
+
+    Returns:
+        [*dims, *logits' dims without over]. A logit of -inf is never drawn.
+
+    Raises:
+        ValueError: the logits lack `over`, are not floating-point, or have one of `dims`.
+    """
+    need_kind(logits.dtype, "f")
+    work = "float64" if logits.dtype.name == "float64" else "float32"
+    noise = gumbel(source, [*sized(dims), *logits.shape], work)
+    return argmax(noise + cast(logits, work), logits.shape.get(over))
+
+
+@operation
+def permutation(source: Tensor, dim: Dimension) -> Tensor:
+    """Returns the numbers 0 to dim.size - 1 in random order along `dim`, as s32.
+
+    `md.random.permutation(key, md.Dimension("examples", 1000))`.
+    """
+    (dim,) = sized(dim)
+    order = arange(dim)
+    # As often as makes equal random bits in every round unlikely.
+    for round_key in split(source, math.ceil(3 * math.log(dim.size + 1) / math.log(2**32))):
+        order = take_along(order, argsort(bits(round_key, [dim]), dim), dim)
+    return order
+
+
+@operation
+def shuffle(source: Tensor, x: Tensor, dim: DimLike) -> Tensor:
+    """Returns x in random order along one dim: `md.random.shuffle(key, examples, "batch")`.
+
+    Along its other dims, x keeps together what is at one position.
+    """
+    found = x.shape.get(dim)
+    return take_along(x, permutation(source, found), found)
+
+
+@operation
+def dropout(source: Tensor, x: Tensor, rate: float, shared: DimsLike = ()) -> Tensor:
+    """Sets elements to 0 with probability `rate`, and divides the others by 1 - rate.
+
+    `md.random.dropout(key, x, 0.1)` (Srivastava et al. 2014).
+
+    Args:
+        shared: dims along which all elements are kept or dropped together.
+
+    Raises:
+        ValueError: the rate is not in [0, 1), or x lacks a dim of `shared`.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"a rate is at least 0 and below 1, got {rate}")
+    need_kind(x.dtype, "f")
+    names = [x.shape.get(dim).name for dim in as_list(shared)]
+    if rate == 0:
+        return x
+    kept = bernoulli(source, 1 - rate, x.shape.without(names))
+    return where(kept, x / (1 - rate), 0)

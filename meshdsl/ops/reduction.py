@@ -1,4 +1,7 @@
-"""Reductions over named dims: sum, max, min, mean."""
+"""Reductions over named dims: sum, prod, max, min, mean, any, all, argmax, argmin.
+
+Over a split dim each device reduces its own shard, and what then moves has the size of the result.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import DimsLike, Shape
-from meshdsl.dtypes import is_float, rounding, short
+from meshdsl.dims import DimLike, DimsLike, Shape
+from meshdsl.dtypes import is_complex, is_float, need_kind, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind_one
@@ -19,6 +22,12 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     if x.dtype == np.bool_:
         raise ValueError("needs numbers, got bool; cast first, as in md.cast(x, 'float32')")
     return [(x.shape.without(params["over"]), x.dtype)]
+
+
+def _extreme_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    found = _rule(inputs, params)
+    need_kind(inputs[0].dtype, "fi")
+    return found
 
 
 def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
@@ -38,9 +47,28 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
     return [reached * (cotangents[0] / sum(reached, op.params["over"]))]
 
 
+def _prod_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    """Multiplies by the product of all others, which is right for zeros too."""
+    from meshdsl.ops.cumulative import cumprod  # made of elementwise operations, which need sums
+
+    (x,), (dim,) = op.inputs, op.params["over"]
+    before = cumprod(x, dim, exclusive=True)
+    after = cumprod(x, dim, exclusive=True, reverse=True)
+    return [cotangents[0].broadcast(x.shape) * (before * after)]
+
+
+def _arg_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    (x,) = inputs
+    need_kind(x.dtype, "fi")
+    return [(x.shape.without([params["dim"]]), np.dtype("int32"))]
+
+
 SUM = Primitive("sum", _rule, _sum_gradient)
-MAX = Primitive("max", _rule, _extreme_gradient)
-MIN = Primitive("min", _rule, _extreme_gradient)
+PROD = Primitive("prod", _rule, _prod_gradient)
+MAX = Primitive("max", _extreme_rule, _extreme_gradient)
+MIN = Primitive("min", _extreme_rule, _extreme_gradient)
+ARGMAX = Primitive("argmax", _arg_rule, flat=True)
+ARGMIN = Primitive("argmin", _arg_rule, flat=True)
 
 
 def _over(x: Tensor, over: DimsLike | None) -> tuple[str, ...]:
@@ -54,13 +82,15 @@ def _reduce(primitive: Primitive, x: Tensor, over: DimsLike | None) -> Tensor:
 
 @operation
 def sum(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the sum over some dims, or over all."""
+    """Returns the sum over some dims, or over all. `md.sum(x, "length")`."""
     return _reduce(SUM, x, over)
 
 
 @operation
 def max(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the maximum over some dims, or over all.
+
+    `md.max(x, "length")`.
 
     The gradient is shared among the elements that equal it, up to rounding. NaN wins.
     """
@@ -71,6 +101,8 @@ def max(x: Tensor, over: DimsLike | None = None) -> Tensor:
 def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """Returns the minimum over some dims, or over all.
 
+    `md.min(x, "length")`.
+
     The gradient is shared among the elements that equal it, up to rounding. NaN wins.
     """
     return _reduce(MIN, x, over)
@@ -78,11 +110,72 @@ def min(x: Tensor, over: DimsLike | None = None) -> Tensor:
 
 @operation
 def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
-    """Returns the mean over some dims, or over all; half precision is summed in float32."""
-    need_float(x)
+    """Returns the mean over some dims, or over all; half precision is summed in float32.
+
+    `md.mean(x, "length")`.
+    """
+    if not is_complex(x.dtype):
+        need_float(x)
     count = x.shape.select(_over(x, over)).volume
     wide = x.cast("float32") if x.dtype.itemsize < 4 else x
     return (_reduce(SUM, wide, over) * (1.0 / count)).cast(x.dtype)
+
+
+@operation
+def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
+    """Returns the product over some dims, or over all; half precision is multiplied in float32.
+
+    `md.prod(x, "length")`.
+
+    The gradient is exact where elements are zero.
+    """
+    found = x.cast("float32") if is_float(x.dtype) and x.dtype.itemsize < 4 else x
+    for name in _over(x, over):
+        found = bind_one(PROD, (found,), {"over": (name,)})
+    return found.cast(x.dtype)
+
+
+@operation
+def any(x: Tensor, over: DimsLike | None = None) -> Tensor:
+    """Returns whether any of the bools over some dims, or over all, is true.
+
+    `md.any(mask, "length")`.
+    """
+    need_bool(x)
+    return _reduce(MAX, x.cast("uint8"), over) != 0
+
+
+@operation
+def all(x: Tensor, over: DimsLike | None = None) -> Tensor:
+    """Returns whether all of the bools over some dims, or over all, are true.
+
+    `md.all(mask, "length")`.
+    """
+    need_bool(x)
+    return _reduce(MIN, x.cast("uint8"), over) != 0
+
+
+@operation
+def argmax(x: Tensor, dim: DimLike) -> Tensor:
+    """Returns where along a dim the maximum is, as s32: `md.argmax(logits, "vocab")`.
+
+    Of equal elements the first counts. NaN is larger than everything, as for `max`.
+    """
+    return _arg(ARGMAX, x, dim)
+
+
+@operation
+def argmin(x: Tensor, dim: DimLike) -> Tensor:
+    """Returns where along a dim the minimum is, as s32; the first NaN, where there is one.
+
+    `md.argmin(x, "vocab")`.
+    """
+    return _arg(ARGMIN, x, dim)
+
+
+def _arg(primitive: Primitive, x: Tensor, dim: DimLike) -> Tensor:
+    numbers = x.cast("uint8") if x.dtype == np.bool_ else x
+    return bind_one(primitive, (numbers,), {"dim": x.shape.get(dim).name})
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
@@ -97,3 +190,9 @@ def need_float(x: Tensor) -> None:
     """Raises ValueError unless x is floating-point."""
     if not is_float(x.dtype):
         raise ValueError(f"needs a floating-point tensor, got {short(x.dtype)}")
+
+
+def need_bool(x: Tensor) -> None:
+    """Raises ValueError unless x is bool."""
+    if x.dtype != np.bool_:
+        raise ValueError(f"needs a bool tensor, got {short(x.dtype)}; compare first, as in x != 0")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, as_list
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
 from meshdsl.ops.creation import as_tensor, sized
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum_to
@@ -37,15 +37,19 @@ RENAME = Primitive(
     "rename",
     lambda inputs, params: [(_rename_dims(inputs[0].shape, params["names"]), inputs[0].dtype)],
     _rename_back,
+    work=Work.NONE,
 )
 BROADCAST = Primitive(
     "broadcast",
     _reshaped,
     lambda op, cotangents, wanted: [sum_to(cotangents[0], op.inputs[0].shape)],
+    work=Work.NONE,
 )
-TRANSPOSE = Primitive("transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents))
-SPLIT = Primitive("split", _reshaped, _merge_back)
-MERGE = Primitive("merge", _reshaped, _split_back)
+TRANSPOSE = Primitive(
+    "transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents), work=Work.NONE
+)
+SPLIT = Primitive("split", _reshaped, _merge_back, work=Work.NONE)
+MERGE = Primitive("merge", _reshaped, _split_back, work=Work.NONE)
 
 
 def _name(dim: DimLike) -> str:
@@ -68,7 +72,10 @@ def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: 
 
 @operation
 def broadcast(x: Any, dims: DimsLike) -> Tensor:
-    """Returns x with the dims that it lacks added, in the order of `dims`."""
+    """Returns x with the dims that it lacks added, in the order of `dims`.
+
+    `md.broadcast(x, [batch, length])`.
+    """
     x = as_tensor(x)
     shape = Shape(x.shape.get(d) if isinstance(d, str) else d for d in as_list(dims))
     for dim in x.shape:
@@ -80,7 +87,10 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
 
 @operation
 def transpose(x: Tensor, dims: DimsLike) -> Tensor:
-    """Returns x with its dims in another order; this changes storage, never meaning."""
+    """Returns x with its dims in another order; this changes storage, never meaning.
+
+    `md.transpose(x, ["length", "batch"])`.
+    """
     shape = x.shape.select(dims)
     if len(shape) != len(x.shape):
         missing = x.shape.without(shape.names)

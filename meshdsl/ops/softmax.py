@@ -15,7 +15,10 @@ from meshdsl.ops.reduction import max, need_float, sum
 
 @operation
 def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns log(sum(exp(x))) over some dims, without overflow."""
+    """Returns log(sum(exp(x))) over some dims, without overflow.
+
+    `md.logsumexp(logits, "vocab")`.
+    """
     need_float(x)
     largest = stop_gradient(_finite(max(x, over)))
     return log(sum(exp(x - largest), over)) + largest
@@ -23,7 +26,7 @@ def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
 
 @operation
 def softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns exp(x) divided by its sum over some dims."""
+    """Returns exp(x) divided by its sum over some dims. `md.softmax(logits, "vocab")`."""
     need_float(x)
     scaled = exp(x - stop_gradient(max(x, over)))
     return scaled / sum(scaled, over)
@@ -31,7 +34,7 @@ def softmax(x: Tensor, over: DimsLike) -> Tensor:
 
 @operation
 def log_softmax(x: Tensor, over: DimsLike) -> Tensor:
-    """Returns the logarithm of `softmax`."""
+    """Returns the logarithm of `softmax`. `md.log_softmax(logits, "vocab")`."""
     return x - logsumexp(x, over)
 
 

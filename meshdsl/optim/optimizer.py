@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.dims import Shape
-from meshdsl.dtypes import is_float
+from meshdsl.dtypes import is_complex, is_float
 from meshdsl.graph import Tensor
 from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
@@ -89,6 +89,11 @@ def update_each(
     def one(keys: Any, p: Tensor, g: Tensor | None, *held: Any) -> _Results:
         if g is None:
             return _Results((p, *held))
+        if is_complex(p.dtype):
+            raise ValueError(
+                f"{path_of(keys)} is {p}, but optimizers update real numbers: keep its real and "
+                "imaginary parts as two parameters"
+            )
         work = state_dtype(p.dtype)
         updated = function(path_of(keys), ops.cast(g, work), *held, ops.cast(p, work))
         return _Results((ops.cast(updated[0], p.dtype), *updated[1:]))

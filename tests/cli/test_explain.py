@@ -33,6 +33,14 @@ def test_collectives_have_the_line_that_they_come_from(capsys):
     assert all(place.rpartition(":")[2].isdigit() for place in places.values())
 
 
+def test_models_of_volumes_are_explained_as_well(capsys):
+    report = explained(
+        capsys, "--model=unet3d_mini", "--mesh_shape=rows:8", "--layout=depth:rows", "--length=64"
+    )
+    assert "batch 4 × depth 64 × height 64 × width 64" in report
+    assert "permute" in report and "models/layers/convolution.py:" in report
+
+
 def test_without_a_mesh_nothing_is_on_the_wire(capsys):
     assert "all_reduce" not in explained(capsys, "--model=gpt_mini")
 

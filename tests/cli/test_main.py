@@ -102,8 +102,8 @@ def test_a_model_that_does_not_read_text(capsys, tmp_path):
         "    return {'image': md.spec(md.dims(batch=batch_size, pixel=length))}\n"
         "tiny = Model('tiny', init=None, loss=None, batch_spec=spec)\n"
     )
-    assert refused(capsys, "explain", f"--model={tmp_path}/mine.py:tiny") == (
-        f"meshdsl explain: --model: {tmp_path}/mine.py:tiny takes batches of image, but this "
+    assert refused(capsys, "train", f"--model={tmp_path}/mine.py:tiny") == (
+        f"meshdsl train: --model: {tmp_path}/mine.py:tiny takes batches of image, but this "
         "command feeds text (tokens and targets); train it from Python, with "
         "meshdsl.training.loop.train\n"
     )

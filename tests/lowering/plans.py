@@ -19,8 +19,9 @@ def lowered(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> 
     jitted = md.jit(function, mesh, layout, "numpy")
     found, expected = jitted(*inputs), md.jit(function, backend="numpy")(*inputs)
     for mine, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        scale = np.abs(np.asarray(want)).max(initial=1.0)
-        assert np.abs(np.asarray(mine) - np.asarray(want)).max(initial=0.0) <= 1e-10 * scale
+        mine, want = (np.asarray(each) * 1.0 for each in (mine, want))
+        scale = np.abs(want).max(initial=1.0)
+        assert np.abs(mine - want).max(initial=0.0) <= 1e-10 * scale
     return jitted.lower(*inputs)
 
 

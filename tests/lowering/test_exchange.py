@@ -11,7 +11,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.backends import load
 from meshdsl.lowering.builder import BlockBuilder
-from meshdsl.lowering.exchange import bounds, fetch
+from meshdsl.lowering.exchange import Interval, Run, bounds, fetch, gather
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.mesh import Mesh
 
@@ -64,6 +64,48 @@ def test_every_device_gets_its_window(case):
     array = np.arange(2 * size, dtype=np.float32).reshape(2, size)
     (got,) = load("numpy").Executable(made).call_flat([array])
     np.testing.assert_array_equal(got, windows(array, starts, length, -1.0))
+
+
+@given(
+    st.sampled_from(MESHES),
+    st.lists(st.integers(1, 11), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_device_gets_its_runs_of_several_values(mesh, sizes, seed):
+    mesh, rng = Mesh.parse(mesh), np.random.default_rng(seed)
+    axes, length = mesh.names, 9
+    arrays = [100.0 * n + np.arange(size, dtype=np.float32) for n, size in enumerate(sizes)]
+    runs, expected = [], np.full((mesh.size, length), -1, np.float32)
+    for device in range(mesh.size):
+        runs.append([])
+        for at in (0, 3, 7):
+            value = int(rng.integers(len(sizes)))
+            start, size = int(rng.integers(-2, sizes[value] + 1)), int(rng.integers(0, 3))
+            runs[-1].append(Run(Interval(start, start + size), at, value))
+            for i in range(size):
+                if 0 <= start + i < sizes[value]:
+                    expected[device, at + i] = arrays[value][start + i]
+    builder = BlockBuilder(mesh)
+    split = TensorLayout.of({"x": axes})
+    inputs, values = [], []
+    for size in sizes:
+        shape, dtype = Shape([Dimension("x", size)]), np.dtype("float32")
+        inputs.append(builder.value(shape, dtype, TensorLayout()))
+        params = {"axes": axes, "dim": "x"}
+        values.append(builder.one("slice", inputs[-1:], shape, dtype, split, **params))
+    out = gather(builder, values, "x", axes, runs, length, -1.0)
+    paths = ("x",) * len(sizes)
+    made = SpmdProgram("runs", mesh, Layout(), builder.finish(inputs, [out]), paths, ("",))
+    (got,) = load("numpy").Executable(made).call_flat(arrays)
+    np.testing.assert_array_equal(got, expected.reshape(-1))
+
+
+def test_what_many_permutes_would_bring_is_gathered_at_once():
+    made = program(Mesh.parse("a:8"), 16, ("a",), [0] * 8, 16, 0.0)
+    assert [(c.kind, c.wire_bytes) for c in made.collectives] == [("all_gather", 7 * 16)]
+    swap = program(Mesh.parse("a:2"), 16, ("a",), [8, 0], 8, 0.0)
+    assert [(c.kind, c.wire_bytes) for c in swap.collectives] == [("permute", 64)]
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,20 @@ def test_the_gradient_of_a_network_counts_what_xla_counts(rows):
     arguments = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [*shapes, (rows, 128)]]
     compiled = jax.jit(jax.value_and_grad(reference)).lower(arguments[:2], arguments[2]).compile()
     assert ours == pytest.approx(compiled.cost_analysis()["flops"], rel=0.02)
+
+
+def test_convolution_and_pooling_count_what_their_windows_meet():
+    height, kernel = md.dims(height=12, kernel=3)
+    x, f = md.spec([batch, height, embed]), md.spec([kernel, embed, d_ff])
+
+    def conv(x, f):
+        return md.conv(x, f, {"height": "kernel"}, "embed", strides=2)
+
+    assert flops(conv, x, f) == 2 * 8 * 6 * 3 * 16 * 64
+    assert flops(conv, x, f, mesh="data:4", layout="height:data") == 2 * 8 * 2 * 3 * 16 * 64
+
+    def up(x, f):
+        return md.conv_transpose(x, f, {"height": "kernel"}, "embed", strides=2)
+
+    assert flops(up, x, f) == 2 * 8 * (24 * 3 // 2) * 16 * 64
+    assert flops(lambda x: md.max_pool(x, {"height": 3}), x) == 8 * 4 * 3 * 16

@@ -1,8 +1,10 @@
 """Simplification: equal work once, needless work never, and the same numbers."""
 
+import numpy as np
+
 import meshdsl as md
 from meshdsl.lowering.simplify import simplify
-from tests.ops.agreement import random
+from tests.ops.agreement import random, run
 
 a, steps = md.dims(a=4, steps=3)
 
@@ -19,6 +21,17 @@ def test_constants_that_only_compare_equal_stay_apart():
     assert names(lambda: [md.full([], 0.0), md.full([], -0.0)]) == ["full", "full"]
     assert names(lambda: [md.full([], 1), md.full([], 1.0), md.full([], True)]).count("full") == 3
     assert names(lambda: [md.full([], 1, "int32"), md.full([], 1)]) == ["full", "full"]
+
+
+def test_parameters_that_only_compare_equal_stay_apart():
+    signed = md.primitive(
+        "signed",
+        shape=lambda x, *, by: x.shape,
+        emitters={"numpy": lambda x, *, by: x + np.copysign(1.0, by) + isinstance(by, bool)},
+    )
+    x = md.named(np.zeros(4), [a])
+    found = run(lambda x: [signed(x, by=by) for by in (0.0, -0.0, 1, True, 1.0)], x)
+    assert [np.asarray(f)[0] for f in found] == [1, -1, 1, 2, 1]
 
 
 def test_what_no_output_needs_is_gone():
@@ -62,3 +75,15 @@ def test_an_input_nobody_reads_stays_an_input():
     graph = simplify(md.jit(lambda x, y: x).trace(random([a]), random([steps])))
     assert graph.input_paths == ("x", "y")
     assert graph.operations == ()
+
+
+def test_a_scan_stacks_a_tensor_once_for_its_result_and_its_gradient():
+    steps, a = md.dims(steps=4, a=3)
+
+    def loss(x):
+        _, ys = md.scan(lambda c, _: (md.tanh(c), md.tanh(c)), x, None, steps)
+        return md.sum(md.square(ys))
+
+    program = md.jit(md.grad(loss), backend="numpy").lower(md.spec([a]))
+    forward = next(i for i in program.block.instructions if i.op == "scan")
+    assert [v.shape.names for v in forward.outputs] == [("a",), ("steps", "a")]

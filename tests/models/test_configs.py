@@ -5,6 +5,9 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.models import TransformerConfig
+from meshdsl.models.bert import BertConfig
+from meshdsl.models.resnet import ResNetConfig
+from meshdsl.models.unet3d import UNet3DConfig
 
 
 def parameters(name, overrides=""):
@@ -38,7 +41,31 @@ def test_gpt_mini_is_small_and_reads_bytes():
     assert parameters("gpt_mini") == 3_213_568
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+def test_mixtral_has_its_published_parameters():
+    assert parameters("mixtral_8x7b") == 46_702_792_704
+
+
+def test_bert_has_its_published_parameters():
+    """Besides what the head for masked tokens has of its own."""
+    head = 768 * 768 + 3 * 768 + 30522
+    assert parameters("bert_base", "vocab=30522") == 109_482_240 + head
+
+
+def test_t5_has_its_published_parameters():
+    """As its checkpoints have them: one table of distances per stack, one of tokens for all."""
+    assert parameters("t5_small") == 60_506_624
+    assert parameters("t5_base") == 222_903_552
+
+
+def test_resnets_have_their_published_parameters():
+    assert parameters("resnet50") == 25_557_032
+    assert parameters("resnet18") == 11_689_512
+
+
+LANGUAGE = [name for name in models.NAMES if hasattr(models.load(name).config, "vocab")]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
 def test_every_vocabulary_and_hidden_size_splits_into_eight(name):
     config = models.load(name).config
     assert config.vocab % 128 == config.d_ff_size % 8 == config.embed % 8 == 0
@@ -47,7 +74,7 @@ def test_every_vocabulary_and_hidden_size_splits_into_eight(name):
 def test_derived_fields_follow_an_override():
     config = models.load("gpt_mini", "embed=512,heads=4").config
     assert (config.kv_size, config.d_ff_size) == (128, 2048)
-    gated = models.load("gpt_mini", "activation=gated_silu").config
+    gated = models.load("gpt_mini", "mlp=swiglu").config
     assert gated.d_ff_size == 768
 
 
@@ -59,6 +86,38 @@ def test_sizes_that_do_not_fit_are_told_together():
         "heads=4 do not share kv_heads=3 equally; "
         "rotary positions turn features in pairs, but kv=7 is odd"
     )
+
+
+def test_kinds_that_do_not_go_together_are_told():
+    def message(**fields):
+        with pytest.raises(ValueError) as caught:
+            TransformerConfig(2, 32, 4, 64, 8, **fields)
+        return str(caught.value)
+
+    assert message(attention="latent", kv_heads=2, positions="alibi") == (
+        "latent attention has keys for every head; leave kv_heads out; "
+        "latent attention needs positions=rotary, not alibi"
+    )
+    assert message(attention="latent", rotary_kv=3) == (
+        "rotary positions turn features in pairs, but rotary_kv=3 is odd"
+    )
+    assert message(experts=2, experts_per_token=3) == "experts_per_token=3 of experts=2: too many"
+    assert message(shared_experts=2) == "shared_experts=2 stand beside others; give experts"
+    assert message(experts=4, dispatch="sort", capacity=1.5) == (
+        "dispatch=sort drops nothing; leave capacity=1.5 out"
+    )
+    with pytest.raises(
+        ValueError, match=r"mask_token=90 is not in the vocab=64; chosen=0: a share"
+    ):
+        BertConfig(2, 32, 4, 64, 8, mask_token=90, chosen=0)
+    with pytest.raises(ValueError) as caught:
+        ResNetConfig(blocks=(2, 0), filters=(8, 8), strides=(1,), stem=0)
+    assert str(caught.value) == (
+        "blocks=(2, 0): each needs to be at least 1; stem=0: needs to be at least 1; "
+        "each stage needs one number of each: blocks of 2, filters of 2, strides of 1"
+    )
+    with pytest.raises(ValueError, match="levels=0: needs to be at least 1; norm='rms': choose"):
+        UNet3DConfig(levels=0, norm="rms")
 
 
 def test_values_that_no_field_takes_are_told_together():

@@ -17,6 +17,7 @@ class Config:
     tied: bool = False
     kind: Literal["rms", "layer"] = "rms"
     label: str = "x"
+    sizes: tuple[int, ...] = (1,)
     policy: md.Policy = dataclasses.field(default_factory=md.Policy)
 
     def __post_init__(self):
@@ -38,6 +39,8 @@ def test_values_are_read_as_the_fields_annotation_asks():
     text = " layers=8, width=16,rate=1e-3 ,tied=True,kind=layer,label=a b"
     assert overridden(text) == Config(8, 16, 1e-3, True, "layer", "a b")
     assert overridden("width=none,tied=0") == Config()
+    assert overridden("sizes=3+4").sizes == (3, 4)
+    assert message("sizes=3+x")[1] == "  sizes=3+x: needs a whole number"
     assert overridden("") == Config()
 
 
@@ -55,7 +58,7 @@ def test_every_mistake_is_told():
         "tiny with 'layres=8,rate=fast,tied=perhaps,kind=lyer,layers,width=2.5,layers=3,layers=4': "
         "7 problems",
         "  layres=8: there is no field `layres`. Did you mean `layers`? Choose from layers, width, "
-        "rate, tied, kind, label, policy, policy.params, policy.compute, policy.output",
+        "rate, tied, kind, label, sizes, policy, policy.params, policy.compute, policy.output",
         "  rate=fast: needs a number",
         "  tied=perhaps: needs true or false",
         "  kind=lyer: choose from rms, layer. Did you mean `layer`?",

@@ -72,9 +72,9 @@ def test_overrides_change_the_configuration():
 
 def test_an_unknown_name_shows_the_choices():
     assert message("llama_8b") == (
-        "unknown model 'llama_8b'. Did you mean `llama3_8b` or `llama_7b`? Choose from gpt_mini, "
-        "gpt2_small, gpt2_medium, gpt2_xl, llama_7b, llama3_8b, gpt3_175b, or give your own "
-        "as my_package.my_models:name or my_models.py:name"
+        "unknown model 'llama_8b'. Did you mean `llama3_8b` or `llama_7b`? Choose from "
+        f"{', '.join(models.NAMES)}, or give your own as my_package.my_models:name or "
+        "my_models.py:name"
     )
 
 
@@ -82,8 +82,11 @@ def test_mistakes_in_overrides_name_the_model():
     assert message("gpt_mini", "layrs=8,heads=x").splitlines()[:2] == [
         "gpt_mini with 'layrs=8,heads=x': 2 problems",
         "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, embed, "
-        "heads, vocab, max_length, kv_heads, kv, d_ff, norm, positions, activation, bias, tied, "
-        "remat, rotary_base, policy, policy.params, policy.compute, policy.output",
+        "heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, norm_eps, positions, "
+        "rotary_base, relative_buckets, relative_distance, attention, scaled, window, query_rank, "
+        "kv_rank, rotary_kv, mlp, experts, experts_per_token, shared_experts, capacity, dispatch, "
+        "balance_weight, router_z_weight, bias, tied, remat, policy, policy.params, "
+        "policy.compute, policy.output",
     ]
 
 

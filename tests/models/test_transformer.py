@@ -17,7 +17,7 @@ VARIANTS = {
     "rms, rotary, gelu": TINY,
     "layer norm, learned, biases": f"{TINY},norm=layer,positions=learned,bias=true",
     "fewer positions than learned": f"{BASE},heads=4,positions=learned,max_length=12",
-    "grouped queries, gated, untied": f"{BASE},heads=8,kv_heads=4,kv=6,activation=gated_silu,"
+    "grouped queries, gated, untied": f"{BASE},heads=8,kv_heads=4,kv=6,mlp=swiglu,"
     "tied=false,bias=true",
     "layer norm without bias": f"{TINY},norm=layer,rotary_base=100",
 }
@@ -82,7 +82,7 @@ def reference_loss(config, tokens, targets, p):
         x = x + mixed.reshape(*x.shape[:2], -1) @ out + w.get("attention/out_bias", 0.0)
         h = reference_norm(config, x, w, "mlp_norm")
         inner = h @ w["mlp/w_in"] + w.get("mlp/bias_in", 0.0)
-        if config.activation == "gated_silu":
+        if config.mlp == "swiglu":
             inner = jax.nn.silu(h @ w["mlp/w_gate"]) * inner
         else:
             inner = jax.nn.gelu(inner)

@@ -4,6 +4,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl import nn
+from tests.ops.agreement import message
 
 RNG = np.random.default_rng(0)
 X, SCALE, BIAS = RNG.normal(3, 2, (4, 6, 8)), RNG.normal(size=8), RNG.normal(size=8)
@@ -63,3 +64,38 @@ def test_half_precision_keeps_its_dtype_and_wide_statistics():
     np.testing.assert_allclose(
         np.asarray(found).astype("float64"), layer_norm(rounded), rtol=2**-8, atol=1e-6
     )
+
+
+def test_group_norm():
+    scale, bias = RNG.normal(size=6), RNG.normal(size=6)
+    x = X.transpose(0, 2, 1)  # batch, place, channels
+    named = [md.named(a, d) for a, d in ((x, ["batch", "place", "c"]), (scale, "c"), (bias, "c"))]
+    found = md.jit(lambda x, s, b: nn.group_norm(x, "place", "c", 3, s, b))(*named)
+    parts = x.reshape(4, 8, 3, 2)
+    centred = parts - parts.mean((1, 3), keepdims=True)
+    y = centred / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-5)
+    np.testing.assert_allclose(found, y.reshape(x.shape) * scale + bias, rtol=1e-11, atol=1e-12)
+    assert "c=6 channels do not divide into 4 groups" in message(
+        lambda x: nn.group_norm(x, "place", "c", 4), named[0]
+    )
+
+
+def test_batch_norm_takes_the_statistics_of_its_batch_or_is_given_some():
+    over = ["batch", "length"]
+
+    def both(x, scale, bias, mean, variance):
+        y, found = nn.batch_norm(x, over, scale, bias)
+        given, same = nn.batch_norm(x, over, scale, bias, statistics=(mean, variance))
+        return y, found, given, same
+
+    mean, variance = RNG.normal(size=8), RNG.uniform(1, 2, 8)
+    arrays = [X, SCALE, BIAS, mean, variance]
+    named = [md.named(a, ["batch", "length", "embed"][-a.ndim :]) for a in arrays]
+    for where in ({}, {"mesh": "data:2", "layout": "batch:data", "backend": "numpy"}):
+        y, found, given, same = md.jit(both, **where)(*named)
+        own = X.mean((0, 1)), X.var((0, 1))
+        for one, other in zip((*found, *same), (*own, mean, variance), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+        for one, (m, v) in ((y, own), (given, (mean, variance))):
+            expected = (X - m) / np.sqrt(v + 1e-5) * SCALE + BIAS
+            np.testing.assert_allclose(one, expected, rtol=1e-11, atol=1e-12)

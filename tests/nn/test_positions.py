@@ -1,4 +1,6 @@
-"""Rotary positions, against multiplication by complex numbers."""
+"""Rotary positions, against multiplication by complex numbers; biases, against plain Python."""
+
+import math
 
 import numpy as np
 import pytest
@@ -82,3 +84,39 @@ def test_an_odd_number_of_features_is_an_error():
 def test_a_missing_dim_is_an_error():
     with pytest.raises(ValueError, match=r"rotary: no dim `lengths` in .* Did you mean `length`"):
         md.jit(lambda x: nn.rotary(x, "lengths"))(md.named(X, DIMS))
+
+
+def buckets(distance, causal, count, most):
+    """Returns the bucket of memory_position - position, as the text of the paper has it."""
+    if not causal:
+        count //= 2
+        side = count if distance > 0 else 0
+        return side + buckets(-abs(distance), True, count, most)
+    behind, single = max(-distance, 0), count // 2
+    if behind < single:
+        return behind
+    ratio = math.log(behind / single) / math.log(most / single)
+    return min(single + int(ratio * (count - single)), count - 1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("where", [{}, {"mesh": "rows:2", "layout": "length:rows"}])
+def test_the_relative_bias_is_looked_up_by_buckets_of_distances(causal, where):
+    table = RNG.normal(size=(8, 3))
+    length, memory = md.dims(length=20, memory_length=40)
+    found = md.jit(
+        lambda t: nn.relative_bias(t, length, memory, causal, max_distance=16),
+        backend="numpy",
+        **where,
+    )(md.named(table, ["buckets", "heads"]))
+    assert found.dims.names == ("length", "memory_length", "heads")
+    expected = [[table[buckets(m - q, causal, 8, 16)] for m in range(40)] for q in range(20)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_alibi_bias_grows_with_distance_more_for_the_first_heads():
+    heads, group, length, memory = md.dims(heads=2, group=2, length=3, memory_length=5)
+    found = md.jit(lambda: nn.alibi_bias([heads, group], length, memory))()
+    slopes = np.array([[1 / 4, 1 / 16], [1 / 64, 1 / 256]])
+    distance = np.abs(np.arange(5) - np.arange(3)[:, None])
+    np.testing.assert_allclose(found, -slopes[..., None, None] * distance, rtol=1e-6)

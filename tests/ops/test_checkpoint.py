@@ -1,10 +1,12 @@
 """Checkpoint changes what is kept for the backward pass, and no number."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import meshdsl as md
-from tests.ops.agreement import assert_agree, assert_close, random, run
+from tests.ops.agreement import assert_agree, assert_close, message, random, run
 
 a, b = md.dims(a=4, b=3)
 
@@ -96,3 +98,139 @@ def test_layouts_change_nothing():
             assert_close(again, value)
             for mine, want in zip(found, gradients, strict=True):
                 assert_close(mine, want)
+
+
+# Named values.
+
+
+def named_layer(x, w):
+    h = md.name(md.einsum(md.sin(x), w, over="a"), "mixed")
+    return md.einsum(md.exp(md.tanh(h)), w, over="b")
+
+
+def reference_layer(x, w):
+    return jnp.exp(jnp.tanh(jnp.sin(x) @ w)) @ w.T
+
+
+def operations(function, *inputs):
+    """Returns the operations of a program with its bodies, backward ones marked."""
+    program = md.jit(function, backend="numpy").lower(*inputs)
+    return [f"{i.op} backward" if i.source.backward else i.op for i, _ in program.block.walk()]
+
+
+def summed(layer):
+    return lambda x, w: md.sum(layer(x, w))
+
+
+def squared(layer):
+    return lambda x, w: md.sum(md.square(layer(x, w)))
+
+
+@pytest.mark.parametrize("keep", [(), "mixed", ["mixed"]])
+def test_kept_names_change_no_number(keep):
+    layer = md.checkpoint(named_layer, keep=keep)
+    assert_agree(layer, reference_layer, random([a]), random([a, b]), order=2)
+
+
+def test_what_is_named_is_kept_and_the_rest_computed_again():
+    x, w = random([a]), random([a, b])
+    recomputing = operations(md.grad(squared(md.checkpoint(named_layer)), (0, 1)), x, w)
+    keeping = operations(md.grad(squared(md.checkpoint(named_layer, keep=["mixed"])), (0, 1)), x, w)
+    assert recomputing.count("einsum") == 3  # both of the forward pass, and the first one again
+    assert keeping.count("einsum") == 2
+    assert keeping.count("tanh") == recomputing.count("tanh") == 2  # forward, and from what is kept
+    assert keeping.count("sin") == 2  # once more, for the gradient of w
+    plain = operations(md.grad(squared(named_layer), (0, 1)), x, w)
+    assert plain.count("tanh") == plain.count("sin") == 1
+
+
+def scanned(layer):
+    def model(x, stacked):
+        return md.scan(lambda x, w: (layer(x, w), None), x, stacked, "layers")[0]
+
+    return model
+
+
+layers = md.Dimension("layers", 3)
+
+
+def reference_scanned(x, stacked):
+    for w in stacked:
+        x = reference_layer(x, w)
+    return x
+
+
+def test_in_a_scan_the_named_values_are_stacked_and_others_are_not():
+    stacked = random([layers, a, b], seed=1)
+    saved = {}
+    for keep in [(), ("mixed",)]:
+        layer = md.checkpoint(named_layer, keep=keep)
+        assert_agree(scanned(layer), reference_scanned, random([a]), stacked, order=2)
+        gradient = md.grad(summed(scanned(layer)), (0, 1))
+        program = md.jit(gradient, backend="numpy").lower(random([a]), stacked)
+        forward, backward = [i for i in program.block.instructions if i.op == "scan"]
+        saved[keep] = [v.shape.names for v in forward.outputs[1:]]
+        again = [i.op for i in backward.body.instructions if not i.source.backward]
+        assert again.count("einsum") == (0 if keep else 1)
+        assert again.count("tanh") == 1
+    assert saved[()] == [("layers", "a")]  # the carry
+    assert sorted(saved["mixed",]) == [("layers", "a"), ("layers", "b")]
+
+
+def test_around_a_scan_the_named_values_of_its_body_are_kept_stacked():
+    stacked, x = random([layers, a, b], seed=1), random([a])
+    whole = md.checkpoint(scanned(named_layer), keep=["mixed"])
+    assert_agree(whole, reference_scanned, x, stacked, order=2)
+    scans = {}
+    for keep in [(), ("mixed",)]:
+        whole = md.checkpoint(scanned(named_layer), keep=keep)
+        gradient = md.grad(squared(whole), (0, 1))
+        program = md.jit(gradient, backend="numpy").lower(x, stacked)
+        found = [i for i in program.block.instructions if i.op == "scan"]
+        scans[keep] = [[i.op for i in scan.body.instructions].count("einsum") for scan in found]
+    assert scans[()][:2] == [2, 2]  # forward, and all of it again
+    assert scans["mixed",][:2] == [2, 1]
+
+
+def test_a_name_in_a_nested_checkpoint_is_kept_by_the_outer_one():
+    def ours(x, w):
+        return md.checkpoint(lambda x, w: md.checkpoint(named_layer)(x, w) * 2, keep="mixed")(x, w)
+
+    assert_agree(ours, lambda x, w: reference_layer(x, w) * 2, random([a]), random([a, b]), order=2)
+
+
+def test_a_name_changes_nothing_by_itself():
+    x, w = random([a]), random([a, b])
+    assert_agree(named_layer, reference_layer, x, w, order=2)
+    assert operations(named_layer, x, w) == ["sin", "einsum", "tanh", "exp", "einsum"]
+
+
+def test_a_branch_s_names_are_computed_again():
+    def ours(x, w):
+        def body(x, w):
+            return md.cond(md.sum(x) > 0, lambda: named_layer(x, w), lambda: x)
+
+        return md.checkpoint(body, keep=["mixed"])(x, w)
+
+    assert_agree(ours, reference_layer, random([a], 0, 1), random([a, b]), order=2)
+
+
+def test_a_name_that_nothing_has_is_told():
+    text = message(lambda x, w: md.checkpoint(named_layer, keep=["mixd"])(x, w), random([a]),
+                   random([a, b]))  # fmt: skip
+    assert "checkpoint: nothing in named_layer is named 'mixd'. Did you mean `mixed`?" in text
+
+
+def test_kept_values_on_layouts_and_backends():
+    stacked = random([layers, md.Dimension("a", 5), b], seed=1)
+    x = random([md.Dimension("a", 5)])
+
+    def model(x, stacked):
+        layer = md.checkpoint(named_layer, keep=["mixed"])
+        return md.value_and_grad(summed(scanned(layer)), (0, 1))(x, stacked)
+
+    expected = jax.tree.leaves(run(model, x, stacked))
+    for backend, layout in [("numpy", "a:x; b:y"), ("numpy", "a:y+x"), ("jax", "b:x; a:y")]:
+        found = run(model, x, stacked, mesh="x:2,y:2", layout=layout, backend=backend)
+        for mine, want in zip(jax.tree.leaves(found), expected, strict=True):
+            assert_close(mine, want)

@@ -38,14 +38,20 @@ def test_literals_are_part_of_the_program(backend):
 
 @pytest.mark.parametrize("backend", ["numpy", "jax"])
 def test_zero_keeps_its_sign(backend):
-    found = run(lambda: [1 / md.full([], zero, "float64") for zero in (0.0, -0.0)], backend=backend)
-    assert [float(f) for f in found] == [np.inf, -np.inf]
+    for kind in (float, np.float64, np.float32):
+        found = run(
+            lambda: [1 / md.full([], kind(zero), "float64") for zero in (0.0, -0.0)],  # noqa: B023
+            backend=backend,
+        )
+        assert [float(f) for f in found] == [np.inf, -np.inf]
 
 
 def test_nothing_gives_a_bare_name_a_size():
     assert "full: 'a', 'c' has no size here; give a md.Dimension" in message(
         lambda: md.full(["a", b, "c"], 1)
     )
+    assert "arange: 'a' has no size here" in message(lambda: md.arange("a"))
+    assert "'a' has no size here" in message(lambda: md.one_hot(md.arange(b), "a"))
 
 
 def test_numbers_that_the_dtype_does_not_hold_are_told():
@@ -62,6 +68,6 @@ def test_unknown_dtypes_are_told_with_the_known_ones():
     assert "unknown dtype 'float31'; choose one of bool, int8," in text
 
 
-def test_nothing_is_made_outside_a_traced_function():
-    with pytest.raises(ValueError, match="run inside a traced function"):
-        md.zeros([a])
+def test_what_is_made_outside_a_traced_function_is_an_array():
+    assert np.array_equal(md.zeros([a]), np.zeros(a.size))
+    assert np.array_equal(md.arange(a), np.arange(a.size))

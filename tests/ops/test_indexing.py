@@ -1,4 +1,4 @@
-"""Look-ups and their gradients, indices outside of the table included."""
+"""Look-ups, scatters and their gradients, indices outside of the table included."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 
 import meshdsl as md
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.layouts import assert_same_on_every_layout
 
 vocab, embed, batch, length = md.dims(vocab=6, embed=4, batch=3, length=2)
 TOKENS = np.array([[0, 5], [3, 3], [2, 0]], np.int32)
@@ -74,6 +75,186 @@ def test_one_hot_counts_further_than_narrow_indices_reach():
     assert np.array_equal(found, narrow.data[:, None] == np.arange(300))
 
 
+rows, places = md.dims(batch=3, length=7)
+WIDE = random([rows, places])
+AT = md.named(
+    np.array([[0, 6, 6, -1, 2], [7, 3, 3, 3, 0], [5, 5, 1, 99, 5]], np.int32),
+    [rows, md.Dimension("spot", 5)],
+)
+ALONG = md.named(AT.data, [rows, md.Dimension("length", 5)])
+UPDATES = random([rows, md.Dimension("spot", 5)], seed=5)
+
+
+def inside(indices, size=7):
+    return (indices >= 0) & (indices < size)
+
+
+def test_dims_that_table_and_indices_share_pair_up():
+    def expected(table, indices):
+        found = jnp.take_along_axis(table, jnp.clip(indices, 0, 6), 1)
+        return jnp.where(inside(indices), found, 0)
+
+    assert_agree(lambda t, i: md.take(t, i, "length"), expected, WIDE, AT, order=2)
+    assert_agree(lambda t, i: md.take_along(t, i, "length"), expected, WIDE, ALONG, order=2)
+    labels = md.named(np.array([6, 7, 0]), [rows])
+    found = run(lambda t, i: md.take(t, i, places), WIDE, labels)
+    assert_close(found, [WIDE.data[0, 6], 0, WIDE.data[2, 0]])
+
+
+def test_take_along_keeps_the_order_of_the_dims():
+    x = random([length, embed, batch])
+    at = md.named(np.array([[3, 0], [1, 9]]), [md.Dimension("more", 2), md.Dimension("embed", 2)])
+    found = run(lambda x, i: md.take_along(x, i, "embed"), x, at)
+    assert found.dims.names == ("more", "length", "embed", "batch")
+    assert_close(found.data[0], x.data[:, [3, 0]])
+    assert_close(found.data[1], np.stack([x.data[:, 1], 0 * x.data[:, 0]], 1))
+
+
+def scattered(x, indices, updates, mode):
+    """Returns what a loop over rows and updates, in order, makes of x."""
+    found = np.array(x)
+    for row in range(len(found)):
+        for at, update in zip(indices[row], updates[row], strict=True):
+            if 0 <= at < found.shape[1]:
+                before = found[row, at]
+                found[row, at] = {
+                    "set": update,
+                    "add": before + update,
+                    "max": np.maximum(before, update),
+                    "min": np.minimum(before, update),
+                }[mode]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["set", "add", "max", "min"])
+def test_scatter_and_two_derivatives(mode):
+    def function(x, u, i):
+        return md.scatter(x, i, u, "length", mode)
+
+    assert_close(
+        run(function, WIDE, UPDATES, AT), scattered(WIDE.data, AT.data, UPDATES.data, mode)
+    )
+
+    def reference(x, u, i):  # one update after the other, each of another element
+        for column in range(5):
+            there = jnp.arange(7) == i[:, column : column + 1]
+            before, put = x, u[:, column : column + 1]
+            put = {
+                "set": put,
+                "add": x + put,
+                "max": jnp.maximum(x, put),
+                "min": jnp.minimum(x, put),
+            }[mode]
+            x = jnp.where(there, put, before)
+        return x
+
+    assert_agree(function, reference, WIDE, UPDATES, AT, order=2)
+
+
+def test_of_several_updates_the_last_in_row_major_order_wins():
+    x = md.named(np.zeros(4), ["place"])
+    at = md.named(np.array([[1, 2, 1], [1, 9, 2]]), ["major", "minor"])
+    updates = md.named(np.arange(1.0, 7.0).reshape(3, 2), ["minor", "major"])
+    for layout in ("", "place:x", "major:x", "minor:y", "place:x; minor:y"):
+        for backend in ("numpy", "jax") if layout in ("", "place:x; minor:y") else ("numpy",):
+            found = run(
+                lambda x, i, u: md.scatter(x, i, u, "place"),
+                *(x, at, updates),
+                **{"mesh": "x:2,y:3", "layout": layout, "backend": backend},
+            )
+            assert np.array_equal(found, [0, 2, 6, 0])  # [1, 0] beats [0, 0] and [0, 2]
+
+
+def test_a_nan_that_is_overwritten_is_gone():
+    x = md.named(np.array([np.nan, 1.0]), ["place"])
+    updates = md.named(np.array([np.nan, 5.0]), ["update"])
+    at = md.named(np.array([0, 0]), ["update"])
+    found = run(lambda x, i, u: md.scatter(x, i, u, "place"), x, at, updates)
+    assert np.array_equal(found, [5, 1])
+
+
+def test_updates_may_be_a_number_or_lack_dims():
+    def model(x, i, row):
+        return md.scatter(x, i, 7, "length"), md.scatter(x, i, row, "length", mode="add")
+
+    row = random([md.Dimension("spot", 5)])
+    put, added = run(model, WIDE, AT, row)
+    updates = np.broadcast_to(row.data, (3, 5))
+    assert_close(put, scattered(WIDE.data, AT.data, np.full((3, 5), 7.0), "set"))
+    assert_close(added, scattered(WIDE.data, AT.data, updates, "add"))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "bfloat16"])
+def test_scatter_of_other_dtypes(dtype):
+    dtype = md.spec([], dtype).dtype
+    x = md.named(np.array([0, 1, 1, 0, 1]).astype(dtype), ["place"])
+    updates = md.named(np.array([1, 0, 0, 1]).astype(dtype), ["update"])
+    at = md.named(np.array([0, 1, 0, 4], np.int8), ["update"])
+    for mode, expected in [("set", [0, 0, 1, 0, 1]), ("max", [1, 1, 1, 0, 1])]:
+        for backend in ("numpy", "jax"):
+            function = lambda x, i, u: md.scatter(x, i, u, "place", mode)  # noqa: B023, E731
+            found = run(function, x, at, updates, backend=backend)
+            assert found.dtype == dtype
+            assert np.array_equal(np.asarray(found).astype(int), expected)
+
+
+def test_indices_beyond_32_bits_are_outside():
+    table = random([vocab])
+    far = md.named(np.array([2**32, 2**32 + 1, -(2**32), 3]), ["n"])
+    assert_close(run(lambda t, i: md.take(t, i, "vocab"), table, far), [0, 0, 0, table.data[3]])
+    unsigned = md.named(np.array([2**32 - 1, 3], np.uint32), ["n"])
+    assert_close(run(lambda t, i: md.take(t, i, "vocab"), table, unsigned), [0, table.data[3]])
+
+
+def test_updates_that_reach_the_extreme_together_share_its_gradient():
+    x = md.named(np.array([1.0, 5.0, 5.0]), ["place"])
+    at = md.named(np.array([0, 0, 1, 2]), ["update"])
+    updates = md.named(np.array([4.0, 4.0, 2.0, 5.0]), ["update"])
+    gradient = md.grad(lambda x, u, i: md.sum(md.scatter(x, i, u, "place", "max")), (0, 1))
+    by_x, by_updates = run(gradient, x, updates, at)
+    assert_close(by_x, [0, 1, 0.5])
+    assert_close(by_updates, [0.5, 0.5, 0, 0.5])
+
+
+def test_every_layout_gives_the_same():
+    functions = [
+        lambda x, u, i, j: md.take(x, i, "length"),
+        lambda x, u, i, j: md.take(x, i, "batch"),
+        lambda x, u, i, j: md.take_along(x, j, "length"),
+        lambda x, u, i, j: md.take_along(x, i.rename(spot="length") - 2, "length"),
+        *(
+            lambda x, u, i, j, mode=mode: md.scatter(x, i, u, "length", mode)
+            for mode in ("set", "add", "max", "min")
+        ),
+        lambda x, u, i, j: md.scatter(x, j, md.sin(x), "length"),
+        lambda x, u, i, j: md.segment_sum(x, j, md.Dimension("length", 5), over="length"),
+        lambda x, u, i, j: md.segment_mean(x, j, md.Dimension("spot", 5)),
+    ]
+    same = md.named(np.random.default_rng(1).integers(-1, 8, (3, 7)), [rows, places])
+    along = md.named(np.asarray(AT.data), [rows, md.Dimension("spot", 5)])
+
+    assert_same_on_every_layout(functions, WIDE, UPDATES, along, same)
+    spots = [
+        ("x:2,y:2", "spot:x+y"),
+        ("x:4,y:2", "spot:y; length:x"),
+        ("x:3,y:2", "spot:x;batch:y"),
+    ]
+    assert_same_on_every_layout(functions, WIDE, UPDATES, along, same, layouts=spots)
+
+
+def test_an_index_may_be_a_python_number():
+    table = random([vocab, embed])
+    found = run(
+        lambda t: [md.take(t, 2, "vocab"), md.scatter(t, 2, 0, "vocab"), md.one_hot(2, vocab)],
+        table,
+    )
+    assert_close(found[0], table.data[2])
+    assert_close(found[1], np.where(np.arange(6)[:, None] == 2, 0, table.data))
+    assert_close(found[2], np.arange(6) == 2)
+    text = message(lambda t: md.take(t, 2.0, "vocab"), table)
+    assert "the indices must be integers, got f32" in text
+
+
 def test_mistakes_are_told():
     table, indices = random([vocab, embed]), tokens()
     for function, text in [
@@ -81,8 +262,54 @@ def test_mistakes_are_told():
         (lambda t, i: md.take(t, i, "vocabs"), "no dim `vocabs` in [vocab=6, embed=4]. Did you"),
         (
             lambda t, i: md.take(t, i.rename(length="embed"), "vocab"),
-            "table and indices share the dim `embed`; rename it in one",
+            "take: dim `embed` has size 4 in the table but 2 in the indices; rename it in one",
+        ),
+        (
+            lambda t, i: md.take_along(t, i, "vocab"),
+            "take_along: the indices have no dim `vocab`; md.take looks up without it",
+        ),
+        (
+            lambda t, i: md.scatter(t, i, 1, "vocab", mode="mul"),
+            "scatter: unknown mode 'mul'; choose one of set, add, max, min",
+        ),
+        (
+            lambda t, i: md.scatter(t, i, md.cast(t, "float32"), "vocab"),
+            "scatter: the updates are f32, but x is f64; cast one of them",
+        ),
+        (
+            lambda t, i: md.scatter(t, i, t, "vocab"),
+            "the updates have [vocab=6], but may have the dims of the indices and x's others: "
+            "[batch=3, length=2, embed=4]",
+        ),
+        (
+            lambda t, i: md.scatter(t > 0, i, True, "vocab", "add"),
+            "scatter: needs numbers to add, got bool; mode 'max' is their logical or",
+        ),
+        (
+            lambda t, i: md.scatter(t, i.rename(length="embed"), 1, "vocab"),
+            "scatter: dim `embed` has size 4 in the table but 2 in the indices",
         ),
         (lambda t, i: md.one_hot(t, vocab), "one_hot: the indices must be integers, got f64"),
     ]:
         assert text in message(function, table, indices)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_complex_numbers(backend):
+    z = md.named(WIDE.data + 1j * WIDE.data[::-1], WIDE.dims)
+
+    def model(z, i):
+        found = md.take(z, i, "length")
+        return found, md.scatter(z, i, found, "length", "add"), md.scatter(z, i, 2.0, "length")
+
+    found, added, put = run(model, z, AT, mesh="x:4", layout="length:x", backend=backend)
+    expected = np.take_along_axis(z.data, np.clip(AT.data, 0, 6), 1) * inside(AT.data)
+    assert np.allclose(found, expected, rtol=1e-12)
+    assert np.allclose(added, scattered(z.data, AT.data, expected, "add"), rtol=1e-12)
+    assert np.array_equal(put, scattered(z.data, AT.data, np.full((3, 5), 2.0), "set"))
+
+
+def test_too_many_updates_to_be_ordered_are_a_mistake():
+    wide = md.spec([md.Dimension("a", 2**16), md.Dimension("b", 2**16)], "int8")
+    text = message(lambda x, i: md.scatter(x, i, 1.0, "n"), md.spec([md.Dimension("n", 4)]), wide)
+    assert "too many updates of one element to be ordered: [a=65536, b=65536]" in text

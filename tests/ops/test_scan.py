@@ -329,3 +329,71 @@ def test_other_mistakes_are_told():
         ),
     ]:
         assert text in message(function, x)
+
+
+# Map.
+
+
+def test_map_stacks_what_a_function_gives_of_every_slice():
+    def ours(xs, w):
+        def one(tree):
+            return {"y": md.tanh(md.einsum(tree["x"], w, over="a")), "n": md.sum(tree["x"])}
+
+        found = md.map(one, {"x": xs}, "steps")
+        return found["y"] * found["n"]
+
+    def theirs(xs, w):
+        return jnp.tanh(xs @ w) * xs.sum(1, keepdims=True)
+
+    _, xs, w = inputs()
+    assert_agree(ours, theirs, xs, w, order=2)
+    for backend in ("numpy", "jax"):
+        found = run(ours, xs, w, mesh="x:3", layout="steps:x; b:x?", backend=backend)
+        assert_close(found, theirs(xs.data, w.data))
+
+
+def test_map_tells_mistakes_as_its_own():
+    text = message(lambda x: md.map(lambda x: x, x, "step"), random([steps, a]))
+    assert "map: xs: f64[steps=4, a=3] has no dim `step`" in text
+    text = message(lambda x: md.map(lambda _: x, x, "steps"), random([steps, a]))
+    assert "map: ys are stacked along `steps`, which they have already" in text
+
+
+def test_several_carries_of_all_kinds_in_reverse_on_layouts_that_do_not_divide():
+    five, odd = md.dims(five=5, odd=3)
+    xs = {"x": random([five, odd], seed=1), "i": md.named(np.arange(5, dtype=np.int32), [five])}
+
+    def ours(start, xs):
+        def body(carry, x):
+            (total, count), mean = carry
+            total = total * 0.5 + md.sin(x["x"]) * mean
+            mean = mean + md.mean(total) * md.cast(x["i"], "float64")
+            return ((total, count + x["i"]), mean), (total * mean, [count])
+
+        start = ((start, md.full([], 0, "int32")), md.sum(start))
+        ((total, count), mean), (ys, [counts]) = md.scan(body, start, xs, five, reverse=True)
+        return ys + total * mean + md.cast(counts + count, "float64")
+
+    def theirs(start, xs):
+        def body(carry, x):
+            (total, count), mean = carry
+            total = total * 0.5 + jnp.sin(x["x"]) * mean
+            mean = mean + total.mean() * x["i"]
+            return ((total, count + x["i"]), mean), (total * mean, count)
+
+        start = ((start, jnp.int32(0)), start.sum())
+        ((total, count), mean), (ys, counts) = jax.lax.scan(body, start, xs, reverse=True)
+        return ys + total * mean + (counts + count)[:, None]
+
+    def flat(start, x, i):
+        return ours(start, {"x": x, "i": i})
+
+    start = random([odd])
+    expected = theirs(start.data, {"x": xs["x"].data, "i": xs["i"].data})
+    assert_agree(
+        flat, lambda s, x, i: theirs(s, {"x": x, "i": jnp.asarray(i)}), start, *xs.values()
+    )
+    for backend in ("numpy", "jax"):
+        for layout in ("odd:x; five:y", "five:x+y"):
+            found = run(ours, start, xs, mesh="x:2,y:2", layout=layout, backend=backend)
+            assert_close(found, expected)

@@ -3,6 +3,7 @@
 import optax
 import pytest
 
+import meshdsl as md
 from meshdsl.optim import Sgd, schedules
 from tests.optim import trees
 
@@ -52,3 +53,13 @@ def test_numbers_out_of_range():
     )
     with pytest.raises(ValueError, match=r"^Sgd: nesterov needs a momentum above 0$"):
         Sgd(0.1, nesterov=True)
+
+
+def test_a_complex_parameter_is_told():
+    params = {"w": md.spec(md.dims(a=4), "complex64")}
+
+    def update(params, grads):
+        return Sgd(0.1).update(grads, Sgd(0.1).init(params), params, 0)[0]
+
+    with pytest.raises(ValueError, match=r"w is c64\[a=4\], but optimizers update real numbers: k"):
+        md.jit(update).trace(params, params)

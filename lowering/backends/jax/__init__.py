@@ -1,6 +1,11 @@
 """The JAX backend: one `jax.shard_map` with the program's collectives written out."""
 
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
-from meshdsl.lowering.backends.jax.executable import Executable, device_mesh, function
+from meshdsl.lowering.backends.jax.executable import (
+    Executable,
+    device_mesh,
+    function,
+    partition_spec,
+)
 
-__all__ = ["EMITTERS", "Executable", "device_mesh", "function"]
+__all__ = ["EMITTERS", "Executable", "device_mesh", "function", "partition_spec"]

@@ -38,10 +38,10 @@ def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
     reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
     if not is_float(instruction.inputs[0].dtype):
         return reduce(x, axes)
-    return _from_key(reduce(_to_key(x, kind), axes), x.dtype)
+    return _from_key(reduce(to_key(x, kind), axes), x.dtype)
 
 
-def _to_key(x: Any, kind: str) -> Any:
+def to_key(x: Any, kind: str) -> Any:
     """Returns integers in the order of the numbers, with NaN winning.
 
     XLA's reductions between devices may drop NaN, its local ones do not.

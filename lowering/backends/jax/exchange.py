@@ -31,7 +31,7 @@ def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     column[at] = length
     index = np.arange(length, dtype=np.int32).reshape(column)
     for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
-        aligned = _shifted(piece, at, _own(offsets, axes), length)
+        aligned = _shifted(piece, at, offsets, axes, length)
         low, high = _own(lows, axes), _own(highs, axes)
         if isinstance(low, int) and isinstance(high, int) and low <= 0 and high >= length:
             window = aligned
@@ -44,18 +44,17 @@ def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     return jnp.broadcast_to(window, out.local.sizes)
 
 
-def _shifted(piece: Any, at: int, offset: Any, length: int) -> Any:
-    """Returns `length` positions of which number `offset` is the first of `piece`."""
-    size = piece.shape[at]
+def _shifted(piece: Any, at: int, offsets: Sequence[int], axes: Sequence[str], length: int) -> Any:
+    """Returns `length` positions, of which the one at this device's offset is the piece's first."""
+    size, (least, most) = piece.shape[at], (min(offsets), max(offsets))
     pads = [(0, 0, 0)] * piece.ndim
-    if isinstance(offset, int | np.integer):
-        if offset == 0 and size == length:
-            return piece
-        pads[at] = (int(offset), length - size - int(offset), 0)
-        return lax.pad(piece, np.zeros((), piece.dtype), pads)
-    pads[at] = (length, length, 0)
-    padded = lax.pad(piece, np.zeros((), piece.dtype), pads)
-    return lax.dynamic_slice_in_dim(padded, length - offset, length, at)
+    pads[at] = (most, length - size - least, 0)
+    if any(pads[at]):
+        piece = lax.pad(piece, np.zeros((), piece.dtype), pads)
+    if least == most:
+        return piece
+    starts = [most - offset for offset in offsets]
+    return lax.dynamic_slice_in_dim(piece, _own(starts, axes), length, at)
 
 
 def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:

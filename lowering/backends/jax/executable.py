@@ -26,15 +26,21 @@ class Executable:
 
     Args:
         donated: per input, whether its buffer may be reused for an output.
+        devices: the devices of the mesh; by default the first ones there are.
 
     Raises:
         ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode.
     """
 
-    def __init__(self, program: SpmdProgram, donated: Sequence[bool] = ()) -> None:
+    def __init__(
+        self,
+        program: SpmdProgram,
+        donated: Sequence[bool] = (),
+        devices: jax.sharding.Mesh | None = None,
+    ) -> None:
         self.program = program
         block = program.block
-        mesh = device_mesh(program.mesh)
+        mesh = devices or device_mesh(program.mesh)
         self.shardings = [_sharding(mesh, value) for value in block.inputs]
         reused = _reusable(block, donated)
         jitted = jax.jit(
@@ -52,7 +58,11 @@ class Executable:
             leaf if getattr(leaf, "sharding", None) == sharding else jax.device_put(leaf, sharding)
             for leaf, sharding in zip(leaves, self.shardings, strict=True)
         ]
-        return self.compiled(*placed)
+        results = self.compiled(*placed)
+        if self.program.block.has_effect:  # a call returns when all has been done that it does
+            jax.effects_barrier()
+            jax.block_until_ready(results)
+        return results
 
     def as_text(self) -> str:
         """Returns the optimised HLO."""
@@ -67,10 +77,10 @@ def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Cal
     """Returns the program as a jittable function of its inputs, as global arrays."""
     _check_dtypes(program)
     block = program.block
-    machine = Machine(program.mesh, EMITTERS)
+    platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(machine.run(block, arrays))
+        return tuple(Machine(program.mesh, EMITTERS, platform).run(block, arrays))
 
     if program.mesh.size == 1:
         return local
@@ -117,7 +127,7 @@ def _check_dtypes(program: SpmdProgram) -> None:
         return
     wide = {v.dtype.name for v in (*program.block.inputs, *program.block.outputs)}
     wide |= {v.dtype.name for i, _ in program.block.walk() for v in i.outputs}
-    found = sorted(wide & {"float64", "int64", "uint64"})
+    found = sorted(wide & {"float64", "int64", "uint64", "complex128"})
     if found:
         raise ValueError(
             f"the program uses {', '.join(found)}, which JAX turns into 32 bits unless told "

@@ -1,43 +1,71 @@
-"""Look-up by index, and adding up by index."""
+"""Look-up by index, and putting together by index."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from meshdsl.dims import Shape
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.dtypes import identity, is_float
+from meshdsl.lowering.backends.arrange import reorder
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
 
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    table, indices = inputs
-    rows = instruction.inputs[0].local
-    at = rows.position(instruction.params["dim"])
-    inside = jnp.where(indices < 0, rows[at].size, indices)
-    found = jnp.take(table, inside, axis=at, mode="fill", fill_value=0)
-    if at == 0:
-        return found
-    moved = tuple(range(at, at + indices.ndim))
-    return jnp.moveaxis(found, moved, tuple(range(indices.ndim)))
+    table, indices = (v.local for v in instruction.inputs)
+    (out,), dim = instruction.outputs, instruction.params["dim"]
+    shared = instruction.params["pairs"]
+    rows, places = table.without(shared), indices.without(shared)
+    at, size = rows.position(dim), rows.get(dim).size
+
+    def look_up(rows: Any, index: Any) -> Any:
+        inside = jnp.where(index < 0, size, index)
+        return jnp.take(rows, inside, axis=at, mode="fill", fill_value=0)
+
+    for _ in shared:
+        look_up = jax.vmap(look_up)
+    found = look_up(
+        jnp.transpose(inputs[0], reorder(table.names, [*shared, *rows.names])),
+        jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+    )
+    held = [*shared, *rows.names[:at], *places.names, *rows.names[at + 1 :]]
+    return jnp.transpose(found, reorder(held, out.local.names))
 
 
-def _scatter_add(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    updates, indices = inputs
-    (out,) = instruction.outputs
-    at = out.local.position(instruction.params["dim"])
-    rest = out.local.without([instruction.params["dim"]])
-    ordered = Shape([*instruction.inputs[1].local, *rest])
-    updates = align(updates, instruction.inputs[0].local, ordered)
-    rows = out.local[at].size
-    zeros = jnp.zeros((rows, *rest.sizes), out.dtype)
-    inside = jnp.where(indices < 0, rows, indices)
-    return jnp.moveaxis(zeros.at[inside].add(updates, mode="drop"), 0, at)
+def _scatter(method: str, kind: str) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        updates, indices = (v.local for v in instruction.inputs)
+        (out,), dim = instruction.outputs, instruction.params["dim"]
+        shared = instruction.params["pairs"]
+        places, rest = indices.without(shared), out.local.without([dim, *shared])
+        size = out.local.get(dim).size
+        half = kind == "sum" and is_float(out.dtype) and out.dtype.itemsize < 4
+        work = np.dtype("float32") if half else out.dtype  # so that many small summands count
+        blank = np.asarray(identity(kind, out.dtype)).astype(work)
+
+        def put(updates: Any, index: Any) -> Any:
+            rows = jnp.full((size, *rest.sizes), blank)
+            at = rows.at[jnp.where(index < 0, size, index)]
+            return getattr(at, method)(updates.astype(work), mode="drop").astype(out.dtype)
+
+        for _ in shared:
+            put = jax.vmap(put)
+        found = put(
+            jnp.transpose(inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names])),
+            jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+        )
+        return jnp.transpose(found, reorder([*shared, dim, *rest.names], out.local.names))
+
+    return emit
 
 
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
-    "scatter_add": _scatter_add,
+    "scatter_add": _scatter("add", "sum"),
+    "scatter_max": _scatter("max", "max"),
+    "scatter_min": _scatter("min", "min"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,10 +21,17 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """One device of a mesh, inside `jax.shard_map`."""
+    """One device of a mesh, inside `jax.shard_map`; its platform decides on fused kernels.
+
+    Attributes:
+        token: what the last effect returned (an s32 scalar), if there was one: the next takes it,
+            and so comes after it. A machine is there for one trace of JAX's.
+    """
 
     mesh: Mesh
     emitters: Mapping[str, Emitter]
+    platform: str = "cpu"
+    token: list[Any] = field(default_factory=list)
 
     def counts(self, axes: Sequence[str]) -> list[int]:
         """Returns the sizes of some axes."""
@@ -40,6 +47,36 @@ class Machine:
                 results = (results,)
             held.update(zip(instruction.outputs, results, strict=True))
         return [held[v] for v in block.outputs]
+
+    def last_effect(self) -> Any:
+        """Returns the token."""
+        return self.token[-1] if self.token else jnp.int32(0)
+
+    def ordered(self, blocks: Sequence[Block]) -> tuple[list[jax.Array], Callable]:
+        """Passes the token through a loop or a branch, if it has effects.
+
+        Returns:
+            The token, in a list that is empty where nothing has effects; and `run` for the blocks,
+            which takes and returns their arrays with the token behind them.
+        """
+        effects = any(block.has_effect for block in blocks)
+
+        def run(block: Block, inputs: Arrays) -> list[jax.Array]:
+            if not effects:
+                return [jnp.asarray(array) for array in self.run(block, inputs)]
+            outside, self.token[:] = self.token[:], inputs[-1:]
+            results = [jnp.asarray(array) for array in self.run(block, inputs[:-1])]
+            inside, self.token[:] = self.last_effect(), outside
+            return [*results, inside]
+
+        return [self.last_effect()] if effects else [], run
+
+    def resume(self, results: Arrays, token: Sequence[jax.Array]) -> list[jax.Array]:
+        """Takes the token from behind the results of a loop or a branch, if it has one."""
+        results = list(results)
+        if token:
+            self.token[:] = [results.pop()]
+        return results
 
 
 def align(array: Any, have: Shape, want: Shape) -> Any:

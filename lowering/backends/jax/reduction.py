@@ -20,8 +20,19 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
     return emit
 
 
+def _arg(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        return compute(inputs[0], axis=at).astype(jnp.int32)
+
+    return emit
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "sum": _reduction(jnp.sum),
+    "prod": _reduction(jnp.prod),
+    "argmax": _arg(jnp.argmax),
+    "argmin": _arg(jnp.argmin),
     "max": _reduction(jnp.max),
     "min": _reduction(jnp.min),
 }

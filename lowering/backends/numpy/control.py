@@ -32,7 +32,28 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np
     return [*carry, *(np.stack(column, axis=1) for column in zip(*rows, strict=True))]
 
 
+def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
+    params, consts = instruction.params, instruction.params["consts"]
+    fixed, carry = list(inputs[:consts]), list(inputs[consts:])
+    while _holds(machine.run(params["condition"], [*fixed, *carry])[0]):
+        carry = machine.run(params["body"], [*fixed, *carry])
+    return carry
+
+
+def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
+    if_true, if_false = instruction.bodies
+    return machine.run(if_true if _holds(inputs[0]) else if_false, inputs[1:])
+
+
+def _holds(predicate: np.ndarray) -> bool:
+    """Returns what all devices agree on."""
+    assert (predicate == predicate[0]).all(), "devices take different branches"
+    return bool(predicate[0])
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "barrier": lambda machine, instruction, inputs: tuple(inputs),
+    "cond": _cond,
     "scan": _scan,
+    "while": _while,
 }

@@ -16,7 +16,9 @@ from meshdsl.lowering.program import SpmdProgram
 class Executable:
     """A program ready to run on simulated devices."""
 
-    def __init__(self, program: SpmdProgram, donated: Sequence[bool] = ()) -> None:
+    def __init__(
+        self, program: SpmdProgram, donated: Sequence[bool] = (), devices: Any = None
+    ) -> None:
         self.program = program
         self._machine = Machine(program.mesh, EMITTERS)
 

@@ -1,45 +1,69 @@
-"""Look-up by index, and adding up by index."""
+"""Look-up by index, and putting together by index."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from meshdsl.dims import Shape
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.dtypes import identity
+from meshdsl.lowering.backends.arrange import reorder
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
 from meshdsl.lowering.program import Instruction
 
 
+def _lay(array: np.ndarray, have: Shape, want: Sequence[str]) -> np.ndarray:
+    """Orders the dims of an array, behind that of the devices."""
+    return array.transpose(0, *(i + 1 for i in reorder(have.names, want)))
+
+
+def _grid(index: np.ndarray, count: int) -> list[np.ndarray]:
+    """Returns each element's position along the first `count` dims of an index array."""
+    return [
+        np.broadcast_to(i, index.shape) for i in np.ogrid[tuple(map(slice, index.shape))][:count]
+    ]
+
+
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    table, indices = inputs
-    at = instruction.inputs[0].local.position(instruction.params["dim"])
-    rows = np.moveaxis(table, at + 1, 1)
-    inside = (indices >= 0) & (indices < rows.shape[1])
-    safe = np.where(inside, indices, 0)
-    found = np.stack([row[index] for row, index in zip(rows, safe, strict=True)])
-    mask = inside.reshape(*inside.shape, *(1,) * (rows.ndim - 2))
-    return np.where(mask, found, np.zeros((), found.dtype))
+    table, indices = (v.local for v in instruction.inputs)
+    (out,), dim = instruction.outputs, instruction.params["dim"]
+    shared = instruction.params["pairs"]
+    places, rest = indices.without(shared).names, table.without([dim, *shared]).names
+    rows = _lay(inputs[0], table, [*shared, dim, *rest])
+    index = _lay(inputs[1], indices, [*shared, *places])
+    inside = (index >= 0) & (index < table.get(dim).size)
+    found = rows[*_grid(index, 1 + len(shared)), np.where(inside, index, 0)]
+    mask = inside.reshape(*inside.shape, *(1,) * len(rest))
+    found = np.where(mask, found, np.zeros((), found.dtype))
+    held = (*shared, *places, *rest)
+    return found.transpose(0, *(i + 1 for i in reorder(held, out.local.names)))
 
 
-def _scatter_add(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    updates, indices = inputs
-    (out,) = instruction.outputs
-    names = instruction.inputs[1].local.names
-    rest = out.local.without([instruction.params["dim"]])
-    ordered = Shape([*instruction.inputs[1].local, *rest])
-    updates = align(updates, instruction.inputs[0].local, ordered)
-    at = out.local.position(instruction.params["dim"])
-    result = np.zeros((machine.mesh.size, *out.local.sizes), out.dtype)
-    rows = np.moveaxis(result, at + 1, 1)
-    assert names == ordered.names[: len(names)]
-    for row, index, update in zip(rows, indices, updates, strict=True):
-        inside = (index >= 0) & (index < row.shape[0])
-        np.add.at(row, index[inside], update[inside])
-    return result
+def _scatter(combine: Any, kind: str) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+        updates, indices = (v.local for v in instruction.inputs)
+        (out,), dim = instruction.outputs, instruction.params["dim"]
+        shared = instruction.params["pairs"]
+        places, rest = indices.without(shared).names, out.local.without([dim, *shared])
+        index = _lay(inputs[1], indices, [*shared, *places])
+        update = wide(_lay(inputs[0], updates, [*shared, *places, *rest.names]))
+        sizes = (*index.shape[: 1 + len(shared)], out.local.get(dim).size, *rest.sizes)
+        rows = np.full(sizes, identity(kind, out.dtype), update.dtype)
+        inside = (index >= 0) & (index < out.local.get(dim).size)
+        at = [grid[inside] for grid in _grid(index, 1 + len(shared))]
+        combine.at(rows, (*at, index[inside]), update[inside])
+        held = (*shared, dim, *rest.names)
+        order = (0, *(i + 1 for i in reorder(held, out.local.names)))
+        return rows.transpose(order).astype(out.dtype)
+
+    return emit
 
 
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
-    "scatter_add": _scatter_add,
+    "scatter_add": _scatter(np.add, "sum"),
+    "scatter_max": _scatter(np.maximum, "max"),
+    "scatter_min": _scatter(np.minimum, "min"),
 }

@@ -21,8 +21,19 @@ def _reduction(function: Any) -> Emitter:
     return emit
 
 
+def _arg(function: Any) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+        at = instruction.inputs[0].local.position(instruction.params["dim"]) + 1
+        return function(wide(inputs[0]), axis=at).astype(np.int32)
+
+    return emit
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "sum": _reduction(np.add),
+    "prod": _reduction(np.multiply),
+    "argmax": _arg(np.argmax),
+    "argmin": _arg(np.argmin),
     "max": _reduction(np.maximum),
     "min": _reduction(np.minimum),
 }

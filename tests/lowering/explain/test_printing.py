@@ -95,6 +95,18 @@ def test_comparisons_and_logic_are_written_with_pythons_operators():
     assert formulas(f, X) == ["keep = (x > 0) & ~(x >= 1) | (x == 2)", "f = where(keep, x, 0)"]
 
 
+def test_whole_numbers_have_pythons_operators_too():
+    def f(x):
+        y = (x // 2 << 1) % 3
+        z = ~(x & 1 ^ x >> 2)
+        return y, z
+
+    assert formulas(f, md.spec([batch], "int32")) == [
+        "y = (x // 2 << 1) % 3",
+        "z = ~(x & 1 ^ x >> 2)",
+    ]
+
+
 def test_a_value_read_twice_has_its_own_line_named_after_its_operation():
     def f(x):
         y = md.exp(x) / md.sum(md.exp(x), "embed")
@@ -157,8 +169,8 @@ def test_an_output_that_replaces_an_input_is_called_after_it():
 
 def test_stacked_values_keep_their_names_from_loop_to_loop():
     text = show(train_step, {"params": PARAMS}, {"x": X, "y": X})
-    assert "stack x, h.greater, h (1.7 KiB)" in text
-    assert "over  x, w_in, w_out, h.greater, h\n" in text
+    assert "stack x, h.less_equal, h (1.7 KiB)" in text
+    assert "over  x, w_in, w_out, h.less_equal, h\n" in text
 
 
 def test_no_line_is_empty_of_meaning_where_the_source_cannot_be_read():

@@ -53,3 +53,53 @@ def test_one_hot_is_local_on_every_layout():
     for layout in ("vocab:model", "vocab:model+data", "batch:data; vocab:model", "length:model"):
         found = collectives(lambda t: md.one_hot(t, vocab, "float64"), tokens, layout=layout)
         assert found == []
+
+
+def test_dims_that_pair_up_stay_split():
+    logits, labels = random([batch, vocab]), md.named(TOKENS[:, 0], [batch])
+    for layout, expected in [
+        ("batch:data", []),
+        ("vocab:model; batch:data", ["all_reduce model [batch=8]"]),
+    ]:
+        found = collectives(lambda x, i: md.take(x, i, "vocab"), logits, labels, layout=layout)
+        assert found == expected
+
+
+def test_looking_along_a_split_dim_moves_the_cheaper_side():
+    x = random([batch, vocab])
+    few = md.named(TOKENS, [batch, "vocab"])
+    many = md.named(np.tile(TOKENS, 6), [batch, vocab])
+
+    def along(x, i):
+        return md.take_along(x, i, "vocab")
+
+    assert collectives(along, x, few, layout="vocab:model") == [
+        "all_gather model [batch=8, vocab=4]",
+        "reduce_scatter model [batch=8, vocab=4]",
+    ]
+    assert (
+        collectives(along, x, many, layout="vocab:model")
+        == ["all_to_all model [batch=8, vocab=24]"] * 3
+    )
+
+
+def test_a_scatter_into_a_split_dim_is_local():
+    x, tokens = random([batch, vocab]), md.named(TOKENS, [batch, length])
+    for mode in ("set", "add", "max", "min"):
+        found = collectives(
+            lambda x, i: md.scatter(x, i, 1.0, "vocab", mode),  # noqa: B023
+            *(x, tokens),
+            layout="vocab:model; batch:data",
+        )
+        assert found == ["all_reduce model [batch=8, length=4]"] * (mode == "set")
+
+
+def test_split_updates_leave_partial_results():
+    x, items = random([vocab]), md.named(TOKENS[:, 0], [batch])
+    for mode, reductions in (("add", 1), ("max", 1), ("set", 2)):
+        found = collectives(
+            lambda x, i: md.scatter(x, i, 1.0, "vocab", mode),  # noqa: B023
+            *(x, items),
+            layout="batch:data",
+        )
+        assert found == ["all_reduce data [vocab=24]"] * reductions

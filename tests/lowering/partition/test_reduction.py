@@ -60,3 +60,20 @@ def test_cross_entropy_over_a_split_vocab_never_gathers_the_logits(layout):
     assert max(c.payload_bytes for c in program.collectives) <= 8 * 8  # [batch], float64
     backward = lowered(md.grad(loss), x, table, labels, layout=layout).collectives
     assert {str(c.dims) for c in backward} <= {"[]", "[batch=8]", "[batch=8, embed=16]"}
+
+
+def test_a_product_gathers_one_number_per_device():
+    found = collectives(
+        lambda x: md.prod(x, "embed"), random([batch, embed]), layout="embed:model; batch:data"
+    )
+    assert found == ["all_gather model [devices_=4, batch=8]"]
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_where_the_extreme_is_costs_two_reductions_of_the_result(name):
+    found = collectives(
+        lambda x: getattr(md, name)(x, "embed"),
+        random([batch, embed]),
+        layout="embed:model; batch:data",
+    )
+    assert found == ["all_reduce model [batch=8]"] * 2

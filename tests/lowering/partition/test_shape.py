@@ -8,6 +8,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import meshdsl as md
 from tests.lowering.plans import collectives
@@ -177,3 +179,51 @@ def test_renaming_keeps_the_axes_where_both_names_have_them():
     )
     found = collectives(lambda x: x.rename(length="memory"), x, layout="length:model; memory:-")
     assert found == ["all_gather model [length=8]"]
+
+
+@given(
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.sampled_from(["x", "y", "x+y", "y+x", "-"]),
+    st.sampled_from(["x", "y", "x+y", "y+x", "-"]),
+    st.sampled_from(["x?", "y?", "-"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_sizes_that_do_not_divide(major, minor, whole, first, second):
+    parts = [d("b", major), d("c", minor)]
+    x = random([d("e", 2), d("a", major * minor)])
+
+    def model(x):
+        several = md.sin(x).split("a", parts)
+        again = md.cos(several).merge(["c", "b"], "a")
+        return several, again, md.cos(several).merge(["b", "c"], "a")
+
+    where = {"mesh": "x:2,y:3", "layout": f"a:{whole}; b:{first}; c:{second}"}
+    found = md.jit(model, backend="numpy", **where)(x)
+    several = np.sin(x.data).reshape(2, major, minor)
+    again = np.cos(several)
+    expected = [several, again.transpose(0, 2, 1).reshape(2, -1), again.reshape(2, -1)]
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), other, rtol=1e-12)
+
+
+def test_shards_that_end_at_different_places_exchange_what_lies_between():
+    """Over two devices 7 x 3 are blocks of 4 rows, 12 elements; as a whole, blocks of 11."""
+    x = random([d("b", 7), d("c", 3)])
+
+    def merged(x):
+        return md.sum(md.sin(x.merge(["b", "c"], "a")), "a")
+
+    assert collectives(merged, x, layout="a:x; b:x", mesh="x:2") == [
+        "permute x [a=2]",
+        "all_reduce x []",
+    ]
+    y = random([d("a", 21)])
+
+    def split(y):
+        return md.sum(md.sin(y.split("a", [d("b", 7), d("c", 3)])))
+
+    assert collectives(split, y, layout="a:x; b:x", mesh="x:2") == [
+        "permute x [a=2]",
+        "all_reduce x []",
+    ]

@@ -1,0 +1,35 @@
+"""Fourier transforms along one dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
+    """Returns the emitter of a transform along the last of two dims.
+
+    Of more than two, XLA's compiler for CPUs may choose an order in memory that it cannot do.
+    """
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        x = jnp.moveaxis(inputs[0], at, -1)
+        result = function(instruction, x.reshape(-1, x.shape[-1]))
+        result = result.reshape(*x.shape[:-1], result.shape[-1])
+        return jnp.moveaxis(result, -1, at)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "fft": _transform(lambda instruction, x: jnp.fft.fft(x)),
+    "ifft": _transform(lambda instruction, x: jnp.fft.ifft(x)),
+    "rfft": _transform(lambda instruction, x: jnp.fft.rfft(x)),
+    "irfft": _transform(lambda instruction, x: jnp.fft.irfft(x, instruction.params["into"].size)),
+}

@@ -1,0 +1,38 @@
+"""What backends need to run a user's own function: its results are what the program expects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdsl.dtypes import short
+from meshdsl.lowering.program import Instruction
+
+
+def checked(instruction: Instruction, results: Any) -> list[Any]:
+    """Returns the arrays of one device that a function made.
+
+    Raises:
+        ValueError: their number, shapes or dtypes are not those of the results; all told.
+    """
+    name, outputs = instruction.params["definition"].name, instruction.outputs
+    found: Sequence[Any] = results if isinstance(results, list | tuple) else (results,)
+    problems = []
+    if len(found) != len(outputs):
+        problems.append(f"{len(found)} arrays were returned for {len(outputs)} results")
+    for number, (array, value) in enumerate(zip(found, outputs, strict=False), 1):
+        wanted = f"{short(value.dtype)}{list(value.local.sizes)}"
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            problems.append(f"result {number} is a {type(array).__name__}, not an array")
+        elif tuple(array.shape) != value.local.sizes or array.dtype != value.dtype:
+            problems.append(
+                f"result {number} is {short(array.dtype)}{list(array.shape)}, but its shard of "
+                f"{value.shape} is {wanted}"
+            )
+    if problems:
+        raise ValueError(
+            f"{name}: "
+            + "; ".join(problems)
+            + f"\n  at {instruction.source}  {instruction.source.code}".rstrip()
+        )
+    return list(found)

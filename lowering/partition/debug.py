@@ -1,0 +1,24 @@
+"""Partition rule of printing: the values come whole to every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+
+
+def printed(case: Case) -> Plan:
+    """What is split is gathered; the backends let the first device print."""
+    op, whole = case.operation, TensorLayout()
+    (done,) = op.outputs
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        return builder.add("print", inputs, [(done.shape, done.dtype, whole)], op.params)
+
+    return Plan((whole,) * len(op.inputs), (whole,), emit)
+
+
+RULES = {"print": printed}

@@ -1,0 +1,16 @@
+"""Partition rules of Fourier transforms: the transformed dim is whole; see `linalg`."""
+
+from __future__ import annotations
+
+from meshdsl.lowering.partition.linalg import whole_dims
+from meshdsl.lowering.partition.plan import Case, Plan
+
+
+def fft(case: Case) -> Plan:
+    """A transform is linear, so partial sums pass."""
+    params = case.operation.params
+    names = [params["dim"]] + ([params["into"].name] if "into" in params else [])
+    return whole_dims(case, names, params, linear=(0,))
+
+
+RULES = dict.fromkeys(["fft", "ifft", "rfft", "irfft"], fft)

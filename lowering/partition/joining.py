@@ -1,0 +1,104 @@
+"""Partition rules of putting tensors together along a dim.
+
+Along a split dim, each device fetches the parts of the operands that its shard is made of. A dim
+that is made by stacking is filled in without moving anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.exchange import Interval, Run, bounds, gather
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.slicing import is_device, local_window
+from meshdsl.lowering.program import Value
+
+
+def concat(case: Case) -> Plan:
+    """The operands come in the layout of the result, and stay split as they are."""
+    op, (layout,) = case.operation, case.results
+    (out,), name = op.outputs, op.params["dim"]
+    axes = layout.axes(name)
+    sizes = [x.shape.get(name).size for x in op.inputs]
+    shards = bounds(sum(sizes), axes, case.mesh)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        here = inputs[0].layout
+        if len(shards) == 1:
+            return builder.add("concat", inputs, [(out.shape, out.dtype, here)], {"dim": name})
+        starts = list(itertools.accumulate(sizes, initial=0))
+        runs = [
+            [
+                Run(Interval(met.start - start, met.stop - start), met.start - shard.start, number)
+                for number, (start, stop) in enumerate(itertools.pairwise(starts))
+                if (met := shard.meet(Interval(start, stop))).size
+            ]
+            for shard in shards
+        ]
+        length = -(-out.shape.get(name).size // len(shards))
+        found = gather(builder, inputs, name, axes, runs, length)
+        if found.shape != out.shape:
+            found = builder.one("reshape", (found,), out.shape, out.dtype, here)
+        return (found,)
+
+    every = tuple(range(len(op.inputs)))
+    return Plan((layout,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+
+
+def split_into(case: Case) -> Plan:
+    """The operand comes in the layout of the parts, all of which are fetched at once."""
+    op = case.operation
+    layout, name = case.results[0], op.params["dim"]
+    axes = layout.axes(name)
+    devices = case.mesh.extent(axes)
+    outs = [out.shape.get(name) for out in op.outputs]
+    offsets = list(itertools.accumulate((-(-dim.size // devices) for dim in outs), initial=0))
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (x,) = inputs
+        if devices == 1:
+            starts = [start for start, _ in op.params["parts"]]
+            return [local_window(builder, x, d, s) for d, s in zip(outs, starts, strict=True)]
+        runs: list[list[Run]] = [[] for _ in range(devices)]
+        for (start, size), offset in zip(op.params["parts"], offsets, strict=False):
+            for run, shard in zip(runs, bounds(size, axes, case.mesh), strict=True):
+                run.append(Run(Interval(shard.start + start, shard.stop + start), offset))
+        found = gather(builder, [x], name, axes, runs, offsets[-1])
+        return [local_window(builder, found, d, at) for d, at in zip(outs, offsets, strict=False)]
+
+    return Plan((layout,), (layout,) * len(outs), emit, fixed=frozenset(axes))
+
+
+def stack(case: Case) -> Plan:
+    """Every device puts those operands together that its shard is made of."""
+    op, (layout,) = case.operation, case.results
+    (out,), name = op.outputs, op.params["dim"]
+    axes = layout.axes(name)
+    each = layout.restrict(op.inputs[0].shape.names)
+    shards = bounds(len(op.inputs), axes, case.mesh)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        here = layout.add_partial(inputs[0].layout.partial_axes)
+        varying = inputs[0].layout.add_partial(axes, "varying")
+        slot = Shape([Dimension(name, len(shards)), *op.inputs[0].shape])
+        slots = []
+        for place in range(-(-len(inputs) // len(shards))):
+            value = inputs[place]
+            for device, shard in enumerate(shards[1:], 1):
+                if place < shard.size:
+                    mine = is_device(builder, axes, device)
+                    choice = (mine, inputs[shard.start + place], value)
+                    value = builder.one("select", choice, value.shape, value.dtype, varying)
+            slots.append(builder.one("reshape", (value,), slot, out.dtype, here))
+        if len(slots) == 1 and slot == out.shape:
+            return slots
+        return builder.add("concat", slots, [(out.shape, out.dtype, here)], {"dim": name})
+
+    every = tuple(range(len(op.inputs)))
+    return Plan((each,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+
+
+RULES = {"concat": concat, "split_into": split_into, "stack": stack}

@@ -1,0 +1,86 @@
+"""Partition rules of linear algebra: matrices are whole, and every device has some of the batch.
+
+The axes that split matrix dims by the layout go over to batch dims that they divide, so that the
+work is shared and the moves are all_to_alls; where there is none, every device does all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+
+
+def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
+    """Returns where the dims of an operation are when those called `whole` are on every device.
+
+    The axes of the latter are given to the largest other dim that all operands have and that they
+    divide.
+    """
+    whole = frozenset(whole)
+    op = case.operation
+    tensors = [*zip(op.outputs, case.results, strict=True)]
+    tensors += zip(op.inputs, case.operands, strict=True)
+    splits: dict[str, tuple[str, ...]] = {}
+    free: list[str] = []
+    for _, layout in tensors:
+        for name, axes in layout.splits:
+            used = {axis for held in splits.values() for axis in held}
+            if name not in whole and name not in splits and used.isdisjoint(axes):
+                splits[name] = axes
+            else:
+                free += axes
+    used = {axis for held in splits.values() for axis in held}
+    shared = [d for d in op.inputs[0].shape.without(whole) if all(d in t.shape for t in op.inputs)]
+    for axis in dict.fromkeys(free):
+        if axis in used:
+            continue
+        room = [
+            d for d in shared if d.size % case.mesh.extent((*splits.get(d.name, ()), axis)) == 0
+        ]
+        if room:
+            dim = max(room, key=lambda d: d.size // case.mesh.extent(splits.get(d.name, ())))
+            splits[dim.name] = (*splits.get(dim.name, ()), axis)
+    return TensorLayout.of(splits)
+
+
+def whole_dims(
+    case: Case, whole: Iterable[str], params: Mapping[str, Any], linear: tuple[int, ...] = ()
+) -> Plan:
+    """Does an operation locally on dims that are whole."""
+    op = case.operation
+    layout = batch_layout(case, whole)
+    results = tuple(layout.restrict(t.shape.names) for t in op.outputs)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        partial = [axis for i in linear for axis in inputs[i].layout.partial_axes]
+        made = [
+            (t.shape, t.dtype, at.add_partial(partial))
+            for t, at in zip(op.outputs, results, strict=True)
+        ]
+        return builder.add(op.name, inputs, made, params)
+
+    return Plan(
+        operands=tuple(layout.restrict(t.shape.names) for t in op.inputs),
+        results=results,
+        emit=emit,
+        linear=linear,
+        fixed=layout.split_axes,
+    )
+
+
+def linalg(case: Case) -> Plan:
+    """Rows, columns and the inner dim of factors are whole; a solution is linear in b."""
+    params = case.operation.params
+    whole = [params["rows"], params["columns"]]
+    whole += [params["inner"].name] if "inner" in params else []
+    return whole_dims(case, whole, params, (1,) if len(case.operands) == 2 else ())
+
+
+RULES = dict.fromkeys(
+    ["cholesky", "solve", "triangular_solve", "slogdet", "qr", "eigh", "svd"], linalg
+)

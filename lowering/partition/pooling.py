@@ -1,0 +1,61 @@
+"""Partition rules of pooling: windows over a split dim need halos of their operand, nothing else.
+
+Everything is in the layout of the result; where that splits a dim that windows slide along, each
+device gets from its neighbours what its windows reach beyond its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshdsl.dtypes import identity
+from meshdsl.graph import Operation
+from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.sliding import cut
+
+
+def windows(case: Case) -> Plan:
+    """Local on what the windows meet; `window_match` has its first operand like the result."""
+    op, (layout,) = case.operation, case.results
+    (out,) = op.outputs
+    first = 1 if op.name == "window_match" else 0
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        values, slides, shape, cuts = list(inputs), [], out.shape, []
+        for slide, size in zip(op.params["slides"], op.params["sizes"], strict=True):
+            dim, axes = out.shape.get(slide.out), layout.axes(slide.out)
+            if axes:
+                found = cut(slide, dim.size, size, False, axes, case.mesh)
+                cuts.append(found)
+                slide, shape = found.slide, found.wide(shape, slide.out, case.mesh)
+                for number, value in enumerate(values):
+                    if number < first:
+                        values[number] = found.widen(builder, value, slide.out)
+                    else:
+                        values[number] = found.gather(builder, value, _outside(op, number))
+            slides.append(slide)
+        here = layout.add_partial(a for value in inputs for a in value.layout.partial_axes)
+        params = {**op.params, "slides": tuple(slides)}
+        params.pop("out")
+        value = builder.one(op.name, values, shape, out.dtype, here, **params)
+        for found in cuts:
+            value = found.narrow(builder, value, out.shape.get(found.slide.out))
+        return (value,)
+
+    linear = {"window_sum": (0,), "window_match": (2,)[: len(op.inputs) - 2]}
+    fixed = layout.split_axes
+    return Plan((layout,) * len(op.inputs), (layout,), emit, linear.get(op.name, ()), fixed=fixed)
+
+
+def _outside(op: Operation, number: int) -> float:
+    """Returns what windows meet outside of an operand: what changes nothing."""
+    if op.name == "window_max":
+        return identity("max", op.inputs[number].dtype)
+    return np.nan if op.name == "window_match" and number == 1 else 0
+
+
+RULES = dict.fromkeys(["window_sum", "window_max", "window_match"], windows)

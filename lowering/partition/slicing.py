@@ -1,0 +1,180 @@
+"""Partition rules of windows and of picking one position.
+
+Along a split dim, each device fetches the run of elements that its part of the window reads, and
+arranges it by itself: only what lies in another's shard moves. What picks one position is local:
+its owner has it, the others have zeros, and the results are summands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
+from meshdsl.lowering.exchange import Interval, Run, bounds, gather, local_slice
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+
+
+def window(case: Case) -> Plan:
+    """The operand comes in the layout of the result, and stays split as it is."""
+    op, (layout,) = case.operation, case.results
+    (out,), params = op.outputs, op.params
+    axes = layout.axes(params["dim"])
+    whole = case.mesh.extent(axes) == 1
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        dim = out.shape.get(params["dim"])
+        if not whole:
+            return (_split_window(builder, inputs[0], dim, **params),)
+        if params["wrap"]:
+            return (_turned(builder, inputs[0], dim, params["start"] % dim.size),)
+        shape = (params["start"], params["stride"], params["dilation"])
+        return (local_window(builder, inputs[0], dim, *shape, params["fill"]),)
+
+    linear = () if params["fill"] else (0,)
+    return Plan((layout,), (layout,), emit, linear, fixed=frozenset(axes))
+
+
+def _turned(builder: BlockBuilder, x: Value, dim: Dimension, start: int) -> Value:
+    """Returns an unsplit dim from `start` on, and then what comes before."""
+    if not start:
+        return x
+    sizes = [(start, dim.size - start), (0, start)]
+    parts = [local_window(builder, x, Dimension(dim.name, size), at) for at, size in sizes]
+    return builder.one("concat", parts, x.shape, x.dtype, x.layout, dim=dim.name)
+
+
+def local_window(
+    builder: BlockBuilder,
+    x: Value,
+    dim: Dimension,
+    start: int,
+    stride: int = 1,
+    dilation: int = 1,
+    fill: float | bool = 0,
+) -> Value:
+    """Writes the window of every device's own elements, counted within its shard."""
+    shape = Shape(dim if d.name == dim.name else d for d in x.shape)
+    before, after = x.local.get(dim.name).size, x.layout.local(shape, builder.mesh).get(dim.name)
+    if (start, stride, dilation, before) == (0, 1, 1, after.size):
+        if shape == x.shape:
+            return x
+        return builder.one("reshape", (x,), shape, x.dtype, x.layout)
+    params = {"start": start, "stride": stride, "dilation": dilation, "fill": fill}
+    return builder.one("window", (x,), shape, x.dtype, x.layout, dim=dim.name, **params)
+
+
+def _split_window(
+    builder: BlockBuilder,
+    x: Value,
+    out: Dimension,
+    dim: str,
+    start: int,
+    size: int,
+    stride: int,
+    dilation: int,
+    fill: float | bool,
+    wrap: bool,
+) -> Value:
+    """Fetches what each device's part reads, and takes the window of that.
+
+    The part of a device begins in its run at some place between two elements of x, where it is
+    dilated; if that is not the same place on all devices, each cuts at its own.
+    """
+    axes = x.layout.axes(dim)
+    shards = bounds(size, axes, builder.mesh)
+    held = None
+    if dilation == 1 and abs(stride) > 1:
+        x, positions = _thinned(builder, x, dim, start % abs(stride), abs(stride))
+        start, stride, held = start // abs(stride), stride // abs(stride), [positions]
+    reach = (-(-size // len(shards)) - 1) * abs(stride)
+    back = reach if stride < 0 else 0
+    lows = [start + shard.start * stride - back for shard in shards]
+    firsts, offsets = [low // dilation for low in lows], [low % dilation for low in lows]
+    runs = []
+    for shard, first in zip(shards, firsts, strict=True):
+        ends = [start + p * stride for p in (shard.start, shard.stop - 1)]
+        read = Interval(-(-min(ends) // dilation), max(ends) // dilation + 1)
+        if not shard.size:
+            read = Interval(first, first)
+        runs.append(_periods(read, first, size) if wrap else [Run(read, read.start - first)])
+    length = (max(offsets) + reach) // dilation + 1
+    found = gather(builder, [x], dim, axes, runs, length, fill, held)
+    if len(set(offsets)) > 1:
+        spread = Dimension(dim, (max(offsets) + reach + 1) * len(shards))
+        found = local_window(builder, found, spread, 0, 1, dilation, fill)
+        exact = Dimension(dim, (reach + 1) * len(shards))
+        found = local_slice(builder, found, dim, axes, offsets, exact)
+        offsets, dilation = [0], 1
+    return local_window(builder, found, out, offsets[0] + back, stride, dilation, fill)
+
+
+def _thinned(
+    builder: BlockBuilder, x: Value, dim: str, start: int, stride: int
+) -> tuple[Value, list[Interval]]:
+    """Returns every device's elements at start, start + stride, ..., and which of those they are.
+
+    So what nobody reads is not sent.
+    """
+    axes, block = x.layout.axes(dim), x.local.get(dim).size
+    shards = bounds(x.shape.get(dim).size, axes, builder.mesh)
+    skips = [(start - shard.start) % stride for shard in shards]
+    held = []
+    for shard, skip in zip(shards, skips, strict=True):
+        first = (shard.start + skip - start) // stride
+        held.append(Interval(first, first + max(0, -(-(shard.size - skip) // stride))))
+    most = Dimension(dim, -(-block // stride) * len(shards))
+    if len(set(skips)) == 1:
+        return local_window(builder, x, most, skips[0], stride), held
+    # The last of a device's elements may lie behind its shard, where nothing is read.
+    longer = Dimension(dim, (block + stride - 1 + max(skips)) * len(shards))
+    ample = local_window(builder, x, longer, 0)
+    spread = Dimension(dim, (block + stride - 1) * len(shards))
+    return local_window(
+        builder, local_slice(builder, ample, dim, axes, skips, spread), most, 0, stride
+    ), held
+
+
+def _periods(read: Interval, first: int, size: int) -> list[Run]:
+    """Returns the runs that an interval of endlessly repeated positions is."""
+    found = []
+    for period in range(read.start // size, -(-read.stop // size)):
+        met = read.meet(Interval(period * size, (period + 1) * size))
+        positions = Interval(met.start - period * size, met.stop - period * size)
+        found.append(Run(positions, met.start - first))
+    return found
+
+
+def index(case: Case) -> Plan:
+    """The owner of the position has the summand; all others have zeros."""
+    op = case.operation
+    (x,), (out,), (layout,) = op.inputs, op.outputs, case.operands
+    name, at = op.params["dim"], op.params["at"]
+    axes = layout.axes(name)
+    left = layout.restrict(out.shape.names).add_partial(axes)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        here = left.add_partial(value.layout.partial_axes)
+        shards = bounds(x.shape.get(name).size, axes, case.mesh)
+        owner = next(i for i, shard in enumerate(shards) if shard.start <= at < shard.stop)
+        one = Dimension(name, len(shards))
+        row = local_window(builder, value, one, at - shards[owner].start)
+        row = builder.one("reshape", (row,), out.shape, out.dtype, here)
+        if len(shards) > 1:
+            mine = is_device(builder, axes, owner)
+            zero = builder.number(0, out.dtype)
+            row = builder.one("select", (mine, row, zero), out.shape, out.dtype, here)
+        return (row,)
+
+    return Plan((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
+
+
+def is_device(builder: BlockBuilder, axes: Sequence[str], number: int) -> Value:
+    """Returns whether this device's index along some axes is `number`: a bool scalar."""
+    here, wanted = builder.device_index(axes), builder.number(number, INT32)
+    return builder.one("equal", (here, wanted), Shape(), BOOL, here.layout)
+
+
+RULES = {"window": window, "index": index}

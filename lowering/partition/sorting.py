@@ -1,0 +1,97 @@
+"""Partition rules of sorting.
+
+A sort needs its dim whole: it is gathered, or its axes go to another dim, whichever costs less.
+The largest elements of a split dim are among the largest of each shard: these alone are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.dtypes import identity
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.partition.plan import Case, Plan, whole_along
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.reshard import reshard_cost
+
+_CANDIDATES = "candidates_"
+
+
+def sort(case: Case) -> Plan:
+    """Local, in the cheapest layout in which the dim is whole."""
+    op, (given,) = case.operation, case.operands
+    (x,), (values, indices), dim = op.inputs, op.outputs, op.params["dim"]
+
+    def cost(choice: TensorLayout) -> float:
+        """One result goes back at least; all_to_all needs less memory where it costs the same."""
+        there = reshard_cost(x.shape, x.dtype.itemsize, given, choice, case.mesh)
+        size, home = indices.dtype.itemsize, case.results[1]
+        return there + reshard_cost(indices.shape, size, choice, home, case.mesh)
+
+    layout = min(whole_along(x.shape, given, dim, case.mesh) or [given], key=cost)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        results = [(t.shape, t.dtype, layout) for t in (values, indices)]
+        return builder.add("sort", inputs, results, op.params)
+
+    return Plan((layout,), (layout, layout), emit)
+
+
+def top_k(case: Case) -> Plan:
+    """Local where the dim is whole; else the candidates of all shards are gathered and merged."""
+    op, (layout,) = case.operation, case.operands
+    (x,), (out, _), dim = op.inputs, op.outputs, op.params["dim"]
+    axes = tuple(axis for axis in layout.axes(dim) if case.mesh.sizes[axis] > 1)
+    result = layout.restrict(x.shape.without([dim]).names)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        value, into = inputs[0], op.params["into"]
+        if not axes:
+            return _largest(builder, value, dim, into, out.shape, result)
+        value = builder.mask_pads(value, [dim], identity("max", x.dtype))
+        count = min(into.size, value.local.get(dim).size)
+        many = Dimension(_CANDIDATES, count * case.mesh.extent(axes))
+        shape = Shape(many if d.name == dim else d for d in x.shape)
+        apart = result.split(_CANDIDATES, axes)
+        found, places = _largest(builder, value, dim, many, shape, apart)
+        whole = builder.positions(x.shape.get(dim), axes)
+        places = _look_up(builder, whole, places, dim, ())
+        gather = {"axes": axes, "dim": _CANDIDATES}
+        found = builder.one("all_gather", (found,), shape, x.dtype, result, **gather)
+        places = builder.one("all_gather", (places,), shape, INT32, result, **gather)
+        pairs = shape.without([_CANDIDATES]).names
+        if builder.has_pads(x.shape.get(dim), axes):  # pads to the end, so that they lose each tie
+            params = {"dim": _CANDIDATES, "descending": False}
+            results = [(shape, INT32, result)] * 2
+            places, order = builder.add("sort", (places,), results, params)
+            found = _look_up(builder, found, order, _CANDIDATES, pairs)
+        best, which = _largest(builder, found, _CANDIDATES, into, out.shape, result)
+        return best, _look_up(builder, places, which, _CANDIDATES, pairs)
+
+    return Plan((layout,), (result, result), emit)
+
+
+def _largest(
+    builder: BlockBuilder,
+    value: Value,
+    dim: str,
+    into: Dimension,
+    shape: Shape,
+    layout: TensorLayout,
+) -> tuple[Value, Value]:
+    results = [(shape, value.dtype, layout), (shape, INT32, layout)]
+    found, places = builder.add("top_k", (value,), results, {"dim": dim, "into": into.name})
+    return found, places
+
+
+def _look_up(
+    builder: BlockBuilder, table: Value, indices: Value, dim: str, pairs: tuple[str, ...]
+) -> Value:
+    """Returns the table's elements at indices that have all of its other dims."""
+    shape, layout = indices.shape, indices.layout
+    return builder.one("take", (table, indices), shape, table.dtype, layout, dim=dim, pairs=pairs)
+
+
+RULES = {"sort": sort, "top_k": top_k}

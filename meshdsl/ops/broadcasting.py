@@ -1,0 +1,150 @@
+"""How elementwise operations are made: their dims are broadcast by name.
+
+The result has every dim of the operands: those of the operand with most dims first, then the rest
+in order of appearance. Tensors of different dtypes do not mix (cast one of them); Python numbers
+take the dtype of the tensors they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.dtypes import need_kind, short
+from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.operation import operation
+from meshdsl.ops.reduction import sum_to
+from meshdsl.trace import bind_one
+
+Unary = Callable[[Any], Tensor]
+Binary = Callable[[Any, Any], Tensor]
+Slope = Callable[..., Tensor]  # (cotangent, output, *inputs) -> the cotangent of one input
+Result = Callable[[np.dtype], np.dtype]  # dtype of the operands -> dtype of the result
+
+ELEMENTWISE: dict[str, Primitive] = {}  # by name; each joins as it is made
+
+
+def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
+    """Returns the dims of the operands together.
+
+    Raises:
+        ValueError: one name has two sizes; each clash names both tensors and where they were made.
+    """
+    ordered = sorted(inputs, key=lambda t: -len(t.shape))
+    first = ordered[0].shape
+    if all(t.shape == first or not t.shape for t in ordered):
+        return first
+    owner: dict[str, Tensor] = {}
+    found: dict[str, Dimension] = {}
+    problems = []
+    for tensor in ordered:
+        for dim in tensor.shape:
+            have = found.setdefault(dim.name, dim)
+            other = owner.setdefault(dim.name, tensor)
+            if have.size != dim.size:
+                problems.append(
+                    f"dim `{dim.name}` has size {have.size} in {other} (made at {other.source}) "
+                    f"but {dim.size} in {tensor} (made at {tensor.source})"
+                )
+    if problems:
+        raise ValueError("; ".join(problems))
+    return Shape(found.values())
+
+
+def as_bool(dtype: np.dtype) -> np.dtype:
+    """The dtype of a comparison's result."""
+    return np.dtype("bool")
+
+
+def elementwise(
+    name: str,
+    slopes: Sequence[Slope | None],
+    accepts: str,
+    result: Result | None = None,
+    **facts: Any,
+) -> Primitive:
+    """Makes an elementwise primitive.
+
+    Args:
+        slopes: one gradient rule per operand, None where the slope is zero.
+        accepts: kinds of dtype it takes: b(ool), i(nteger), f(loating-point), c(omplex).
+        result: dtype of the result from that of the operands; by default the same.
+        facts: what `Primitive` knows of an operation: work, linear, additive, symbol.
+    """
+
+    def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+        alike = inputs[-2:] if name == "select" else inputs
+        dtype = alike[-1].dtype
+        if any(t.dtype != dtype for t in alike):
+            raise ValueError(
+                f"dtypes differ: {', '.join(short(t.dtype) for t in alike)}; "
+                f"cast one, as in md.cast(x, {dtype.name!r})"
+            )
+        need_kind(dtype, accepts)
+        return [(broadcast_shape(inputs), result(dtype) if result else dtype)]
+
+    def gradient(
+        op: Operation, cotangents: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        (cotangent,) = cotangents
+        return [
+            sum_to(slope(cotangent, op.outputs[0], *op.inputs), tensor.shape)
+            if want and slope is not None
+            else None
+            for slope, want, tensor in zip(slopes, wanted, op.inputs, strict=True)
+        ]
+
+    primitive = Primitive(name, rule, gradient, flat=not any(slopes), **facts)
+    ELEMENTWISE[name] = primitive
+    return primitive
+
+
+def unary(
+    name: str,
+    slope: Slope | None,
+    accepts: str,
+    doc: str,
+    *,
+    work: Work = Work.FUNCTION,
+    **facts: Any,
+) -> Unary:
+    """Makes an elementwise operation of one operand, as `elementwise` makes its primitive."""
+    primitive = elementwise(name, [slope], accepts, work=work, **facts)
+
+    def function(x: Any) -> Tensor:
+        return bind_one(primitive, (as_tensor(x),))
+
+    return _public(function, name, f"{doc} `md.{name}(x)`.")
+
+
+def binary(
+    name: str,
+    slopes: Sequence[Slope | None],
+    accepts: str,
+    doc: str,
+    *,
+    work: Work = Work.STEP,
+    **facts: Any,
+) -> Binary:
+    """Makes an elementwise operation of two operands, as `elementwise` makes its primitive."""
+    primitive = elementwise(name, slopes, accepts, work=work, **facts)
+
+    def function(x: Any, y: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return bind_one(primitive, (x, as_tensor(y, x.dtype)))
+        if isinstance(y, Tensor):
+            return bind_one(primitive, (as_tensor(x, y.dtype), y))
+        left = as_tensor(x)
+        return bind_one(primitive, (left, as_tensor(y, left.dtype)))
+
+    return _public(function, name, f"{doc} `md.{name}(x, y)`.")
+
+
+def _public(function: Callable, name: str, doc: str) -> Callable[..., Tensor]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return operation(function)

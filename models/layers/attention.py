@@ -1,0 +1,180 @@
+"""Attention of two kinds: multi-head (and grouped-query), and latent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.dims import Dimension
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.layers.drawing import Drawing, plus
+from meshdsl.models.layers.norm import Norm, init_norm
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all layers of a stack are given alike.
+
+    Attributes:
+        causal: hides later positions from earlier ones.
+        rotation: turns queries and keys by their positions.
+        bias: is added to the scores: [heads, group, length, memory_length].
+        memory: what cross-attention reads: [batch, memory_length, embed].
+    """
+
+    causal: bool
+    rotation: nn.Rotation | None = None
+    bias: md.Tensor | None = None
+    memory: md.Tensor | None = None
+
+
+class Attention(md.Module):
+    """Multi-head attention; the dim `group` is there with grouped queries only."""
+
+    query: md.Tensor  # embed, heads, group, kv
+    key: md.Tensor  # embed, heads, kv
+    value: md.Tensor  # embed, heads, kv
+    out: md.Tensor  # heads, group, kv, embed
+    query_bias: md.Tensor | None
+    key_bias: md.Tensor | None
+    value_bias: md.Tensor | None
+    out_bias: md.Tensor | None
+    scaled: bool = md.static()
+    window: int | None = md.static()
+
+    def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
+        """Returns attention among the positions of x: [batch, length, embed]."""
+        q, k, v = self._query(x), self._key(x), self._value(x)
+        if shared.rotation is not None:
+            q, k = shared.rotation(q), shared.rotation(k)
+        k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
+        mixed = md.attention(
+            q, k, v, causal=shared.causal, bias=shared.bias, window=self.window, scale=self._scale
+        )
+        return self._leave(mixed)
+
+    def across(self, x: md.Tensor, memory: md.Tensor) -> md.Tensor:
+        """Returns attention of the positions of x to memory: [batch, memory_length, embed]."""
+        q, k, v = self._query(x), self._key(memory), self._value(memory)
+        return self._leave(md.attention(q, k, v, scale=self._scale))
+
+    @property
+    def _scale(self) -> float | None:
+        return None if self.scaled else 1.0
+
+    def _query(self, x: md.Tensor) -> md.Tensor:
+        return plus(md.einsum(x, self.query, over="embed"), self.query_bias)
+
+    def _key(self, x: md.Tensor) -> md.Tensor:
+        return plus(md.einsum(x, self.key, over="embed"), self.key_bias)
+
+    def _value(self, x: md.Tensor) -> md.Tensor:
+        return plus(md.einsum(x, self.value, over="embed"), self.value_bias)
+
+    def _leave(self, mixed: md.Tensor) -> md.Tensor:
+        heads = self.out.shape.without(["embed"])
+        return plus(md.einsum(mixed, self.out, over=heads), self.out_bias)
+
+
+class LatentAttention(md.Module):
+    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
+
+    Keys and values of all heads are made of one latent vector per position, and queries of another;
+    positions are told by `rotary_kv` further features, whose keys the heads share.
+    """
+
+    query_down: md.Tensor | None  # embed, query_rank; None: queries of full rank
+    query_norm: Norm | None
+    query: md.Tensor  # query_rank or embed, heads, kv
+    query_rotary: md.Tensor  # query_rank or embed, heads, rotary_kv
+    key_value_down: md.Tensor  # embed, kv_rank
+    key_value_norm: Norm
+    key: md.Tensor  # kv_rank, heads, kv
+    key_rotary: md.Tensor  # embed, rotary_kv
+    value: md.Tensor  # kv_rank, heads, kv
+    out: md.Tensor  # heads, kv, embed
+    window: int | None = md.static()
+
+    def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
+        assert shared.rotation is not None
+        source, over = x, "embed"
+        if self.query_down is not None and self.query_norm is not None:
+            source, over = (
+                self.query_norm(md.einsum(x, self.query_down, over="embed")),
+                "query_rank",
+            )
+        latent = self.key_value_norm(md.einsum(x, self.key_value_down, over="embed"))
+        q = md.einsum(source, self.query, over=over)
+        q_rotary = shared.rotation(md.einsum(source, self.query_rotary, over=over))
+        k = md.einsum(latent, self.key, over="kv_rank")
+        k_rotary = shared.rotation(md.einsum(x, self.key_rotary, over="embed"))
+        v = md.einsum(latent, self.value, over="kv_rank")
+        k_rotary = md.broadcast(
+            k_rotary, [*k.shape.without(["kv"]), k_rotary.shape.get("rotary_kv")]
+        )
+        q = md.concat([q, q_rotary.rename(rotary_kv="kv")], "kv")
+        k = md.concat([k, k_rotary.rename(rotary_kv="kv")], "kv").rename(length="memory_length")
+        v = v.rename(length="memory_length")
+        mixed = md.attention(q, k, v, causal=shared.causal, window=self.window)
+        return md.einsum(mixed, self.out, over=["heads", "kv"])
+
+
+def init_attention(
+    config: TransformerConfig, draw: Drawing, front: Sequence[Dimension]
+) -> Attention | LatentAttention:
+    """Returns attention of the kind of the configuration; `front` dims stack several."""
+    if config.attention == "latent":
+        return _init_latent(config, draw, front)
+    return init_multihead(config, draw, front)
+
+
+def init_multihead(
+    config: TransformerConfig, draw: Drawing, front: Sequence[Dimension]
+) -> Attention:
+    """Returns multi-head attention."""
+    _, embed, heads, kv, *_ = config.dims
+    group = config.group_dims
+
+    def zeros(*dims: Dimension) -> md.Tensor | None:
+        return draw.zeros([*front, *dims]) if config.bias else None
+
+    return Attention(
+        query=draw.into(embed, [*front, embed, heads, *group, kv]),
+        key=draw.into(embed, [*front, embed, heads, kv]),
+        value=draw.into(embed, [*front, embed, heads, kv]),
+        out=draw.into([heads, *group, kv], [*front, heads, *group, kv, embed], config.quieter),
+        query_bias=zeros(heads, *group, kv),
+        key_bias=zeros(heads, kv),
+        value_bias=zeros(heads, kv),
+        out_bias=zeros(embed),
+        scaled=config.scaled,
+        window=config.window,
+    )
+
+
+def _init_latent(
+    config: TransformerConfig, draw: Drawing, front: Sequence[Dimension]
+) -> LatentAttention:
+    _, embed, heads, kv, *_ = config.dims
+    kv_rank, rotary = md.dims(kv_rank=config.kv_rank_size, rotary_kv=config.rotary_kv_size)
+    source = embed
+    down, norm = None, None
+    if config.query_rank is not None:
+        source = Dimension("query_rank", config.query_rank)
+        down = draw.into(embed, [*front, embed, source])
+        norm = init_norm(config, draw, [*front, source])
+    return LatentAttention(
+        query_down=down,
+        query_norm=norm,
+        query=draw.into(source, [*front, source, heads, kv]),
+        query_rotary=draw.into(source, [*front, source, heads, rotary]),
+        key_value_down=draw.into(embed, [*front, embed, kv_rank]),
+        key_value_norm=init_norm(config, draw, [*front, kv_rank]),
+        key=draw.into(kv_rank, [*front, kv_rank, heads, kv]),
+        key_rotary=draw.into(embed, [*front, embed, rotary]),
+        value=draw.into(kv_rank, [*front, kv_rank, heads, kv]),
+        out=draw.into([heads, kv], [*front, heads, kv, embed], config.quieter),
+        window=config.window,
+    )

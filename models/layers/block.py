@@ -1,0 +1,92 @@
+"""Blocks, and stacks of them along the dim `layers`."""
+
+from __future__ import annotations
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.layers.attention import (
+    Attention,
+    LatentAttention,
+    Shared,
+    init_attention,
+    init_multihead,
+)
+from meshdsl.models.layers.drawing import Drawing
+from meshdsl.models.layers.mlp import MLP, Experts, init_mlp
+from meshdsl.models.layers.norm import Norm, init_norm
+
+
+class Block(md.Module):
+    """One layer: each part reads the stream and adds to it.
+
+    A part reads what its norm makes of the stream, or, with `post_norm`, the norm comes after the
+    sum. The parts for cross-attention are those of a decoder that has an encoder.
+    """
+
+    attention_norm: Norm
+    attention: Attention | LatentAttention
+    cross_norm: Norm | None
+    cross: Attention | None
+    mlp_norm: Norm
+    mlp: MLP | Experts
+    post_norm: bool = md.static()
+
+    def __call__(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        """Returns the stream and, of a mixture of experts, the losses of its router."""
+        y = self.attention(self._read(self.attention_norm, x), shared)
+        x = self._leave(self.attention_norm, x, y)
+        if self.cross is not None and self.cross_norm is not None:
+            assert shared.memory is not None
+            y = self.cross.across(self._read(self.cross_norm, x), shared.memory)
+            x = self._leave(self.cross_norm, x, y)
+        h, losses = self._read(self.mlp_norm, x), None
+        if isinstance(self.mlp, Experts):
+            y, losses = self.mlp(h)
+        else:
+            y = self.mlp(h)
+        return self._leave(self.mlp_norm, x, y), losses
+
+    def _read(self, norm: Norm, x: md.Tensor) -> md.Tensor:
+        return x if self.post_norm else norm(x)
+
+    def _leave(self, norm: Norm, x: md.Tensor, y: md.Tensor) -> md.Tensor:
+        return norm(x + y) if self.post_norm else x + y
+
+
+def init_blocks(config: TransformerConfig, draw: Drawing, cross: bool = False) -> Block:
+    """Returns the blocks of a stack, whose parameters have the dim `layers` in front."""
+    layers, embed, *_ = config.dims
+
+    def norm() -> Norm:
+        return init_norm(config, draw, [layers, embed])
+
+    return Block(
+        attention_norm=norm(),
+        attention=init_attention(config, draw, [layers]),
+        cross_norm=norm() if cross else None,
+        cross=init_multihead(config, draw, [layers]) if cross else None,
+        mlp_norm=norm(),
+        mlp=init_mlp(config, draw, [layers]),
+        post_norm=config.norm_order == "post",
+    )
+
+
+def run_blocks(
+    config: TransformerConfig, blocks: Block, x: md.Tensor, shared: Shared
+) -> tuple[md.Tensor, nn.RouterLosses | None]:
+    """Returns the stream after all blocks, and the mean losses of their routers."""
+
+    def apply(x: md.Tensor, block: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        return config.policy.to_compute(block)(x, shared)
+
+    step = md.checkpoint(apply) if config.remat == "full" else apply
+    x, losses = md.scan(step, x, blocks, dim="layers")
+    if losses is None:
+        return x, None
+    return x, nn.RouterLosses(*(md.mean(one, "layers") for one in (losses.balance, losses.z)))
+
+
+def router_loss(config: TransformerConfig, losses: nn.RouterLosses) -> md.Tensor:
+    """Returns what routers add to the loss of training."""
+    return config.balance_weight * losses.balance + config.router_z_weight * losses.z

@@ -1,0 +1,33 @@
+"""Norms of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.dims import Dimension
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.layers.drawing import Drawing
+
+
+class Norm(md.Module):
+    """RMS norm, or with `centred`, layer norm, over the last dim of `scale`."""
+
+    scale: md.Tensor  # embed
+    bias: md.Tensor | None  # embed
+    over: str = md.static()
+    centred: bool = md.static()
+    eps: float = md.static()
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        if self.centred:
+            return nn.layer_norm(x, self.over, self.scale, self.bias, self.eps)
+        return nn.rms_norm(x, self.over, self.scale, self.eps)
+
+
+def init_norm(config: TransformerConfig, draw: Drawing, dims: Sequence[Dimension]) -> Norm:
+    """Returns the norm over the last of `dims`, which begins as doing nothing more."""
+    centred = config.norm == "layer"
+    bias = draw.zeros(dims) if centred and config.bias else None
+    return Norm(draw.ones(dims), bias, dims[-1].name, centred, config.eps)

@@ -1,0 +1,66 @@
+"""How positions enter: added embeddings, rotations, or a bias on the scores."""
+
+from __future__ import annotations
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.dims import Dimension
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.layers.drawing import Drawing
+
+
+def init_learned(config: TransformerConfig, draw: Drawing) -> md.Tensor | None:
+    """Returns embeddings of positions [max_length, embed], if the configuration has them."""
+    _, embed, *_, max_length = config.dims
+    return draw.normal(0.02, [max_length, embed]) if config.positions == "learned" else None
+
+
+def init_distances(config: TransformerConfig, draw: Drawing) -> md.Tensor | None:
+    """Returns biases of distances [buckets, heads, group], if the configuration has them."""
+    if config.positions != "relative":
+        return None
+    buckets = Dimension("buckets", config.relative_buckets)
+    return draw.normal(0.02, [buckets, config.dims[2], *config.group_dims])
+
+
+def first_positions(positions: md.Tensor, length: Dimension) -> md.Tensor:
+    """Returns the embeddings of the first positions: [length, embed].
+
+    Raises:
+        ValueError: `length` is more than the learned positions.
+    """
+    limit = positions.shape.get("max_length").size
+    if length.size > limit:
+        raise ValueError(
+            f"length={length.size} is more than the max_length={limit} learned positions; "
+            f"use a shorter length, or a model with max_length={length.size}"
+        )
+    if length.size == limit:
+        return positions.rename(max_length=length.name)
+    return positions["max_length", : length.size].rename(max_length=length.name)
+
+
+def rotation_of(config: TransformerConfig, length: Dimension) -> nn.Rotation | None:
+    """Returns the tables of rotary positions, if the configuration has them."""
+    if config.positions != "rotary":
+        return None
+    features = Dimension("kv", config.kv_size)
+    if config.attention == "latent":
+        features = Dimension("rotary_kv", config.rotary_kv_size)
+    return nn.rotation(length, features, config.rotary_base)
+
+
+def distance_bias(
+    config: TransformerConfig, table: md.Tensor | None, length: Dimension, causal: bool
+) -> md.Tensor | None:
+    """Returns what is added to the scores: [heads, group, length, memory_length], or None.
+
+    Args:
+        table: [buckets, heads, group], with positions="relative".
+    """
+    memory = Dimension("memory_length", length.size)
+    if table is not None:
+        return nn.relative_bias(table, length, memory, causal, config.relative_distance)
+    if config.positions == "alibi":
+        return nn.alibi_bias([config.dims[2], *config.group_dims], length, memory)
+    return None

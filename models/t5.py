@@ -1,0 +1,154 @@
+"""An encoder-decoder (Raffel et al. 2020, "T5").
+
+The two stacks have blocks of one configuration; those of the decoder also attend to what the
+encoder leaves. With positions="relative", each stack has one table of buckets for all its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.layers import (
+    Block,
+    Drawing,
+    Norm,
+    Shared,
+    distance_bias,
+    first_positions,
+    init_blocks,
+    init_distances,
+    init_learned,
+    init_norm,
+    rotation_of,
+    router_loss,
+    run_blocks,
+)
+from meshdsl.models.model import Model
+
+
+class Stack(md.Module):
+    """Blocks, with the dim `layers` in front, what tells them positions, and a norm."""
+
+    positions: md.Tensor | None  # max_length, embed
+    distances: md.Tensor | None  # buckets, heads, group
+    blocks: Block
+    final_norm: Norm | None
+
+    def __call__(
+        self,
+        config: TransformerConfig,
+        x: md.Tensor,
+        causal: bool,
+        memory: md.Tensor | None = None,
+    ) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        """Returns the stream [batch, length, embed] after all blocks, and router losses."""
+        length, policy = x.shape.get("length"), config.policy
+        if self.positions is not None:
+            x = x + first_positions(self.positions, length)
+        shared = Shared(
+            causal=causal,
+            rotation=rotation_of(config, length),
+            bias=distance_bias(config, self.distances, length, causal),
+            memory=memory,
+        )
+        x, losses = run_blocks(config, self.blocks, policy.to_compute(x), shared)
+        return (x if self.final_norm is None else policy.to_compute(self.final_norm)(x)), losses
+
+
+class T5(md.Module):
+    """All parameters."""
+
+    embedding: md.Tensor  # vocab, embed
+    encoder: Stack
+    decoder: Stack
+    unembedding: md.Tensor | None  # embed, vocab
+
+
+def init(config: TransformerConfig, key: md.Tensor) -> T5:
+    """Returns initial parameters."""
+    _, embed, *_, vocab, _ = config.dims
+    draw = Drawing(key, 48, config.policy.params)
+    return T5(
+        embedding=draw.normal(1.0, [vocab, embed]),
+        encoder=_init_stack(config, draw, cross=False),
+        decoder=_init_stack(config, draw, cross=True),
+        unembedding=None if config.tied else draw.into(embed, [embed, vocab]),
+    )
+
+
+def _init_stack(config: TransformerConfig, draw: Drawing, cross: bool) -> Stack:
+    return Stack(
+        positions=init_learned(config, draw),
+        distances=init_distances(config, draw),
+        blocks=init_blocks(config, draw, cross),
+        final_norm=init_norm(config, draw, [config.dims[1]])
+        if config.norm_order == "pre"
+        else None,
+    )
+
+
+def states(
+    config: TransformerConfig, params: T5, source: md.Tensor, tokens: md.Tensor
+) -> tuple[md.Tensor, md.Tensor, list[nn.RouterLosses]]:
+    """Returns what encoder and decoder leave, both [batch, length, embed], and router losses.
+
+    Args:
+        source: what the encoder reads: integers [batch, length]; its length is its own.
+        tokens: what the decoder reads, each the one before that to be told.
+    """
+    x = md.take(params.embedding, source, "vocab")
+    encoded, first = params.encoder(config, x, causal=False)
+    y = md.take(params.embedding, tokens, "vocab")
+    memory = encoded.rename(length="memory_length")
+    decoded, second = params.decoder(config, y, causal=True, memory=memory)
+    return encoded, decoded, [losses for losses in (first, second) if losses is not None]
+
+
+def logits(
+    config: TransformerConfig, params: T5, source: md.Tensor, tokens: md.Tensor
+) -> md.Tensor:
+    """Returns the scores of the token after each of `tokens`: [batch, length, vocab]."""
+    return _scores(config, params, states(config, params, source, tokens)[1])
+
+
+def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:
+    policy = config.policy
+    if params.unembedding is not None:
+        return policy.to_output(md.einsum(x, policy.to_compute(params.unembedding), over="embed"))
+    # The table's rows have variance 1: without the factor, tied scores would begin far too large.
+    table = policy.to_compute(params.embedding) * config.embed**-0.5
+    return policy.to_output(md.einsum(x, table, over="embed"))
+
+
+def loss(config: TransformerConfig, params: T5, batch: Mapping[str, Any]) -> md.Tensor:
+    """Returns the mean negative log-likelihood of the second half of each text, given the first.
+
+    This is the prefix language model of section 3.2.3 of the paper, on batches of plain text.
+    With a mixture of experts, the weighted losses of the routers are added.
+    """
+    half = batch["tokens"].shape.get("length").size // 2
+    source = md.slice(batch["tokens"], "length", 0, half)
+    tokens, targets = (md.slice(batch[name], "length", half) for name in ("tokens", "targets"))
+    _, x, losses = states(config, params, source, tokens)
+    value = md.mean(nn.softmax_cross_entropy(_scores(config, params, x), targets, over="vocab"))
+    for one in losses:
+        value = value + router_loss(config, one)
+    return value
+
+
+def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Model:
+    """Returns the model of a configuration; each stack gets half of the `length` tokens."""
+    return Model(
+        name=name,
+        init=partial(init, config),
+        loss=partial(loss, config),
+        batch_size=batch_size,
+        length=min(length, 2 * config.max_length) if config.positions == "learned" else length,
+        config=config,
+        rebuild=lambda config: t5(name, config, batch_size, length),
+    )

@@ -1,0 +1,149 @@
+"""Fused attention kernels: what they compute, where they are taken, that compilers take them.
+
+No GPU or TPU is needed: splash attention runs in Pallas's interpreter, and the GPU's program is
+only written. The TPU's is compiled where libtpu is installed.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.backends.jax import attention as jax_attention
+from meshdsl.lowering.backends.jax import attention_splash, executable
+from meshdsl.lowering.backends.jax.machine import Machine
+from meshdsl.ops.attention_reference import attention_reference
+
+batch, length, memory, heads, group, kv, value = md.dims(
+    batch=2, length=128, memory_length=256, heads=2, group=2, kv=32, value=16
+)
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def thirty_two_bits():
+    with jax.enable_x64(False):
+        yield
+
+
+def normal(*dims):
+    return md.named(RNG.normal(size=[d.size for d in dims]).astype(np.float32), list(dims))
+
+
+Q, K = normal(batch, length, heads, group, kv), normal(batch, memory, heads, kv)
+V, WEIGHTS = normal(batch, memory, heads, value), normal(batch, length, heads, group, value)
+SEGMENTS = md.named(RNG.integers(0, 3, (2, 128)).astype(np.int32), [batch, length])
+OF_MEMORY = md.named(RNG.integers(0, 2, (2, 256)).astype(np.int32), [batch, memory])
+
+
+def both(function, **options):
+    def loss(q, k, v):
+        return md.sum(function(q, k, v, **options) * WEIGHTS)
+
+    return md.jit(lambda *x: md.value_and_grad(loss, (0, 1, 2))(*x))(Q, K, V)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "positions": 128, "window": 50},
+        {"window": 20, "soft_cap": 2.0},
+        {"causal": True, "segments": SEGMENTS, "memory_segments": OF_MEMORY},
+    ],
+)
+def test_splash_attention_is_attention(options, monkeypatch):
+    expected = both(attention_reference, **options)
+    taken = []
+
+    def interpreted(this, platform):
+        taken.append(attention_splash.splash_kernel(this, interpret=True))
+        return taken[-1]
+
+    monkeypatch.setattr(jax_attention, "kernel", interpreted)
+    found = both(md.attention, **options)
+    assert len(taken) == 2
+    assert None not in taken
+    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def on(platform, monkeypatch, dtype="bfloat16", **options):
+    """Returns the StableHLO of attention and its gradient for a platform, before compiling."""
+    size, of_memory = md.dims(length=128, memory_length=128)
+    q = md.spec([batch, size, heads, group, kv], dtype)
+    k = md.spec([batch, of_memory, heads, kv], dtype)
+
+    def loss(q, k, v):
+        return md.sum(md.cast(md.attention(q, k, v, **options), "float32"))
+
+    program = md.jit(lambda *x: md.grad(loss, (0, 1, 2))(*x)).lower(q, k, k)
+    monkeypatch.setattr(
+        executable, "Machine", lambda mesh, emitters, _: Machine(mesh, emitters, platform)
+    )
+    shapes = [jax.ShapeDtypeStruct(v.shape.sizes, v.dtype) for v in program.block.inputs]
+    traced = jax.jit(executable.function(program)).trace(*shapes)
+    return traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).as_text()
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """JAX asks for the version of cuDNN as soon as it traces; here there is none to ask."""
+    where = "jax._src.cudnn.fused_attention_stablehlo."
+    monkeypatch.setattr(where + "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(where + "check_compute_capability", lambda wanted: True)
+    monkeypatch.setattr(where + "is_cuda_compute_capability_equal", lambda wanted: False)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 16}])
+def test_gpus_run_cudnn_in_half_precision(options, cudnn, monkeypatch):
+    text = on("gpu", monkeypatch, **options)
+    assert "__cudnn$fmhaSoftmax(" in text
+    assert "__cudnn$fmhaSoftmaxBackward(" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float32", {}), ("bfloat16", {"soft_cap": 2.0}), ("bfloat16", {"window": 3})],
+)
+def test_gpus_run_blocks_where_cudnn_does_not_fit(dtype, options, cudnn, monkeypatch):
+    assert "cudnn" not in on("gpu", monkeypatch, dtype, **options)
+
+
+def test_tpus_run_splash_attention_in_32_bit_mode(monkeypatch):
+    assert "tpu_custom_call" in on("tpu", monkeypatch, causal=True, soft_cap=2.0)
+    assert "tpu_custom_call" not in on("tpu", monkeypatch, dtype="float16")
+    with jax.enable_x64(True):
+        assert "tpu_custom_call" not in on("tpu", monkeypatch)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_the_tpu_compiler_takes_it_inside_shard_map():
+    """In a process of its own: libtpu is loaded once, and tells JAX of no TPU."""
+    code = """
+        import jax, numpy as np, meshdsl as md
+        from jax.experimental import topologies
+        from meshdsl.lowering.backends.jax import Executable
+        b, l, m, h, d = md.dims(batch=4, length=4096, memory_length=4096, heads=8, kv=64)
+        q, k = md.spec([b, l, h, d], "bfloat16"), md.spec([b, m, h, d], "bfloat16")
+        def loss(q, k, v):
+            return md.sum(md.cast(md.attention(q, k, v, causal=True), "float32"))
+        layout = "batch:data; heads:model"
+        program = md.jit(
+            lambda *x: md.grad(loss, (0, 1, 2))(*x), mesh="data:2,model:2", layout=layout
+        ).lower(q, k, k)
+        chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+        mesh = jax.sharding.Mesh(np.array(chips).reshape(2, 2), ("data", "model"))
+        compiled = Executable(program, devices=mesh).compiled
+        assert "tpu_custom_call" in compiled.as_text()
+        assert compiled.memory_analysis().temp_size_in_bytes < 4096 * 4096
+    """
+    quiet = {"TPU_ACCELERATOR_TYPE": "v5e-256", "TPU_WORKER_HOSTNAMES": "localhost"}
+    environment = {**os.environ, **quiet, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env=environment)

@@ -1,0 +1,160 @@
+"""A mixture of experts, against a loop over tokens in numpy, and what it moves."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import nn
+from tests.ops.agreement import message
+
+BATCH, LENGTH, EMBED, D_FF, EXPERTS = 4, 6, 8, 12, 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(BATCH, LENGTH, EMBED))
+ROUTER = RNG.normal(size=(EMBED, EXPERTS))
+W_IN = RNG.normal(size=(EXPERTS, EMBED, D_FF))
+W_OUT = RNG.normal(size=(EXPERTS, D_FF, EMBED))
+PARALLEL = {"mesh": "data:2,expert:2", "layout": "batch:data+expert?; experts:expert"}
+WAYS = ("einsum", "gather", "sort")
+
+
+class Experts(md.Module):
+    w_in: md.Tensor  # experts, embed, d_ff
+    w_out: md.Tensor  # experts, d_ff, embed
+
+    def __call__(self, x):
+        return nn.mlp(x, self.w_in, self.w_out, activation=md.relu)
+
+
+def layer(x, router, w_in, w_out, slots=None, dispatch="einsum", choices=2):
+    routing = nn.route(x, router, choices)
+    return nn.moe(x, routing, Experts(w_in, w_out), slots, dispatch=dispatch), routing.losses
+
+
+def arguments():
+    dims = (
+        ["batch", "length", "embed"],
+        ["embed", "routed"],
+        ["experts", "embed", "d_ff"],
+        ["experts", "d_ff", "embed"],
+    )
+    arrays = (X, ROUTER, W_IN, W_OUT)
+    return [md.named(array, names) for array, names in zip(arrays, dims, strict=True)]
+
+
+def expected(slots=LENGTH, choices=2):
+    """Returns the layer's result, token by token: all first choices are seated first."""
+    y = np.zeros_like(X)
+    for row in range(BATCH):
+        logits = X[row] @ ROUTER
+        chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        ranked = np.argsort(-chance, axis=1)
+        seated = Counter()
+        for choice in range(choices):
+            for token in range(LENGTH):
+                expert = ranked[token, choice]
+                if seated[expert] < slots:
+                    seated[expert] += 1
+                    best = chance[token, ranked[token, :choices]]
+                    made = np.maximum(X[row, token] @ W_IN[expert], 0) @ W_OUT[expert]
+                    y[row, token] += chance[token, expert] / best.sum() * made
+    return y
+
+
+@pytest.mark.parametrize("choices", [1, 2, 4])
+@pytest.mark.parametrize("dispatch", WAYS)
+def test_without_a_limit_each_token_reaches_all_its_experts(dispatch, choices):
+    found = md.jit(lambda *a: layer(*a, dispatch=dispatch, choices=choices)[0])(*arguments())
+    np.testing.assert_allclose(found, expected(choices=choices), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "gather"])
+def test_with_a_limit_those_late_in_the_queue_pass_the_expert_by(dispatch):
+    found = md.jit(lambda *a: layer(*a, 2, dispatch)[0])(*arguments())
+    assert not np.allclose(expected(2), expected())
+    np.testing.assert_allclose(found, expected(2), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("slots", [1, 5, 12])
+def test_blocks_of_any_size_hold_all_sorted_tokens(slots):
+    found = md.jit(lambda *a: layer(*a, slots, "sort")[0])(*arguments())
+    np.testing.assert_allclose(found, expected(), rtol=1e-9, atol=1e-9)
+
+
+def weighted_sum(dispatch, slots):
+    def total(*args):
+        y, losses = layer(*args, slots, dispatch)
+        return md.sum(md.sin(y)) + losses.balance + losses.z
+
+    return total
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+@pytest.mark.parametrize("dispatch", WAYS)
+def test_every_way_has_the_same_gradients_on_every_layout(dispatch, slots):
+    if dispatch == "sort":
+        slots = None
+    of_all = tuple(range(4))
+    plain = md.jit(md.grad(weighted_sum("einsum", slots), of_all))(*arguments())
+    split = md.jit(md.grad(weighted_sum(dispatch, slots), of_all), **PARALLEL)(*arguments())
+    for one, other in zip(plain, split, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_are_those_of_finite_differences():
+    total = weighted_sum("gather", 2)
+    value, gradients = md.jit(md.value_and_grad(total, tuple(range(4))))(*arguments())
+    for number, gradient in enumerate(map(np.asarray, gradients)):
+        step = RNG.normal(size=gradient.shape) * 1e-6
+        moved = arguments()
+        moved[number] = md.named(np.asarray(moved[number]) + step, moved[number].dims)
+        change = float(md.jit(total)(*moved)) - float(value)
+        np.testing.assert_allclose(change, (step * gradient).sum(), rtol=1e-3, atol=1e-10)
+
+
+def kinds(function, **where):
+    program = md.jit(function, backend="numpy", **where).lower(*arguments())
+    return Counter(c.kind for c in program.collectives if c.axes == ("expert",))
+
+
+@pytest.mark.parametrize("dispatch", ["einsum", "gather"])
+@pytest.mark.parametrize("mesh", ["data:2,expert:2", "data:1,expert:4", "expert:2,data:2"])
+def test_experts_on_an_axis_of_their_own_move_tokens_twice_there_and_twice_back(mesh, dispatch):
+    where = PARALLEL | {"mesh": mesh}
+    assert kinds(lambda *a: layer(*a, 3, dispatch)[0], **where) == {"all_to_all": 2}
+    program = md.jit(
+        md.grad(weighted_sum(dispatch, 3), (0, 1, 2, 3)), backend="numpy", **where
+    ).lower(*arguments())
+    moved = [c for c in program.collectives if c.kind == "all_to_all"]
+    assert len(moved) == 4
+    # What the slots of one device hold, forward and backward alike.
+    devices = int(np.prod(list(program.mesh.sizes.values())))
+    assert {c.payload_bytes for c in moved} == {BATCH * EXPERTS * 3 * EMBED * 8 // devices}
+    others = [c for c in program.collectives if c.kind != "all_to_all"]
+    assert {c.kind for c in others} <= {"all_reduce"}  # of gradients and of losses
+    assert max(c.payload_bytes for c in others) <= 8 * EMBED * D_FF * EXPERTS
+
+
+def test_losses_of_the_router():
+    _, losses = md.jit(layer)(*arguments())
+    logits = X @ ROUTER
+    chance = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    used = np.zeros_like(chance)
+    np.put_along_axis(used, np.argsort(-chance, -1)[..., :2], 0.5, -1)
+    balance = EXPERTS * (used.mean((0, 1)) * chance.mean((0, 1))).sum()
+    np.testing.assert_allclose(losses.balance, balance, rtol=1e-12)
+    np.testing.assert_allclose(losses.z, (np.log(np.exp(logits).sum(-1)) ** 2).mean(), rtol=1e-12)
+
+
+def test_mistakes_are_told():
+    x, router, w_in, w_out = arguments()
+    assert "choices=5 of routed=4 experts; needs 1 to 4" in message(
+        lambda x, router: nn.route(x, router, 5).weight, x, router
+    )
+    assert "dispatch='mail': choose from einsum, gather, sort" in message(
+        lambda *a: layer(*a, dispatch="mail")[0], x, router, w_in, w_out
+    )
+    assert "give a md.Module that holds them" in message(
+        lambda x, router: nn.moe(x, nn.route(x, router, 2), lambda x: x, dispatch="sort"), x, router
+    )

@@ -1,0 +1,101 @@
+"""Sums, extremes and means of segments, against loops over them."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.ops.agreement import assert_close, message, random, run
+from tests.ops.layouts import assert_same_on_every_layout
+
+batch, embed = md.dims(batch=3, embed=4)
+
+
+def test_segments():
+    x, into = random([batch, md.Dimension("item", 4), embed]), md.Dimension("segment", 5)
+    of = md.named(np.array([[0, 3, 3, 9], [1, 1, -1, 1], [4, 0, 4, 0]]), [batch, "item"])
+
+    def model(x, of):
+        kinds = (md.segment_sum, md.segment_mean, md.segment_max, md.segment_min)
+        kept = [kind(x, of, into, over="item") for kind in kinds]
+        return kept, [kind(x, of, into) for kind in kinds]
+
+    kept, total = run(model, x, of)
+    assert kept[0].dims.names == ("batch", "segment", "embed")
+    assert total[0].dims.names == ("segment", "embed")
+    for each, reduce, empty in zip(
+        range(4), (np.sum, np.mean, np.max, np.min), (0, 0, -np.inf, np.inf), strict=True
+    ):
+        for s in range(5):
+            found = x.data[of.data == s]
+            assert_close(total[each].data[s], reduce(found, 0) if len(found) else [empty] * 4)
+            for b in range(3):
+                found = x.data[b][of.data[b] == s]
+                expected = reduce(found, 0) if len(found) else [empty] * 4
+                assert_close(kept[each].data[b, s], expected)
+
+
+def test_the_gradients_of_segments():
+    x, into = random([md.Dimension("item", 5)]), md.Dimension("segment", 3)
+    of = md.named(np.array([0, 2, 2, 0, 7]), ["item"])
+
+    def gradient(kind):
+        weights = md.named(np.array([1.0, 0.0, 3.0]), [into])
+
+        def total(x, of):
+            found = kind(x, of, into)
+            return md.sum(md.where(md.isfinite(found), found, 0) * weights)
+
+        return run(md.grad(total), x, of).data
+
+    assert_close(gradient(md.segment_sum), [1, 3, 3, 1, 0])
+    assert_close(gradient(md.segment_mean), [0.5, 1.5, 1.5, 0.5, 0])
+    most = np.where(x.data == np.maximum(x.data[[0, 1, 1, 0, 4]], x.data[[3, 2, 2, 3, 4]]), 1, 0)
+    assert_close(gradient(md.segment_max), most * [1, 3, 3, 1, 0])
+    assert_close(gradient(md.segment_min), (1 - most) * [1, 3, 3, 1, 0])
+
+
+def test_every_layout_gives_the_same():
+    item, into = md.Dimension("length", 7), md.Dimension("segment", 5)
+    x = random([batch, item])
+    of = md.named(np.random.default_rng(1).integers(-1, 6, (3, 7)), [batch, item])
+    functions = [
+        lambda x, of: md.segment_sum(x, of, into),
+        lambda x, of: md.segment_mean(x, of, into),
+        lambda x, of: md.segment_sum(x, of, md.Dimension("length", 5), over="length"),
+        lambda x, of: md.segment_max(x, of % 3, md.Dimension("length", 3), over="length"),
+        lambda x, of: md.segment_min(x, of % 2, md.Dimension("batch", 2)),
+    ]
+    assert_same_on_every_layout(functions, x, of)
+
+
+def test_mistakes_are_told():
+    table = random([md.Dimension("vocab", 6), embed])
+    indices = md.named(np.zeros((3, 2), np.int32), [batch, "length"])
+    vocab = table.dims[0]
+    for function, text in [
+        (
+            lambda t, i: md.segment_sum(t > 0, i, vocab),
+            "segment_sum: needs numbers, got bool; cast first, as in md.cast(x, 'int32')",
+        ),
+        (
+            lambda t, i: md.segment_sum(t, i.rename(length="embed"), vocab),
+            "segment_sum: dim `embed` has size 4 in x but 2 in the segments",
+        ),
+        (lambda t, i: md.segment_sum(t, i, vocab), "`vocab` occurs twice"),
+        (lambda t, i: md.segment_mean(i, i, vocab), "needs a floating-point tensor, got s32"),
+    ]:
+        assert text in message(function, table, indices)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_half_precision_is_summed_in_float32(backend):
+    """One after the other, ones add up to 256 in bfloat16, and to no more."""
+    many, table = md.dims(many=1000, table=2)
+
+    def model():
+        ones, first = md.ones([many], "bfloat16"), md.zeros([many], "int32")
+        looked_up = md.grad(lambda x: md.sum(md.take(x, first, "table")))
+        return md.segment_sum(ones, first, table), looked_up(md.ones([table], "bfloat16"))
+
+    for found in run(model, backend=backend):
+        assert np.asarray(found).tolist() == [1000, 0]

@@ -1,0 +1,112 @@
+"""Where a gradient is stopped: an input that has no differentiable path to the value is told."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.ops.agreement import assert_agree, assert_close, message, random, run
+
+steps, a = md.dims(steps=3, a=4)
+NO_PATH = "gradient: there is no differentiable path: "
+
+
+def as_float(x):
+    return md.cast(x, "float64")
+
+
+STOPPED = {
+    "round": lambda x: md.sum(md.round(x)),
+    "greater": lambda x: md.sum(as_float(x > 0)),
+    "cast": lambda x: md.sum(as_float(md.cast(x, "int32"))),
+    "sign": lambda x: md.sum(md.sin(md.sign(x) * 2.0)),
+    "floor": lambda x: md.scan(
+        lambda c, _: (c + md.sum(md.floor(x)), None), md.zeros([], x.dtype), None, steps
+    )[0],
+    "ceil": lambda x: md.sum(md.checkpoint(md.ceil)(x)),
+    "less": lambda x: md.cond(md.sum(x) < 1, lambda: 1.0, lambda: 2.0),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_the_operation_that_stops_the_gradient_is_named_with_its_line(name):
+    text = message(md.grad(STOPPED[name]), random([a]))
+    told = f"{NO_PATH}x (f64[a=4]) reaches the value only through {name} at tests/test_stops.py:"
+    assert told in text
+    line = int(text.partition(told)[2].split()[0])
+    first = STOPPED[name].__code__.co_firstlineno
+    assert first <= line < first + (4 if name == "floor" else 1)
+    assert "md.stop_gradient(...) marks a constant, md.custom_gradient gives a slope" in text
+
+
+def test_a_loop_that_only_counts_is_named_itself():
+    def loss(x):
+        turns = md.while_loop(
+            lambda s: md.sum(s[0]) > 0.1,
+            lambda s: (s[0] / 2, s[1] + 1),
+            (x, md.full([], 0, "int32")),
+        )[1]
+        return as_float(turns)
+
+    assert "reaches the value only through while_loop at tests/test_stops.py:" in message(
+        md.grad(loss), random([a])
+    )
+
+
+def test_every_input_without_a_path_is_told_by_its_own():
+    def loss(params, x):
+        return md.sum(md.round(params["layer"][0]) * x) + md.sum(as_float(params["scale"] > 0) * x)
+
+    params = {"layer": [random([a])], "scale": random([]), "unused": random([a])}
+    text = message(md.grad(loss, (0, 1)), params, random([a]))
+    assert "params/layer/0 (f64[a=4]) reaches the value only through round at " in text
+    assert "; params/scale (f64[]) reaches the value only through greater at " in text
+    assert "unused" not in text
+
+
+def test_a_differentiable_path_beside_it_is_followed():
+    def ours(x):
+        return md.where(x > 0, x, 0) * (1 + md.round(x)) + md.sum(md.sign(x))
+
+    def theirs(x):
+        return jnp.where(x > 0, x, 0) * (1 + jnp.round(x)) + jnp.sign(x).sum()
+
+    assert_agree(ours, theirs, random([a], -2, 2), order=2)
+
+
+def test_what_is_meant_as_a_constant_has_zeros():
+    for loss in (
+        lambda x: md.sum(md.stop_gradient(x)),
+        lambda x: md.sum(md.stop_gradient(md.round(x))),
+        lambda x: md.sum(md.round(md.stop_gradient(x))),
+        lambda x: md.sum(md.ones([a], "float64")),
+    ):
+        assert_close(run(md.grad(loss), random([a])), np.zeros(4))
+
+
+def test_an_unneeded_result_of_a_loop_is_no_path():
+    def loss(x, y):
+        end, kept = md.scan(lambda c, _: (c * y, md.round(x)), y, None, steps)
+        return md.sum(end), kept
+
+    def gradients(x, y):
+        return md.grad(loss, (0, 1), has_aux=True)(x, y)[0]
+
+    by_x, _ = run(gradients, random([a]), random([a], seed=1))
+    assert_close(by_x, np.zeros(4))
+
+
+def test_the_slope_of_a_slope_that_jumps_is_zero():
+    def slope(x):
+        return md.grad(lambda x: md.sum(md.relu(x) + md.abs(x) + md.maximum(x, 0.5)))(x)
+
+    again = md.grad(lambda x: md.sum(slope(x)))
+    assert_close(run(again, random([a], -1, 1)), np.zeros(4))
+
+
+def test_a_gradient_that_is_rounded_is_told():
+    def loss(x):
+        return md.sum(md.round(md.grad(lambda x: md.sum(x * x * x))(x)))
+
+    text = message(md.grad(loss), random([a]))
+    assert "x (f64[a=4]) reaches the value only through round at tests/test_stops.py:" in text
