@@ -1,7 +1,7 @@
 """Eight virtual CPU devices, 64-bit numbers where a test asks for them, and what a day runs.
 
 A run checks a sample of the random programs and one of the tests marked slow, both chosen by the
-date; `--cases=2000 --first_case=0` and `--slow` run them all.
+date; `--cases=10000 --first_case=0` and `--slow` run them all.
 """
 
 import datetime
@@ -14,12 +14,13 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
-KNOWN_CASES = 2000
+KNOWN_CASES = 10_000
 TODAY = datetime.date.today().toordinal()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, default=25, help="how many random programs to check")
+    parser.addoption("--cases", type=int, default=60, help="how many random programs to check")
+    parser.addoption("--jax_every", type=int, default=4, help="which of them to run on JAX too")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the date")
     parser.addoption("--slow", action="store_true", help="run every slow test, not one a day")
 

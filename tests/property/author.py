@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ class Author:
         self.integers: list[Tensor] = []
         self.masks: list[Tensor] = []
         self.unused: list[Tensor] = []
+        self.numbers = itertools.count(1)
 
     def keep(self, tensor: Tensor, bound: float = 1.0) -> Tensor:
         """Adds a tensor, squashed if it may be large."""
@@ -97,6 +99,15 @@ class Author:
                 return found
         return None
 
+    def along(self) -> tuple[Tensor, md.Dimension] | None:
+        """Returns a floating-point tensor and one of its dims."""
+        x = self.operand()
+        return (x, self.one(list(x.shape))) if x.shape else None
+
+    def resized(self, name: str) -> str:
+        """Returns a name for a dim whose size has changed; sizes go by their names here."""
+        return f"{name.split('_')[0]}_r{next(self.numbers)}"
+
     def amount(self, scale: float = 1.0) -> float:
         return float(self.rng.uniform(-scale, scale))
 
@@ -120,7 +131,9 @@ class Author:
 
     def inside(self) -> Author:
         """Returns the author of a body."""
-        return Author(self.rng, self.sizes, self.differentiable, self.depth + 1)
+        inner = Author(self.rng, self.sizes, self.differentiable, self.depth + 1)
+        inner.numbers = self.numbers
+        return inner
 
     def fit(self, x: Tensor, shape: md.Shape) -> Tensor:
         """Returns the mean of x over the dims that `shape` lacks, with the dims it has."""

@@ -1,0 +1,57 @@
+"""Poison: the numpy backend with NaN in every pad, so that a pad that is read shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from meshdsl.lowering.backends.numpy.machine import Arrays, Machine
+from meshdsl.lowering.exchange import bounds
+from meshdsl.lowering.program import Block, Value
+
+# What these put into pads counts: it is how pads are masked and windows filled, and what has been
+# masked is moved within a rule. Pads that they only pass on are poisoned already.
+_MASKS = frozenset(
+    "select assemble full literal permute local_slice rename transpose broadcast reshape".split()
+)
+# Integers are indices within a shard too, which no one masks; these only move data.
+_MOVES = frozenset(["slice", "all_gather", "all_to_all", "take", "argmax", "argmin", "sort"])
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Makes every pad NaN, or 1 in integers, after each instruction that does not mask pads."""
+
+    def run(self: Machine, block: Block, inputs: Arrays) -> list[np.ndarray]:
+        held: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
+        for instruction in block.instructions:
+            given = [held[v] for v in instruction.inputs]
+            results = self.emitters[instruction.op](self, instruction, given)
+            if isinstance(results, np.ndarray):
+                results = (results,)
+            for value, array in zip(instruction.outputs, results, strict=True):
+                kept = instruction.op in _MASKS or (
+                    array.dtype.kind not in "fc" and instruction.op not in _MOVES
+                )
+                held[value] = array if kept else _poison(self, value, array)
+        return [held[v] for v in block.outputs]
+
+    before, Machine.run = Machine.run, run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Machine.run = before  # type: ignore[method-assign]
+
+
+def _poison(machine: Machine, value: Value, array: np.ndarray) -> np.ndarray:
+    for at, dim in enumerate(value.shape):
+        axes = value.layout.axes(dim.name)
+        if dim.size % machine.mesh.extent(axes) == 0:
+            continue
+        array, real = np.array(array), bounds(dim.size, axes, machine.mesh)
+        for device, place in enumerate(machine.index(axes)):
+            pads = np.moveaxis(array[device], at, 0)[real[place].size :]
+            pads[...] = np.nan if array.dtype.kind in "fc" else 1
+    return array
