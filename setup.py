@@ -32,6 +32,7 @@ setup(
         "gpu": ["jax[cuda12]>=0.10,<0.12"],
         "test": [
             "hypothesis>=6.100",
+            "keras-hub>=0.32",
             "mypy>=1.15",
             "optax>=0.2.8",
             "pytest>=8.3",
