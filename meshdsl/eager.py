@@ -330,12 +330,25 @@ def _frozen(value: Any) -> Hashable:
         return tuple((name, _frozen(value[name])) for name in sorted(value, key=str))
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype, value.tobytes()
-    if isinstance(value, float | complex):
+    if isinstance(value, float | complex | np.generic):
         return type(value), repr(value)
     if isinstance(value, list | tuple) and not isinstance(value, Shape):
         return type(value), tuple(_frozen(item) for item in value)
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return _Same(value)
     return type(value), value
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to what holds the same object; holding it keeps its identity from being used again."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value

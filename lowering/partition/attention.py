@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -69,7 +69,7 @@ class Attended:
         return (*found[:3], found[3].add_partial(splits.get(self.memory, ())))
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def choose(problem: Attended) -> Splits:
     """Returns the axes that split each dim of the result."""
     axes = [axis for axis in problem.mesh.names if _candidates(problem, axis)]

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -72,7 +72,7 @@ class Choice:
         return dict(self.splits).get(key, ())
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def choose(product: Product) -> Choice:
     """Returns the cheapest choice; ties go to the layout of the result, then to the operand's."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]

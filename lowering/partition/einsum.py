@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -36,7 +36,7 @@ class Product:
     mesh: Mesh
 
 
-@cache
+@lru_cache(maxsize=1 << 14)
 def choose(product: Product) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
     """Returns the layouts in which operands are taken and the result is left."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
