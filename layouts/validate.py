@@ -144,7 +144,8 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
     for dim, rules in users.items():
         if not allow or difflib.get_close_matches(dim, unruled, n=1, cutoff=_MISSPELT):
             advice = did_you_mean(dim, unruled if allow else known)
-            listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
+            own = [name for name in sorted(known) if not name.endswith("_")]  # not an operation's
+            listed = ", ".join(f"`{name}`" for name in own) or "none"
             advice = advice or f". Its dims: {listed}."
             yield f"{_names(rules)} a dim that this program does not have{advice}"
 

@@ -130,6 +130,14 @@ def dims(**sizes: int) -> tuple[Dimension, ...]:
     return tuple(Dimension(name, size) for name, size in sizes.items())
 
 
+def unused(name: str, *shapes: Shape) -> str:
+    """Returns a name for a dim of an operation's own: like `name`, ending in `_`, in no shape."""
+    found = f"{name.rstrip('_')}_"
+    while any(shape.find(found) is not None for shape in shapes):
+        found += "_"
+    return found
+
+
 def as_list(dims: DimsLike) -> list[DimLike]:
     """Returns one dim or several as a list."""
     return [dims] if isinstance(dims, str | Dimension) else list(dims)

@@ -120,3 +120,8 @@ def identity(kind: str, dtype: np.dtype) -> float:
         return -np.inf if kind == "max" else np.inf
     limits = np.iinfo(dtype)
     return int(limits.min if kind == "max" else limits.max)
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype in which many numbers are added up: float32 for half precision."""
+    return np.dtype("float32") if is_float(dtype) and dtype.itemsize < 4 else dtype

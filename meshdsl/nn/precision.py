@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import meshdsl as md
+from meshdsl.dtypes import accumulator
 
 
 def at_least_float32(x: md.Tensor) -> md.Tensor:
     """Returns x in float32 if its dtype has fewer bits, else x itself."""
-    return md.cast(x, "float32") if x.dtype.itemsize < 4 else x
+    return md.cast(x, accumulator(x.dtype))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.operation import operation
@@ -238,8 +238,8 @@ def _grouped(
             f"{in_dim}={mine.size // groups}, but have {theirs}"
         )
     each = Dimension(out.name, groups)
-    inner = Dimension(f"{in_dim}_of_group", theirs.size)
-    outer = Dimension(f"{out.name}_of_group", out.size // groups)
+    inner = Dimension(unused(f"{in_dim}_of_group", x.shape, filters.shape), theirs.size)
+    outer = Dimension(unused(f"{out.name}_of_group", x.shape, filters.shape), out.size // groups)
     x = split(x, in_dim, [each, inner])
     filters = split(rename(filters, {in_dim: inner.name}), out, [each, outer])
     _check_sizes(x, filters)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.array import named
-from meshdsl.dims import Dimension, DimLike, DimsLike, Shape
+from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, short
 from meshdsl.graph import Tensor
 from meshdsl.ops.creation import arange, ones, sized
@@ -108,7 +108,7 @@ def histogram(
                 f"the edges {list(edges)} would be rounded to {short(x.dtype)}; "
                 "cast x first, as in md.cast(x, 'float32')"
             )
-        edges = literal(named(numbers, [Dimension("edges_", len(numbers))]))
+        edges = literal(named(numbers, [Dimension(unused("edges", x.shape), len(numbers))]))
     if len(edges.shape) != 1 or edges.shape.volume < 2:
         raise ValueError(f"edges need one dim, of size 2 or more, not {edges.shape}")
     if edges.dtype != x.dtype:
@@ -118,7 +118,8 @@ def histogram(
     if isinstance(into, Dimension) and into != bins:
         raise ValueError(f"{count + 1} edges make {count} bins, not {into}")
     if x.shape.find(name) is not None:
-        edges, name = edges.rename({name: "edges_"}), "edges_"
+        spare = unused(name, x.shape)
+        edges, name = edges.rename({name: spare}), spare
     place = searchsorted(edges, x, name, "right") - 1
     last = sum(where(arange(edges.shape[0]) == count, edges, 0), name)
     place = where(x == last, count - 1, place)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dims import DimLike, Shape
-from meshdsl.dtypes import is_float, need_kind, rounding
+from meshdsl.dtypes import accumulator, need_kind, rounding
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
@@ -95,7 +95,7 @@ def _along(
     """Half precision is accumulated in float32."""
     x = inputs[-1]
     params = {"dim": x.shape.get(dim).name, "reverse": bool(reverse), "exclusive": bool(exclusive)}
-    wide = "float32" if is_float(x.dtype) and x.dtype.itemsize < 4 else x.dtype
+    wide = accumulator(x.dtype)
     found = bind_one(primitive, [cast(each, wide) for each in inputs], params)
     return cast(found, x.dtype)
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshdsl.dims import DimLike
+from meshdsl.dims import DimLike, unused
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import zeros
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.elementwise import where
 from meshdsl.ops.matrices import (
-    fresh,
     matrix,
     named_like,
     swap,
@@ -74,7 +73,7 @@ def _qr_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) ->
             f"qr has a gradient only for matrices with at least as many rows as columns, not for "
             f"{op.inputs[0].shape}"
         )
-    other = fresh(k.name, q.shape, r.shape)
+    other = unused(k.name, q.shape, r.shape)
     product = einsum(r, rename(gr, {k.name: other}), over=j)
     product = product - einsum(gq, rename(q, {k.name: other}), over=i)
     strict = triangle(product, k.name, other, strict=True)
@@ -89,7 +88,7 @@ def _eigh_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
     """Giles 2008, "Collected matrix derivative results", section 3.1."""
     (w, v), (gw, gv) = op.outputs, _or_zeros(cotangents, op.outputs)
     i, j, k = op.params["rows"], op.params["columns"], op.params["inner"].name
-    other = fresh(k, v.shape, op.inputs[0].shape)
+    other = unused(k, v.shape, op.inputs[0].shape)
     inner = einsum(v, rename(gv, {k: other}), over=i) * _one_over_difference(w, k, other)
     inner = inner + with_diagonal(gw, k, inner.shape.get(other))
     right = rename(v, {i: j, k: other})
@@ -100,7 +99,7 @@ def _svd_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
     """Townsend 2016, "Differentiating the singular value decomposition", equations 31 and on."""
     (u, s, v), (gu, gs, gv) = op.outputs, _or_zeros(cotangents, op.outputs)
     i, j, k = op.params["rows"], op.params["columns"], op.params["inner"].name
-    other = fresh(k, u.shape, v.shape)
+    other = unused(k, u.shape, v.shape)
     by_u = einsum(u, rename(gu, {k: other}), over=i)
     by_v = einsum(v, rename(gv, {k: other}), over=j)
     apart = _one_over_difference(s * s, k, other)

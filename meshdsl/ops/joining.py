@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
 from meshdsl.ops.creation import as_tensor
@@ -167,17 +167,11 @@ def _copies(x: Tensor, dim: Dimension, times: int, minor: bool) -> Tensor:
         raise ValueError(f"`times` must be 1 or more, got {times}")
     if times == 1:
         return x
-    copy = Dimension(_unused("copy", x.shape), times)
+    copy = Dimension(unused("copy", x.shape), times)
     pair = [dim, copy] if minor else [copy, dim]
     at = x.shape.position(dim.name)
     spread = broadcast(x, [*x.shape[:at], *pair, *x.shape[at + 1 :]])
     return merge(spread, pair, dim.name)
-
-
-def _unused(name: str, shape: Shape) -> str:
-    while name in shape.names:
-        name = f"{name}_"
-    return name
 
 
 def _alike(tensors: Sequence[Any]) -> list[Tensor]:

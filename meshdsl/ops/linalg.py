@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import arange
@@ -20,7 +20,6 @@ from meshdsl.ops.elementwise import exp, where
 from meshdsl.ops.factorizations import eigh, qr, svd
 from meshdsl.ops.matrices import (
     diagonal,
-    fresh,
     identity,
     matrix,
     swap,
@@ -75,7 +74,7 @@ def _cholesky_gradient(
     """Murray 2016, "Differentiation of the Cholesky decomposition", equation 10."""
     (low,), (g,) = op.outputs, cotangents
     i, j = op.params["rows"], op.params["columns"]
-    k = fresh(j, low.shape)
+    k = unused(j, low.shape)
     product = einsum(rename(low, {j: k}), g, over=i)  # lowᵀ g, with rows k
     row, column = arange(product.shape.get(k)), arange(product.shape.get(j))
     half = where(row > column, product, where(row == column, 0.5 * product, 0))
@@ -193,7 +192,7 @@ def cholesky_solve(low: Tensor, b: Tensor, rows: DimLike, columns: DimLike) -> T
     `md.linalg.cholesky_solve(low, b, "row", "column")`.
     """
     row, column = matrix(low, rows, columns)
-    k = fresh(column.name, low.shape, b.shape)
+    k = unused(column.name, low.shape, b.shape)
     half = triangular_solve(rename(low, {column.name: k}), b, row, k)
     turned = rename(low, {row.name: column.name, column.name: k})
     return triangular_solve(turned, half, k, column, lower=False)
@@ -206,7 +205,7 @@ def inverse(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
     `md.linalg.inverse(x, "row", "column")`: the product with b over `row` is `solve(x, b, ...)`.
     """
     row, column = matrix(x, rows, columns, real=False)
-    side = Dimension(fresh(row.name, x.shape), row.size)
+    side = Dimension(unused(row.name, x.shape), row.size)
     solved = solve(x, identity(row, side, x.dtype), row, column)
     return rename(solved, {side.name: row.name})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike
 from meshdsl.dtypes import short
 from meshdsl.graph import Tensor
 from meshdsl.ops.creation import arange
@@ -35,13 +35,6 @@ def matrix(
     if x.dtype.name not in allowed:
         raise ValueError(f"needs {' or '.join(allowed)}, got {short(x.dtype)}; cast first")
     return one, other
-
-
-def fresh(name: str, *shapes: Shape) -> str:
-    """Returns a name like `name` that none of the shapes has."""
-    while any(shape.find(name) is not None for shape in shapes):
-        name += "_again"
-    return name
 
 
 def named_like(dim: DimLike, size: int, what: str) -> Dimension:

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshdsl.array import named
 from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import rounding
+from meshdsl.dtypes import accumulator, rounding
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise import cast
@@ -125,7 +125,7 @@ def avg_pool(
     """
     need_float(x)
     found, sizes, out = _windows(x, window, strides, padding, dilation)
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
+    wide = cast(x, accumulator(x.dtype))
     total = window_sum(wide, found, sizes, out)
     if count_pads:
         return cast(total * (1.0 / int(np.prod(sizes))), x.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dims import DimLike, DimsLike, Shape
-from meshdsl.dtypes import is_complex, is_float, need_kind, rounding, short
+from meshdsl.dtypes import accumulator, is_complex, is_float, need_kind, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind_one
@@ -117,7 +117,7 @@ def mean(x: Tensor, over: DimsLike | None = None) -> Tensor:
     if not is_complex(x.dtype):
         need_float(x)
     count = x.shape.select(_over(x, over)).volume
-    wide = x.cast("float32") if x.dtype.itemsize < 4 else x
+    wide = x.cast(accumulator(x.dtype))
     return (_reduce(SUM, wide, over) * (1.0 / count)).cast(x.dtype)
 
 
@@ -129,7 +129,7 @@ def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
 
     The gradient is exact where elements are zero.
     """
-    found = x.cast("float32") if is_float(x.dtype) and x.dtype.itemsize < 4 else x
+    found = x.cast(accumulator(x.dtype))
     for name in _over(x, over):
         found = bind_one(PROD, (found,), {"over": (name,)})
     return found.cast(x.dtype)

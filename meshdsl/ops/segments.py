@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshdsl.dims import Dimension, DimsLike, Shape
+from meshdsl.dtypes import accumulator
 from meshdsl.graph import Primitive, Tensor
 from meshdsl.ops.creation import ones, sized
 from meshdsl.ops.elementwise import cast, maximum
@@ -76,7 +77,7 @@ def segment_mean(
     Half precision is summed in float32.
     """
     need_float(x)
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
+    wide = cast(x, accumulator(x.dtype))
     total = _segment(SCATTER_ADD, wide, segments, into, over)
     count = _segment(SCATTER_ADD, ones(segments.shape, wide.dtype), segments, into, over)
     return cast(total / maximum(count, 1), x.dtype)

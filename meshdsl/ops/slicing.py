@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.array import NamedArray
-from meshdsl.dims import Dimension, DimLike, DimsLike, Shape
+from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
 from meshdsl.ops.creation import arange, as_tensor
@@ -256,7 +256,7 @@ def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
     if isinstance(start, int | np.integer):
         return window(x, held.name, max(0, min(int(start), held.size - size)), size)
     first = clip(_integers(start, "start"), 0, held.size - size)
-    part = Dimension(_unused(held.name, *x.shape.names, *first.shape.names), size)
+    part = Dimension(unused(held.name, x.shape, first.shape), size)
     found = take(x, first + arange(part), held.name)
     return found.rename({part.name: held.name}).transpose([*first.shape.names, *x.shape.names])
 
@@ -295,14 +295,8 @@ def dynamic_update_slice(x: Tensor, update: Tensor, dim: DimLike, start: Any) ->
 
 def _apart(x: Tensor, dim: Dimension) -> tuple[Tensor, str]:
     """Returns x with a dim under a name that no layout splits, to be looked up by position."""
-    spare = _unused(dim.name, *x.shape.names)
+    spare = unused(dim.name, x.shape)
     return x.rename({dim.name: spare}), spare
-
-
-def _unused(name: str, *taken: str) -> str:
-    while name in taken:
-        name = f"{name}_"
-    return name
 
 
 def _whole(*positions: Any, instead: str) -> None:

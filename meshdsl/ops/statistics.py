@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from meshdsl.dims import DimLike, DimsLike
+from meshdsl.dtypes import accumulator
 from meshdsl.graph import Tensor
 from meshdsl.ops.creation import full
 from meshdsl.ops.elementwise import abs, cast, sqrt, square, where
@@ -31,7 +32,7 @@ def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
     count = x.shape.volume if over is None else x.shape.select(over).volume
     if not count > correction:
         raise ValueError(f"{count} elements are too few for a correction of {correction}")
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
+    wide = cast(x, accumulator(x.dtype))
     found = mean(square(wide - mean(wide, over)), over)
     return cast(found * (count / (count - correction)) if correction else found, x.dtype)
 
@@ -43,7 +44,7 @@ def std(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
     `md.std(x, "embed")`.
     """
     need_float(x)
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
+    wide = cast(x, accumulator(x.dtype))
     return cast(_root(var(wide, over, correction)), x.dtype)
 
 
@@ -58,7 +59,7 @@ def norm(x: Tensor, over: DimsLike | None = None, order: float = 2) -> Tensor:
     need_float(x)
     if order not in (1, 2, math.inf):
         raise ValueError(f"order must be 1, 2 or math.inf, not {order}")
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
+    wide = cast(x, accumulator(x.dtype))
     if order == 2:
         return cast(_root(sum(square(wide), over)), x.dtype)
     return cast((sum if order == 1 else max)(abs(wide), over), x.dtype)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from meshdsl.array import named
-from meshdsl.dims import Dimension
+from meshdsl.dims import Dimension, unused
 from meshdsl.graph import Tensor
 from meshdsl.ops.convolution import CONVOLVE
 from meshdsl.ops.literal import literal
@@ -61,10 +61,11 @@ def _interpolated(x: Tensor, name: str, factor: int) -> Tensor:
     size = x.shape.get(name).size
     taps = 2 * factor - factor % 2
     triangle = 1 - np.abs(np.arange(taps) - (taps - 1) / 2) / factor
-    slide = Slide(name, "taps", name, base=factor, low=(taps + factor) // 2 - 1)
+    window = unused("taps", x.shape)
+    slide = Slide(name, window, name, base=factor, low=(taps + factor) // 2 - 1)
     at = np.arange(size * factor)[:, None] + np.arange(taps) - slide.low
     on_x = (at % factor == 0) & (at >= 0) & (at < size * factor)
     out = resized(x.shape, {name: size * factor})
     scale = named((1 / (on_x @ triangle)).astype(x.dtype), [out.get(name)])
-    filters = literal(named(triangle.astype(x.dtype), [Dimension("taps", taps)]))
+    filters = literal(named(triangle.astype(x.dtype), [Dimension(window, taps)]))
     return bind_one(CONVOLVE, (x, filters), {"slides": (slide,), "out": out}) * literal(scale)

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
+from meshdsl.dtypes import accumulator
 from meshdsl.graph import Tensor
-from meshdsl.optim.optimizer import state_dtype
 
 
 def global_norm(tree: Any) -> Tensor:
     """Returns sqrt(sum of the squares of all elements), without dims; float32 at least."""
-    leaves = [ops.cast(leaf, state_dtype(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
+    leaves = [ops.cast(leaf, accumulator(leaf.dtype)) for leaf in jax.tree.leaves(tree)]
     widest = max((leaf.dtype for leaf in leaves), key=lambda d: d.itemsize, default="float32")
     total = ops.zeros([], widest)
     for leaf in leaves:

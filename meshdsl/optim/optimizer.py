@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import jax
-import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.dims import Shape
-from meshdsl.dtypes import is_complex, is_float
+from meshdsl.dtypes import accumulator, is_complex, is_float
 from meshdsl.graph import Tensor
 from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
@@ -59,16 +58,11 @@ def is_matrix(path: str, shape: Shape) -> bool:
     return len(shape.without(["layers"])) >= 2 and not name.endswith(("bias", "scale"))
 
 
-def state_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that updates are computed and kept in: float32 at least."""
-    return np.dtype("float32") if dtype.itemsize < 4 else dtype
-
-
 def zeros_like(params: Any) -> Mirror:
-    """Returns zeros for every floating-point parameter, in `state_dtype`; None for the others."""
+    """Returns zeros for every floating-point parameter, in `accumulator`; None for the others."""
 
     def zero(p: Tensor) -> Tensor | None:
-        return ops.zeros(p.shape, state_dtype(p.dtype)) if is_float(p.dtype) else None
+        return ops.zeros(p.shape, accumulator(p.dtype)) if is_float(p.dtype) else None
 
     return Mirror(jax.tree.map(zero, params))
 
@@ -80,7 +74,7 @@ def update_each(
 
     Args:
         function: (path, gradient, *states, parameter) -> (parameter, *states), all but the path in
-            `state_dtype` of the parameter; the parameter's own dtype comes back here.
+            `accumulator` of the parameter; the parameter's own dtype comes back here.
 
     Returns:
         The parameters and the states.
@@ -94,7 +88,7 @@ def update_each(
                 f"{path_of(keys)} is {p}, but optimizers update real numbers: keep its real and "
                 "imaginary parts as two parameters"
             )
-        work = state_dtype(p.dtype)
+        work = accumulator(p.dtype)
         updated = function(path_of(keys), ops.cast(g, work), *held, ops.cast(p, work))
         return _Results((ops.cast(updated[0], p.dtype), *updated[1:]))
 

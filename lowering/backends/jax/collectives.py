@@ -76,6 +76,8 @@ def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
     axes = instruction.params["axes"]
     split, concat = _at(instruction, "split"), _at(instruction, "concat")
     blocks = _cut(machine, instruction, inputs[0], "split")
+    if blocks is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
+        blocks = lax.optimization_barrier(blocks)
     blocks = lax.all_to_all(blocks, axes, split_axis=split, concat_axis=concat, tiled=True)
     return _join(machine, instruction, blocks, "concat")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dims import Shape
-from meshdsl.dtypes import is_float
+from meshdsl.dtypes import accumulator, is_float
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.backends.arrange import alignment
 from meshdsl.lowering.program import Block, Instruction, Value
@@ -103,4 +103,4 @@ def align(array: np.ndarray, have: Shape, want: Shape) -> np.ndarray:
 
 def wide(x: np.ndarray) -> np.ndarray:
     """Returns x in a dtype that SciPy knows and that sums are accurate in."""
-    return x.astype(np.float32) if is_float(x.dtype) and x.dtype.itemsize < 4 else x
+    return x.astype(accumulator(x.dtype), copy=False)
