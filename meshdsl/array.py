@@ -104,7 +104,18 @@ class NamedArray(NamedOperators):
         where = f"; {self.layout}" if self.layout is not None else ""
         return f"NamedArray({short(self.dtype)}{self.dims}{where})"
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        """Returns the dims with the numbers, of large arrays the outermost ones."""
+        if not getattr(self.data, "is_fully_addressable", True):
+            return repr(self)
+        if isinstance(self.data, jax.core.Tracer):
+            return repr(self)
+        numbers = np.array2string(np.asarray(self.data), threshold=200, precision=4)
+        return f"{short(self.dtype)}{self.dims} {numbers}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Shows the numbers in a notebook."""
+        printer.text(str(self))
 
 
 class Spec:

@@ -140,7 +140,11 @@ def unused(name: str, *shapes: Shape) -> str:
 
 def as_list(dims: DimsLike) -> list[DimLike]:
     """Returns one dim or several as a list."""
-    return [dims] if isinstance(dims, str | Dimension) else list(dims)
+    if isinstance(dims, str | Dimension):
+        return [dims]
+    if not isinstance(dims, Iterable):
+        raise ValueError(f"a dim is a Dimension or a name, and dims a list of them; got {dims!r}")
+    return list(dims)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

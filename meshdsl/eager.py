@@ -39,6 +39,7 @@ from meshdsl.ops.operation import told_as
 from meshdsl.trace import ArrayTrace, tracing
 
 _LIMIT = 1024  # how many calls, and how many programs, are kept
+_WIDE = frozenset(["float64", "int64", "uint64", "complex128"])
 _PLAIN = frozenset([str, int, bool, type(None), Dimension, np.dtype, Shape])
 # What takes a number as an operand: XLA computes them alike with a constant and with an argument.
 _WITH_NUMBER = frozenset(
@@ -159,6 +160,7 @@ def _prepare(
     places = [_place(array) for array in given]
     with told_as(graph.name, (*args, *kwargs.values())):
         devices = _devices(places)
+        _need_width(given)
     runnable = _program(graph, given, places, devices)
     inputs = [place.get(id(array), array) for array in given]
     for i in range(len(trace.arrays), len(given)):  # numbers wait where the program takes them
@@ -211,6 +213,17 @@ def _place(array: NamedArray) -> Any:
     """Returns the sharding of data that a mesh or a device holds."""
     data = array.data
     return None if isinstance(data, jax.core.Tracer) else getattr(data, "sharding", None)
+
+
+def _need_width(given: Sequence[NamedArray]) -> None:
+    """Raises ValueError if JAX would cut the operands to 32 bits."""
+    wide = sorted({a.dtype.name for a in given if a.dtype.name in _WIDE})
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"JAX turns {', '.join(wide)} into 32 bits unless told otherwise: name arrays of 32 "
+            "bits, as in md.named(x.astype(np.float32), dims), or call "
+            "jax.config.update('jax_enable_x64', True) first"
+        )
 
 
 def _devices(places: Sequence[Any]) -> jax.sharding.Mesh | None:

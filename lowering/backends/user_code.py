@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshdsl.dtypes import short
 from meshdsl.lowering.program import Instruction
+
+
+def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) -> list[Any]:
+    """Runs a user's function on the arrays of one device; its errors tell where it was called.
+
+    Raises:
+        ValueError: the results are not those of the instruction; all told.
+    """
+    try:
+        results = function(*arrays, **dict(instruction.params["params"]))
+    except Exception as error:
+        name, source = instruction.params["definition"].name, instruction.source
+        given = ", ".join(f"{short(a.dtype)}{list(a.shape)}" for a in arrays)
+        tensors = ", ".join(str(v.shape) for v in instruction.inputs)
+        error.add_note(
+            f"{name} was given {given}, one device's part of {tensors}\n"
+            f"  at {source}  {source.code}".rstrip()
+        )
+        raise
+    return checked(instruction, results)
 
 
 def checked(instruction: Instruction, results: Any) -> list[Any]:

@@ -41,9 +41,9 @@ def _about_activations(program: SpmdProgram, kept: Sequence[Part]) -> str:
     recomputes = any(i.op == "barrier" for i, _ in program.block.walk())
     if saved and not recomputes and _bytes(saved) > _bytes(kept) / 2:
         return (
-            "most of the peak is kept for the backward pass. "
-            '--model_args="remat=full" (in Python, md.checkpoint around a layer) computes it '
-            "again instead: less memory, more time"
+            "most of the peak is kept for the backward pass. md.checkpoint around a layer "
+            '(--model_args="remat=full" for language models) computes it again instead: less '
+            "memory, more time"
         )
     for part in kept:
         rule = _rule(program, part.held.value)

@@ -19,7 +19,7 @@ from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import merge, rename, split
-from meshdsl.ops.windows import ByDim, Padding, PerDim, slides
+from meshdsl.ops.windows import ByDim, Padding, PerDim, by_name, slides
 from meshdsl.sliding import Slide
 from meshdsl.trace import bind_one
 
@@ -110,7 +110,8 @@ def conv(
             filters that reach further than x, so that nothing is left.
     """
     x, channels = _called_as_in(x, in_dim)
-    windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in spatial.items()}
+    pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')
+    windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in pairs.items()}
     found, shape = slides(x.shape, windows, strides, padding, dilation)
     return _convolve(x, filters, found, shape, channels, out_dim, groups)
 
@@ -142,7 +143,8 @@ def conv_transpose(
         ValueError: as for `md.conv`.
     """
     x, channels = _called_as_in(x, in_dim)
-    windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in spatial.items()}
+    pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')
+    windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in pairs.items()}
     found, shape = slides(x.shape, windows, strides, padding, dilation, transposed=True)
     return _convolve(x, filters, found, shape, channels, out_dim, groups)
 

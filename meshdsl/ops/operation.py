@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import jax
+
 from meshdsl.array import NamedArray
+from meshdsl.dtypes import short
 from meshdsl.graph import Tensor
 from meshdsl.ops.literal import literal
 from meshdsl.trace import here, is_tracing
@@ -75,12 +78,16 @@ def told_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
         raise OperationError(_describe(name, error, arguments)) from None
 
 
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, Tensor | NamedArray)
+
+
 def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
     source = here()
     lines = [f"{name}: {error}"]
-    operands = [a for a in arguments if isinstance(a, Tensor | NamedArray)]
-    for number, operand in enumerate(operands, 1):
-        made = operand.source if isinstance(operand, Tensor) else None
-        lines.append(f"  operand {number}: {operand}" + (f"  made at {made}" if made else ""))
+    leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
+    for number, operand in enumerate(filter(_is_operand, leaves), 1):
+        made = f"  made at {operand.source}" if isinstance(operand, Tensor) else ""
+        lines.append(f"  operand {number}: {short(operand.dtype)}{operand.dims}{made}")
     lines.append(f"  at {source}  {source.code}".rstrip())
     return "\n".join(lines)

@@ -147,11 +147,13 @@ def _windows(
     dilation: PerDim[int],
 ) -> tuple[tuple[Slide, ...], tuple[int, ...], Shape]:
     """Returns how the windows slide, their sizes, and the shape of the result."""
-    if not window:
+    sizes = by_name(window, "window", '{"height": 2, "width": 2}')
+    if not sizes:
         raise ValueError("`window` names no dim to slide along")
-    sizes = by_name(window)
     dims = {name: Dimension(name, size) for name, size in sizes.items()}
-    steps = {**sizes, **by_name(strides)} if isinstance(strides, Mapping) else strides or sizes
+    steps: PerDim[int] = strides or sizes
+    if isinstance(strides, Mapping):
+        steps = {**sizes, **by_name(strides, "strides", "{}")}
     around = per_dim(padding, dims, "padding", "valid")
     found, out = slides(x.shape, dims, steps, around, dilation)
     for slide, dim in zip(found, dims.values(), strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike, Shape, did_you_mean
 from meshdsl.dtypes import is_differentiable
 from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
 from meshdsl.module import path_of
@@ -82,7 +82,7 @@ def map(function: Callable[[Any], Any], xs: Any, dim: DimLike) -> Any:
 def _scan(
     name: str, body: Callable, carry: Any, xs: Any, dim: DimLike, reverse: bool
 ) -> tuple[Any, Any]:
-    with told_as(name):
+    with told_as(name, (carry, xs)):
         carry_in, carry_tree = leaves_of(carry)
         stacked, stacked_tree = leaves_of(xs)
         dim = _stacked_dim(dim, stacked, xs)
@@ -120,7 +120,7 @@ def _stacked_dim(dim: DimLike, stacked: Sequence[Tensor], xs: Any) -> Dimension:
     name = dim if isinstance(dim, str) else dim.name
     paths = [path_of(keys, "xs") for keys, _ in jax.tree_util.tree_flatten_with_path(xs)[0]]
     problems = [
-        f"{path}: {tensor} has no dim `{name}`"
+        f"{path}: {tensor} has no dim `{name}`{did_you_mean(name, tensor.shape.names)}"
         for path, tensor in zip(paths, stacked, strict=False)
         if tensor.shape.find(name) is None
     ]

@@ -192,7 +192,7 @@ def _continued(x: Tensor, dim: Dimension, low: int, size: int, mode: str) -> Ten
 def _number(value: Any, dtype: np.dtype) -> float | bool:
     """Returns a constant as a number that `dtype` holds; errors as for operands."""
     if isinstance(value, Tensor | NamedArray):
-        raise ValueError(f"the value must be a number, got {value}")
+        raise ValueError(f"the value must be a number, got {value!r}")
     number = value.item() if isinstance(value, np.generic) else value
     if dtype == np.bool_ and number == 0:  # the default
         number = False

@@ -38,7 +38,7 @@ def upsample(
         raise ValueError(f'the method is "nearest" or "linear", not {method!r}')
     if method == "linear":
         need_float(x)
-    every = by_name(factors)
+    every = by_name(factors, "factors", '{"height": 2, "width": 2}')
     for name, factor in every.items():
         x.shape.get(name)
         if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:

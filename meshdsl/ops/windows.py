@@ -14,8 +14,14 @@ PerDim: TypeAlias = Union[T, ByDim[T]]  # noqa: UP007 - `T | ...` is no alias to
 Padding: TypeAlias = str | int | tuple[int, int]  # a string: "same" or "valid"
 
 
-def by_name(asked: ByDim[T]) -> dict[str, T]:
-    """Returns a mapping from dims, or their names, as one from names."""
+def by_name(asked: ByDim[T], what: str, example: str) -> dict[str, T]:
+    """Returns a mapping from dims, or their names, as one from names.
+
+    Raises:
+        ValueError: it is no mapping; `what` it is and an `example` of one are told.
+    """
+    if not isinstance(asked, Mapping):
+        raise ValueError(f"{what} is a mapping by dim, as in {example}; got {asked!r}")
     return {dim if isinstance(dim, str) else dim.name: value for dim, value in asked.items()}
 
 
@@ -28,7 +34,7 @@ def per_dim(asked: PerDim[Any], names: Iterable[str], what: str, default: Any) -
     names = list(names)
     if not isinstance(asked, Mapping):
         return dict.fromkeys(names, asked)
-    asked = by_name(asked)
+    asked = by_name(asked, what, f"{what}={{...}}")
     for name in asked:
         if name not in names:
             raise ValueError(

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.user_code import checked
+from meshdsl.lowering.backends.user_code import call
 from meshdsl.lowering.program import Instruction
 
 
 def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
     function = instruction.params["definition"].emitter("numpy")
-    params = dict(instruction.params["params"])
     rows = []
     for device in range(machine.mesh.size):
-        results = checked(instruction, function(*(array[device] for array in inputs), **params))
+        results = call(instruction, function, [array[device] for array in inputs])
         rows.append([np.asarray(array) for array in results])
     return [np.stack(column) for column in zip(*rows, strict=True)]
 
