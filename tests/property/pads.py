@@ -14,10 +14,11 @@ from meshdsl.lowering.program import Block, Value
 # What these put into pads counts: it is how pads are masked and windows filled, and what has been
 # masked is moved within a rule. Pads that they only pass on are poisoned already.
 _MASKS = frozenset(
-    "select assemble full literal permute local_slice rename transpose broadcast reshape".split()
+    "select assemble full literal permute all_gather local_slice rename transpose broadcast "
+    "reshape".split()
 )
 # Integers are indices within a shard too, which no one masks; these only move data.
-_MOVES = frozenset(["slice", "all_gather", "all_to_all", "take", "argmax", "argmin", "sort"])
+_MOVES = frozenset(["slice", "all_to_all", "take", "argmax", "argmin", "sort"])
 
 
 @contextmanager

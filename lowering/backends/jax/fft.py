@@ -12,15 +12,17 @@ from meshdsl.lowering.program import Instruction
 
 
 def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
-    """Returns the emitter of a transform along the last of two dims.
+    """Returns the emitter of a transform along the last of two dims, or along an only one.
 
-    Of more than two, XLA's compiler for CPUs may choose an order in memory that it cannot do.
+    Of more than two, or of a single row, XLA's compiler for CPUs may choose an order in memory
+    that it cannot do.
     """
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         at = instruction.inputs[0].local.position(instruction.params["dim"])
         x = jnp.moveaxis(inputs[0], at, -1)
-        result = function(instruction, x.reshape(-1, x.shape[-1]))
+        rows = (-1, x.shape[-1]) if x.size > x.shape[-1] else (-1,)
+        result = function(instruction, x.reshape(rows))
         result = result.reshape(*x.shape[:-1], result.shape[-1])
         return jnp.moveaxis(result, -1, at)
 
