@@ -137,6 +137,15 @@ def test_ctrl_c_ends_the_run_after_the_step_with_complete_metrics(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [5, 8]
 
 
+@pytest.fixture
+def heeds_interrupts():
+    """Undoes what a shell does to jobs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path):
     def interrupted():
         for number, batch in enumerate(classifier.endless(), start=1):

@@ -6,24 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
 
 def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
-    """Returns the emitter of a transform along the last of two dims, or along an only one.
+    """Returns the emitter of a transform along the last of two dims, whose elements lie in a row.
 
-    Of more than two, or of a single row, XLA's compiler for CPUs may choose an order in memory
-    that it cannot do.
+    Else XLA's compiler for CPUs may choose an order in memory that it cannot do.
     """
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         at = instruction.inputs[0].local.position(instruction.params["dim"])
         x = jnp.moveaxis(inputs[0], at, -1)
-        rows = (-1, x.shape[-1]) if x.size > x.shape[-1] else (-1,)
-        result = function(instruction, x.reshape(rows))
-        result = result.reshape(*x.shape[:-1], result.shape[-1])
+        row = lax.optimization_barrier(x.reshape(-1))
+        result = function(instruction, row.reshape(-1, x.shape[-1]))
+        size = result.shape[-1]
+        result = lax.optimization_barrier(result.reshape(-1))
+        result = result.reshape(*x.shape[:-1], size)
         return jnp.moveaxis(result, -1, at)
 
     return emit
