@@ -22,8 +22,10 @@ from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.passes import run_passes
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
 from meshdsl.lowering.simplify import simplify
@@ -34,12 +36,22 @@ from meshdsl.statements import statement_at
 BOOL = np.dtype("bool")
 
 
-def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
+def lower(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    options: Options | None = None,
+    donated: Sequence[bool] = (),
+) -> SpmdProgram:
     """Lowers a traced graph.
+
+    Args:
+        donated: per input, whether an output may take its place.
 
     Raises:
         ValueError: the layout does not fit the program; every problem is told.
     """
+    options = options or DEFAULT
     graph = simplify(graph)
     _validate(graph, mesh, layout)
     planned = plan(graph, mesh, layout)
@@ -58,7 +70,10 @@ def lower(graph: Graph, mesh: Mesh, layout: Layout) -> SpmdProgram:
         scope.builder.source = tensor.source
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
-    return SpmdProgram(graph.name, mesh, layout, block, graph.input_paths, graph.output_paths)
+    ends = graph.input_paths, graph.output_paths
+    details = {"donated": list(donated)}
+    program = SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
+    return run_passes(program, options)
 
 
 def _ends(

@@ -30,6 +30,7 @@ from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
+    from meshdsl.lowering.options import Options
     from meshdsl.lowering.program import SpmdProgram
 
 
@@ -40,6 +41,7 @@ def jit(
     backend: str = "jax",
     donate: str | Sequence[str] = (),
     check_finite: bool = False,
+    options: Options | None = None,
 ) -> Jitted:
     """Compiles a function of named tensors for a mesh.
 
@@ -55,11 +57,12 @@ def jit(
             FloatingPointError, which names the operation that made the first one, forward or
             backward, with its line and the steps of the loops around it; see `md.check_finite` for
             the cost. Buffers are not given up then.
+        options: what lowering may trade, such as bytes on the wire for memory.
 
     Raises:
         ValueError: malformed mesh or layout, unknown backend, unknown parameter in `donate`.
     """
-    return Jitted(function, mesh, layout, backend, donate, check_finite)
+    return Jitted(function, mesh, layout, backend, donate, check_finite, options)
 
 
 def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
@@ -151,6 +154,8 @@ def _lower(
     backend: str,
     devices: jax.sharding.Mesh | None = None,
     check_finite: bool = False,
+    options: Options | None = None,
+    donated: Sequence[bool] = (),
 ) -> SpmdProgram:
     """Lowers a graph with its checks; `details["blame"]` tells what a failing one is about."""
     from meshdsl.lowering import backends
@@ -158,7 +163,7 @@ def _lower(
 
     watching = watched(graph, outputs=check_finite)
     if watching is None:
-        return lower(graph, mesh, layout)
+        return lower(graph, mesh, layout, options, donated)
 
     def blame(leaves: Sequence[Any]) -> str:
         if any(getattr(leaf, "is_deleted", bool)() for leaf in leaves):
@@ -172,7 +177,8 @@ def _lower(
         executable = backends.load(backend).Executable(program, (), devices)
         return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
 
-    return replace(lower(watching.graph, mesh, layout), details={"blame": blame})
+    program = lower(watching.graph, mesh, layout, options, donated)
+    return replace(program, details={**program.details, "blame": blame})
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,7 @@ class Jitted:
         backend: str,
         donate: str | Sequence[str],
         check_finite: bool = False,
+        options: Options | None = None,
     ) -> None:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
@@ -267,6 +274,7 @@ class Jitted:
         self.name = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function)
         self.check_finite = check_finite
+        self.options = options
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
         names = list(self._parameters.parameters)
         for name in self.donate:
@@ -304,7 +312,7 @@ class Jitted:
         from meshdsl.lowering.lower import lower
 
         graph = self.trace(*args, **kwargs)
-        return load("jax").function(lower(graph, self.mesh, self.layout))
+        return load("jax").function(lower(graph, self.mesh, self.layout, self.options))
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments and their signature."""
@@ -360,14 +368,19 @@ class Jitted:
 
     def _lower(self, signature: Signature) -> SpmdProgram:
         graph, tree = self._trace(signature)
-        program = _lower(
-            graph, self.mesh, self.layout, self.backend, check_finite=self.check_finite
-        )
         given_up = () if self.check_finite else self.donate
+        program = _lower(
+            graph,
+            self.mesh,
+            self.layout,
+            self.backend,
+            check_finite=self.check_finite,
+            options=self.options,
+            donated=[p.split("/")[0] in given_up for p in graph.input_paths],
+        )
         details = {
             **program.details,
             "output_tree": tree,
-            "donated": [p.split("/")[0] in given_up for p in graph.input_paths],
             "compile": lambda program: self._finish(signature, program),
         }
         return replace(program, details=details)

@@ -1,5 +1,8 @@
 """Mesh: the named axes of a machine, with their sizes.
 
+An axis may be marked slow, `slice@dcn:2`: what is sent along it crosses a network slower than the
+one inside, and is kept to the least.
+
 A mesh says nothing about which devices it is made of; devices are numbered row-major, the last axis
 varying fastest. Backends map that numbering to hardware.
 """
@@ -12,14 +15,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-_AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):(\d+)")
+from meshdsl.dims import did_you_mean
+
+_AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:@([a-z]+))?:(\d+)")
+SLOW = "dcn"  # the data-centre network between slices
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes with sizes, major first: `Mesh((("data", 2), ("model", 4)))`."""
+    """Named axes with sizes, major first: `Mesh((("data", 2), ("model", 4)))`.
+
+    Attributes:
+        slow: the axes that cross the slow network.
+    """
 
     axes: tuple[tuple[str, int], ...] = ()
+    slow: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -29,15 +40,17 @@ class Mesh:
         for name, size in self.axes:
             if size < 1:
                 raise ValueError(f"mesh axis `{name}` needs a size of at least 1, got {size}")
+        for name in sorted(self.slow.difference(names)):
+            raise ValueError(f"no axis `{name}` in mesh `{self}`{did_you_mean(name, names)}")
 
     @staticmethod
     def parse(text: str) -> Mesh:
-        """Reads `data:2,model:4`; `;`, `,` and spaces all separate.
+        """Reads `data:2,model:4` or `slice@dcn:2,data:4`; `;`, `,` and spaces all separate.
 
         Raises:
             ValueError: malformed text (the position is marked), an axis given twice, size 0.
         """
-        axes = []
+        axes, slow = [], []
         for part in re.finditer(r"[^;,\s]+", text):
             match = _AXIS.fullmatch(part.group())
             if match is None:
@@ -45,8 +58,15 @@ class Mesh:
                     f"malformed mesh: expected `axis:size`, as in `data:2 model:4`\n"
                     f"  {text}\n  {' ' * part.start()}{'^' * len(part.group())}"
                 )
-            axes.append((match.group(1), int(match.group(2))))
-        return Mesh(tuple(axes))
+            name, network, size = match.groups()
+            if network not in (None, SLOW):
+                raise ValueError(
+                    f"mesh axis `{name}@{network}` is on an unknown network; `@{SLOW}` marks an "
+                    "axis between slices, others have no mark"
+                )
+            axes.append((name, int(size)))
+            slow += [name] if network else []
+        return Mesh(tuple(axes), frozenset(slow))
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -87,4 +107,5 @@ class Mesh:
             yield found
 
     def __str__(self) -> str:
-        return " ".join(f"{name}:{size}" for name, size in self.axes)
+        marks = {name: f"@{SLOW}" for name in self.slow}
+        return " ".join(f"{name}{marks.get(name, '')}:{size}" for name, size in self.axes)

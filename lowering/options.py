@@ -1,0 +1,46 @@
+"""Options: what lowering may trade, where more than one way leads to the same values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
+Weights: TypeAlias = Literal["auto", "again", "keep"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What lowering may trade; the defaults send the fewest bytes.
+
+    Attributes:
+        memory: bytes that one device may hold (`program.peak_bytes`). What fits and sends the
+            fewest bytes is taken; None: there is no limit.
+        weights: what becomes of weights that are gathered for the forward pass: `again` frees them
+            and gathers them again for the backward pass, `keep` keeps them; `auto` gathers again.
+        bucket_bytes: the most bytes that one collective joins of several small ones; None: there
+            is no limit, 0: none are joined.
+        overlap: whether gathers before products, and reductions after them, become rings of
+            permutes that run beside the product.
+        context: how attention reaches a split memory: `ring` sends keys and values around,
+            `gather` has all of them everywhere, `sums` reduces the results; `auto`: what sends the
+            fewest bytes and fits.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+
+    memory: int | None = None
+    weights: Weights = "auto"
+    bucket_bytes: int | None = None
+    overlap: bool = False
+    context: Context = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "bucket_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+
+
+DEFAULT = Options()
