@@ -19,7 +19,7 @@ setup(
     python_requires=">=3.11",
     packages=packages(),
     package_dir=ROOMS,
-    package_data={"meshdsl": ["py.typed"]},
+    package_data={"meshdsl": ["py.typed"], "meshdsl.lowering.explain.html": ["*.css", "*.js"]},
     install_requires=[
         "jax>=0.10,<0.12",
         "numpy>=2.0",

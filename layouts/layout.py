@@ -8,8 +8,9 @@ major first; `?` takes only the axes that are free in the tensor; a scope confin
 tensors whose path contains its components in a row.
 
 Where a tensor goes is a pure function of its dim names and its path. Neither sizes, nor the order
-of the dims, nor the rest of the program has a say. The order of the rules has one in two places:
-between optional rules that want one axis, and between scopes that are equally long.
+of the dims, nor the rest of the program has a say. The order of the rules has one between optional
+rules that want one axis. Of scopes that are equally long the first decides, but a program refuses a
+layout in which such scopes disagree (`layouts.validate`).
 """
 
 from __future__ import annotations
@@ -188,6 +189,15 @@ class Layout:
             if rule.applies_to(path):
                 return rule
         return None
+
+    def rules_for(self, dim: str, path: str = "") -> list[Rule]:
+        """Returns the rules that describe a dim in the tensor at `path` equally closely.
+
+        The first of them is `rule_for`'s; where others want other axes, the layout contradicts
+        itself.
+        """
+        applying = [r for r in self._by_specificity.get(dim, ()) if r.applies_to(path)]
+        return [rule for rule in applying if rule.specificity == applying[0].specificity]
 
     def _resolve(
         self, names: tuple[str, ...], path: str

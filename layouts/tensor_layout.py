@@ -12,10 +12,12 @@ axis away joins blocks into one that the layout without it has. What pads (`-`) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape
 from meshdsl.mesh import Mesh
 
@@ -110,6 +112,16 @@ class TensorLayout:
             Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ()))))
             for dim in shape
         )
+
+    def cuts(self, shape: Shape, mesh: Mesh) -> Cuts:
+        """Returns how dims are cut where shards have pads; see `meshdsl.cuts`."""
+        held = dict(self.splits)
+        counts = [tuple(mesh.sizes[axis] for axis in held.get(name, ())) for name in shape.names]
+        found = [
+            tuple(n for n in levels if n > 1) if dim.size % math.prod(levels) else ()
+            for dim, levels in zip(shape, counts, strict=True)
+        ]
+        return tuple(found) if any(found) else ()
 
     def even(self, shape: Shape, mesh: Mesh) -> TensorLayout:
         """Returns this layout where it needs no pads: each dim keeps its first axes that fit."""

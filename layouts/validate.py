@@ -7,6 +7,7 @@ of the model, the mesh, the layout, and what to write instead.
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,11 +20,20 @@ from meshdsl.source import UNKNOWN, Source
 
 LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path, source
 
+_WILD = re.compile(r"[*?[]")
 _MISSPELT = 0.8  # difflib's ratio from which one name is taken for a misspelling of another
 
 
 class LayoutError(ValueError):
     """A layout does not fit a program; the message lists every problem."""
+
+
+class LayoutWarning(UserWarning):
+    """A layout fits a program, but a part of it has no effect."""
+
+
+class ScopeWarning(LayoutWarning):
+    """A scope fits no path of a program, and looks misspelt."""
 
 
 def check(
@@ -46,16 +56,100 @@ def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
 
     For the program that a whole job is about, such as a training step; others may lack some paths.
     """
-    parts = {part for path in paths for part in path.split("/")}
     found = []
-    for rule in layout.rules:
-        if not any(rule.applies_to(path) for path in paths):
-            unknown = [p for p in rule.scope.split("/") if "*" not in p and p not in parts]
-            hint = did_you_mean(unknown[0], parts) if unknown else ""
-            nearest = difflib.get_close_matches(rule.scope, paths, n=2, cutoff=0) if paths else []
-            paths_told = f". Paths look like {' or '.join(f'`{p}`' for p in nearest)}"
-            found.append(f"`{rule}` fits no path of this program{hint or paths_told}")
+    for rule in _unfitting(layout, paths):
+        hint = _corrected(rule, paths)
+        nearest = [f"`{path}`" for path in _nearest(rule, paths)]
+        told = f" The nearest paths: {' and '.join(nearest)}" if nearest else ""
+        found.append(f"`{rule}` fits no path of this program{hint or '.'}{told}")
     _raise(layout, mesh, found)
+
+
+def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
+    """Returns one text per rule whose scope fits none of a program's paths, but nearly one.
+
+    For any program: a layout that serves several programs may have scopes that one of them lacks,
+    so others than these are no mistake.
+    """
+    named = {part for rule in layout.rules for part in rule.scope.split("/")}
+    parts = {part for path in paths for part in path.split("/")} - named
+    found = []
+    for rule in _unfitting(layout, paths):
+        hint = _corrected(rule, paths, parts, _MISSPELT)
+        if hint.endswith("?"):
+            found.append(f"`{rule}` fits no path of this program{hint}")
+    return found
+
+
+def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
+    """Returns one text per optional rule that takes an axis nowhere, with what holds its axes.
+
+    A rule that decides about no tensor at all may be for another program, and is not told.
+    """
+    optional = [rule for rule in layout.rules if rule.optional]
+    if not optional:
+        return []
+    holders: dict[Rule, dict[Rule | None, None]] = {rule: {} for rule in optional}
+    applied, seen = set(), set()
+    for _, shape, path, _ in tensors:
+        names = frozenset(shape.names)
+        if (names, path) in seen:
+            continue
+        seen.add((names, path))
+        where = layout.resolve(shape, path)[0]
+        for rule in optional:
+            if rule.dim not in names or layout.rule_for(rule.dim, path) != rule:
+                continue
+            if where.axes(rule.dim):
+                applied.add(rule)
+            for axis in rule.axes:
+                dim = where.dim_of(axis)
+                holder = layout.rule_for(dim, path) if dim else None
+                if holder not in (None, rule):
+                    holders[rule][holder] = None
+    return [
+        f"`{rule}` takes no axis anywhere: wherever it would, {_list(held, 'or')} has it already. "
+        f"Leave the rule out, or give `{rule.dim}` an axis that is free"
+        for rule, held in holders.items()
+        if held and rule not in applied
+    ]
+
+
+def _unfitting(layout: Layout, paths: Collection[str]) -> list[Rule]:
+    return [rule for rule in layout.rules if not any(rule.applies_to(path) for path in paths)]
+
+
+def _corrected(
+    rule: Rule,
+    paths: Collection[str],
+    among: Collection[str] | None = None,
+    cutoff: float = 0.7,
+) -> str:
+    """Returns `. Did you mean ...?` with the rule in which unknown parts of the scope are known."""
+    parts = {part for path in paths for part in path.split("/")}
+    scope = []
+    for part in rule.scope.split("/"):
+        known = part in parts or _WILD.search(part)
+        candidates = parts if among is None else among
+        near = difflib.get_close_matches(part, candidates, n=1, cutoff=cutoff)
+        if not known and not near:
+            return ""
+        scope.append(part if known else near[0])
+    corrected = replace(rule, scope="/".join(scope))
+    fits = corrected != rule and any(corrected.applies_to(path) for path in paths)
+    return f". Did you mean `{corrected}`?" if fits else ""
+
+
+def _nearest(rule: Rule, paths: Collection[str], count: int = 2) -> list[str]:
+    """Returns the paths of which some components in a row are most like a rule's scope."""
+    length = rule.scope.count("/") + 1
+
+    def likeness(path: str) -> float:
+        parts = path.split("/")
+        rows = ["/".join(parts[i : i + length]) for i in range(max(1, len(parts) - length + 1))]
+        return max(difflib.SequenceMatcher(None, rule.scope, row).ratio() for row in rows)
+
+    return sorted(paths, key=lambda path: (-likeness(path), len(path)))[:count]
 
 
 def _raise(layout: Layout, mesh: Mesh, found: Sequence[str]) -> None:
@@ -91,6 +185,7 @@ def problems(
     listed = list(tensors)
     return [
         *_conflicts(layout, listed),
+        *_contradictions(layout, listed),
         *_unknown_axes(layout, mesh),
         *_unknown_dims(layout, known_dims, allow_unknown_dims),
     ]
@@ -122,6 +217,36 @@ def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[st
         yield "\n".join(lines)
 
 
+def _contradictions(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
+    """Yields scoped rules that describe one tensor equally closely, and want different things."""
+    found: dict[tuple[Rule, Rule], list[str]] = {}
+    scoped = {rule.dim for rule in layout.rules if rule.scope}
+    for _, shape, path, _ in tensors:
+        for name in shape.names if path else ():
+            if name in scoped:
+                for other in (equal := layout.rules_for(name, path))[1:]:
+                    if (other.axes, other.optional) != (equal[0].axes, equal[0].optional):
+                        found.setdefault((equal[0], other), []).append(path)
+    for (first, other), paths in found.items():
+        places = list(dict.fromkeys(paths))
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield (
+            f"`{first}` and `{other}` contradict each other: both scopes describe\n"
+            f"  {places[0]}{more}\n"
+            f"and neither is longer. Lengthen the one that is to decide{_longer(other, places[0])}."
+        )
+
+
+def _longer(rule: Rule, path: str) -> str:
+    """Returns `, as in ...`: the rule with one more component of the path before its scope."""
+    parts, scope = path.split("/"), rule.scope.split("/")
+    for start in range(1, len(parts)):
+        if parts[start : start + len(scope)] == scope:
+            longer = "/".join(parts[start - 1 : start + len(scope)])
+            return f", as in `{replace(rule, scope=longer)}`"
+    return ""
+
+
 def _unknown_axes(layout: Layout, mesh: Mesh) -> Iterator[str]:
     users: dict[str, list[Rule]] = {}
     for rule in layout.rules:
@@ -143,11 +268,26 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
     unruled = set(known) - {rule.dim for rule in layout.rules}
     for dim, rules in users.items():
         if not allow or difflib.get_close_matches(dim, unruled, n=1, cutoff=_MISSPELT):
-            advice = did_you_mean(dim, unruled if allow else known)
             own = [name for name in sorted(known) if not name.endswith("_")]  # not an operation's
             listed = ", ".join(f"`{name}`" for name in own) or "none"
-            advice = advice or f". Its dims: {listed}."
+            advice = _of_attention(dim, known)
+            if not advice:
+                advice = did_you_mean(dim, unruled if allow else known)
+            if not advice.endswith("?"):
+                advice += f". Its dims: {listed}."
             yield f"{_names(rules)} a dim that this program does not have{advice}"
+
+
+def _of_attention(dim: str, known: Collection[str]) -> str:
+    """Returns what a rule for the memory of attention asks of the model, where that lacks it."""
+    length = dim.removeprefix("memory_")
+    if length == dim or length not in known:
+        return ""
+    return (
+        f": its attention has to name the keys' and values' `{length}` apart from the queries', "
+        f'as in md.attention(q, k.rename({length}="{dim}"), v.rename({length}="{dim}"), '
+        f'over="{dim}")'
+    )
 
 
 def _acts_without(
@@ -172,7 +312,12 @@ def _place(source: Source) -> str:
     return "" if source == UNKNOWN else str(source)
 
 
+def _list(rules: Iterable[Rule | None], word: str) -> str:
+    """Returns `a`, `b` and `c`."""
+    *rest, last = [f"`{rule}`" for rule in rules]
+    return f"{', '.join(rest)} {word} {last}" if rest else last
+
+
 def _names(rules: Sequence[Rule]) -> str:
     """Returns the rules with their verb: `a:x`, `b:x` and `c:x` name."""
-    *rest, last = [f"`{rule}`" for rule in rules]
-    return f"{', '.join(rest)} and {last} name" if rest else f"{last} names"
+    return f"{_list(rules, 'and')} name{'s' if len(rules) == 1 else ''}"

@@ -32,6 +32,7 @@ class AttentionSizes:
         columns: the memory.
         features: contracted between queries and keys.
         values: the value features.
+        chosen: the rows and columns of one block, where something else decides on them.
     """
 
     lead: Shape
@@ -39,6 +40,7 @@ class AttentionSizes:
     columns: Dimension
     features: Dimension
     values: Shape
+    chosen: tuple[int, int] | None = None
 
     @staticmethod
     def of(instruction: Instruction) -> AttentionSizes:
@@ -53,6 +55,7 @@ class AttentionSizes:
             k.get(params["memory"]),
             q.get(params["features"]),
             v.without([params["memory"], *queries.names]),
+            params.get("blocks"),
         )
 
     @property
@@ -63,6 +66,8 @@ class AttentionSizes:
     @property
     def blocks(self) -> tuple[int, int]:
         """Rows and columns of one block; all of them, where the scores are few."""
+        if self.chosen is not None:
+            return self.chosen
         if self.scores <= DIRECT:
             return self.rows.size, self.columns.size
         columns = _fit(self.columns.size, BLOCK // (self.lead.volume * SHORTEST))
@@ -74,11 +79,17 @@ class AttentionSizes:
         """The dims of the scores."""
         return Shape([*self.lead, self.rows, self.columns])
 
-    def held(self, backwards: bool) -> list[Value]:
-        """Returns the blocks of scores that are held at a time."""
+    @property
+    def at_once(self) -> bool:
+        """Whether all scores are one block."""
+        return self.blocks == (self.rows.size, self.columns.size)
+
+    @property
+    def block(self) -> Value:
+        """One block of scores."""
         names = self.rows.name, self.columns.name
-        block = Shape([*self.lead, *map(Dimension, names, self.blocks)])
-        return [Value(block, SCORES, TensorLayout(), block) for _ in range(2 if backwards else 1)]
+        shape = Shape([*self.lead, *map(Dimension, names, self.blocks)])
+        return Value(shape, SCORES, TensorLayout(), shape)
 
     def flops(self, products_of_features: int, products_of_values: int) -> int:
         """Returns the flops of products of scores with features, and with value features."""

@@ -17,6 +17,7 @@ from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import INT32
+from meshdsl.lowering.loops import is_sum
 from meshdsl.lowering.program import Block, Value
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _scan(scope: Scope, op: Operation) -> None:
     body: Graph = op.params["body"]
     dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
     own = _own_slices(scope, op)
-    inner = scope.inside(body.inputs[:consts], op.inputs[:consts])
+    inner = scope.inside(op, body.inputs[:consts], op.inputs[:consts])
 
     def outside(position: int, where: TensorLayout) -> TensorLayout:
         """Returns the layout around the loop of what is laid out as `where` in its body."""
@@ -43,6 +44,8 @@ def _scan(scope: Scope, op: Operation) -> None:
     for position, (tensor, result) in enumerate(zip(body.outputs, op.outputs, strict=True)):
         like = body.inputs[consts + position] if position < carries else tensor
         where = scope.place(like, like if position < carries else result)
+        if result in scope.planned.kept:
+            where = scope.planned.kept[result]
         inner.builder.source = tensor.source
         ends.append(inner.get(tensor, where))
         results.append((result.shape, result.dtype, outside(position, where)))
@@ -76,7 +79,7 @@ def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
     stacked = (*op.inputs[consts + carries :], *op.outputs[carries:])
     found = {layouts[tensor].axes(dim.name) for tensor in stacked}
     axes = found.pop() if len(found) == 1 else ()
-    if not axes or not all(_is_sum(body, consts + i, i) for i in range(carries)):
+    if not axes or not all(is_sum(body, consts + i, i) for i in range(carries)):
         return ()
     within = list(_within(body))
     decides = any(inner.effect or inner.name in ("cond", "while_loop") for inner in within)
@@ -107,15 +110,6 @@ def _unless_pad(
     ]
 
 
-def _is_sum(body: Graph, start: int, end: int) -> bool:
-    """Whether a carry is only added to: nothing else in the body depends on it."""
-    carry, result = body.inputs[start], body.outputs[end]
-    readers = [op for op in body.operations for t in op.inputs if t is carry or t is result]
-    makers = [op for op in body.operations if op.outputs[0] is result]
-    returned = [t for t in body.outputs if t is carry or t is result]
-    return len(returned) == 1 and readers == makers and [op.name for op in makers] == ["add"]
-
-
 def _within(graph: Graph) -> Iterator[Operation]:
     """Yields the operations of a graph and of their bodies."""
     for op in graph.operations:
@@ -126,7 +120,7 @@ def _within(graph: Graph) -> Iterator[Operation]:
 
 def _while(scope: Scope, op: Operation) -> None:
     consts, bodies = op.params["consts"], (op.params["condition"], op.params["body"])
-    inners = [scope.inside(body.inputs[:consts], op.inputs[:consts]) for body in bodies]
+    inners = [scope.inside(op, body.inputs[:consts], op.inputs[:consts]) for body in bodies]
     given = [
         _given(scope, inner, op, body, consts) for inner, body in zip(inners, bodies, strict=True)
     ]
@@ -157,7 +151,7 @@ def _cond(scope: Scope, op: Operation) -> None:
     places = [scope.place(tensor, tensor) for tensor in op.outputs]
     inners, ends = [], []
     for body in op.bodies:
-        inner = scope.inside(body.inputs, arguments)
+        inner = scope.inside(op, body.inputs, arguments)
         inner.run(body.operations)
         ends.append(_ends(inner, body, places))
         inners.append(inner)

@@ -10,6 +10,7 @@ the dim whole, it is gathered.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -219,14 +220,17 @@ def _parts(
     runs: Sequence[Sequence[Run]],
 ) -> list[Part]:
     """Returns what the windows are made of: a part for every shard that a run meets."""
-    stops = [[interval.stop for interval in intervals] for intervals in held]
+    ends = [[interval.stop for interval in intervals] for intervals in held]
+    orders = [sorted(range(len(stops)), key=stops.__getitem__) for stops in ends]
+    stops = [sorted(each) for each in ends]
     found = []
     for target, wanted in enumerate(runs):
         for positions, at, value in wanted:
             shards = held[value]
             sources: Iterable[int] = (target,)
             if values[value].layout.axes(name):
-                sources = range(bisect.bisect_right(stops[value], positions.start), len(shards))
+                first = bisect.bisect_right(stops[value], positions.start)
+                sources = itertools.islice(orders[value], first, None)
             for source in sources:
                 if shards[source].start >= positions.stop:
                     break

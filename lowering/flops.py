@@ -31,10 +31,12 @@ _WINDOWS = frozenset(["window_sum", "window_max", "window_match"])
 
 def flops(program: SpmdProgram) -> int:
     """Returns the floating-point operations of one device in one run of the program."""
-    return sum(_flops(one) * times for one, times in program.block.counted(_flops))
+    counted = program.block.counted(instruction_flops)
+    return sum(instruction_flops(one) * times for one, times in counted)
 
 
-def _flops(instruction: Instruction) -> int:
+def instruction_flops(instruction: Instruction) -> int:
+    """Returns the floating-point operations of one instruction, without those of its bodies."""
     out = instruction.outputs[0]
     if not is_differentiable(out.dtype):
         return 0

@@ -9,8 +9,9 @@ each reader gets them made in the layout it wants.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,27 @@ from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
+from meshdsl.lowering.advice import advise, paths_of
 from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition.attention import tell_unused
 from meshdsl.lowering.passes import run_passes
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
-from meshdsl.lowering.simplify import simplify
+from meshdsl.lowering.sharing import share
+from meshdsl.lowering.simplify import prune, simplify
+from meshdsl.lowering.storage import named, stored
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
 from meshdsl.statements import statement_at
 
 BOOL = np.dtype("bool")
+NOTHING: Mapping[Tensor, TensorLayout] = MappingProxyType({})
 
 
 def lower(
@@ -53,12 +60,30 @@ def lower(
     """
     options = options or DEFAULT
     graph = simplify(graph)
-    _validate(graph, mesh, layout)
-    planned = plan(graph, mesh, layout)
+    validate(graph, mesh, layout)
+
+    def write(choice: Choice) -> SpmdProgram:
+        program = _write(graph, mesh, layout, options, choice)
+        program = replace(program, details={"donated": list(donated), **program.details})
+        return run_passes(program, options)
+
+    return choose(write, options)
+
+
+def _write(
+    graph: Graph, mesh: Mesh, layout: Layout, options: Options, choice: Choice
+) -> SpmdProgram:
+    """Writes the program of a simplified graph, all choices made."""
+    planned = plan(graph, mesh, layout, options, choice)
+    if choice.share:
+        shared = share(planned)
+        if shared.graph is not graph:
+            graph = prune(shared.graph)
+            planned = plan(graph, mesh, layout, options, choice, shared.places)
     keep = place_reductions(planned)
     ins = _ends(graph.inputs, graph.input_paths, mesh, layout)
     outs = _ends(graph.outputs, graph.output_paths, mesh, layout)
-    scope = Scope(planned, keep)
+    scope = Scope(planned, keep, phased=not choice.keep)
     inputs = []
     for tensor, where in zip(graph.inputs, ins, strict=True):
         value = scope.builder.value(tensor.shape, tensor.dtype, where)
@@ -71,19 +96,15 @@ def lower(
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
     ends = graph.input_paths, graph.output_paths
-    details = {"donated": list(donated)}
-    program = SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
-    return run_passes(program, options)
+    return SpmdProgram(graph.name, mesh, layout, block, *ends, details={"paths": paths_of(graph)})
 
 
 def _ends(
     tensors: Sequence[Tensor], paths: Sequence[str], mesh: Mesh, layout: Layout
 ) -> list[TensorLayout]:
-    """Returns where inputs or outputs are; global arrays have no pads, so dims are split evenly."""
-    return [
-        layout.assign(tensor.shape, path).even(tensor.shape, mesh)
-        for tensor, path in zip(tensors, paths, strict=True)
-    ]
+    """Returns where inputs or outputs are; what does not divide is stored with pads."""
+    rows = zip(tensors, paths, strict=True)
+    return [layout.assign(tensor.shape, path) for tensor, path in rows]
 
 
 def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
@@ -97,7 +118,8 @@ def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
             yield tensor, op
 
 
-def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
+def validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
+    """Raises ValueError, telling every problem, unless a layout fits a graph on a mesh."""
     names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
     # A program that makes everything from keys creates a state; it has only some of the dims that
     # the layout of the whole job names.
@@ -109,43 +131,56 @@ def _validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
 
     if ask(problems, lambda op: op.name):  # the names are looked up where they are shown
         ask(check, lambda op: statement_at(op.source).names[0])
+    if not creates:
+        advise(graph, layout)
 
 
 def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
     """Returns every tensor with a label, those first whose lines tell most.
 
-    These are what the forward pass makes, then the program's ends, then gradients and updates.
+    These are what the forward pass makes, then what has a path, then gradients and updates.
     """
     made = [(label(op), t.shape, "", op.source) for t, op in tensors_of(graph) if op is not None]
-    ends = []
-    for tensors, paths in (
-        (graph.inputs, graph.input_paths),
-        (graph.outputs, graph.output_paths),
-    ):
-        rows = zip(tensors, paths, strict=True)
-        ends += [(path or "result", t.shape, path, t.source) for t, path in rows]
+    ends = [(path or "result", t.shape, path, t.source) for t, path in named(graph)]
     forward = next((i for i, row in enumerate(made) if row[3].backward), len(made))
     return [*made[:forward], *ends, *made[forward:]]
 
 
-def plan(graph: Graph, mesh: Mesh, layout: Layout) -> Planned:
-    """Gives every tensor its layout and every operation its plan."""
+def plan(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    options: Options = DEFAULT,
+    choice: Choice = USUAL,
+    kept: Mapping[Tensor, TensorLayout] = NOTHING,
+) -> Planned:
+    """Gives every tensor its layout and every operation its plan.
+
+    Args:
+        kept: the layouts of what the forward pass keeps moved for the backward pass.
+    """
+    store = stored(graph, layout, mesh, choice.keep, choice.reduce_each)
+    places = {**store, **kept}
     layouts: dict[Tensor, TensorLayout] = {}
     plans: dict[Operation, Plan] = {}
+    cases: list[Case] = []
 
     def visit(graph: Graph) -> None:
         for tensor in graph.inputs:
-            layouts[tensor] = layout.assign(tensor.shape)
+            layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
         for op in graph.operations:
             for tensor in op.outputs:
-                layouts[tensor] = layout.assign(tensor.shape)
+                layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
             for body in op.bodies:
                 visit(body)
             if op.name not in BODIES:
-                plans[op] = RULES[op.name](_case(op, layouts, mesh))
+                case = replace(_case(op, layouts, mesh), options=options, block=graph)
+                plans[op] = RULES[op.name](case)
+                cases.append(case)
 
     visit(graph)
-    return Planned(graph, plans, layouts, mesh)
+    tell_unused(cases)
+    return Planned(graph, plans, layouts, mesh, frozenset(store), kept)
 
 
 def _case(op: Operation, layouts: dict, mesh: Mesh, without: frozenset[str] = frozenset()) -> Case:
@@ -164,6 +199,10 @@ class Scope:
         outer: for the consts of a body, the tensor that the parent scope knows.
         consts: values of the parent that the body uses, and what they are inside.
         masked: whole tensors as summands: one device has them, the others have zeros.
+        phased: whether a backward pass may follow a forward pass here, for which weights are
+            gathered again.
+        again: stored tensors behind a barrier that waits for the backward pass, so that no compiler
+            finds what is gathered again to be the same.
     """
 
     planned: Planned
@@ -174,6 +213,8 @@ class Scope:
     consts: dict[Value, Value] = field(default_factory=dict)
     masked: dict[tuple[Tensor, TensorLayout], Value] = field(default_factory=dict)
     from_nothing: dict[Tensor, Operation] = field(default_factory=dict)
+    phased: bool = False
+    again: dict[Tensor, Value] = field(default_factory=dict)
     builder: BlockBuilder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,12 +225,31 @@ class Scope:
 
     def run(self, operations: Sequence[Operation]) -> None:
         for op in operations:
+            if self.phased and op.source.backward:
+                self._turn(op)
             if op.name in BODIES:
                 BODIES[op.name](self, op)
             elif from_nothing(op, self.from_nothing):
                 self.from_nothing[op.outputs[0]] = op
             else:
                 self._operation(op)
+
+    def _turn(self, op: Operation) -> None:
+        """Forgets, before the backward pass, where stored tensors have been moved."""
+        self.phased = False
+        if not self.builder.instructions:
+            return
+        late = self.builder.instructions[-1].outputs[0]
+        for tensor in [t for t in self.versions if t in self.planned.stored]:
+            home = self.planned.layouts[tensor]
+            versions = self.versions[tensor]
+            if len(versions) > 1 and home in versions:
+                value = versions[home]
+                results = [(v.shape, v.dtype, v.layout) for v in (value, late)]
+                self.builder.source = op.source
+                behind = self.builder.add("barrier", (value, late), results, {"id": id(tensor)})
+                self.again[tensor] = behind[0]
+                self.versions[tensor] = {home: value}
 
     def _operation(self, op: Operation) -> None:
         through = self.keep.get(op.outputs[0], frozenset())
@@ -224,7 +284,7 @@ class Scope:
         held = self.versions.setdefault(tensor, {})
         if where in held:
             return held[where]
-        if tensor in self.outer:
+        if tensor in self.outer and not self._gathers(tensor, where):
             value = self._capture(tensor, where)
         elif where.partial and not self._can_leave(tensor, where):
             if (tensor, where) not in self.masked:  # no version: the tensor is not partial itself
@@ -243,6 +303,14 @@ class Scope:
         if outside not in self.consts:
             self.consts[outside] = self.builder.value(tensor.shape, tensor.dtype, where)
         return self.consts[outside]
+
+    def _gathers(self, tensor: Tensor, where: TensorLayout) -> bool:
+        """Whether a stored tensor of the parent's is moved here, where it is used."""
+        home = self.planned.layouts[tensor]
+        if tensor not in self.planned.stored or where.partial or where == home:
+            return False
+        self.get(tensor, home)
+        return True
 
     def _can_leave(self, tensor: Tensor, where: TensorLayout) -> bool:
         return all(self._is_partial(tensor, axis) for axis in where.partial_axes)
@@ -283,6 +351,8 @@ class Scope:
         starts = [v for v in held if set(where.partial) <= set(v.partial)]
         start = min(starts, key=lambda v: reshard_cost(tensor.shape, size, v, where, mesh))
         value, reader = held[start], self.builder.source
+        if start == self.planned.layouts[tensor]:
+            value = self.again.get(tensor, value)
         for move in reshard(tensor.shape, size, start, where, mesh):
             result = [(tensor.shape, tensor.dtype, move.result)]
             op, params = move.op, move.params
@@ -297,9 +367,10 @@ class Scope:
 
     # Bodies; see `lowering.bodies`.
 
-    def inside(self, inner: Sequence[Tensor], outer: Sequence[Tensor]) -> Scope:
-        """Returns a scope for a body whose tensors `inner` are this one's `outer`."""
+    def inside(self, op: Operation, inner: Sequence[Tensor], outer: Sequence[Tensor]) -> Scope:
+        """Returns a scope for a body of `op`, whose tensors `inner` are this one's `outer`."""
         scope = Scope(self.planned, self.keep, self)
+        scope.phased = self.phased and not op.source.backward
         scope.outer = dict(zip(inner, outer, strict=True))
         return scope
 

@@ -7,11 +7,15 @@ The model is that of a compiler that runs the instructions in the order written:
 * Every other value has a buffer from its instruction to its last use; the program's outputs keep
   theirs to the end. Renaming, reshaping and barriers make views and need none.
 * An elementwise result, or a window of a shard, needs no buffer where all its readers compute it in
-  passing: elementwise instructions and reductions. Costly functions (exp, tanh, divide, ...) are
-  computed once, so they need one unless they have a single reader. What is computed in passing
-  keeps its operands alive until it is read. An elementwise result may take the place of an operand
-  used for the last time.
-* Attention holds a block of scores, and backwards two (`lowering.attention_sizes`).
+  passing: elementwise instructions, reductions and products, each of which computes it again. What
+  is computed in passing keeps its operands alive until it is read. Views are looked through: a
+  slice of a stack of float32 weights that is cast for a product is held as its cast alone. An
+  elementwise result may take the place of an operand used for the last time.
+* What a collective makes has a buffer beside its operand. Where it takes the place of a donated
+  input, it is written there from that buffer, one tensor after the other.
+* Attention holds a block of scores (`lowering.attention_sizes`); backwards, also their gradient, in
+  the dtype of the queries. Scores that are one block are computed once by an attention that is
+  computed again and its gradient, and held between these.
 * A scan holds its results while it runs, the carry in place of its start where that is not used
   again, and on top of them the peak of its body. The body reads one slice of each stacked input at
   a time and writes one slice of each stacked result as soon as it is computed. A while loop does
@@ -19,16 +23,21 @@ The model is that of a compiler that runs the instructions in the order written:
 * A cond holds its results while it runs, which its branches write, and on top of them what the
   branch that needs more needs.
 
-Compilers reorder, fuse more, and pack buffers imperfectly. Over steps of MLPs and transformers this
-is 0.7 to 1.15 of XLA's own account on CPU in float32, and 0.75 to 1.5 of it on TPU v5e in float32
-and bfloat16. CPUs compute bfloat16 in float32, and take about twice.
+That is XLA's compiler for TPUs. On CPUs, products read their operands from memory, and what is
+costly (exp, tanh, divide, ...) is computed once unless it has a single reader; `target` chooses.
+
+What is left out: compilers reorder (XLA:TPU may compute the gradient of an embedding after the loop
+before which it could be, and then holds the logits instead), copy into other orders of dims, and
+prefetch. `tests.benchmarks.memory` prints this model beside the TPU compiler's own account of whole
+training steps. CPUs compute bfloat16 in float32, and take about twice.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from meshdsl.graph import Work
 from meshdsl.lowering.attention_sizes import AttentionSizes
@@ -40,6 +49,8 @@ _MADE = frozenset("broadcast transpose full iota device_index window local_slice
 _MOVES = frozenset(["window", "local_slice"])  # what they read has another place than their result
 _REDUCED = frozenset(["sum", "max", "min"])
 _VIEWS = frozenset(["rename", "reshape", "barrier"])
+
+Target: TypeAlias = Literal["tpu", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +76,13 @@ class Memory:
         peak_bytes: what it holds then.
         source: the line whose instruction runs then.
         held: the buffers of that moment, largest first; their bytes add up to `peak_bytes`.
+        curve: what it holds while each instruction runs, those of bodies included.
     """
 
     peak_bytes: int
     source: Source
     held: tuple[Held, ...]
+    curve: Mapping[Instruction, int] = field(default_factory=dict, repr=False)
 
     @property
     def by_kind(self) -> Mapping[str, int]:
@@ -80,15 +93,22 @@ class Memory:
         return found
 
 
-def memory(program: SpmdProgram) -> Memory:
-    """Returns what one device holds at the program's peak."""
+def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
+    """Returns what one device holds at the program's peak.
+
+        memory(f.lower(x), target="cpu").peak_bytes
+
+    Args:
+        target: whose compiler's fusion is assumed.
+    """
     block = program.block
     paths = dict(zip(block.inputs, program.input_paths, strict=True))
-    liveness = _Liveness(block, block.outputs)
+    liveness = _Liveness(block, block.outputs, target)
     liveness.owned = list(block.inputs)
     liveness.kept = set(block.inputs)
     liveness.places = _places(program)
-    peak = liveness.run()
+    curve: dict[Instruction, int] = {}
+    peak = liveness.run(0, curve)
     held = [
         Held(value, source, value.bytes, "input", paths[value])
         if value in paths
@@ -97,7 +117,7 @@ def memory(program: SpmdProgram) -> Memory:
         if value.bytes
     ]
     ordered = sorted(held, key=lambda one: -one.bytes)
-    return Memory(peak.bytes, peak.source, tuple(ordered))
+    return Memory(peak.bytes, peak.source, tuple(ordered), curve)
 
 
 def _places(program: SpmdProgram) -> dict[Value, Value]:
@@ -127,14 +147,17 @@ class _Liveness:
 
     Attributes:
         last: the outputs that are held to the end.
+        target: the compiler that decides what is computed in passing.
         owned: inputs whose buffers count here (the others count where they were made).
         kept: inputs that are never free.
         places: outputs that may be written over an input.
         elsewhere: buffers that count outside of this block.
     """
 
-    def __init__(self, block: Block, last: Sequence[Value]) -> None:
-        self.block = block
+    def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
+        self.target = target
+        self.whole = {part: one for one in block.instructions for part in one.parts}
+        self.block = block = replace(block, instructions=tuple(self.whole))
         self.owned: list[Value] = []
         self.kept: set[Value] = set()
         self.places: dict[Value, Value] = {}
@@ -155,15 +178,26 @@ class _Liveness:
         for instruction in block.instructions:
             for value in instruction.outputs:
                 self._reads(value)
+        self.scores = self._scores()
         self.ends = self._ends()
 
     def _in_passing(self, value: Value) -> bool:
         """Whether the readers of a value can compute it as they go, so that it has no buffer."""
-        readers = self.readers[value]
-        if not all(reader is not None and _reads_in_passing(reader) for reader in readers):
-            return not value.shape
-        maker = self.maker.get(value)
-        return maker is None or not _costly(maker) or len(set(readers)) <= 1
+        if not value.shape:
+            return True
+        maker, readers = self.maker.get(value), set(self.readers[value])
+        if self.target == "cpu" and maker is not None and _costly(maker) and len(readers) > 1:
+            return False
+        return all(reader is not None and self._passes(reader, value) for reader in readers)
+
+    def _passes(self, reader: Instruction, value: Value) -> bool:
+        """Whether a reader computes what it reads as it goes."""
+        if reader.op in _VIEWS:
+            pairs = zip(reader.inputs, reader.outputs, strict=True)
+            return all(self._in_passing(out) for shown, out in pairs if shown is value)
+        if reader.op == "einsum":
+            return self.target == "tpu"
+        return _fusible(reader) or reader.op in _REDUCED
 
     def _reads(self, value: Value) -> tuple[Value, ...]:
         """Returns the buffers that reading a value reads."""
@@ -185,9 +219,24 @@ class _Liveness:
         for position, instruction in enumerate(self.block.instructions):
             for value in self._runs(instruction):
                 ends[value] = position
+            if instruction in self.scores:
+                ends[self.scores[instruction]] = position
         for value in (b for v in self.last for b in self._reads(v)):
             ends[value] = len(self.block.instructions)
         return ends
+
+    def _scores(self) -> dict[Instruction, Value]:
+        """Returns the scores of attentions and gradients of the same operands that share them."""
+        first: dict[tuple[Value, ...], Instruction] = {}
+        found = {}
+        for instruction in self.block.instructions:
+            if instruction.op == "attention":
+                first[instruction.inputs] = instruction
+            if instruction.op == "attention_gradient":
+                same = first.get(instruction.inputs[:-3])
+                if same is not None and AttentionSizes.of(same).at_once:
+                    found[same] = found[instruction] = found.get(same) or _scores_of(same)
+        return found
 
     def _runs(self, instruction: Instruction) -> Iterable[Value]:
         """Returns the buffers that an instruction reads at its place in the program."""
@@ -200,6 +249,24 @@ class _Liveness:
         place = self.places.get(value)
         return place is not None and self.ends.get(place, -1) <= position
 
+    def _beside(self, instruction: Instruction) -> _Peak:
+        """Returns what an instruction holds besides operands and results.
+
+        Those are an attention's blocks of scores, and what a collective leaves before it is written
+        to the place of an input.
+        """
+        values: list[Value] = []
+        if instruction.op in ("attention", "attention_gradient"):
+            scores = _scores_of(instruction)
+            if instruction not in self.scores:
+                values.append(scores)
+            if instruction.op == "attention_gradient":
+                values.append(replace(scores, dtype=instruction.inputs[0].dtype))
+        elif instruction.is_collective:
+            values = [value for value in instruction.outputs if value in self.places]
+        held = tuple((value, instruction.source) for value in values)
+        return _Peak(sum(value.bytes for value in values), instruction.source, held)
+
     def _starts(self, loop: Instruction, dying: Sequence[Value]) -> set[Value]:
         """Returns the buffers of the starts of a loop's carries that the carries take."""
         first, count = loop.params.get("consts", 0), loop.params.get("carries", 0)
@@ -210,8 +277,8 @@ class _Liveness:
             if buffer in dying and buffer.bytes == start.bytes
         }
 
-    def run(self) -> _Peak:
-        """Goes through the block once."""
+    def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
+        """Goes through the block once, on top of `base` bytes; adds to the curve."""
         held: dict[Value, Source] = dict.fromkeys(self.owned, UNKNOWN)
         total = sum(v.bytes for v in held)
         peak = _Peak(total, UNKNOWN, tuple(held.items()))
@@ -227,17 +294,21 @@ class _Liveness:
                 for v, s in _made(instruction).items()
                 if not self._in_place(v, position) and v not in self.elsewhere
             }
-            inner = _scores_peak(instruction)
-            if instruction.bodies:
-                inner = max((one.run() for one in _inside(instruction)), key=lambda p: p.bytes)
-                in_place = self._starts(instruction, dying)
-            else:
-                in_place = _replaced(instruction, dying)
-            for value in in_place if made else ():
+            if instruction.op == "attention" and instruction in self.scores:
+                made[self.scores[instruction]] = instruction.source
+            starts = self._starts if instruction.bodies else _replaced
+            for value in starts(instruction, dying) if made else ():
                 del held[value]
                 total -= value.bytes
             held.update(made)
             total += sum(v.bytes for v in made)
+            inner = self._beside(instruction)
+            if instruction.bodies:
+                inside = _inside(instruction, self.target)
+                peaks = [one.run(base + total, curve) for one in inside]
+                inner = max(peaks, key=lambda p: p.bytes)
+            whole = self.whole[instruction]
+            curve[whole] = max(curve.get(whole, 0), base + total + inner.bytes)
             if total + inner.bytes > peak.bytes:
                 everything = (*held.items(), *inner.held)
                 peak = _Peak(total + inner.bytes, instruction.source, everything)
@@ -250,10 +321,6 @@ class _Liveness:
 
 def _fusible(instruction: Instruction) -> bool:
     return instruction.op in ELEMENTWISE or instruction.op in _MADE
-
-
-def _reads_in_passing(instruction: Instruction) -> bool:
-    return _fusible(instruction) or instruction.op in _REDUCED
 
 
 def _costly(instruction: Instruction) -> bool:
@@ -273,23 +340,21 @@ def _made(instruction: Instruction) -> dict[Value, Source]:
 
 
 def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
-    """Returns the dying operand whose buffer an elementwise result takes, if there is one."""
+    """Returns the dying operand whose buffer a result takes, if there is one."""
+    if instruction.op == "local_update":
+        return {value for value in instruction.inputs[:1] if value in dying}
     if not _fusible(instruction) or instruction.op in _MOVES:
         return set()
     (out,) = instruction.outputs
     return set([value for value in dying if value.bytes == out.bytes][:1])
 
 
-def _scores_peak(instruction: Instruction) -> _Peak:
-    """Returns what an attention holds besides operands and results: blocks of scores."""
-    if instruction.op not in ("attention", "attention_gradient"):
-        return _Peak(0, UNKNOWN, ())
-    blocks = AttentionSizes.of(instruction).held(instruction.op == "attention_gradient")
-    held = tuple((value, instruction.source) for value in blocks)
-    return _Peak(sum(value.bytes for value in blocks), instruction.source, held)
+def _scores_of(attention: Instruction) -> Value:
+    """Returns a block of the scores that an attention or its gradient computes."""
+    return AttentionSizes.of(attention).block
 
 
-def _inside(instruction: Instruction) -> Iterable[_Liveness]:
+def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
     """Yields the blocks that an instruction runs, on top of its own inputs and results.
 
     A loop keeps its carry's next value beside the present one; a branch writes the cond's results.
@@ -297,15 +362,15 @@ def _inside(instruction: Instruction) -> Iterable[_Liveness]:
     params = instruction.params
     if instruction.op == "cond":
         for branch in instruction.bodies:
-            inner = _Liveness(branch, branch.outputs)
+            inner = _Liveness(branch, branch.outputs, target)
             written = ((out, inner._reads(out)) for out in branch.outputs)
             inner.elsewhere = {b for out, reads in written for b in reads if b.bytes == out.bytes}
             yield inner
         return
     if instruction.op == "while":
-        yield _Liveness(params["condition"], params["condition"].outputs)
+        yield _Liveness(params["condition"], params["condition"].outputs, target)
     body, carries = params["body"], params["carries"]
-    inner = _Liveness(body, body.outputs[:carries])
+    inner = _Liveness(body, body.outputs[:carries], target)
     slices = body.inputs[params["consts"] + carries :]
     inner.owned = [value for value in slices if not inner._in_passing(value)]
     yield inner

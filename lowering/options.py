@@ -22,9 +22,15 @@ class Options:
             is no limit, 0: none are joined.
         overlap: whether gathers before products, and reductions after them, become rings of
             permutes that run beside the product.
+        prefetch: whether loops gather what an iteration needs while the one before is computed.
+            That holds one more layer of gathered weights, and sends one gather more than there are
+            iterations.
         context: how attention reaches a split memory: `ring` sends keys and values around,
             `gather` has all of them everywhere, `sums` reduces the results; `auto`: what sends the
             fewest bytes and fits.
+        zigzag: whether a causal ring deals its queries out so that every device has as much to do
+            in every step: half the work of the busiest device, for sending queries, keys, values
+            and results to their devices and back once more.
 
     Raises:
         ValueError: a number is negative.
@@ -34,7 +40,9 @@ class Options:
     weights: Weights = "auto"
     bucket_bytes: int | None = None
     overlap: bool = False
+    prefetch: bool = False
     context: Context = "auto"
+    zigzag: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):

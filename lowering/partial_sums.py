@@ -11,7 +11,7 @@ earliest is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -29,12 +29,19 @@ _WIDER = 1e-4
 
 @dataclass(frozen=True)
 class Planned:
-    """A graph with a plan for every operation and a layout for every tensor, bodies included."""
+    """A graph with a plan for every operation and a layout for every tensor, bodies included.
+
+    Attributes:
+        stored: the tensors that live in storage (see `storage`).
+        kept: the layouts of what a loop stacks for another one as it has moved it.
+    """
 
     graph: Graph
     plans: Mapping[Operation, Plan]
     layouts: Mapping[Tensor, TensorLayout]
     mesh: Mesh
+    stored: frozenset[Tensor] = frozenset()
+    kept: Mapping[Tensor, TensorLayout] = field(default_factory=dict)
 
 
 def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
@@ -103,12 +110,12 @@ class _AxisProblem:
             self._reach(body)
             for i in range(carries):
                 if body.outputs[i] in self.can:
-                    self._pass_on(body.inputs[consts + i])
+                    self._leave(body.inputs[consts + i])
                 if body.inputs[consts + i] in self.can:
-                    self._pass_on(op.outputs[i])
+                    self._leave(op.outputs[i])
             for inner, outer in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
                 if inner in self.can:
-                    self._pass_on(outer)
+                    self._leave(outer)
             if len(self.can) == before:
                 return
 
@@ -126,6 +133,11 @@ class _AxisProblem:
         """Bodies that take and return whole values, as those of a while loop do."""
         for body in op.bodies:
             self._reach(body)
+
+    def _leave(self, tensor: Tensor) -> None:
+        """Lets a partial sum leave an iteration, unless it is to be reduced into storage there."""
+        if tensor not in self.planned.stored:
+            self._pass_on(tensor)
 
     def _pass_on(self, tensor: Tensor) -> None:
         self.can.add(tensor)

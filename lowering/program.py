@@ -13,12 +13,20 @@ Parameters of the collectives (axes are listed major first):
     permute         axes, pairs, mesh_axes    whole shards move: (source, target) by device number
 and of the one local instruction that resharding uses:
     slice           axes, dim             replicated axes -> appended, minor, to dim
+
+A `scan` has `consts` operands that its body reads whole, `carries` that start its carries, and then
+stacks that it reads slice by slice. Those listed as `ahead`, the last ones, by their numbers among
+the stacks, are read one iteration ahead; after the last slice comes the first again.
+
+A collective may be joined: it moves several tensors of one dtype at once, each with a result of its
+own. What differs between them is then listed, `dims` instead of `dim` and so on, and `sources`
+tells the line of each; `Instruction.parts` takes it apart, `joined` puts it together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from meshdsl.lowering.memory import Memory
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+_LISTED = {"dim": "dims", "concat": "concats", "split": "splits"}  # one for each joined tensor
 EFFECTS = frozenset(["print"])  # done each time, in order, whether or not their results are needed
 
 
@@ -98,6 +107,45 @@ class Instruction:
     def is_collective(self) -> bool:
         return self.op in COLLECTIVES
 
+    @property
+    def parts(self) -> tuple[Instruction, ...]:
+        """The collectives of one tensor each that a joined one stands for; else itself."""
+        if "sources" not in self.params:
+            return (self,)
+        shared = {k: v for k, v in self.params.items() if k not in ("sources", *_LISTED.values())}
+        own = {one: self.params[many] for one, many in _LISTED.items() if many in self.params}
+        found = zip(self.inputs, self.outputs, self.params["sources"], strict=True)
+        return tuple(
+            Instruction(
+                self.op,
+                (value,),
+                (result,),
+                {**shared, **{name: listed[at] for name, listed in own.items()}},
+                source,
+            )
+            for at, (value, result, source) in enumerate(found)
+        )
+
+
+def joined(collectives: Sequence[Instruction], mesh: Mesh) -> Instruction:
+    """Returns one collective that does what several do, told with the line of the largest.
+
+    They are of one op, dtype and kind, over the same axes, and none needs what another makes.
+    """
+    parts = [part for one in collectives for part in one.parts]
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    params = {name: value for name, value in first.params.items() if name not in _LISTED}
+    for name, listed in _LISTED.items():
+        if name in first.params:
+            params[listed] = tuple(part.params[name] for part in parts)
+    params["sources"] = tuple(part.source for part in parts)
+    inputs = tuple(value for part in parts for value in part.inputs)
+    outputs = tuple(value for part in parts for value in part.outputs)
+    largest = max(parts, key=lambda part: payload_bytes(part, mesh))
+    return Instruction(first.op, inputs, outputs, params, largest.source)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Block:
@@ -143,7 +191,8 @@ class Collective:
 
     `payload_bytes` is the larger of the local operand and the local result; `wire_bytes` is what a
     device sends under the bandwidth-optimal algorithm (see `wire_bytes`). `groups` lists the
-    devices that take part together; for a permute, the pairs (source, target).
+    devices that take part together; for a permute, the pairs (source, target). One that moves
+    several tensors at once lists them as `parts`; its `dims` and `source` are those of the largest.
     """
 
     kind: str
@@ -154,11 +203,15 @@ class Collective:
     source: Source
     dims: Shape
     groups: tuple[tuple[int, ...], ...]
+    parts: tuple[Collective, ...] = ()
 
 
 def payload_bytes(instruction: Instruction, mesh: Mesh) -> int:
     """Returns the larger of a collective's local operand and result, as sent: with all pads."""
-    (value,), (result,) = instruction.inputs[:1], instruction.outputs[:1]
+    parts = instruction.parts
+    if len(parts) > 1:
+        return sum(payload_bytes(part, mesh) for part in parts)
+    (value,), (result,) = instruction.inputs, instruction.outputs
     devices = mesh.extent(instruction.params["axes"])
     if instruction.op == "all_gather":
         return devices * value.bytes
@@ -217,6 +270,9 @@ class SpmdProgram:
     def _collective(self, instruction: Instruction, times: int) -> Collective:
         axes = tuple(instruction.params["axes"])
         payload = payload_bytes(instruction, self.mesh)
+        parts = instruction.parts if len(instruction.outputs) > 1 else ()
+        found = tuple(self._collective(part, times) for part in parts)
+        largest = max(found, key=lambda part: part.payload_bytes, default=None)
         return Collective(
             kind=instruction.op,
             axes=axes,
@@ -224,8 +280,9 @@ class SpmdProgram:
             wire_bytes=wire_bytes(instruction.op, payload, self.mesh.extent(axes)),
             count=times,
             source=instruction.source,
-            dims=instruction.outputs[0].shape,
+            dims=largest.dims if largest else instruction.outputs[0].shape,
             groups=instruction.params.get("pairs") or self.mesh.groups(*axes),
+            parts=found,
         )
 
     @cached_property
@@ -260,3 +317,9 @@ class SpmdProgram:
         from meshdsl.lowering.explain.printing import show
 
         return show(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the report of `meshdsl explain --html` for a notebook's cell."""
+        from meshdsl.lowering.explain import explain
+
+        return explain(self)._repr_html_()

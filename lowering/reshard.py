@@ -1,8 +1,10 @@
 """Resharding: the cheapest chain of moves from one layout of a tensor to another.
 
-A chain is what the compiler may choose; its two ends are not. It has the least wire bytes; among
-equals the fewest moves, then the fewest collectives (a permute counts for two, as the least regular
-one), then the first in a fixed order, so that equal questions have equal answers in every process.
+A chain is what the compiler may choose; its two ends are not. It has the least wire bytes, where a
+byte that crosses a slow axis of the mesh counts for `SLOWER` (so a sum over a slow and a fast axis
+is scattered inside, reduced across, and gathered inside); among equals the fewest moves, then the
+fewest collectives (a permute counts for two, as the least regular one), then the first in a fixed
+order, so that equal questions have equal answers in every process.
 
 The search is A* over layouts. It is kept small by what it leaves alone: an axis that is idle at
 both ends, an axis that both ends keep partial or in one place (major to where a dim's splits begin
@@ -26,6 +28,9 @@ from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.program import wire_bytes
 from meshdsl.mesh import Mesh
+
+# What a byte on a slow axis counts: about the ratio of a chip's links to its share of the network.
+SLOWER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +89,14 @@ def reshard(
 def reshard_cost(
     shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
 ) -> float:
-    """Returns the bytes that one device sends on the cheapest way from `start` to `goal`."""
-    return math.fsum(move.wire_bytes for move in reshard(shape, itemsize, start, goal, mesh))
+    """Returns the bytes that one device sends on the cheapest way from `start` to `goal`.
+
+    Those that cross a slow axis count for `SLOWER`.
+    """
+    return math.fsum(
+        move.wire_bytes * (1 if mesh.slow.isdisjoint(move.params["axes"]) else SLOWER)
+        for move in reshard(shape, itemsize, start, goal, mesh)
+    )
 
 
 def _permutation(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> dict[str, Any]:
@@ -153,6 +164,7 @@ class _Problem:
     kind: Kind | None
     start: _State
     goal: _State
+    slow: frozenset[str] = frozenset()
 
     @staticmethod
     def between(shape: Shape, start: TensorLayout, goal: TensorLayout, mesh: Mesh) -> _Problem:
@@ -178,6 +190,7 @@ class _Problem:
             kind=start.partial[0][1] if start.partial else None,
             start=(tuple(first[dim] for dim in dims), tuple(a for a in sizes if a in pending)),
             goal=(tuple(last[dim] for dim in dims), ()),
+            slow=mesh.slow,
         )
 
     def layout(self, state: _State) -> TensorLayout:
@@ -190,7 +203,8 @@ class _Problem:
     def shortcut(self) -> list[_Step]:
         """Returns the chain where it is plain: one all_reduce, or slices; else an empty list."""
         splits, pending = self.start
-        if splits == self.goal[0]:
+        across = self.slow.intersection(pending)
+        if splits == self.goal[0] and not (across and across != set(pending)):
             return [_Step("all_reduce", pending, {}, self.goal)]
         steps = []
         if not pending and not any(splits):
@@ -295,7 +309,9 @@ class _Problem:
         if step.op == "slice":
             return 0
         devices = 2 if step.op == "permute" else self.shards(step.axes)
-        return round(wire_bytes(step.op, self.payload(step, state) * self.extent, devices))
+        sent = round(wire_bytes(step.op, self.payload(step, state) * self.extent, devices))
+        across = self.slow.intersection(step.axes or self.sizes)
+        return sent * SLOWER if across else sent
 
     def payload(self, step: _Step, state: _State) -> int:
         """Returns the larger of local operand and result as sent, with all pads, in elements."""

@@ -23,7 +23,7 @@ from meshdsl.ops.creation import FULL
 
 def simplify(graph: Graph) -> Graph:
     """Returns an equal graph that does the same work once, and only what is needed."""
-    return _prune(_rebuild(graph))
+    return prune(_rebuild(graph))
 
 
 def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
@@ -31,13 +31,12 @@ def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
     inputs = tuple(Tensor(t.shape, t.dtype, t.source) for t in graph.inputs)
     rebuilder = _Rebuilder({t for t, on in zip(inputs, made, strict=False) if on})
     outputs = rebuilder.run(graph, inputs)
-    return Graph(
-        inputs,
-        tuple(rebuilder.operations),
-        outputs,
-        graph.name,
-        graph.input_paths,
-        graph.output_paths,
+    return replace(
+        graph,
+        inputs=inputs,
+        operations=tuple(rebuilder.operations),
+        outputs=outputs,
+        names=rebuilder.names,
     )
 
 
@@ -51,6 +50,7 @@ class _Rebuilder:
         self.made = made  # of nothing
         self.operations: list[Operation] = []
         self.known: dict[Hashable, tuple[Tensor, ...]] = {}
+        self.names: dict[Tensor, str] = {}
 
     def run(self, graph: Graph, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = dict(zip(graph.inputs, inputs, strict=True))
@@ -60,11 +60,14 @@ class _Rebuilder:
                 outputs = self.run(op.params["body"], arguments)
             elif op.name in _NAMES:
                 outputs = arguments[-1:]
+                if op.name == "name":
+                    self.names[outputs[0]] = op.params["name"]
             elif op.name == "barrier":
                 outputs = self.barrier(op, arguments)
             else:
                 outputs = self.emit(op if op.outputs else _held(op), arguments)
             values.update(zip(op.outputs, outputs, strict=False))  # `_held` has one more
+        self.names.update({values[t]: name for t, name in graph.names.items() if t in values})
         return tuple(values[t] for t in graph.outputs)
 
     def barrier(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -72,7 +75,8 @@ class _Rebuilder:
         kept = tuple(t for t in arguments if t not in self.made)
         behind = {t: Tensor(t.shape, t.dtype, op.source) for t in kept}
         outputs = tuple(behind.values())
-        self.operations.append(Operation(op.primitive, tuple(behind), outputs, {}, op.source))
+        barrier = Operation(op.primitive, tuple(behind), outputs, op.params, op.source)
+        self.operations.append(barrier)
         return tuple(behind.get(t, t) for t in arguments)
 
     def emit(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -136,7 +140,8 @@ def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
     return op.name, tuple(map(id, arguments)), tuple(items)
 
 
-def _prune(graph: Graph) -> Graph:
+def prune(graph: Graph) -> Graph:
+    """Returns a graph without what no output needs, in loops and branches as well."""
     needed = set(graph.outputs)
     kept: list[Operation] = []
     for op in reversed(graph.operations):
@@ -149,14 +154,7 @@ def _prune(graph: Graph) -> Graph:
             op = _NARROWED[op.name](op, used)
         needed.update(op.inputs)
         kept.append(op)
-    return Graph(
-        graph.inputs,
-        tuple(reversed(kept)),
-        graph.outputs,
-        graph.name,
-        graph.input_paths,
-        graph.output_paths,
-    )
+    return replace(graph, operations=tuple(reversed(kept)))
 
 
 def _narrow_barrier(op: Operation, used: Sequence[bool]) -> Operation:
@@ -182,7 +180,7 @@ def _narrow_scan(op: Operation, used: Sequence[bool]) -> Operation:
 
 def _narrow_while(op: Operation, used: Sequence[bool]) -> Operation:
     """Drops the carries of a while loop that neither the rest nor its condition needs."""
-    consts, condition = op.params["consts"], _prune(op.params["condition"])
+    consts, condition = op.params["consts"], prune(op.params["condition"])
     asked = _read(condition)
     deciding = {t for t, c in zip(op.params["body"].inputs, condition.inputs, strict=True)
                 if c in asked}  # fmt: skip
@@ -199,7 +197,7 @@ def _narrow_while(op: Operation, used: Sequence[bool]) -> Operation:
 def _narrow_cond(op: Operation, used: Sequence[bool]) -> Operation:
     """Drops the results of a cond that nothing needs, and what no branch reads."""
     branches = {
-        name: _prune(replace(body, outputs=_chosen(body.outputs, used)))
+        name: prune(replace(body, outputs=_chosen(body.outputs, used)))
         for name, body in op.params.items()
     }
     reads = [_read(body) for body in branches.values()]
@@ -233,7 +231,7 @@ def _narrow_loop(
     """
     keep = list(used)
     while True:
-        pruned = _prune(replace(body, outputs=_chosen(body.outputs, keep)))
+        pruned = prune(replace(body, outputs=_chosen(body.outputs, keep)))
         read = _read(pruned) | deciding
         grown = [
             on or (i < carries and body.inputs[consts + i] in read) for i, on in enumerate(keep)

@@ -2,18 +2,29 @@
 
 A `NamedArray` is a pytree node with one leaf, so trees of them pass through JAX's own functions. On
 the JAX backends `data` is an ordinary `jax.Array` with its sharding.
+
+A dim split over devices that do not divide its size is stored with pads: `data` then has more
+elements than `dims` say, and `cuts` tells where the pads are (see `meshdsl.cuts`); what they hold
+is undefined. Everything that names or shows an array speaks of its logical dims, `np.asarray` gives
+the logical values, and `unpadded` the logical array on its devices. Functions that treat elements
+one by one may be used on `data` as it is; others, such as a sum, want `unpadded`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from meshdsl.cuts import Cuts, unpad
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, short
+from meshdsl.mesh import Mesh
 from meshdsl.operators import NamedOperators
 
 if TYPE_CHECKING:
@@ -31,15 +42,17 @@ class NamedArray(NamedOperators):
     `meshdsl.eager`.
 
     Attributes:
-        data: a numpy or JAX array whose shape is that of `dims`.
+        data: a numpy or JAX array whose shape is that of `dims`, pads added.
         dims: the dims, in the order of `data`'s.
+        cuts: how dims are cut into the blocks that are padded; `()` for data without pads.
     """
 
-    __slots__ = ("data", "dims")
+    __slots__ = ("cuts", "data", "dims")
 
-    def __init__(self, data: Any, dims: Shape) -> None:
+    def __init__(self, data: Any, dims: Shape, cuts: Cuts = ()) -> None:
         self.data = data
         self.dims = dims if isinstance(dims, Shape) else Shape(dims)
+        self.cuts = cuts
 
     @property
     def shape(self) -> Shape:
@@ -56,13 +69,28 @@ class NamedArray(NamedOperators):
         where = getattr(where, "sharding", None)
         if not isinstance(where, NamedSharding) or where.mesh.size == 1:
             return None
-        from meshdsl.layouts.tensor_layout import TensorLayout
+        return _layout(self.dims, where)
 
-        axes = [(part,) if isinstance(part, str) else tuple(part or ()) for part in where.spec]
-        return TensorLayout.of(dict(zip(self.dims.names, axes, strict=False)))
+    def unpadded(self) -> Any:
+        """Returns the data without pads, as an array of the dims' sizes: `x.unpadded()`.
+
+        It is `data` itself where there are none. On a mesh it stays there, split as far as the
+        sizes divide.
+        """
+        if not self.cuts:
+            return self.data
+        if not isinstance(self.data, jax.Array):
+            return unpad(np, np.asarray(self.data), self.cuts, self.dims.sizes)
+        where = None if isinstance(self.data, jax.core.Tracer) else self.data.sharding
+        return _unpadding(self.dims, self.cuts, where)(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.data, dtype=dtype, copy=copy)
+        if not self.cuts:
+            return np.array(self.data, dtype=dtype, copy=copy)
+        if copy is False:
+            raise ValueError(f"{self!r} is stored with pads: without them, it is a copy")
+        found = unpad(np, np.asarray(self.data), self.cuts, self.dims.sizes)
+        return np.array(found, dtype=dtype, order="C")
 
     def __float__(self) -> float:
         return float(self._number().item())
@@ -96,7 +124,7 @@ class NamedArray(NamedOperators):
                 f"{self!r} is {self.dims.volume} numbers, not one; reduce it first, as in "
                 "md.sum(x), md.any(x) or md.all(x)"
             )
-        return np.asarray(self.data)
+        return np.asarray(self)
 
     __hash__ = object.__hash__
 
@@ -110,7 +138,7 @@ class NamedArray(NamedOperators):
             return repr(self)
         if isinstance(self.data, jax.core.Tracer):
             return repr(self)
-        numbers = np.array2string(np.asarray(self.data), threshold=200, precision=4)
+        numbers = np.array2string(np.asarray(self), threshold=200, precision=4)
         return f"{short(self.dtype)}{self.dims} {numbers}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -176,6 +204,33 @@ def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:
     return Spec(Shape(dim for dim in listed if isinstance(dim, Dimension)), as_dtype(dtype))
 
 
-jax.tree_util.register_pytree_node(
-    NamedArray, lambda a: ((a.data,), a.dims), lambda dims, children: NamedArray(children[0], dims)
-)
+@functools.lru_cache(maxsize=1024)
+def _unpadding(dims: Shape, cuts: Cuts, where: Sharding | None) -> Callable[[Any], Any]:
+    """Returns what drops pads from data that is somewhere, or is traced."""
+
+    def logical(data: Any) -> Any:
+        return unpad(jnp, data, cuts, dims.sizes)
+
+    if not isinstance(where, NamedSharding):
+        return jax.jit(logical)
+    even = _layout(dims, where).even(dims, Mesh(tuple(where.mesh.shape.items())))
+    spec = PartitionSpec(*(even.axes(name) or None for name in dims.names))
+    return jax.jit(logical, out_shardings=NamedSharding(where.mesh, spec))
+
+
+def _layout(dims: Shape, where: NamedSharding) -> TensorLayout:
+    from meshdsl.layouts.tensor_layout import TensorLayout
+
+    axes = [(part,) if isinstance(part, str) else tuple(part or ()) for part in where.spec]
+    return TensorLayout.of(dict(zip(dims.names, axes, strict=False)))
+
+
+def _flatten(array: NamedArray) -> tuple[tuple[Any], Any]:
+    return (array.data,), ((array.dims, array.cuts) if array.cuts else array.dims)
+
+
+def _unflatten(told: Any, children: Any) -> NamedArray:
+    return NamedArray(children[0], *(told if type(told) is tuple else (told,)))
+
+
+jax.tree_util.register_pytree_node(NamedArray, _flatten, _unflatten)

@@ -17,6 +17,7 @@ from meshdsl.dtypes import is_differentiable, is_float, short
 from meshdsl.graph import Graph, Tensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import is_array, leaves_of, subgraph
+from meshdsl.ops.checkpoint import name
 from meshdsl.ops.creation import ones, zeros
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
@@ -24,9 +25,15 @@ from meshdsl.stops import stopped_at
 
 
 def value_and_grad(
-    function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
+    function: Callable,
+    wrt: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    named: bool = True,
 ) -> Callable:
     """Returns a function giving `function`'s value and its gradient.
+
+    Layout rules know the gradient of the argument's leaf `params/w` as `gradients/params/w`, if it
+    is `named`; a part of a sum of gradients need not be, where that sum is to have the name.
 
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
     tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
@@ -65,10 +72,15 @@ def value_and_grad(
         )
         found = replayed.backward(cotangents)[len(consts) :]
         lost = [i for i, g in enumerate(found, len(consts)) if g is None and active[i]]
-        _check_paths(graph, lost, [""] * len(consts) + _paths(function, numbers, chosen))
+        paths = _paths(function, numbers, chosen)
+        _check_paths(graph, lost, [""] * len(consts) + paths)
+        full = [
+            zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)
+            for g, t in zip(found, inputs, strict=True)
+        ]
         gradients = [
-            (zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)) if on else None
-            for g, t, on in zip(found, inputs, active[len(consts) :], strict=True)
+            (name(g, f"gradients/{path}") if named else g) if on else None
+            for g, path, on in zip(full, paths, active[len(consts) :], strict=True)
         ]
         grads = jax.tree.unflatten(tree, gradients)
         value, aux = jax.tree.unflatten(structure, replayed.outputs)

@@ -19,7 +19,7 @@ the numbers included.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation, Tensor
-from meshdsl.jit import Runnable
+from meshdsl.jit import Runnable, bare
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.mesh import Mesh
 from meshdsl.ops.body import leaves_of
@@ -67,7 +67,7 @@ class _Call:
 
     def __call__(self, arrays: Sequence[NamedArray]) -> Any:
         given = [arrays[i] if isinstance(i, int) else i for i in self.inputs]
-        return jax.tree.unflatten(self.tree, self.runnable([array.data for array in given]))
+        return jax.tree.unflatten(self.tree, self.runnable(bare(given)))
 
 
 _calls: dict[Hashable, _Call] = {}
@@ -275,13 +275,30 @@ def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
     for dim, axes in _inherited(graph, {name: rule.axes for name, rule in rules.items()}):
         give(dim, axes, True)
     layout = Layout(tuple(rules.values()))
+    shapes = {tensor.shape for tensor in _tensors(graph)}
+    layout = Layout(tuple(rule for rule in layout.rules if _acts(rule, layout, shapes)))
     scoped = []
     for where, tensor, path in zip(operands, graph.inputs, graph.input_paths, strict=True):
-        wanted = layout.assign(tensor.shape, path).even(tensor.shape, mesh)
+        wanted = layout.assign(tensor.shape, path)
         for dim in tensor.shape.names if where is not None and where != wanted else ():
             if where.axes(dim) != wanted.axes(dim):
                 scoped.append(Rule(path, dim, where.axes(dim)))
     return Layout((*layout.rules, *scoped)) if mesh.size > 1 else Layout()
+
+
+def _acts(rule: Rule, layout: Layout, shapes: Collection[Shape]) -> bool:
+    """Whether a rule splits something; an optional one may find its axes taken everywhere."""
+    return not rule.optional or any(
+        layout.assign(shape).axes(rule.dim) for shape in shapes if shape.find(rule.dim)
+    )
+
+
+def _tensors(graph: Graph) -> Iterator[Tensor]:
+    yield from graph.inputs
+    for op in graph.operations:
+        for body in op.bodies:
+            yield from _tensors(body)
+        yield from op.outputs
 
 
 def _inherited(graph: Graph, known: dict[str, Sequence[str]]) -> Sequence[tuple[str, Any]]:

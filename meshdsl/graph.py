@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,6 +142,7 @@ class Graph:
         input_paths: one per input, starting with the traced function's parameter name; empty for
             the bodies of operations.
         output_paths: one per output, from the returned tree.
+        names: paths of tensors inside, as lowering reads them off `md.name`.
     """
 
     inputs: tuple[Tensor, ...]
@@ -150,6 +151,7 @@ class Graph:
     name: str = ""
     input_paths: tuple[str, ...] = ()
     output_paths: tuple[str, ...] = ()
+    names: Mapping[Tensor, str] = field(default_factory=dict)
 
     def prune(self) -> Graph:
         """Returns this graph without operations that have no effect and that no output needs."""
@@ -159,14 +161,7 @@ class Graph:
             if any(output in needed for output in operation.outputs) or operation.effect:
                 needed.update(operation.inputs)
                 kept.append(operation)
-        return Graph(
-            self.inputs,
-            tuple(reversed(kept)),
-            self.outputs,
-            self.name,
-            self.input_paths,
-            self.output_paths,
-        )
+        return replace(self, operations=tuple(reversed(kept)))
 
     def __str__(self) -> str:
         from meshdsl.printing import show  # which prints what is defined here

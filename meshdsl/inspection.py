@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import io
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshdsl.array import NamedArray, Spec
+from meshdsl.cuts import part, places
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import short
 from meshdsl.layouts.layout import Layout
@@ -58,27 +60,46 @@ def inspect(
     if where is None:
         devices = getattr(getattr(x.data, "sharding", None), "device_set", ())
         ids = tuple(sorted(device.id for device in devices))
-        return Inspection(x.dims, x.dtype, Mesh(), TensorLayout(), ids or None, _samples(x))
+        samples = _samples(x, TensorLayout(), Mesh())
+        return Inspection(x.dims, x.dtype, Mesh(), TensorLayout(), ids or None, samples)
     devices = x.data.sharding.mesh
     held = Mesh(tuple(devices.shape.items()))
     ids = tuple(device.id for device in devices.devices.flat)
-    return Inspection(x.dims, x.dtype, held, where, ids, _samples(x))
+    return Inspection(x.dims, x.dtype, held, where, ids, _samples(x, where, held))
 
 
-def _samples(x: NamedArray) -> dict[tuple[int, ...], str]:
+def _samples(x: NamedArray, where: TensorLayout, mesh: Mesh) -> dict[tuple[int, ...], str]:
     """Returns the first numbers of each block at hand, by the block's first positions."""
     shards = getattr(x.data, "addressable_shards", None)
-    found = {}
-    if shards is None:
-        parts = [((0,) * len(x.dims), x.data)]
+    if shards is None or x.cuts != where.cuts(x.dims, mesh):  # its shards are not its blocks
+        parts = [((0,) * len(x.dims), x.unpadded())]
     else:
-        parts = [(tuple(s.start or 0 for s in shard.index), shard.data) for shard in shards]
+        parts = [_real_part(x, shard.index, shard.data) for shard in shards]
+    found = {}
     for place, data in parts:
-        if place not in found and data.size <= _SAMPLED:
+        if place not in found and 0 < data.size <= _SAMPLED:
             few = np.asarray(data).reshape(-1)[:3]
             text = " ".join(_show_number(value) for value in few)
             found[place] = text + (" …" if data.size > 3 else "")
     return found
+
+
+def _real_part(x: NamedArray, stored: Sequence[slice], data: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the first positions of a shard and its data without pads.
+
+    Args:
+        stored: where the shard is in what is stored.
+    """
+    starts = [part.start or 0 for part in stored]
+    if not x.cuts:
+        return tuple(starts), data
+    sizes = list(data.shape)
+    for at, (dim, counts) in enumerate(zip(x.dims, x.cuts, strict=True)):
+        if counts:
+            found = places(counts, starts[at] // sizes[at])
+            starts[at], stop = part(dim.size, counts, found)
+            sizes[at] = stop - starts[at]
+    return tuple(starts), data[tuple(map(slice, sizes))]
 
 
 def _show_number(value: Any) -> str:
@@ -111,10 +132,11 @@ class Inspection:
     def blocks(self) -> dict[Block, list[int]]:
         """The devices that hold each block; a block is one range per split dim."""
         found: dict[Block, list[int]] = {}
+        split = [(dim, self.layout.axes(dim.name)) for dim in self.split]
         for at, device in zip(self.mesh.coordinates(), self.devices or (), strict=False):
             block = tuple(
-                _range(dim.size, [(self.mesh.sizes[a], at[a]) for a in self.layout.axes(dim.name)])
-                for dim in self.split
+                _range(dim.size, *zip(*((self.mesh.sizes[a], at[a]) for a in axes), strict=True))
+                for dim, axes in split
             )
             found.setdefault(block, []).append(device)
         return found
@@ -167,7 +189,7 @@ class Inspection:
         starts = {dim.name: r[0] for dim, r in zip(self.split, block, strict=True)}
         place = tuple(starts.get(dim.name, 0) for dim in self.dims)
         lines = [f"{word} {' '.join(map(str, devices))}"]
-        if place in self.samples:
+        if place in self.samples and all(stop > start for start, stop, _ in block):
             lines.append(self.samples[place])
         return "\n".join(lines)
 
@@ -205,14 +227,10 @@ class Inspection:
         return "\n".join(parts)
 
 
-def _range(size: int, cuts: Sequence[tuple[int, int]]) -> Range:
+def _range(size: int, counts: Sequence[int], places: Sequence[int]) -> Range:
     """Returns what a device holds of a dim, cut by axes of some sizes at this device's places."""
-    start, stop, block = 0, size, size
-    for count, place in cuts:
-        block = -(-block // count)
-        start = min(start + place * block, stop)
-        stop = min(start + block, stop)
-    return start, stop, block - (stop - start)
+    start, stop = part(size, counts, places)
+    return start, stop, -(-size // math.prod(counts)) - (stop - start)
 
 
 def _show(dim: Dimension, part: Range) -> str:

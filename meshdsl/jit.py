@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from meshdsl.array import NamedArray, Spec
+from meshdsl.cuts import Cuts
 from meshdsl.dims import Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.finite import watched
@@ -30,7 +31,7 @@ from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
-    from meshdsl.lowering.options import Options
+    from meshdsl.lowering.options import Options as Options
     from meshdsl.lowering.program import SpmdProgram
 
 
@@ -51,7 +52,8 @@ def jit(
         function: takes and returns trees whose leaves are tensors.
         mesh: the mesh, or its text (`"data:2,model:4"`); None runs on one device.
         layout: the layout, or its text (`"batch:data; d_ff:model"`).
-        backend: "jax" or "numpy" (simulates every device; the reference).
+        backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
+            sees fit); or "numpy" (simulates every device; the reference).
         donate: names of parameters whose buffers the caller gives up.
         check_finite: whether a call whose results have a NaN or an infinity raises a
             FloatingPointError, which names the operation that made the first one, forward or
@@ -78,8 +80,6 @@ def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
         ValueError: malformed mesh or layout, an unknown axis, two dims of one array on one axis, or
             fewer devices than the mesh has.
     """
-    from jax.sharding import NamedSharding
-
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.backends import load
 
@@ -92,9 +92,9 @@ def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
     rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
     placed = []
     for keys, array in keyed:
-        where = rules.assign(array.dims, path_of(keys), mesh).even(array.dims, mesh)
-        sharding = NamedSharding(devices, backend.partition_spec(array.dims, where))
-        placed.append(NamedArray(jax.device_put(array.data, sharding), array.dims))
+        where = rules.assign(array.dims, path_of(keys), mesh)
+        stored = backend.Storage.of(array.dims, where, mesh, devices)
+        placed.append(NamedArray(stored.put(array), array.dims, stored.cuts))
     return jax.tree.unflatten(structure, placed)
 
 
@@ -127,7 +127,8 @@ class Runnable:
         from meshdsl.lowering.lower import lower
 
         program = lower(graph, Mesh(), Layout())
-        return Runnable(program, _Inline(backends.load("jax").function(program)))
+        function = backends.load("jax").function(program)
+        return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
 
     def put(self, data: Any, number: int) -> Any:
         """Returns data where the program takes its input of that number."""
@@ -141,10 +142,8 @@ class Runnable:
             *results, counts = results
             if np.asarray(counts).any():
                 raise FloatingPointError(blame(leaves))
-        return [
-            NamedArray(data, value.shape)
-            for data, value in zip(results, self.program.block.outputs, strict=False)
-        ]
+        ends = zip(results, self.program.block.outputs, self.executable.cuts, strict=False)
+        return [NamedArray(data, value.shape, cuts) for data, value, cuts in ends]
 
 
 def _lower(
@@ -159,14 +158,15 @@ def _lower(
 ) -> SpmdProgram:
     """Lowers a graph with its checks; `details["blame"]` tells what a failing one is about."""
     from meshdsl.lowering import backends
-    from meshdsl.lowering.lower import lower
 
+    lower = _lowering(backend)
     watching = watched(graph, outputs=check_finite)
     if watching is None:
         return lower(graph, mesh, layout, options, donated)
 
     def blame(leaves: Sequence[Any]) -> str:
-        if any(getattr(leaf, "is_deleted", bool)() for leaf in leaves):
+        held = [leaf.data if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        if any(getattr(data, "is_deleted", bool)() for data in held):
             return (
                 "check_finite: a value is not finite; its inputs were donated, so what made it "
                 "cannot be found: leave out `donate` to learn it"
@@ -181,14 +181,24 @@ def _lower(
     return replace(program, details={**program.details, "blame": blame})
 
 
+def _lowering(backend: str) -> Callable[..., SpmdProgram]:
+    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors."""
+    from meshdsl.lowering.lower import lower
+    from meshdsl.lowering.whole import lower_whole
+
+    return lower_whole if backend == "jax_auto" else lower
+
+
 @dataclass(frozen=True)
 class _Inline:
     """A program as a JAX function, in an executable's place."""
 
     function: Callable
+    cuts: Sequence[Cuts]
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        return self.function(*leaves)
+        held = [leaf.unpadded() if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        return self.function(*held)
 
 
 @dataclass(frozen=True)
@@ -305,17 +315,18 @@ class Jitted:
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
         """Returns the program as a plain, jittable JAX function of the leaves.
 
-        It takes and returns global arrays, in the order of the trees' leaves, and checks nothing
-        of `md.check_finite`.
+        It takes and returns global arrays without pads (`x.unpadded()`), in the order of the
+        trees' leaves, and checks nothing of `md.check_finite`.
         """
         from meshdsl.lowering.backends import load
-        from meshdsl.lowering.lower import lower
 
         graph = self.trace(*args, **kwargs)
-        return load("jax").function(lower(graph, self.mesh, self.layout, self.options))
+        name = "jax_auto" if self.backend == "jax_auto" else "jax"
+        program = _lowering(name)(graph, self.mesh, self.layout, self.options)
+        return load(name).function(program)
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
-        """Returns the array leaves of the arguments and their signature."""
+        """Returns the array leaves of the arguments (see `bare`) and their signature."""
         bound = self._parameters.bind(*args, **(kwargs or {}))
         found, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
@@ -323,8 +334,7 @@ class Jitted:
         except AttributeError:
             found = self._name_scalars(found, tree)
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
-        leaves = [getattr(leaf, "data", leaf) for leaf in found]
-        return leaves, Signature(tree, avals)
+        return bare(found), Signature(tree, avals)
 
     def _name_scalars(self, found: list[Any], tree: Any) -> list[Any]:
         """Lets plain numbers stand for tensors without dims; tells every other nameless leaf."""
@@ -399,6 +409,11 @@ def _definition(function: Callable) -> Source:
     """Returns the line at which a function is defined; its arguments are told with it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else UNKNOWN
+
+
+def bare(arrays: Sequence[Any]) -> list[Any]:
+    """Returns what executables take: the data of arrays; an array with pads as it is."""
+    return [array if getattr(array, "cuts", True) else array.data for array in arrays]
 
 
 def _is_leaf(value: Any) -> bool:

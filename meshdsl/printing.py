@@ -70,6 +70,11 @@ class _Scope:
         return self.formula(tensor)[0]
 
 
+def _is_label(op: Operation) -> bool:
+    """Whether an operation is the path that differentiation gives a gradient."""
+    return op.name == "name" and op.params["name"].startswith("gradients/")
+
+
 class _Printer:
     """Prints the operations of one graph."""
 
@@ -97,7 +102,7 @@ class _Printer:
         if op.bodies or len(op.outputs) != 1 or op.effect:
             return False
         (tensor,) = op.outputs
-        if op.name == "full" and not tensor.shape:
+        if (op.name == "full" and not tensor.shape) or _is_label(op):
             return True
         readers = self.readers[tensor]
         if len(readers) != 1 or tensor in self.outputs:
@@ -108,6 +113,8 @@ class _Printer:
 
     def _formula(self, op: Operation) -> Formula:
         inputs = [self.scope.formula(tensor) for tensor in op.inputs]
+        if _is_label(op):
+            return inputs[0]
         if op.primitive.symbol:
             return operate(op.primitive.symbol, inputs)
         if op.name == "full" and not op.outputs[0].shape:

@@ -47,7 +47,8 @@ class TransformerConfig:
         balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
         tied: whether the embedding also makes the logits.
-        remat: "full" computes each block again in the backward pass rather than keep its values.
+        remat: "full" computes each block again in the backward pass rather than keep its values;
+            "keep_collectives" does, but keeps what a layout makes collectives of.
         policy: the dtypes of parameters, computation, and logits.
 
     Raises:
@@ -85,7 +86,7 @@ class TransformerConfig:
     router_z_weight: float = 0.001
     bias: bool = False
     tied: bool = True
-    remat: Literal["none", "full"] = "none"
+    remat: Literal["none", "full", "keep_collectives"] = "none"
     policy: md.Policy = field(default_factory=md.Policy)
 
     def __post_init__(self) -> None:

@@ -29,9 +29,9 @@ class Named:
 
 
 def _gpt2(layers: int, embed: int, heads: int) -> Named:
-    """Radford et al. 2019, table 2; as Megatron-LM does, the vocabulary of 50,257 is padded."""
+    """Radford et al. 2019, table 2."""
     config = TransformerConfig(
-        layers, embed, heads, 50304, 1024, norm="layer", positions="learned", bias=True
+        layers, embed, heads, 50257, 1024, norm="layer", positions="learned", bias=True
     )
     return Named(config, batch_size=512, length=1024)
 
@@ -97,14 +97,14 @@ MODELS = {
         batch_size=512,
         length=8192,
     ),
-    # Brown et al. 2020, table 2.1; vocabulary padded from 50,257 to 51,200 and batch as in
-    # Narayanan et al. 2021, "Efficient large-scale language model training", section 5.1.
+    # Brown et al. 2020, table 2.1; the batch as in Narayanan et al. 2021, "Efficient large-scale
+    # language model training", section 5.1.
     "gpt3_175b": Named(
         TransformerConfig(
             96,
             12288,
             96,
-            51200,
+            50257,
             2048,
             norm="layer",
             positions="learned",
@@ -175,9 +175,9 @@ MODELS = {
         batch_size=16,
         length=128,
     ),
-    # Devlin et al. 2019, section 3; the vocabulary of 30,522 is padded.
-    "bert_base": Named(_bert(12, 768, 12, 30592, 512, mask=103), 256, 512, bert),
-    "bert_mini": Named(_bert(2, 128, 4, 384, 512, mask=256), 16, 128, bert),
+    # Devlin et al. 2019, section 3.
+    "bert_base": Named(_bert(12, 768, 12, 30522, 512, mask=103), 256, 512, bert),
+    "bert_mini": Named(_bert(2, 128, 4, 257, 512, mask=256), 16, 128, bert),
     # Raffel et al. 2020, section 3.1.2 and table 14; the vocabulary of 32,000 has 128 more.
     "t5_small": Named(_t5(6, 512, 8, 64, 2048, 32128), 128, 1024, t5),
     "t5_base": Named(_t5(12, 768, 12, 64, 3072, 32128), 128, 1024, t5),

@@ -1,5 +1,8 @@
 """NamedArray, named and spec: arguments of traced functions."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,3 +70,84 @@ def test_results_of_the_jax_backend_are_where_the_layout_says():
     assert str(y.layout) == "batch:x; embed:y"
     assert y.data.sharding.shard_shape(y.data.shape) == (4, 2)
     assert repr(y) == "NamedArray(f64[batch=8, embed=4]; batch:x; embed:y)"
+
+
+# Dims that do not divide: `data` has pads.
+
+n, m = md.dims(n=5, m=3)
+
+
+def padded():
+    return md.place(md.named(np.arange(15.0).reshape(5, 3), [n, m]), "a:2,b:2", "n:a+b")
+
+
+def test_a_padded_array_speaks_of_its_logical_dims():
+    x = padded()
+    assert x.data.shape == (8, 3)
+    assert x.dims.sizes == x.shape.sizes == (5, 3)
+    assert repr(x) == "NamedArray(f64[n=5, m=3]; n:a+b)"
+    assert str(x) == str(md.named(np.arange(15.0).reshape(5, 3), [n, m]))
+    assert np.array_equal(x, np.arange(15.0).reshape(5, 3))
+    assert np.asarray(x).flags.c_contiguous
+    assert np.asarray(x, np.float32).dtype == np.float32
+
+
+def test_one_number_is_one_number_with_pads_too():
+    x = md.place(md.named([2.5], ["n"]), "a:4", "n:a")
+    assert x.data.shape == (4,)
+    assert (float(x), int(x), x.item(), bool(x)) == (2.5, 2, 2.5, True)
+
+
+def test_unpadded_is_the_logical_array_on_the_mesh():
+    x = padded()
+    found = x.unpadded()
+    assert isinstance(found, jax.Array)
+    assert found.devices() == x.data.devices()
+    assert np.array_equal(found, x)
+    rows, columns = md.dims(rows=6, columns=5)
+    y = md.place(md.named(np.ones((6, 5)), [rows, columns]), "a:2,b:2", "rows:a+b; columns:-")
+    assert y.data.shape == (8, 5)
+    assert y.unpadded().sharding.spec == jax.sharding.PartitionSpec("a", None)
+    on_host = jax.device_get(x)
+    assert isinstance(on_host.unpadded(), np.ndarray)
+    assert np.array_equal(on_host.unpadded(), x)
+    assert np.array_equal(jax.jit(lambda x: x.unpadded())(x), x)
+
+
+def test_numbers_without_pads_are_a_copy():
+    with pytest.raises(ValueError, match=r"f64\[n=5, m=3\]; n:a\+b\) is stored with pads: without"):
+        np.array(padded(), copy=False)
+
+
+def test_trees_of_padded_arrays_keep_their_pads():
+    x = padded()
+    for other in (
+        jax.tree.map(lambda data: data + 1, x),
+        jax.tree.map(lambda data: np.asarray(data) + 1, x),
+        jax.jit(lambda x: jax.tree.map(lambda data: data + 1, x))(x),
+    ):
+        assert other.cuts == x.cuts
+        assert np.array_equal(other, np.asarray(x) + 1)
+    whole = jax.tree.structure(md.named(np.zeros((5, 3)), [n, m]))
+    assert jax.tree.structure(x) == jax.tree.structure(padded()) != whole
+
+
+def test_equal_storage_is_compiled_once():
+    traces = []
+
+    @jax.jit
+    def function(x):
+        traces.append(x.dims)
+        return x
+
+    for _ in range(3):
+        function(padded())
+    assert traces == [md.Shape([n, m])]
+
+
+def test_padded_arrays_can_be_pickled_and_copied():
+    x = padded()
+    for other in (pickle.loads(pickle.dumps(x)), copy.copy(x), copy.deepcopy(x)):
+        assert (other.dims, other.cuts) == (x.dims, x.cuts)
+        assert np.array_equal(other, x)
+        assert np.array_equal(md.jit(lambda x: x * 2, "c:4", "n:c")(other), 2 * np.asarray(x))

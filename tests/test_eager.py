@@ -122,6 +122,16 @@ def test_sizes_that_do_not_divide_stay_whole():
     assert np.array_equal(y["odd", 1:], (placed() * md.arange(odd, "float64"))["odd", 1:])
 
 
+def test_what_yields_everywhere_is_no_rule():
+    """Lowering would warn of one that takes no axis."""
+    given = {"x": placed(layout="a:y"), "y": placed()}
+    graph = md.jit(lambda x, y: x + y).trace(*given.values())
+    found = eager.layout_of(
+        [array.layout for array in given.values()], graph, md.Mesh.parse("x:2,y:2")
+    )
+    assert str(found) == "a:y; y/a:x; y/b:y"
+
+
 def test_operands_on_two_meshes_are_told():
     with pytest.raises(ValueError) as error:
         placed() + placed("x:4", "a:x")
@@ -330,3 +340,30 @@ def test_what_needs_a_trace_says_so():
         "this runs inside a traced function only: wrap the function around it in md.jit(...) and "
         "call it with NamedArrays"
     )
+
+
+def test_padded_arrays_stay_where_they_are():
+    n, m = md.dims(n=5, m=3)
+    data = np.arange(15.0).reshape(5, 3)
+    x = md.place(md.named(data, [n, m]), "x:2,y:2", "n:x+y")
+    for found, expected in (
+        (x + 1, data + 1),
+        (x * md.named(data, [n, m]), data * data),
+        (md.softmax(x, "n"), np.exp(data) / np.exp(data).sum(0)),
+        (md.grad(lambda t: md.sum(md.square(t)))(x), 2 * data),
+        (x + md.place(md.named(data, [n, m]), "x:2,y:2", "n:y"), 2 * data),
+    ):
+        assert str(found.layout) == "n:x+y"
+        assert found.cuts == x.cuts
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(md.sum(x, over="n"), data.sum(0))
+    assert float(x.max()) == 14
+    assert np.array_equal(x["n", 1:4], data[1:4])
+    assert float(jax.jit(lambda x: md.sum(x * x).data)(x)) == (data**2).sum()
+
+
+def test_padded_arrays_can_be_constants_of_a_program():
+    n = md.Dimension("n", 5)
+    x = md.place(md.named(np.arange(5.0), [n]), "x:2", "n:x")
+    found = md.jit(lambda y: y + x)(md.named(np.ones(5), [n]))
+    assert np.array_equal(found, np.arange(5.0) + 1)

@@ -1,5 +1,6 @@
 """Inspection: which device holds which block."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -111,3 +112,26 @@ def test_mistakes_are_told():
         md.inspect(md.spec([a]), "x:2", "a:z")
     with pytest.raises(ValueError, match="both claim mesh axis `x`"):
         md.inspect(md.spec([a, b]), "x:2", "a:x; b:x")
+
+
+def test_blocks_with_pads_show_their_first_numbers():
+    x = md.place(md.named(np.arange(9), ["n"]), "x:2,y:4", "n:x+y")
+    text = str(md.inspect(x))
+    rows = [line.strip("│ ") for line in text.splitlines() if "│" in line]
+    cells = [[cell.strip() for cell in row.split("│")] for row in rows]
+    assert cells == [
+        ["n 0–1", "device 0"],
+        ["0 1"],
+        ["n 2–3", "device 1"],
+        ["2 3"],
+        ["n 4 +1 pad", "device 2"],
+        ["4"],
+        ["n none +2 pads", "device 3"],
+        ["n 5–6", "device 4"],
+        ["5 6"],
+        ["n 7–8", "device 5"],
+        ["7 8"],
+        ["n none +2 pads", "devices 6 7"],
+    ]
+    whole = jax.device_put(x, jax.devices()[0])
+    assert str(md.inspect(whole)).splitlines()[0] == "s64[n=9]"

@@ -40,6 +40,42 @@ def test_groups_are_numbered_major_axis_first():
     assert mesh.groups() == tuple((i,) for i in range(8))
 
 
+def test_axes_between_slices_are_marked():
+    mesh = md.Mesh.parse("slice@dcn:2,data:4; model:4")
+    assert mesh.slow == {"slice"}
+    assert mesh.axes == (("slice", 2), ("data", 4), ("model", 4))
+    assert str(mesh) == "slice@dcn:2 data:4 model:4"
+    assert md.Mesh.parse(str(mesh)) == mesh
+    assert mesh != md.Mesh.parse("slice:2,data:4,model:4")
+    assert md.Mesh.parse("a@dcn:2 b@dcn:2").slow == {"a", "b"}
+    assert md.Mesh.parse("data:4").slow == frozenset()
+
+
+def test_a_mark_does_not_change_the_numbering():
+    marked, plain = md.Mesh.parse("slice@dcn:2,data:4"), md.Mesh.parse("slice:2,data:4")
+    assert list(marked.coordinates()) == list(plain.coordinates())
+    assert marked.groups("slice") == plain.groups("slice")
+
+
+def test_a_network_that_does_not_exist_is_told():
+    with pytest.raises(ValueError) as error:
+        md.Mesh.parse("slice@foo:2,data:4")
+    assert str(error.value) == (
+        "mesh axis `slice@foo` is on an unknown network; `@dcn` marks an axis between slices, "
+        "others have no mark"
+    )
+    for text in ("slice@:2", "slice@dcn", "slice@dcn@dcn:2", "@dcn:2", "slice@DCN:2"):
+        with pytest.raises(ValueError, match="malformed mesh"):
+            md.Mesh.parse(text)
+
+
+def test_a_slow_axis_that_does_not_exist_is_told():
+    with pytest.raises(ValueError) as error:
+        md.Mesh((("slice", 2), ("data", 4)), slow=frozenset(["slices"]))
+    assert str(error.value).startswith("no axis `slices` in mesh `slice:2 data:4")
+    assert "Did you mean `slice`?" in str(error.value)
+
+
 def test_malformed_text_is_marked():
     with pytest.raises(ValueError) as error:
         md.Mesh.parse("data:2 model=4 x:1")

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from meshdsl.dims import did_you_mean
 
-BACKENDS = ("jax", "numpy")
+BACKENDS = ("jax", "jax_auto", "numpy")
 
 
 def load(name: str) -> ModuleType:

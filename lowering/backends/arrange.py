@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Sequence
-from typing import Any
 
 from meshdsl.dims import Shape
 
@@ -40,39 +38,3 @@ def equation(inputs: Sequence[Shape], out: Shape, batch: str = "") -> str:
                 letters[name] = next(pool)
     words = [batch + "".join(letters[n] for n in shape.names) for shape in [*inputs, out]]
     return ",".join(words[:-1]) + "->" + words[-1]
-
-
-def cut(xp: Any, array: Any, at: int, counts: Sequence[int]) -> Any:
-    """Pads position `at` so that it is equal blocks of equal blocks, `counts[0]` of them first.
-
-    These are the blocks of a dim split over axes of such sizes; see `TensorLayout`. `xp` is numpy
-    or what follows its interface.
-    """
-    before, size, after = array.shape[:at], array.shape[at], array.shape[at + 1 :]
-    if size % math.prod(counts) == 0:
-        return array
-    for place, count in enumerate(counts, at):
-        block = -(-size // count)
-        pads = [(0, 0)] * array.ndim
-        pads[place] = (0, count * block - size)
-        array = xp.pad(array, pads)
-        array = array.reshape(*array.shape[:place], count, block, *after)
-        size = block
-    return array.reshape(*before, math.prod(counts) * size, *after)
-
-
-def join(xp: Any, array: Any, at: int, counts: Sequence[int], size: int) -> Any:
-    """Drops the pads of position `at`, which is blocks of blocks, so that `size` are left."""
-    before, after = array.shape[:at], array.shape[at + 1 :]
-    if size % math.prod(counts) == 0:
-        return array
-    sizes = [size]
-    for count in counts:
-        sizes.append(-(-sizes[-1] // count))
-    array = array.reshape(*before, *counts, sizes[-1], *after)
-    for level in reversed(range(len(counts))):
-        place = at + level
-        whole = counts[level] * sizes[level + 1]
-        array = array.reshape(*array.shape[:place], whole, *after)
-        array = array[(slice(None),) * place + (slice(sizes[level]),)]
-    return array

@@ -1,5 +1,6 @@
-"""What a program says of itself: printed line by line, and explained as a report."""
+"""What a program says of itself: printed line by line, explained as a report, two compared."""
 
+from meshdsl.lowering.explain.comparison import Comparison, compare
 from meshdsl.lowering.explain.explanation import Explanation, explain
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Comparison", "Explanation", "compare", "explain"]

@@ -24,8 +24,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshdsl.dims import Shape
+from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.explain.naming import Names
+from meshdsl.lowering.explain.pads import Pads, pads
+from meshdsl.lowering.explain.timeline import Timeline, timeline
 from meshdsl.lowering.memory import Held, Memory
 from meshdsl.lowering.program import (
     Block,
@@ -60,7 +63,7 @@ class Traffic:
 
     Attributes:
         what: the tensors that are moved, as `str(program)` calls them; `dims` are theirs.
-        count: executions per step.
+        count: tensors moved per step; those of a joined collective count one each.
         payload_bytes: the larger of local operand and local result, over all executions.
         wire_bytes: what one device sends, over all executions.
     """
@@ -93,9 +96,13 @@ class Explanation:
         batch: the largest input that is neither parameter nor optimizer state.
         wire_bytes: what one device sends per step: of a `cond` in its worse branch, though the
             traffic of both is listed; of a `while` loop in one iteration.
+        collectives: how many there are on the wire per step, each with all tensors that it joins.
         unsure: which of these two, `cond` and `while`, the program has.
         parts: everything held at the peak, largest first.
-        advice: the next thing to try, or an empty string.
+        advice: the next thing to try for less memory, or an empty string.
+        timeline: the step as intervals, with the hardware that it is for.
+        pads: what is lost where sizes do not divide.
+        faster: the next thing to try for a shorter step, or an empty string.
     """
 
     name: str
@@ -105,11 +112,15 @@ class Explanation:
     parameters: tuple[Parameter, ...]
     traffic: tuple[Traffic, ...]
     wire_bytes: float
+    collectives: int
     unsure: frozenset[str]
     memory: Memory
     parts: tuple[Part, ...]
     flops: int
     advice: str
+    timeline: Timeline
+    pads: Pads
+    faster: str
 
     @property
     def parameter_count(self) -> int:
@@ -129,10 +140,32 @@ class Explanation:
 
         return show(self)
 
+    def html(self) -> str:
+        """Returns the report as one HTML page that needs nothing else."""
+        from meshdsl.lowering.explain.html.page import page
 
-def explain(program: SpmdProgram) -> Explanation:
-    """Explains a program; meant for training steps, but any will do."""
+        return page(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the report for notebooks."""
+        from meshdsl.lowering.explain.html.page import fragment
+
+        return fragment(self)
+
+
+def explain(program: SpmdProgram, hardware: str = "v5p") -> Explanation:
+    """Explains a program; meant for training steps, but any will do.
+
+        print(explain(f.lower(x), hardware="h100"))
+
+    Args:
+        hardware: a name of `layouts.hardware`, for the time of a step.
+
+    Raises:
+        ValueError: the hardware is not known.
+    """
     from meshdsl.lowering.explain.advice import advice
+    from meshdsl.lowering.explain.limits import faster
 
     names = Names(program)
     phases = dict(_phases(program.block))
@@ -140,19 +173,25 @@ def explain(program: SpmdProgram) -> Explanation:
     parameters = tuple(Parameter(p, v) for v, p in inputs if input_part(p) == "parameters")
     others = [value for value, path in inputs if input_part(path) == "batch"]
     parts = tuple(_parts(program, parameters, names, phases))
+    traffic = _traffic(program, names, phases)
+    step = timeline(program, find_hardware(hardware), names, phases)
     return Explanation(
         name=program.name,
         mesh=program.mesh,
         layout=program.layout,
         batch=max(others, key=lambda v: v.shape.volume, default=None),
         parameters=parameters,
-        traffic=_traffic(program, names, phases),
+        traffic=traffic,
         wire_bytes=program.wire_bytes,
+        collectives=sum(one.count for one in program.collectives),
         unsure=frozenset(i.op for i, _ in program.block.walk()) & {"cond", "while"},
         memory=program.memory,
         parts=parts,
         flops=program.flops,
         advice=advice(program, parts),
+        timeline=step,
+        pads=pads(program, [(part.name, part.held) for part in parts]),
+        faster=faster(program, step, traffic),
     )
 
 
@@ -185,23 +224,25 @@ def _traffic(
         for one, times in Block((), (outermost,), ()).walk():
             if not one.is_collective:
                 continue
-            axes, dims = tuple(one.params["axes"]), one.outputs[0].shape
-            payload = payload_bytes(one, program.mesh)
-            sent = wire_bytes(one.op, payload, program.mesh.extent(axes))
-            key = (one.op, one.source, axes, dims, phase)
-            before = grouped.get(key)
-            moved = (names[one.inputs[0]],)
-            grouped[key] = Traffic(
-                kind=one.op,
-                what=tuple(dict.fromkeys((before.what if before else ()) + moved)),
-                dims=dims,
-                axes=axes,
-                phase=phase,
-                source=one.source,
-                count=times + (before.count if before else 0),
-                payload_bytes=times * payload + (before.payload_bytes if before else 0),
-                wire_bytes=times * sent + (before.wire_bytes if before else 0),
-            )
+            for part in one.parts:  # each tensor is told with its own line, joined or not
+                axes, dims = tuple(part.params["axes"]), part.outputs[0].shape
+                payload = payload_bytes(part, program.mesh)
+                sent = wire_bytes(part.op, payload, program.mesh.extent(axes))
+                when = "backward" if part.source.backward else phase
+                key = (part.op, part.source, axes, dims, when)
+                before = grouped.get(key)
+                moved = (names.get(part.inputs[0], ""),)
+                grouped[key] = Traffic(
+                    kind=part.op,
+                    what=tuple(dict.fromkeys((before.what if before else ()) + moved)),
+                    dims=dims,
+                    axes=axes,
+                    phase=when,
+                    source=part.source,
+                    count=times + (before.count if before else 0),
+                    payload_bytes=times * payload + (before.payload_bytes if before else 0),
+                    wire_bytes=times * sent + (before.wire_bytes if before else 0),
+                )
     found = sorted(grouped.values(), key=lambda t: -t.wire_bytes)
     return tuple(sorted(found, key=lambda t: PHASES.index(t.phase)))
 

@@ -100,8 +100,21 @@ class _Printer:
         for instruction in expressions.lines:
             if instruction.bodies:
                 yield from special[instruction.op](instruction, expressions, times, indent)
+            elif len(instruction.parts) > 1:
+                yield from self._together(instruction, expressions, times, indent)
             else:
                 yield self._line(instruction, expressions, times, indent)
+
+    def _together(
+        self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
+    ) -> Iterable[Row]:
+        """Tells a joined collective: what it sends, then each of its tensors with its line."""
+        parts, axes = instruction.parts, "+".join(instruction.params["axes"])
+        head = f"{indent}* {instruction.op} over {axes} of {len(parts)} tensors together"
+        yield head, self._sent(instruction, times), ""
+        for part in parts:
+            text, _, place = self._line(part, expressions, times, indent)
+            yield text.replace(f"{indent}* ", f"{indent}    ", 1), "", place
 
     def _line(
         self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
 from meshdsl.lowering.explain.explanation import PHASES, Explanation, Part, Traffic
-from meshdsl.lowering.explain.lines import wrapped
-from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops
+from meshdsl.lowering.explain.limits import step_time, too_large
+from meshdsl.lowering.explain.lines import table, wrapped
+from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops, show_share
 from meshdsl.lowering.program import Value
 
 _WIDTH = 120
 _MOST_VALUES = 3
-_MEANING = {
+MEANING = {
     "parameters": ("parameters", ""),
     "optimizer": ("optimizer state", ""),
     "gradients": ("gradients", "of the parameters"),
@@ -27,8 +28,8 @@ _MEANING = {
 
 def show(explanation: Explanation) -> str:
     """Returns the report."""
-    sections = [_head(explanation), _memory(explanation), _wire(explanation)]
-    sections += [_parameters(explanation), _legend(explanation)]
+    sections = [_head(explanation), _memory(explanation), _pads(explanation)]
+    sections += [_wire(explanation), _parameters(explanation), _legend(explanation)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
@@ -42,24 +43,30 @@ def _head(explanation: Explanation) -> list[str]:
     facts.append(f"{show_flops(explanation.flops)}/device/step")
     where = f" on {mesh}" if mesh.axes else ""
     lines = [f"{explanation.name}{where}: " + " · ".join([devices, *facts])]
-    return [*lines, *([f"layout {explanation.layout}"] if str(explanation.layout) else [])]
+    lines += [f"layout {explanation.layout}"] if str(explanation.layout) else []
+    if explanation.timeline.seconds:
+        head = f"at the peaks of {explanation.timeline.hardware.title}: "
+        lines += wrapped(head, step_time(explanation), _WIDTH)
+        lines += wrapped("to be faster: ", explanation.faster, _WIDTH)
+    return lines
 
 
 def _memory(explanation: Explanation) -> list[str]:
     rows = []
     for part, count in explanation.bytes_of.items():
-        label, meaning = _MEANING[part]
+        label, meaning = MEANING[part]
         rows.append((label, show_bytes(count), meaning))
     source = explanation.memory.source
     moment = f"reached at {source}" if source.line else "reached at the start"
+    moment = "; ".join(filter(None, [moment, too_large(explanation)]))
     rows.append(("peak", show_bytes(explanation.memory.peak_bytes), moment))
-    lines = ["memory per device, at the peak", *_table(rows, right=(1,))]
+    lines = ["memory per device, at the peak", *table(rows, right=(1,))]
     inputs = ("parameters", "optimizer", "batch")
     largest = [part for part in explanation.parts if part.part not in inputs]
     if largest:
         lines += ["  the largest values then:"]
         shown = [_value(part, explanation) for part in largest[:_MOST_VALUES]]
-        lines += [f"  {line}" for line in _table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
+        lines += [f"  {line}" for line in table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
     return lines + (
         wrapped("  to use less: ", explanation.advice, _WIDTH) if explanation.advice else []
     )
@@ -76,6 +83,29 @@ def _type(value: Value, explanation: Explanation) -> str:
     return short(value.dtype) + where.show(value.shape, explanation.mesh)
 
 
+def _pads(explanation: Explanation) -> list[str]:
+    """Returns the dims that do not divide, those that waste most first."""
+    pads = explanation.pads
+    if not pads.dims:
+        return []
+    rows = [("dim", "over", "blocks", "pads", "of it", "in")]
+    rows += [
+        (
+            str(one.dim),
+            "+".join(one.axes),
+            f"{one.blocks:,} × {one.block:,}",
+            f"{one.pads:,}",
+            show_share(one.share),
+            f"{one.tensors:,} tensor{'s' if one.tensors > 1 else ''}",
+        )
+        for one in pads.dims[:_MOST_VALUES]
+    ]
+    if len(pads.dims) > _MOST_VALUES:
+        rows.append((f"and {len(pads.dims) - _MOST_VALUES} more", "", "", "", "", ""))
+    total = f"{show_bytes(pads.held_bytes)} of the peak"
+    return [f"pads, where sizes do not divide: {total}", *table(rows, right=(2, 3, 4))]
+
+
 def _wire(explanation: Explanation) -> list[str]:
     if not explanation.traffic:
         return ["on the wire: nothing; no device needs what another has"]
@@ -87,8 +117,8 @@ def _wire(explanation: Explanation) -> list[str]:
         rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in found)), ""))
         rows += [_row(t) for t in found]
     total = show_bytes(explanation.wire_bytes)
-    rows.append(("total", "", "", f"{sum(t.count for t in explanation.traffic):,}", "", total, ""))
-    lines = _table(rows, right=(3, 4, 5), squeezed=1)
+    rows.append(("total", "", "", f"{explanation.collectives:,}", "", total, ""))
+    lines = table(rows, right=(3, 4, 5), squeezed=1)
     return ["on the wire, per device and step", *lines]
 
 
@@ -116,20 +146,25 @@ def _parameters(explanation: Explanation) -> list[str]:
     if not explanation.parameters:
         return []
     paths = [parameter.path for parameter in explanation.parameters]
-    root = paths[0][: paths[0].index("params") + len("params/")]
-    shared = all(path.startswith(root) for path in paths)
+    root = shared_root(paths)
     rows = [
         (
-            path.removeprefix(root) if shared else path,
+            path.removeprefix(root),
             _type(parameter.value, explanation),
             show_bytes(parameter.bytes),
             _splits(parameter.value),
         )
         for path, parameter in zip(paths, explanation.parameters, strict=True)
     ]
-    head = f"parameters, per device{f', under {root}' if shared else ''}"
-    head += " (in a layout, a scope is any part of a path: params/embed:data)" if shared else ""
-    return [head, *_table(rows, right=(2,), squeezed=1)]
+    head = f"parameters, per device{f', under {root}' if root else ''}"
+    head += " (in a layout, a scope is any part of a path: params/embed:data)" if root else ""
+    return [head, *table(rows, right=(2,), squeezed=1)]
+
+
+def shared_root(paths: Sequence[str]) -> str:
+    """Returns what all paths of parameters begin with, up to `params/`, or an empty string."""
+    root = paths[0][: paths[0].index("params") + len("params/")]
+    return root if all(path.startswith(root) for path in paths) else ""
 
 
 def _splits(value: Value) -> str:
@@ -148,28 +183,12 @@ def _legend(explanation: Explanation) -> list[str]:
         "x[layers]: x of all layers, stacked; x.2: the second of that name; x_grad: its gradient."
         if explanation.traffic
         else "",
+        "Tensors that travel together are listed each with its line; the total counts collectives."
+        if explanation.collectives < sum(t.count for t in explanation.traffic)
+        else "",
         "Of a cond both branches are listed; the total counts the one that sends more."
         if "cond" in explanation.unsure
         else "",
         "Of a while loop one iteration is counted." if "while" in explanation.unsure else "",
     ]
     return textwrap.wrap(" ".join(filter(None, words)), _WIDTH)
-
-
-def _table(
-    rows: Sequence[Sequence[str]], right: Iterable[int], squeezed: int = 0, width: int = _WIDTH
-) -> list[str]:
-    """Returns rows as aligned lines; the column `squeezed` gives way where they grow too wide."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    excess = 2 + sum(widths) + 2 * (len(widths) - 1) - width
-    widths[squeezed] = max(12, widths[squeezed] - max(0, excess))
-    rights = set(right)
-    lines = []
-    for row in rows:
-        cells = []
-        for i, (cell, room) in enumerate(zip(row, widths, strict=True)):
-            if len(cell) > room:
-                cell = cell[: room - 1] + "…"
-            cells.append(cell.rjust(room) if i in rights else cell.ljust(room))
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines

@@ -1,4 +1,4 @@
-"""Units: bytes and counts, as people read them."""
+"""Units: bytes, counts and times, as people read them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,26 @@ def show_count(count: float) -> str:
 def show_flops(count: float) -> str:
     """Returns floating-point operations: `6.6 Pflop`."""
     return _scaled(count, (" ", " K", " M", " G", " T", " P", " E")) + "flop"
+
+
+def show_seconds(count: float) -> str:
+    """Returns a time in the largest unit that leaves a whole part: `349 µs`, `1.2 s`."""
+    if count >= 60:
+        minutes, rest = divmod(round(count), 60)
+        return f"{minutes:,} min {rest} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if count >= size:
+            scaled = count / size
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.1f} {unit}"
+    return f"{count * 1e9:.0f} ns"
+
+
+def show_share(part: float) -> str:
+    """Returns a part of a whole in percent: `41 %`, `0.3 %`."""
+    percent = 100 * part
+    if 0 < percent < 0.01:
+        return "< 0.01 %"
+    return f"{percent:.0f} %" if percent >= 10 or not percent else f"{percent:.2g} %"
 
 
 def _scaled(count: float, prefixes: Sequence[str]) -> str:

@@ -4,8 +4,9 @@ A table stays where it is. Where its looked-up dim is split, each device shifts 
 own rows and the local look-up gives zeros for all others: the results are summands of the whole.
 A scatter into a split dim is local too: each device keeps the updates of the rows it holds and
 drops the rest; split updates leave partial results. Dims that table and indices share are split
-alike. Where looking along a dim at as many places as it has, or scattering, it may cost less to
-move the table than the indices and results, and the cheaper way is taken.
+alike. Where an axis splits both the table and the indices (a table stored over the batch's axis),
+or where looking along a dim at as many places as it has, or scattering, it may cost less to move
+the table than the indices and results, and the cheaper way is taken.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def take(case: Case) -> Plan:
     (table, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
     pairs = paired(table.shape, index.shape, dim)
     held, around = case.operands
-    choices = [held]
+    choices = list(dict.fromkeys([held, held.drop(around.split_axes)]))
     if index.shape.find(dim) is not None:
         choices += whole_along(table.shape, held, dim, case.mesh)
 
@@ -91,8 +92,9 @@ def scatter(case: Case) -> Plan:
             + reshard_cost(out.shape, out.dtype.itemsize, left, home, case.mesh)
         )
 
-    choices = [home, *whole_along(out.shape, home, dim, case.mesh)]
-    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in choices], cost)
+    choices = [home, home.drop(around.split_axes)]
+    choices += whole_along(out.shape, home, dim, case.mesh)
+    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in dict.fromkeys(choices)], cost)
     result = ends.table.add_partial(places(ends), kind)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:

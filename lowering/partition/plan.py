@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshdsl.dims import Shape
-from meshdsl.graph import Operation
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Value
 from meshdsl.mesh import Mesh
 
@@ -23,12 +24,19 @@ Emit = Callable[[BlockBuilder, Sequence[Value]], Sequence[Value]]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation with the layouts that the layout rules give its tensors."""
+    """One operation with the layouts that the layout rules give its tensors.
+
+    Attributes:
+        options: what may be traded, where there is more than one plan.
+        block: the graph that the operation stands in, if that is known.
+    """
 
     operation: Operation
     operands: tuple[TensorLayout, ...]
     results: tuple[TensorLayout, ...]
     mesh: Mesh
+    options: Options = DEFAULT
+    block: Graph | None = None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,27 @@
-"""Passes: pure functions from a program to an equal one that sends sooner, or less often."""
+"""Passes: pure functions from a program to an equal one that sends sooner, or less often.
+
+Their order: duplicates go first (`tidy`), so that nothing is joined or split twice. Rings need each
+gather and reduction by itself (`overlap`), so what is left is joined after that (`bucket`), and
+whole buckets are gathered ahead (`prefetch`). The order in which all this is issued comes last
+(`schedule`). Every pass leaves a program that is well formed (`verify`); each given its own result
+returns it as it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.bucket import bucket
+from meshdsl.lowering.passes.overlap import overlap
+from meshdsl.lowering.passes.prefetch import prefetch
+from meshdsl.lowering.passes.schedule import schedule
+from meshdsl.lowering.passes.tidy import tidy
 from meshdsl.lowering.program import SpmdProgram
 
 Pass = Callable[[SpmdProgram, Options], SpmdProgram]
 
-PASSES: tuple[Pass, ...] = ()
+PASSES: tuple[Pass, ...] = (tidy, overlap, bucket, prefetch, schedule)
 
 
 def run_passes(program: SpmdProgram, options: Options) -> SpmdProgram:

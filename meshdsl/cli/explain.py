@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.problems import Problems, UsageError
+from meshdsl.layouts.layout import Layout
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.explain import Comparison, Explanation
+    from meshdsl.lowering.program import SpmdProgram
 
 
 def main(values: flags.FlagValues, problems: Problems) -> None:
-    """Runs the command; errors as in `train`."""
+    """Runs the command; errors as in `train`, and where the page cannot be written."""
+    from meshdsl.lowering.explain import compare, explain
+    from meshdsl.lowering.explain.html.page import page
+
+    if values.compare_layout and not values.mesh_shape:
+        problems.add("--compare_layout needs a mesh: give --mesh_shape and --layout as well")
+    job = jobs.build(values, problems, feeds_text=False)
+    report = explain(_lowered(job, job.layout), values.hardware)
+    told: Explanation | Comparison = report
+    if values.compare_layout:
+        told = compare(report, explain(_lowered(job, values.compare_layout), values.hardware))
+    if values.html:
+        _write(values.html, page(told))
+    else:
+        print(told)
+
+
+def _lowered(job: jobs.Job, layout: Layout | None) -> SpmdProgram:
+    """Returns the training step of a job under a layout."""
     from meshdsl.jit import jit
-    from meshdsl.layouts.validate import check_scopes
-    from meshdsl.lowering.explain import explain
+    from meshdsl.layouts.validate import ScopeWarning, check_scopes
     from meshdsl.training.state import create, spec_of
     from meshdsl.training.step import make_train_step
 
-    job = jobs.build(values, problems, feeds_text=False)
-    step = make_train_step(job.model.loss, job.optimizer, job.clip_norm, job.policy)
+    step = make_train_step(
+        job.model.loss, job.optimizer, job.clip_norm, job.policy, job.microbatches
+    )
     state = spec_of(create(job.model.init, job.optimizer, job.policy))
-    jitted = jit(step, job.mesh, job.layout, job.backend, donate="state")
-    program = jitted.lower(state, job.batch_spec)
-    check_scopes(program.layout, program.mesh, program.input_paths)
-    print(explain(program))
+    jitted = jit(step, job.mesh, layout, job.backend, donate="state", options=job.options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
+        program = jitted.lower(state, job.batch_spec)
+    check_scopes(program.layout, program.mesh, program.details["paths"])
+    return program
+
+
+def _write(name: str, text: str) -> None:
+    try:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or "it cannot be written").lower()
+        raise UsageError([f"--html: cannot write {name}: {reason}"]) from error
+    print(f"{name} is written: open it in a browser")

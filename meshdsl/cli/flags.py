@@ -6,16 +6,20 @@ gathered, together with flags that do not exist, and told at once.
 
 from __future__ import annotations
 
+import re
+import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from absl import flags
 
 from meshdsl.cli.problems import Problems
 from meshdsl.dims import did_you_mean
+from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS
+from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.policy import Policy
 
@@ -63,6 +67,68 @@ def backend(text: str) -> str:
     return text
 
 
+_UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
+_UNITS |= {unit + "iB": 1024**power for power, unit in enumerate(["K", "M", "G", "T"], 1)}
+_SIZE = re.compile(r"([0-9_]+(?:\.[0-9]+)?) *([A-Za-z]*)")
+
+
+def size(text: str) -> int:
+    """Reads a number of bytes: `16GiB`, `95GB`, `1.5MiB`, `4096`."""
+    match = _SIZE.fullmatch(text.strip())
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if match is None or (match[2] or "B").lower() not in units:
+        listed = ", ".join(_UNITS)
+        raise ValueError(f"needs a size, as 16GiB, 95GB or 4096 (units: {listed}), got {text!r}")
+    return int(float(match[1].replace("_", "")) * units[(match[2] or "B").lower()])
+
+
+def one_of(*choices: str) -> Reader:
+    """Reads one of several words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            hint = did_you_mean(text, choices)
+            raise ValueError(f"unknown choice {text!r}; choose one of {', '.join(choices)}{hint}")
+        return text
+
+    return read
+
+
+def truth(text: str) -> bool:
+    """Reads yes or no."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError(f"needs true or false, got {text!r}")
+    return words[text.lower()]
+
+
+_OPTIONS = {
+    "memory": "Bytes that a device may hold, as 16GiB. What fits and sends least is chosen.",
+    "weights": "Weights gathered for the forward pass: kept, or gathered again for the backward.",
+    "bucket_bytes": "The most bytes that one collective joins of several; 0: none are joined.",
+    "overlap": "Turn gathers and reductions around products into rings beside them.",
+    "prefetch": "Gather what a layer needs while the one before is computed.",
+    "context": "How attention reaches a split memory: ring, gather, sums (of partial results).",
+    "zigzag": "Deal a causal ring's queries out so that all devices have as much to do.",
+}
+
+
+def _of_options() -> dict[str, tuple[str | None, Reader, str]]:
+    """Returns a flag for every field of `Options`."""
+    kinds = typing.get_type_hints(Options)
+    found: dict[str, tuple[str | None, Reader, str]] = {}
+    for field in fields(Options):
+        kind, default = kinds[field.name], field.default
+        reader: Reader = size
+        if kind is bool:
+            reader = truth
+        elif typing.get_origin(kind) is Literal:
+            reader = one_of(*typing.get_args(kind))
+        text = None if default is None else str(default).lower()
+        found[field.name] = text, reader, _OPTIONS.get(field.name, "See `lowering.options`.")
+    return found
+
+
 # name: (default, reader, help). Without a default a flag is None unless given.
 FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "model": (
@@ -73,6 +139,17 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
     "mesh_shape": (None, Mesh.parse, 'Mesh axes and their sizes: "data:2,model:4".'),
     "layout": (None, Layout.parse, 'Dims split over mesh axes: "batch:data; heads:model".'),
+    **_of_options(),
+    "microbatches": (
+        "1",
+        whole(1),
+        "Parts of a batch, computed one after another; gradients are reduced once.",
+    ),
+    "remat": (
+        None,
+        one_of("none", "full", "keep_collectives"),
+        "What the backward pass computes again. Default: the model's.",
+    ),
     "host_devices": (None, whole(1), "Make this many virtual CPU devices, and use them."),
     "backend": ("jax", backend, f"What runs the program: {', '.join(BACKENDS)}."),
     "policy": (
@@ -98,6 +175,9 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "eval_every": ("100", whole(1), "Steps between two evaluations on held-out text."),
     "eval_batches": ("20", whole(1), "Batches of held-out text in an evaluation."),
     "workdir": (None, str, "Folder for metrics.jsonl and TensorBoard. Default: none is written."),
+    "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
+    "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
+    "hardware": ("v5p", one_of(*HARDWARE), "What `explain` takes the time of a step for."),
 }
 
 
@@ -110,6 +190,7 @@ def read(arguments: Sequence[str]) -> tuple[flags.FlagValues, Problems]:
     values = flags.FlagValues()
     for name, (default, reader, text) in FLAGS.items():
         flags.DEFINE(_Parser(reader), name, default, text, values)
+        values[name].boolean = reader is truth  # `--overlap` alone says yes, `--nooverlap` no
     flags.DEFINE_bool("help", False, "Show this.", values, short_name="h")
     flags.DEFINE_bool("debug", False, "Show where in the code an error comes from.", values)
     problems = Problems()

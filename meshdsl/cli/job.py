@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from absl import flags
@@ -12,9 +12,11 @@ from meshdsl.array import Spec
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import AdamW, schedules
 from meshdsl.policy import Policy
+from meshdsl.training.microbatches import check_microbatches
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _BYTES = 256
@@ -27,6 +29,7 @@ class Job:
     model: Any
     optimizer: AdamW
     clip_norm: float | None
+    microbatches: int
     policy: Policy | None
     batch_size: int
     length: int
@@ -34,6 +37,7 @@ class Job:
     mesh: Mesh | None
     layout: Layout | None
     backend: str
+    options: Options
 
 
 def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
@@ -64,6 +68,13 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         names = ("params", "compute", "output")
         changes = [f"policy.{name}={getattr(policy, name).name}" for name in names]
         model, policy = model.with_overrides(",".join(changes)), None  # it knows best where to cast
+    if values.remat is not None and hasattr(model.config, "remat"):
+        model = model.with_overrides(f"remat={values.remat}")
+    elif values.remat is not None:
+        problems.add(
+            f"--remat: {values.model} has no `remat` in its configuration; md.checkpoint around a "
+            "part of the model computes that again"
+        )
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length
     batch_spec = model.batch_spec(batch_size, length)
     if feeds_text and set(batch_spec) != _TEXT:
@@ -78,11 +89,16 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
             f"--model: {values.model} has a vocabulary of {vocab}, but text is bytes and needs "
             f"{_BYTES}: --model_args=vocab={_BYTES}"
         )
+    if values.microbatches > 1:
+        with problems.caught("--microbatches"):
+            check_microbatches(batch_spec, values.microbatches)
     problems.check()
+    options: dict[str, Any] = {field.name: values[field.name].value for field in fields(Options)}
     return Job(
         model=model,
         optimizer=optimizer,
         clip_norm=values.clip_norm or None,
+        microbatches=values.microbatches,
         policy=policy,
         batch_size=batch_size,
         length=length,
@@ -90,6 +106,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         mesh=values.mesh_shape,
         layout=values.layout,
         backend=values.backend,
+        options=Options(**options),
     )
 
 

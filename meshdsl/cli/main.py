@@ -9,7 +9,10 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from meshdsl.dims import did_you_mean
 
@@ -63,7 +66,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(f"{command}: {COMMANDS[name]}\n\n{flags.describe()}")
         return 0
     try:
-        importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
+        with _told_plainly(command):
+            importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
         sys.stdout.flush()
     except ValueError as error:
         if values.debug:
@@ -83,6 +87,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+@contextmanager
+def _told_plainly(command: str) -> Iterator[None]:
+    """Prints what is asked for in vain as one line, without a place in the code."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def plain(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, UserWarning):
+                print(f"{command}: warning: {message}", file=sys.stderr)
+            else:
+                show(message, category, *rest)
+
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = plain  # type: ignore[assignment]
+        yield
 
 
 def _fail(command: str, message: str, code: int = 2) -> int:

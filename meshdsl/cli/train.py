@@ -39,6 +39,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         seed=values.seed,
         clip_norm=job.clip_norm,
         policy=job.policy,
+        microbatches=job.microbatches,
+        options=job.options,
         batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
         eval_batches=ordered_batches(held_out, job.batch_size, values.eval_batches),
         log_every=values.log_every,

@@ -27,7 +27,7 @@ from meshdsl.replay import Cotangents, Replay
 from meshdsl.trace import bind, bind_one
 
 
-def checkpoint(function: Callable, keep: Sequence[str] = ()) -> Callable:
+def checkpoint(function: Callable, keep: Sequence[str] = (), collectives: bool = False) -> Callable:
     """Returns `function` so that its gradient computes its intermediate values again.
 
     Tensors among its arguments are kept; numbers, flags and the like belong to the function.
@@ -38,6 +38,8 @@ def checkpoint(function: Callable, keep: Sequence[str] = ()) -> Callable:
         keep: names of values, given by `md.name`, that are kept too. Those in the bodies of scans
             and other checkpoints inside `function` count; those in branches of `md.cond` are
             always computed again.
+        collectives: whether values are kept that a layout makes collectives of, rather than moved
+            or reduced again. Which these are, lowering knows.
 
     Raises:
         ValueError: when called: nothing in `function` has one of the names.
@@ -60,7 +62,7 @@ def checkpoint(function: Callable, keep: Sequence[str] = ()) -> Callable:
         graph, consts, out_tree = subgraph(of_tensors, inputs)
         with told_as("checkpoint"):
             _check_names(keep, graph, getattr(function, "__name__", "the function"))
-        params = {"body": graph.prune(), "keep": keep}
+        params = {"body": graph.prune(), "keep": keep, "collectives": collectives}
         outputs = bind(CHECKPOINT, [*consts, *inputs], params).outputs
         return jax.tree.unflatten(out_tree, outputs)
 
@@ -104,7 +106,9 @@ def _replay(
     outputs, kept = given[: len(op.outputs)], given[len(op.outputs) :]
 
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
-        again = bind(BARRIER, [*arguments, *kept]).outputs
+        again = bind(
+            BARRIER, [*arguments, *kept], {"collectives": op.params["collectives"]}
+        ).outputs
         replayed = Replay(_taking(body, keep), again, [*wanted, *(False for _ in kept)])
         arriving = zip(cotangents, replayed.active_outputs, strict=True)
         return replayed.backward([c if on else None for c, on in arriving])[: len(arguments)]

@@ -22,7 +22,7 @@ def literal(array: NamedArray) -> Tensor:
     if isinstance(root, ArrayTrace):
         return trace.own(root.array(array))
     if id(array) not in trace.literals:
-        data = np.array(array.data)
+        data = np.array(array)
         data.flags.writeable = False
         tensor = bind_one(LITERAL, (), {"data": data, "shape": array.dims})
         trace.literals[id(array)] = array, tensor  # the array is held, so that its id stays its own

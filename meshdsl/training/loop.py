@@ -14,10 +14,11 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from meshdsl.dims import DimsLike, did_you_mean
 from meshdsl.graph import Tensor
 from meshdsl.jit import Compiled, jit
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.validate import check_scopes
+from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY, key
 from meshdsl.optim.optimizer import Optimizer
@@ -35,6 +36,9 @@ from meshdsl.policy import Policy
 from meshdsl.training.metrics import MetricsWriter, Progress
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import Loss, make_eval_step, make_train_step
+
+if TYPE_CHECKING:
+    from meshdsl.jit import Options
 
 _AHEAD = 2  # steps that may wait for the device
 
@@ -61,6 +65,9 @@ def train(
     seed: int = 0,
     clip_norm: float | None = None,
     policy: Policy | None = None,
+    microbatches: int = 1,
+    batch_dim: str = "batch",
+    options: Options | None = None,
     batch_dims: Mapping[str, DimsLike] | None = None,
     eval_batches: Iterable[Mapping[str, Any]] | None = None,
     log_every: int = 10,
@@ -77,7 +84,8 @@ def train(
         batches: dicts of NamedArrays, or of arrays whose dims `batch_dims` names.
         mesh, layout, backend: as in `md.jit`.
         seed: of the initial parameters.
-        clip_norm, policy: as in `make_train_step`.
+        clip_norm, policy, microbatches, batch_dim: as in `make_train_step`.
+        options: as in `md.jit`.
         batch_dims: the dims of each entry of a batch: `{"image": ["batch", "pixel"]}`.
         eval_batches: held-out batches, gone through from the start by each evaluation.
         log_every: steps between two reports.
@@ -94,7 +102,9 @@ def train(
             unnamed entries, the data ends early, or a number is out of range.
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written.
     """
-    _check_at_least_one(steps=steps, log_every=log_every, eval_every=eval_every)
+    _check_at_least_one(
+        steps=steps, log_every=log_every, eval_every=eval_every, microbatches=microbatches
+    )
     if eval_batches is not None and iter(eval_batches) is eval_batches:
         raise ValueError("eval_batches can be gone through only once; give a list of batches")
     train_data = _Named(batches, batch_dims, "batches")
@@ -103,22 +113,26 @@ def train(
     first = train_data.first(source)
 
     make_state = create(init, optimizer, policy)
-    train_step = make_train_step(loss, optimizer, clip_norm, policy)
+    train_step = make_train_step(loss, optimizer, clip_norm, policy, microbatches, batch_dim)
     state_spec, batch_spec = spec_of(make_state), _specs(first)
-    step_program = jit(train_step, mesh, layout, backend, donate="state").lower(
-        state_spec, batch_spec
-    )
-    check_scopes(step_program.layout, step_program.mesh, step_program.input_paths)
-    eval_program = None
-    if eval_data is not None:
-        eval_spec = _specs(eval_data.first(iter(eval_data)))
-        eval_step = make_eval_step(loss, policy)
-        eval_program = jit(eval_step, mesh, layout, backend).lower(state_spec.params, eval_spec)
+    step = jit(train_step, mesh, layout, backend, donate="state", options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
+        step_program = step.lower(state_spec, batch_spec)
+        check_scopes(step_program.layout, step_program.mesh, step_program.details["paths"])
+        warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
+        eval_program = None
+        if eval_data is not None:
+            eval_spec = _specs(eval_data.first(iter(eval_data)))
+            eval_step = make_eval_step(loss, policy)
+            evaluation = jit(eval_step, mesh, layout, backend, options=options)
+            eval_program = evaluation.lower(state_spec.params, eval_spec)
 
     def create_state(key: Tensor) -> dict[str, TrainState]:
         return {"state": make_state(key)}  # the result's paths are then those of the step's state
 
-    init_program = jit(create_state, mesh, layout, backend).lower(spec([KEY], "uint32"))
+    creation = jit(create_state, mesh, layout, backend, options=options)
+    init_program = creation.lower(spec([KEY], "uint32"))
     with ExitStack() as stack:
         progress = None if quiet else stack.enter_context(Progress(steps))
         writer = None if workdir is None else stack.enter_context(MetricsWriter(workdir))

@@ -12,6 +12,7 @@ from meshdsl.optim.clipping import clip_by_global_norm, global_norm
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
+from meshdsl.training.microbatches import accumulated
 from meshdsl.training.state import TrainState
 
 # (params, batch) -> the loss, without dims; or a pair of it and more metrics, by name.
@@ -32,6 +33,8 @@ def make_train_step(
     optimizer: Optimizer,
     clip_norm: float | None = None,
     policy: Policy | None = None,
+    microbatches: int = 1,
+    batch_dim: str = "batch",
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -42,11 +45,22 @@ def make_train_step(
         loss: (params, batch) -> the loss, or (the loss, {name: metric}); all without dims.
         clip_norm: the global norm above which gradients are scaled down to it.
         policy: dtypes to compute in; without it, those of the parameters.
+        microbatches: into how many parts a batch is split, one computed after another. Gradients
+            and metrics are the means of theirs, and gradients are reduced once; see
+            `training.microbatches`.
+        batch_dim: the dim that is split so.
+
+    Raises:
+        ValueError: when traced: the loss returns what it must not, or the microbatches do not
+            divide the batch.
     """
     evaluate = _with_policy(loss, policy)
+    if microbatches == 1:
+        differentiated = value_and_grad(evaluate, has_aux=True)
+    else:
+        differentiated = accumulated(evaluate, microbatches, batch_dim)
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
-        differentiated = value_and_grad(evaluate, has_aux=True)
         (value, more), grads = differentiated(state.params, batch)
         norm = global_norm(grads)
         if clip_norm is not None:

@@ -80,7 +80,9 @@ def run_blocks(
     def apply(x: md.Tensor, block: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
         return config.policy.to_compute(block)(x, shared)
 
-    step = md.checkpoint(apply) if config.remat == "full" else apply
+    step = apply
+    if config.remat != "none":
+        step = md.checkpoint(apply, collectives=config.remat == "keep_collectives")
     x, losses = md.scan(step, x, blocks, dim="layers")
     if losses is None:
         return x, None

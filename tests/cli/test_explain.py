@@ -45,7 +45,22 @@ def test_without_a_mesh_nothing_is_on_the_wire(capsys):
     assert "all_reduce" not in explained(capsys, "--model=gpt_mini")
 
 
-@pytest.mark.parametrize("flag", ["--batch_size=32", "--length=64", "--clip_norm=0", "--steps=9"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--batch_size=32",
+        "--length=64",
+        "--clip_norm=0",
+        "--steps=9",
+        "--microbatches=4",
+        "--remat=full",
+        "--memory=16GiB",
+        "--weights=keep",
+        "--bucket_bytes=1MiB",
+        "--overlap",
+        "--mesh_shape=slice@dcn:2,data:4",
+    ],
+)
 def test_the_flags_of_train_are_those_of_explain(capsys, flag):
     assert explained(capsys, flag)
 
@@ -59,3 +74,65 @@ def test_the_flags_change_the_job(capsys):
 def test_a_policy_is_that_of_the_model(capsys):
     report = explained(capsys, "--policy=params=bfloat16,compute=bfloat16")
     assert "bf16[layers=4, embed=256" in report
+
+
+MESH = "--mesh_shape=data:2,model:4"
+SECOND = "--compare_layout=batch:data; heads:model; d_ff:model"
+
+
+def test_a_page_is_written_instead_of_text(capsys, tmp_path):
+    file = tmp_path / "made" / "report.html"
+    told = explained(capsys, MESH, LAYOUT, f"--html={file}")
+    assert told == f"{file} is written: open it in a browser\n"
+    page = file.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "<title>train_step on data:2 model:4<" in page
+
+
+def test_two_layouts_are_compared_in_text(capsys):
+    told = explained(capsys, MESH, LAYOUT, SECOND)
+    assert told.startswith("train_step on data:2 model:4: 8 devices of TPU v5p, two layouts\n")
+    assert "\n  B  batch:data; heads:model; d_ff:model\n" in told
+    assert "embedding" in told.split("parameters that lie elsewhere")[1]
+
+
+def test_two_layouts_are_compared_in_a_page(capsys, tmp_path):
+    file = tmp_path / "report.html"
+    explained(capsys, MESH, LAYOUT, SECOND, f"--html={file}")
+    assert "train_step: two layouts" in file.read_text(encoding="utf-8")
+
+
+def test_the_time_is_for_the_hardware_that_is_asked_for(capsys):
+    assert "at the peaks of TPU v5p: " in explained(capsys, MESH, LAYOUT)
+    assert "at the peaks of NVIDIA H100 SXM: " in explained(capsys, MESH, LAYOUT, "--hardware=h100")
+
+
+def refused(capsys, *arguments):
+    code = run(["explain", *arguments])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    return captured.err
+
+
+def test_a_second_layout_needs_a_mesh_and_has_to_fit_too(capsys):
+    assert refused(capsys, SECOND) == (
+        "meshdsl explain: --compare_layout needs a mesh: give --mesh_shape and --layout as well\n"
+    )
+    assert "`hedas:model` names a dim that this program does not have" in refused(
+        capsys, MESH, LAYOUT, "--compare_layout=hedas:model"
+    )
+    assert refused(capsys, MESH, "--compare_layout=heads").startswith(
+        "meshdsl explain: --compare_layout: malformed layout"
+    )
+
+
+def test_unknown_hardware_is_told_with_the_known_ones(capsys):
+    assert refused(capsys, "--hardware=v5x") == (
+        "meshdsl explain: --hardware: unknown choice 'v5x'; choose one of v4, v5e, v5p, v6e, h100, "
+        "a100, cpu. Did you mean `v5p` or `v5e`?\n"
+    )
+
+
+def test_a_page_that_cannot_be_written_is_told(capsys, tmp_path):
+    assert refused(capsys, f"--html={tmp_path}") == (
+        f"meshdsl explain: --html: cannot write {tmp_path}: is a directory\n"
+    )

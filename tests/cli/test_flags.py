@@ -1,15 +1,27 @@
 """The flags are a promise: these names, these defaults. A change here is one for every user."""
 
+from dataclasses import fields
+
 import pytest
 
 from meshdsl.cli import flags
 from meshdsl.cli.problems import Problems, UsageError
+from meshdsl.lowering.options import Options
 
 PROMISED = {
     "model": "gpt_mini",
     "model_args": "",
     "mesh_shape": None,
     "layout": None,
+    "memory": None,
+    "weights": "auto",
+    "bucket_bytes": None,
+    "overlap": False,
+    "prefetch": False,
+    "context": "auto",
+    "zigzag": False,
+    "microbatches": 1,
+    "remat": None,
     "host_devices": None,
     "backend": "jax",
     "policy": None,
@@ -26,6 +38,9 @@ PROMISED = {
     "eval_every": 100,
     "eval_batches": 20,
     "workdir": None,
+    "html": None,
+    "compare_layout": None,
+    "hardware": "v5p",
     "debug": False,
     "help": False,
     "h": False,
@@ -45,6 +60,47 @@ def test_the_flags_and_their_defaults_are_these():
 def test_every_flag_is_in_the_help():
     text = flags.describe()
     assert all(f"  --{name}" in text for name in PROMISED.keys() - {"help", "h"})
+
+
+def test_every_option_of_lowering_has_a_flag_with_its_default_and_its_help():
+    values, _ = flags.read([])
+    for field in fields(Options):
+        assert values[field.name].value == field.default
+        assert "See `" not in flags.FLAGS[field.name][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GiB", 16 * 2**30),
+        ("95GB", 95 * 10**9),
+        ("95 gb", 95 * 10**9),
+        ("1.5MiB", 3 * 2**19),
+        ("25kB", 25_000),
+        ("2TiB", 2**41),
+        ("4_096", 4096),
+        ("4096B", 4096),
+        ("0", 0),
+    ],
+)
+def test_sizes_are_numbers_of_bytes(text, size):
+    values, problems = flags.read([f"--memory={text}"])
+    assert problems.found == []
+    assert values.memory == size
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--overlap", True),
+        ("--overlap=true", True),
+        ("--overlap=no", False),
+        ("--nooverlap", False),
+    ],
+)
+def test_what_is_true_or_false_needs_no_value(argument, said):
+    values, problems = flags.read([argument, "--steps=3"])
+    assert (problems.found, values.overlap, values.steps) == ([], said, 3)
 
 
 def test_values_are_read_into_what_they_mean():
@@ -68,6 +124,18 @@ def test_values_are_read_into_what_they_mean():
         ("--steps=0", "--steps: needs a whole number of at least 1, got '0'"),
         ("--learning_rate=-1", "--learning_rate: needs a number of at least 0, got '-1'"),
         ("--weight_decay=nan", "--weight_decay: needs a number of at least 0, got 'nan'"),
+        ("--memory=16GIB/2", "--memory: needs a size, as 16GiB, 95GB or 4096 (units: B, kB,"),
+        ("--memory=lots", "--memory: needs a size, as 16GiB, 95GB or 4096 (units: B, kB,"),
+        ("--bucket_bytes=-1", "--bucket_bytes: needs a size, as 16GiB, 95GB or 4096 (units: "),
+        ("--overlap=maybe", "--overlap: needs true or false, got 'maybe'"),
+        (
+            "--weights=kept",
+            "--weights: unknown choice 'kept'; choose one of auto, again, keep. Did you mean "
+            "`keep`?",
+        ),
+        ("--context=rings", "--context: unknown choice 'rings'; choose one of auto, ring, gather,"),
+        ("--remat=keep", "--remat: unknown choice 'keep'; choose one of none, full, keep_coll"),
+        ("--microbatches=0", "--microbatches: needs a whole number of at least 1, got '0'"),
         ("--backend=nump", "--backend: unknown backend 'nump'; choose one of "),
         ("--policy=compute=int32", "--policy: policy compute=int32: needs a floating-point dtype"),
         (

@@ -125,6 +125,66 @@ def test_a_layout_that_does_not_fit_is_told_before_anything_is_allocated(capsys,
     assert len(jax.live_arrays()) == held
 
 
+def test_microbatches_that_do_not_divide_the_batch(capsys):
+    assert refused(capsys, "explain", "--microbatches=6", "--model_args=vocab=64") == (
+        "meshdsl explain: 2 problems\n\n"
+        "  1. --model: gpt_mini has a vocabulary of 64, but text is bytes and needs 256: "
+        "--model_args=vocab=256\n"
+        "  2. --microbatches: microbatches=6 do not fit the batch\n"
+        "       batch/targets, batch/tokens: 6 do not divide batch=16; take 4 or 8 microbatches, "
+        "or a batch of 12 or 18\n"
+    )
+
+
+def test_rematerialisation_of_a_model_that_has_none(capsys):
+    assert refused(capsys, "explain", "--model=resnet_mini", "--remat=full") == (
+        "meshdsl explain: --remat: resnet_mini has no `remat` in its configuration; md.checkpoint "
+        "around a part of the model computes that again\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_a_rule_without_effect_is_told_in_one_line(capsys, command, tmp_path):
+    (tmp_path / "text.txt").write_text("some text " * 500)
+    layout = "--layout=batch:data; heads:model; d_ff:model; kv:model?"
+    small = f"{SMALL},positions=none"
+    shapes = ("--mesh_shape=data:2,model:2", "--batch_size=4", "--length=8", layout)
+    arguments = [small, *shapes, "--backend=numpy", f"--data={tmp_path}/*.txt", "--steps=1"]
+    code, _, message = answer(capsys, command, *arguments, "--eval_batches=1")
+    assert (code, message) == (
+        0,
+        f"meshdsl {command}: warning: `kv:model?` takes no axis anywhere: wherever it would, "
+        "`heads:model` has it already. Leave the rule out, or give `kv` an axis that is free\n",
+    )
+
+
+def test_an_option_without_effect_is_told_in_one_line(capsys):
+    code, _, message = answer(capsys, "explain", SMALL, "--context=gather")
+    assert code == 0
+    assert message.startswith("meshdsl explain: warning: context=gather changes nothing: it needs ")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_a_storage_rule_for_a_path_that_does_not_exist(capsys, command, tmp_path):
+    (tmp_path / "text.txt").write_text("some text " * 500)
+    layout = "--layout=batch:data; params/blocks/atention/embed:data; gradient/embed:data"
+    arguments = [SMALL, "--mesh_shape=data:2", "--batch_size=4", "--length=8", layout]
+    code, _, message = answer(capsys, command, *arguments, f"--data={tmp_path}/*.txt")
+    assert code == 2
+    head, _, problems = message.partition("\n\n")
+    assert head.endswith("layout does not fit this program (2 problems)")
+    first, second = problems.splitlines()[:2]
+    assert first.startswith(
+        "  1. `params/blocks/atention/embed:data` fits no path of this program. Did you mean "
+        "`params/blocks/attention/embed:data`? The nearest paths: `state/params/blocks/attention/"
+    )
+    assert second.startswith(
+        "  2. `gradient/embed:data` fits no path of this program. Did you mean "
+        "`gradients/embed:data`? The nearest paths: `gradients/params/"
+    )
+
+
 def test_a_mesh_larger_than_the_machine(capsys):
     code, _, message = answer(capsys, "train", SMALL, "--mesh_shape=data:16", "--layout=batch:data")
     assert code == 2

@@ -59,6 +59,7 @@ def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
 def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
     (tmp_path / "mine.py").write_text(MODEL)
     arguments = (f"--model={tmp_path}/mine.py:tiny", "--backend=numpy", "--policy=float32")
+    arguments += ("--microbatches=4", "--remat=keep_collectives", "--bucket_bytes=1MiB")
     code = run(["train", *arguments, *SMALL[1:], text, "--steps=1", "--eval_batches=1"])
     captured = capsys.readouterr()
     assert (code, captured.err) == (0, "")

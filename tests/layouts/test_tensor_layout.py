@@ -142,3 +142,11 @@ def test_print_form():
     assert str(TensorLayout.of({"b": ["pod", "data"]}, {"model": "max"})) == (
         "b:pod+data (partial max over model)"
     )
+
+
+def test_cuts_are_the_sizes_of_the_axes_of_dims_with_pads():
+    shape = Shape(dims(batch=6, embed=4, length=5))
+    mesh = Mesh.parse("pod:2,data:4,one:1,model:2")
+    layout = TensorLayout.of({"batch": ["pod", "one", "data"], "embed": ["model"]})
+    assert layout.cuts(shape, mesh) == ((2, 4), (), ())
+    assert TensorLayout.of({"embed": ["data"]}).cuts(shape, mesh) == ()

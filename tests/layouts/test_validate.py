@@ -4,7 +4,14 @@ import pytest
 
 from meshdsl.dims import Shape, dims
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.validate import LayoutError, check, check_scopes, problems
+from meshdsl.layouts.validate import (
+    LayoutError,
+    check,
+    check_scopes,
+    idle_rules,
+    misspelt_scopes,
+    problems,
+)
 from meshdsl.mesh import Mesh
 from meshdsl.source import UNKNOWN, Source
 
@@ -215,7 +222,141 @@ def test_a_scope_that_fits_no_path_is_told_with_the_nearest_name():
     layout = Layout.parse("param/embed:data; decoder/**/query/heads:-")
     with pytest.raises(LayoutError) as error:
         check_scopes(layout, mesh, paths)
-    text = str(error.value)
-    assert text.startswith("layout does not fit this program (2 problems)")
-    assert "`param/embed:data` fits no path of this program. Did you mean `params`?" in text
-    assert "`decoder/**/query/heads:-` fits no path of this program. Paths look like `" in text
+    assert str(error.value) == (
+        "layout does not fit this program (2 problems)\n"
+        "\n"
+        "  1. `param/embed:data` fits no path of this program. Did you mean `params/embed:data`? "
+        "The nearest paths: `state/params/blocks/query` and "
+        "`state/optimizer/mean/params/blocks/query`\n"
+        "  2. `decoder/**/query/heads:-` fits no path of this program. The nearest paths: "
+        "`state/params/blocks/query` and `state/optimizer/mean/params/blocks/query`\n"
+        "\n"
+        "  mesh    data:2\n"
+        "  layout  param/embed:data; decoder/**/query/heads:-"
+    )
+
+
+PATHS = [
+    "state/step",
+    "state/params/embedding",
+    "state/params/blocks/attention/query",
+    "state/params/blocks/mlp/w_in",
+    "state/optimizer/mean/params/blocks/attention/query",
+    "state/optimizer/mean_square/params/blocks/mlp/w_in",
+    "gradients/params/blocks/attention/query",
+    "batch/tokens",
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "meant", "near"),
+    [
+        ("params/blocks/atention/embed:data", "params/blocks/attention/embed:data", PATHS[2]),
+        ("gradient/embed:data", "gradients/embed:data", PATHS[6]),
+        ("optimiser/mean/embed:data", "optimizer/mean/embed:data", PATHS[4]),
+        ("optimiser/mean_sqare/embed:data", "optimizer/mean_square/embed:data", PATHS[5]),
+        ("param/**/w_im/d_ff:-", "params/**/w_in/d_ff:-", PATHS[3]),
+    ],
+)
+def test_a_misspelt_scope_is_told_with_what_was_meant_and_a_path_like_it(rule, meant, near):
+    with pytest.raises(LayoutError) as error:
+        check_scopes(Layout.parse(rule), MESH, PATHS)
+    text = f"`{rule}` fits no path of this program. Did you mean `{meant}`? The nearest paths: `"
+    assert text in str(error.value)
+    assert near in str(error.value).partition("nearest paths: ")[2].partition("\n")[0]
+
+
+def test_scopes_whose_parts_are_known_but_not_in_that_order_are_told_with_paths_like_them():
+    layout = Layout.parse("attention/params/embed:data; moments/embed:data")
+    with pytest.raises(LayoutError) as error:
+        check_scopes(layout, MESH, PATHS)
+    first, second = str(error.value).splitlines()[2:4]
+    assert first.startswith("  1. `attention/params/embed:data` fits no path of this program. The")
+    assert second.startswith("  2. `moments/embed:data` fits no path of this program. The nearest")
+
+
+def test_scopes_of_a_layout_for_several_programs_are_judged_by_their_spelling():
+    layout = Layout.parse("param/embed:data; optimizer/embed:data; decoder_2/embed:data; x:data")
+    paths = ["params/encoder_1/w", "batch/tokens"]
+    assert misspelt_scopes(layout, paths) == [
+        "`param/embed:data` fits no path of this program. Did you mean `params/embed:data`?"
+    ]
+    assert misspelt_scopes(Layout.parse("encoder/x:data; decoder/x:data"), ["encoder/w"]) == []
+    assert misspelt_scopes(layout, []) == []
+
+
+# Scoped rules
+
+
+def test_scoped_rules_that_put_two_dims_of_one_tensor_on_one_axis_are_told():
+    query = tensor("params/query", "params/query", embed=8, heads=4)
+    bias = tensor("params/bias", "params/bias", heads=4)
+    assert found("params/embed:data; params/heads:data", query, bias) == [
+        "`params/embed:data` and `params/heads:data` both claim mesh axis `data` in\n"
+        "  params/query: [embed=8, heads=4]\n"
+        "A tensor can use an axis once. Write `params/heads:data?` to let `heads` take it only "
+        "where `embed` is absent."
+    ]
+
+
+def test_scopes_that_are_equally_long_and_disagree_are_told():
+    path = "state/params/blocks/query"
+    tensors = [tensor("w", path, embed=8), tensor("v", f"{path}_norm", embed=8)]
+    assert found("params/embed:data; blocks/embed:model", *tensors) == [
+        "`params/embed:data` and `blocks/embed:model` contradict each other: both scopes describe\n"
+        "  state/params/blocks/query and 1 more\n"
+        "and neither is longer. Lengthen the one that is to decide, as in "
+        "`params/blocks/embed:model`."
+    ]
+    (told,) = found("state/p*/embed:data; state/?a*/embed:-", tensors[0])
+    assert told.endswith("and neither is longer. Lengthen the one that is to decide.")
+
+
+def test_scopes_that_are_equally_long_and_agree_or_never_meet_are_fine():
+    one, other = (tensor("w", path, embed=8) for path in ("params/blocks/w", "optimizer/blocks/w"))
+    assert found("params/embed:data; blocks/embed:data", one) == []
+    assert found("params/embed:data; params/blocks/embed:model", one, other) == []
+    assert found("params/embed:data; optimi*/embed:model; embed:-", one, other) == []
+
+
+# Rules without effect
+
+
+def test_an_optional_rule_that_never_takes_an_axis_is_told_with_what_holds_it():
+    layout = Layout.parse("heads:model; d_ff:model; length:model?; batch:data; memory:data?")
+    q = tensor("q", batch=4, length=8, heads=4)
+    h = tensor("h", length=8, d_ff=4)
+    m = tensor("m", memory=8, batch=4)
+    assert idle_rules(layout, [q, h, m]) == [
+        "`length:model?` takes no axis anywhere: wherever it would, `heads:model` or `d_ff:model` "
+        "has it already. Leave the rule out, or give `length` an axis that is free",
+        "`memory:data?` takes no axis anywhere: wherever it would, `batch:data` has it already. "
+        "Leave the rule out, or give `memory` an axis that is free",
+    ]
+    assert idle_rules(layout, [q, h, m, tensor("x", length=8), tensor("y", memory=8)]) == []
+
+
+def test_an_optional_rule_may_lose_to_another_optional_rule():
+    layout = Layout.parse("length:model?; params/embed:model+data?; params/heads:data?")
+    told = idle_rules(layout, [tensor("w", "params/w", embed=8, heads=4), tensor("x", length=8)])
+    assert [text.partition(" has")[0] for text in told] == [
+        "`params/heads:data?` takes no axis anywhere: wherever it would, `params/embed:model+data?`"
+    ]
+
+
+def test_an_optional_rule_for_what_a_program_lacks_is_not_told():
+    layout = Layout.parse("length:model?; params/length:data?; heads:model")
+    assert idle_rules(layout, [tensor("w", "w", heads=4)]) == []
+    assert idle_rules(Layout.parse("heads:model"), [tensor("w", "w", heads=4)]) == []
+
+
+def test_a_context_layout_on_a_model_without_a_memory_length_says_what_attention_needs():
+    assert found("length:data; memory_length:data", tensor("x", batch=8, length=8)) == [
+        "`memory_length:data` names a dim that this program does not have: its attention has to "
+        "name the keys' and values' `length` apart from the queries', as in "
+        'md.attention(q, k.rename(length="memory_length"), v.rename(length="memory_length"), '
+        'over="memory_length"). Its dims: `batch`, `length`.'
+    ]
+    assert found("memory_length:data", tensor("x", batch=8)) == [
+        "`memory_length:data` names a dim that this program does not have. Its dims: `batch`."
+    ]

@@ -26,10 +26,13 @@ def lowered(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> 
 
 
 def collectives(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> list[str]:
-    """Returns `all_reduce model 3 x [batch=8, embed=4]` for each, the count only if not 1."""
+    """Returns `all_reduce model 3 x [batch=8, embed=4]` for each, the count only if not 1.
+
+    Of joined ones, every tensor is listed.
+    """
     program = lowered(function, *inputs, layout=layout, mesh=mesh)
     found = []
-    for c in program.collectives:
+    for c in (part for one in program.collectives for part in one.parts or (one,)):
         times = f"{c.count} x " if c.count != 1 else ""
         found.append(f"{c.kind} {'+'.join(c.axes)} {times}{c.dims}")
     return found

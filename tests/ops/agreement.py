@@ -20,6 +20,11 @@ def random(dims: Sequence[md.Dimension], low: float = -1.0, high: float = 1.0, s
     return md.named(data, list(dims))
 
 
+def arrays_of(tree: Any) -> list[md.NamedArray]:
+    """Returns the arrays of a tree; their data may be padded, `np.asarray` of them is not."""
+    return jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, md.NamedArray))
+
+
 def assert_close(found: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape, (found.shape, expected.shape)

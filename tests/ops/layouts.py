@@ -10,7 +10,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.dtypes import is_float
-from tests.ops.agreement import assert_close
+from tests.ops.agreement import arrays_of, assert_close
 
 # Splits that divide and that do not, empty shards, both orders of two axes.
 LAYOUTS = (
@@ -54,12 +54,12 @@ def assert_same_on_every_layout(
         return found
 
     for computed in (values, gradients):
-        expected = jax.tree.leaves(md.jit(computed, backend="numpy")(*inputs))
+        expected = arrays_of(md.jit(computed, backend="numpy")(*inputs))
         cases = [("numpy", *case) for case in layouts]
         if computed is values:
             cases.append(("jax", *on_jax))
         for backend, mesh, layout in cases:
-            found = jax.tree.leaves(md.jit(computed, mesh, layout, backend)(*inputs))
+            found = arrays_of(md.jit(computed, mesh, layout, backend)(*inputs))
             for mine, other in zip(found, expected, strict=True):
                 try:
                     assert_close(mine, other)
@@ -75,10 +75,10 @@ def assert_same_values_on_every_layout(
     on_jax: tuple[str, str] = ON_JAX,
 ) -> None:
     """Results of any dtype are, to the last bit of integers, those of one device."""
-    expected = jax.tree.leaves(md.jit(function, backend="numpy")(*inputs))
+    expected = arrays_of(md.jit(function, backend="numpy")(*inputs))
     cases = [("numpy", *case) for case in layouts] + [("jax", *on_jax)]
     for backend, mesh, layout in cases:
-        found = jax.tree.leaves(md.jit(function, mesh, layout, backend)(*inputs))
+        found = arrays_of(md.jit(function, mesh, layout, backend)(*inputs))
         for number, (mine, other) in enumerate(zip(found, expected, strict=True)):
             mine, other = np.asarray(mine), np.asarray(other)
             where = f"result {number} with {backend}, {mesh}, {layout}: {mine} is not {other}"

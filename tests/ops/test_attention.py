@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import attention_sizes
 from meshdsl.ops.attention_reference import attention_reference
-from tests.ops.agreement import assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_close, message, random, run
 
 batch, length, memory, heads, group, kv, value = md.dims(
     batch=2, length=6, memory_length=9, heads=2, group=2, kv=4, value=3
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_reference(variant, backend):
     options = VARIANTS[variant]
     expected = run(gradients(attention_reference, **options), Q, K, V, BIAS)
     found = run(gradients(md.attention, **options), Q, K, V, BIAS, backend=backend)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 
@@ -119,7 +119,7 @@ def test_in_blocks_everything_is_the_same(variant, small_blocks):
     options = VARIANTS[variant]
     expected = run(gradients(attention_reference, **options), Q, K, V, BIAS)
     found = run(gradients(md.attention, **options), Q, K, V, BIAS, backend="jax")
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 
@@ -151,7 +151,7 @@ def test_every_layout_gives_the_same(where, variant, garbage_in_pads):
     (mesh, layout), options = where, VARIANTS[variant]
     expected = run(gradients(md.attention, **options), Q, K, V, BIAS)
     found = run(gradients(md.attention, **options), Q, K, V, BIAS, mesh=mesh, layout=layout)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 
@@ -174,9 +174,7 @@ def test_parts_of_the_memory_are_merged(variant, dear_flops):
         i.inputs[1].local for i, _ in split.lower(Q, K, V, BIAS).block.walk() if i.op in ATTEND
     ]
     assert [shape.get("memory_length").size for shape in local] == [1, 1]
-    for mine, other in zip(
-        jax.tree.leaves(split(Q, K, V, BIAS)), jax.tree.leaves(expected), strict=True
-    ):
+    for mine, other in zip(arrays_of(split(Q, K, V, BIAS)), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 
@@ -186,7 +184,7 @@ def test_jax_gives_the_same_on_a_mesh(variant, small_blocks):
     expected = run(gradients(md.attention, **options), Q, K, V, BIAS)
     where = {"mesh": "x:4,y:2", "layout": "length:x; heads:y", "backend": "jax"}
     found = run(gradients(md.attention, **options), Q, K, V, BIAS, **where)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 
@@ -241,10 +239,10 @@ def test_keys_and_values_may_lack_heads():
     k, v = random([batch, memory, kv], seed=2), random([memory, heads, value], seed=3)
     found = run(gradients(md.attention), Q, k, v, BIAS, backend="jax")
     expected = run(gradients(attention_reference), Q, k, v, BIAS)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
         assert_close(mine, other)
     split = run(gradients(md.attention), Q, k, v, BIAS, mesh="x:2,y:2", layout="heads:x; batch:y")
-    for mine, other in zip(jax.tree.leaves(split), jax.tree.leaves(expected), strict=True):
+    for mine, other in zip(arrays_of(split), arrays_of(expected), strict=True):
         assert_close(mine, other)
 
 

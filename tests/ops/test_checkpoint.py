@@ -1,12 +1,11 @@
 """Checkpoint changes what is kept for the backward pass, and no number."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 a, b = md.dims(a=4, b=3)
 
@@ -229,8 +228,8 @@ def test_kept_values_on_layouts_and_backends():
         layer = md.checkpoint(named_layer, keep=["mixed"])
         return md.value_and_grad(summed(scanned(layer)), (0, 1))(x, stacked)
 
-    expected = jax.tree.leaves(run(model, x, stacked))
+    expected = arrays_of(run(model, x, stacked))
     for backend, layout in [("numpy", "a:x; b:y"), ("numpy", "a:y+x"), ("jax", "b:x; a:y")]:
         found = run(model, x, stacked, mesh="x:2,y:2", layout=layout, backend=backend)
-        for mine, want in zip(jax.tree.leaves(found), expected, strict=True):
+        for mine, want in zip(arrays_of(found), expected, strict=True):
             assert_close(mine, want)

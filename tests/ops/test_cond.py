@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 steps, a, b = md.dims(steps=4, a=5, b=3)
 
@@ -149,9 +149,9 @@ def test_layouts_change_nothing_on_sizes_that_do_not_divide(layout, backend):
 
     w = random([a, b], seed=1)
     for x in both_ways() if backend == "numpy" or layout == LAYOUTS[0] else both_ways()[:1]:
-        expected = jax.tree.leaves(run(model, x, w))
+        expected = arrays_of(run(model, x, w))
         found = run(model, x, w, mesh="x:2,y:2", layout=layout, backend=backend)
-        for mine, want in zip(jax.tree.leaves(found), expected, strict=True):
+        for mine, want in zip(arrays_of(found), expected, strict=True):
             assert_close(mine, want)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 steps, a, b = md.dims(steps=4, a=5, b=3)
 
@@ -164,9 +164,9 @@ def test_layouts_change_nothing_on_sizes_that_do_not_divide(layout, backend):
     def model(x, w):
         return md.value_and_grad(lambda x, w: md.sum(md.sin(product(x, w))), (0, 1))(x, w)
 
-    expected = jax.tree.leaves(run(model, *inputs()))
+    expected = arrays_of(run(model, *inputs()))
     found = run(model, *inputs(), mesh="x:2,y:2", layout=layout, backend=backend)
-    for mine, want in zip(jax.tree.leaves(found), expected, strict=True):
+    for mine, want in zip(arrays_of(found), expected, strict=True):
         assert_close(mine, want)
 
 

@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partition import Plan
-from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 a, b, c = md.dims(a=7, b=4, c=6)
 LAYOUTS = [("x:2,y:2", "a:x; b:y"), ("x:2,y:2", "b:y; a:x+y?"), ("x:4", "a:x"), ("x:8", "a:x")]
@@ -48,11 +48,11 @@ def test_local_computes_what_the_function_does(function, reference):
     """The gradients are those of JAX, twice."""
     inputs = random([a, b]), random([b], seed=1)
     assert_agree(function, reference, *inputs, order=2)
-    expected = jax.tree.leaves(run(everything(function), *inputs))
+    expected = arrays_of(run(everything(function), *inputs))
     for mesh, layout in LAYOUTS:
         for backend in BACKENDS:
             found = run(everything(function), *inputs, mesh=mesh, layout=layout, backend=backend)
-            for mine, other in zip(jax.tree.leaves(found), expected, strict=True):
+            for mine, other in zip(arrays_of(found), expected, strict=True):
                 assert_close(mine, other)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.ops.agreement import assert_agree, assert_close, message, random, run
+from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 steps, a, b = md.dims(steps=4, a=3, b=2)
 
@@ -271,9 +271,9 @@ def test_layouts_change_nothing(layout, backend):
 
     four = md.Dimension("a", 4)
     given = random([four]), random([steps, four], seed=1), random([four, b], seed=2)
-    expected = jax.tree.leaves(run(model, *given))
+    expected = arrays_of(run(model, *given))
     found = run(model, *given, mesh="x:2,y:2", layout=layout, backend=backend)
-    for mine, want in zip(jax.tree.leaves(found), expected, strict=True):
+    for mine, want in zip(arrays_of(found), expected, strict=True):
         assert_close(mine, want)
 
 

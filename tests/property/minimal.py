@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutError
 from meshdsl.lowering.backends import load
 from meshdsl.lowering.lower import lower, tensors_of
+from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.simplify import simplify
 from meshdsl.trace import Trace, bind, tracing
 from tests.property.pads import poisoned
@@ -39,13 +41,16 @@ class Failure:
     mesh: md.Mesh
     layout: Layout
     backend: str
+    options: Options = DEFAULT
 
     def run(self, mesh: md.Mesh, layout: Layout, backend: str) -> list[np.ndarray]:
-        program = lower(self.graph, mesh, layout)
-        found = (
-            load(backend).Executable(program).call_flat([self.values[t] for t in self.graph.inputs])
-        )
-        return [np.asarray(array) for array in found]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what a layout asks for in vain
+            program = lower(self.graph, mesh, layout, self.options)
+        executable = load(backend).Executable(program)
+        found = executable.call_flat([self.values[t] for t in self.graph.inputs])
+        rows = zip(found, self.graph.outputs, executable.cuts, strict=True)
+        return [np.asarray(md.NamedArray(array, t.shape, cuts)) for array, t, cuts in rows]
 
     def holds(self) -> bool:
         """Whether it still fails: other numbers, or an exception that one device does not raise."""
@@ -63,7 +68,13 @@ class Failure:
         return not all(map(_equal, found, expected))
 
     def outputs(self) -> Iterator[Failure]:
-        """Yields this failure with single tensors for outputs, in the order they are made."""
+        """Yields this failure with single tensors for outputs, in the order they are made.
+
+        Those that are outputs already come first, with their paths.
+        """
+        if len(self.graph.outputs) > 1:
+            for tensor, path in zip(self.graph.outputs, self.graph.output_paths, strict=True):
+                yield self._with(replace(self.graph, outputs=(tensor,), output_paths=(path,)))
         for tensor in (t for op in self.graph.operations for t in op.outputs):
             if len(self.graph.outputs) == 1 and tensor is self.graph.outputs[0]:
                 return
@@ -80,16 +91,45 @@ class Failure:
         )
         return self._with(graph)
 
+    def inside(self) -> Iterator[Failure]:
+        """Yields the bodies of loops as programs of their own, run once, on the first slices."""
+        for op in self.graph.operations:
+            if op.name != "scan":
+                continue
+            body, dim = op.params["body"], op.params["dim"]
+            stacked = op.params["consts"] + op.params["carries"]
+            paths = dict(zip(self.graph.inputs, self.graph.input_paths, strict=True))
+            values = {}
+            for number, (outer, inner) in enumerate(zip(op.inputs, body.inputs, strict=True)):
+                value = self.values[outer]
+                if number >= stacked:
+                    at = outer.shape.position(dim.name)
+                    value = np.take(value, -1 if op.params["reverse"] else 0, at)
+                values[inner] = value
+            graph = replace(
+                body,
+                input_paths=tuple(paths.get(t, "") for t in op.inputs),
+                output_paths=("",) * len(body.outputs),
+            )
+            yield replace(self, graph=graph, values=_filled(graph, values))._with(graph)
+
     def plainer(self) -> Iterator[Failure]:
-        """Yields this failure with fewer layout rules, and smaller meshes."""
+        """Yields this failure with fewer layout rules, plainer options, and smaller meshes."""
+        for field in fields(Options):
+            if getattr(self.options, field.name) != field.default:
+                options = replace(self.options, **{field.name: field.default})
+                yield replace(self, options=options)
         for rule in self.layout.rules:
             yield replace(self, layout=Layout(tuple(r for r in self.layout.rules if r != rule)))
         for name, size in self.mesh.axes:
             if size > 1:
                 axes = tuple((n, 1 if n == name else s) for n, s in self.mesh.axes)
-                yield replace(self, mesh=md.Mesh(axes))
+                yield replace(self, mesh=md.Mesh(axes, self.mesh.slow))
+            if name in self.mesh.slow:
+                yield replace(self, mesh=md.Mesh(self.mesh.axes, self.mesh.slow - {name}))
             if not any(name in rule.axes for rule in self.layout.rules):
-                yield replace(self, mesh=md.Mesh(tuple(a for a in self.mesh.axes if a[0] != name)))
+                axes = tuple(a for a in self.mesh.axes if a[0] != name)
+                yield replace(self, mesh=md.Mesh(axes, self.mesh.slow - {name}))
 
     def _with(self, graph: Graph) -> Failure:
         """Returns this failure with another graph, without what is unused in it."""
@@ -104,18 +144,22 @@ class Failure:
         return replace(self, graph=graph, layout=Layout(rules))
 
 
-def failure(case: Any, backend: str) -> Failure:
+def failure(case: Any, backend: str, options: Options = DEFAULT) -> Failure:
     """Returns the failure of a case, with what every tensor of it is on one device."""
     leaves = jax.tree.leaves(case.inputs, is_leaf=lambda leaf: isinstance(leaf, md.NamedArray))
     graph = simplify(case.graph)
+    given = dict(zip(graph.inputs, [np.asarray(leaf.data) for leaf in leaves], strict=True))
+    values = _filled(graph, given)
+    return Failure(graph, values, case.mesh, case.layout, backend, options)
+
+
+def _filled(graph: Graph, given: dict[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray]:
+    """Returns what every tensor of a graph is on one device, given its inputs."""
     tensors = [t for op in graph.operations for t in op.outputs]
     everything = replace(graph, outputs=tuple(tensors), output_paths=("",) * len(tensors))
-    values = dict(zip(graph.inputs, [np.asarray(leaf.data) for leaf in leaves], strict=True))
-    found = Failure(everything, values, md.Mesh(), Layout(), "numpy").run(
-        md.Mesh(), Layout(), "numpy"
-    )
-    values.update(zip(tensors, found, strict=True))
-    return Failure(graph, values, case.mesh, case.layout, backend)
+    whole = Failure(everything, given, md.Mesh(), Layout(), "numpy")
+    found = whole.run(md.Mesh(), Layout(), "numpy")
+    return given | dict(zip(tensors, found, strict=True))
 
 
 def minimise(found: Failure) -> Failure:
@@ -131,6 +175,7 @@ def minimise(found: Failure) -> Failure:
                 if cut and smaller.holds():
                     found = smaller
             count //= 2
+        found = next((f for f in found.inside() if f.holds()), found)
         found = next((f for f in found.plainer() if f.holds()), found)
         if found is before:
             return found
@@ -169,23 +214,51 @@ def _primitives() -> dict[str, Primitive]:
     return found
 
 
+def check(
+    program: Callable,
+    inputs: dict[str, md.NamedArray],
+    outputs: Sequence[str],
+    *where: Any,
+    options: Options = DEFAULT,
+) -> None:
+    """Raises AssertionError unless a program gives the same numbers on a mesh as on one device.
+
+    Args:
+        inputs: by their paths; a number before a path keeps equal paths apart: `"0 params/w"`.
+        outputs: the paths of the results.
+        where: mesh, layout and backend, as texts.
+    """
+    mesh, layout, backend = where
+    graph = replace(
+        body(program, *[md.spec(array.dims, array.dtype) for array in inputs.values()]),
+        input_paths=tuple(key.partition(" ")[2] for key in inputs),
+        output_paths=tuple(outputs),
+    )
+    values = dict(zip(graph.inputs, [np.asarray(a) for a in inputs.values()], strict=True))
+    found = Failure(graph, values, md.Mesh.parse(mesh), Layout.parse(layout), backend, options)
+    expected = found.run(md.Mesh(), Layout(), "numpy")
+    with poisoned():
+        results = found.run(found.mesh, found.layout, backend)
+    for result, want in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, want, atol=1e-9)
+
+
 def as_python(found: Failure) -> str:
     """Returns the failure as a script that raises AssertionError."""
     names, lines = GraphPrinter(), ["import numpy as np", "import meshdsl as md"]
-    lines += ["from tests.property.minimal import body, op"]
+    lines += ["from meshdsl.lowering.options import Options"]
     lines += ["from meshdsl.sliding import Slide"]
-    lines += ["from tests.property.pads import poisoned", "", ""]
+    lines += ["from tests.property.minimal import body, check, op", "", ""]
     lines += _function("program", found.graph, names, "")
-    lines += ["", "inputs = ["]
-    for tensor in found.graph.inputs:
-        lines.append(f"    md.named({_literal(found.values[tensor])}, {_literal(tensor.shape)}),")
-    lines += ["]", 'expected = md.jit(program, backend="numpy")(*inputs)']
-    lines.append("with poisoned():")
-    lines.append(
-        f'    found = md.jit(program, "{found.mesh}", "{found.layout}", "{found.backend}")(*inputs)'
-    )
-    lines.append("for f, e in zip(found, expected):")
-    lines.append("    np.testing.assert_allclose(np.asarray(f), np.asarray(e), atol=1e-9)")
+    lines += ["", "inputs = {"]
+    for number, (tensor, path) in enumerate(
+        zip(found.graph.inputs, found.graph.input_paths, strict=True)
+    ):
+        array = f"md.named({_literal(found.values[tensor])}, {_literal(tensor.shape)})"
+        lines.append(f'    "{number} {path}": {array},')
+    where = f'"{found.mesh}", "{found.layout}", "{found.backend}"'
+    lines += ["}", f"outputs = {list(found.graph.output_paths)}"]
+    lines.append(f"check(program, inputs, outputs, {where}, options={found.options})")
     return "\n".join(lines)
 
 
@@ -205,6 +278,11 @@ def _function(name: str, graph: Graph, names: GraphPrinter, indent: str) -> list
             else:
                 given.append(f"{key}={_literal(value)}")
         lines.append(f"{inside}{outputs} = op({', '.join(given)})  # {operation.outputs[0]}")
+        for tensor in operation.outputs:
+            if (path := graph.names.get(tensor)) is not None:
+                lines.append(
+                    f'{inside}{names.name(tensor)} = md.name({names.name(tensor)}, "{path}")'
+                )
     lines.append(f"{inside}return [{', '.join(names.name(t) for t in graph.outputs)}]")
     return lines
 

@@ -1,12 +1,20 @@
-"""Poison: the numpy backend with NaN in every pad, so that a pad that is read shows."""
+"""Poison: NaN in every pad, so that a pad that is read shows.
+
+On the numpy backend every instruction leaves some, and so does what brings the program's inputs. On
+the JAX backend the inputs alone have them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import pytest
 
+from meshdsl.cuts import Cuts, pad
+from meshdsl.lowering.backends.jax import placing
 from meshdsl.lowering.backends.numpy.machine import Arrays, Machine
 from meshdsl.lowering.exchange import bounds
 from meshdsl.lowering.program import Block, Value
@@ -23,7 +31,7 @@ _MOVES = frozenset(["slice", "all_to_all", "take", "argmax", "argmin", "sort"])
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Makes every pad NaN, or 1 in integers, after each instruction that does not mask pads."""
+    """Makes pads NaN, or 1 in integers: of inputs, and of results that mask no pads."""
 
     def run(self: Machine, block: Block, inputs: Arrays) -> list[np.ndarray]:
         held: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
@@ -39,11 +47,26 @@ def poisoned() -> Iterator[None]:
                 held[value] = array if kept else _poison(self, value, array)
         return [held[v] for v in block.outputs]
 
-    before, Machine.run = Machine.run, run  # type: ignore[method-assign]
-    try:
+    shard = Machine.shard
+
+    def poisoned_shard(self: Machine, data: np.ndarray, value: Value) -> np.ndarray:
+        return _poison(self, value, shard(self, data, value))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "run", run)
+        patch.setattr(Machine, "shard", poisoned_shard)
+        patch.setattr(placing, "pad", pad_with_poison)
         yield
-    finally:
-        Machine.run = before  # type: ignore[method-assign]
+
+
+def pad_with_poison(xp: Any, array: Any, cuts: Cuts) -> Any:
+    """Cuts every dim of an array, as `meshdsl.cuts.pad` does, with poison for pads."""
+    real = pad(xp, xp.ones(array.shape, bool), cuts)
+    return xp.where(real, pad(xp, array, cuts), xp.asarray(_poison_of(array.dtype), array.dtype))
+
+
+def _poison_of(dtype: Any) -> float:
+    return np.nan if np.dtype(dtype).kind in "fc" else 1
 
 
 def _poison(machine: Machine, value: Value, array: np.ndarray) -> np.ndarray:
@@ -54,5 +77,5 @@ def _poison(machine: Machine, value: Value, array: np.ndarray) -> np.ndarray:
         array, real = np.array(array), bounds(dim.size, axes, machine.mesh)
         for device, place in enumerate(machine.index(axes)):
             pads = np.moveaxis(array[device], at, 0)[real[place].size :]
-            pads[...] = np.nan if array.dtype.kind in "fc" else 1
+            pads[...] = _poison_of(array.dtype)
     return array

@@ -1,5 +1,6 @@
 """Random programs over named dims, on random meshes and layouts: the inputs of the property test.
 
+A program is an expression of any operations with its gradient, or a step of training (`training`).
 A case number decides everything. A program is drawn while it is traced: each step picks an
 operation and operands among the tensors made so far, so tracing it twice gives the same graph.
 Values stay tame (a bound on the magnitude is kept for every tensor), and nothing depends on a tie
@@ -10,9 +11,10 @@ amounts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,25 +23,29 @@ from meshdsl.graph import Graph, Tensor
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.validate import problems
 from meshdsl.lowering.lower import tensors_of
+from meshdsl.lowering.options import Options
 from meshdsl.lowering.simplify import simplify
+from tests.property import training
 from tests.property.author import Author, some_dims
 from tests.property.operations import step
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program with its arguments, a mesh and a layout."""
+    """A program with its arguments, a mesh, a layout, and several ways to lower it."""
 
     number: int
     function: Callable[..., Any]
-    inputs: dict[str, md.NamedArray]
+    inputs: dict[str, Any]
     mesh: md.Mesh
     layout: Layout
+    options: tuple[Options, ...]
     graph: Graph
     differentiable: bool  # without stop_gradient, so that finite differences tell the gradient
 
     def __str__(self) -> str:
-        return f"case {self.number}\nmesh   {self.mesh}\nlayout {self.layout}\n{self.graph}"
+        ways = "".join(f"\noptions {options}" for options in self.options)
+        return f"case {self.number}\nmesh   {self.mesh}\nlayout {self.layout}{ways}\n{self.graph}"
 
 
 def make_case(number: int) -> Case:
@@ -47,8 +53,22 @@ def make_case(number: int) -> Case:
     rng = np.random.default_rng([number, 1])
     mesh = _mesh(rng)
     sizes = _sizes(rng, mesh)
+    trains = bool(rng.random() < 0.35)
+    differentiable = bool(rng.random() < 0.6) and not trains
+    make = training.program if trains else _expression
+    function, inputs = make(number, rng, sizes, differentiable)
+    graph = md.jit(function).trace(inputs)
+    rng = np.random.default_rng([number, 3])
+    layout = _layout(rng, graph, mesh, storage=trains)
+    options = tuple(_options(rng) for _ in range(2 if rng.random() < 0.3 else 1))
+    return Case(number, function, inputs, mesh, layout, options, graph, differentiable)
+
+
+def _expression(
+    number: int, rng: np.random.Generator, sizes: dict[str, int], differentiable: bool
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns a program of any operations, with the gradient of all that is smooth in it."""
     inputs = _inputs(rng, sizes)
-    differentiable = bool(rng.random() < 0.6)
     steps = int(rng.integers(10, 16))
 
     def function(inputs: dict[str, Tensor]) -> Any:
@@ -67,16 +87,32 @@ def make_case(number: int) -> Case:
         (value, results), gradients = md.value_and_grad(loss, has_aux=True)(trained)
         return {"loss": value, "gradients": gradients, "results": results}
 
-    graph = md.jit(function).trace(inputs)
-    layout = _layout(np.random.default_rng([number, 3]), graph, mesh)
-    return Case(number, function, inputs, mesh, layout, graph, differentiable)
+    return function, inputs
 
 
 def _mesh(rng: np.random.Generator) -> md.Mesh:
     while True:
         sizes = rng.choice([1, 2, 2, 2, 3, 4], size=rng.integers(1, 4))
         if 1 < math.prod(sizes) <= 8 or (math.prod(sizes) == 1 and rng.random() < 0.1):
-            return md.Mesh(tuple((f"m{i}", int(size)) for i, size in enumerate(sizes)))
+            axes = tuple((f"m{i}", int(size)) for i, size in enumerate(sizes))
+            return md.Mesh(axes, frozenset(name for name, _ in axes if rng.random() < 0.2))
+
+
+def _options(rng: np.random.Generator) -> Options:
+    """Draws every field of `Options`, by its type; each is as it is by default half of the time."""
+    kinds = typing.get_type_hints(Options)
+    changes: dict[str, Any] = {}
+    for field in fields(Options):
+        kind = kinds[field.name]
+        if rng.random() < 0.5:
+            continue
+        if kind is bool:
+            changes[field.name] = bool(rng.random() < 0.7)
+        elif typing.get_origin(kind) is Literal:
+            changes[field.name] = str(rng.choice(typing.get_args(kind)))
+        else:  # bytes: none at all, some, or more than there are
+            changes[field.name] = int(rng.choice([0, 100, 1000, 10_000, 100_000]))
+    return Options(**changes)
 
 
 def _sizes(rng: np.random.Generator, mesh: md.Mesh) -> dict[str, int]:
@@ -107,20 +143,28 @@ def _inputs(rng: np.random.Generator, sizes: dict[str, int]) -> dict[str, md.Nam
     return found
 
 
-def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh) -> Layout:
-    """Draws rules one by one and keeps those that fit the program so far."""
+def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh, storage: bool) -> Layout:
+    """Draws rules one by one and keeps those that fit the program so far.
+
+    Args:
+        storage: whether most rules are about what lives between two steps.
+    """
     simple = simplify(graph)
     paths = dict(zip(simple.inputs, simple.input_paths, strict=True))
     outputs = list(zip(simple.outputs, simple.output_paths, strict=True))
     tensors = [("", t.shape, paths.get(t, ""), t.source) for t, _ in tensors_of(simple)]
-    tensors += [("", t.shape, path, t.source) for t, path in outputs]
+    tensors += [("", t.shape, path, t.source) for t, path in (*outputs, *_named(simple))]
     dims = sorted({name for _, shape, _, _ in tensors for name in shape.names})
     scopes = [p for p in (*simple.input_paths, *simple.output_paths) if "key" not in p]
     wanted = [("", str(name)) for name in rng.permutation(dims) if rng.random() < 0.8]
-    if rng.random() < 0.5:
-        scopes += ["inputs", "gradients", "results", "**/p"]
-        for _ in range(rng.integers(1, 5)):
-            wanted.append((str(rng.choice(scopes)), str(rng.choice(dims))))
+    if storage or rng.random() < 0.5:
+        scopes += training.SCOPES * 3 if storage else ["inputs", "gradients", "results", "**/p"]
+        kept = sorted({n for t, p in outputs if "params" in p for n in t.shape.names}) or dims
+        for _ in range(rng.integers(1, 6 if storage else 5)):
+            wanted.append((str(rng.choice(scopes)), str(rng.choice(kept if storage else dims))))
+        if storage:  # storage takes the axes that it needs before most of the rest does
+            wanted = [wanted[i] for i in rng.permutation(len(wanted))]
+            wanted = [("", "rows")] * bool(rng.random() < 0.5) + wanted
     rules: list[Rule] = []
     for scope, dim in wanted:
         count = rng.choice([0, 1, 2, 3], p=[0.05, 0.65, 0.22, 0.08])
@@ -133,3 +177,11 @@ def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh) -> Layout:
                 rules.append(rule)
                 break
     return Layout(tuple(rules))
+
+
+def _named(graph: Graph) -> Iterator[tuple[Tensor, str]]:
+    """Yields the tensors inside a program that scopes can describe."""
+    yield from graph.names.items()
+    for op in graph.operations:
+        for body in op.bodies:
+            yield from _named(body)

@@ -1,9 +1,13 @@
 """A wrong instruction is found, and shrunk to a program of one operation that shows it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.lowering.backends.numpy import EMITTERS
+from meshdsl.lowering.options import Options
 from tests.property import minimal
 from tests.property.programs import make_case
 
@@ -27,4 +31,37 @@ def test_a_failure_shrinks_to_python_that_fails(monkeypatch):
     with pytest.raises(AssertionError, match=r"Mismatched elements|Not equal"):
         exec(script, {})
     monkeypatch.setitem(EMITTERS, "sum", right)
+    exec(script, {})
+
+
+def test_paths_and_options_that_matter_are_in_the_python_too(monkeypatch):
+    """What is wrong shows only because `params` live elsewhere than they are used."""
+    right = EMITTERS["all_gather"]
+
+    def wrong(machine, instruction, inputs):
+        return [array + 1.0 for array in right(machine, instruction, inputs)]
+
+    def function(inputs):
+        return {"result": md.tanh(md.sin(inputs["params"]["w"])), "other": inputs["x"] * 2}
+
+    a = md.Dimension("a", 4)
+    inputs = {
+        "params": {"w": md.named(np.arange(4.0), [a])},
+        "x": md.named(np.arange(4.0), ["b"]),
+    }
+    graph = md.jit(function).trace(inputs)
+    layout = md.Layout.parse("params/a:m0; b:m1")
+    mesh = md.Mesh.parse("m0:2,m1:2")
+    case = SimpleNamespace(graph=graph, inputs=inputs, mesh=mesh, layout=layout)
+    monkeypatch.setitem(EMITTERS, "all_gather", wrong)
+    found = minimal.failure(case, "numpy", Options(bucket_bytes=0, weights="keep"))
+    assert found.holds()
+    smallest = minimal.minimise(found)
+    assert (str(smallest.layout), str(smallest.mesh)) == ("params/a:m0", "m0:2")
+    assert smallest.options == Options()
+    script = minimal.as_python(smallest)
+    assert '"0 inputs/params/w": md.named(' in script
+    with pytest.raises(AssertionError, match=r"Mismatched elements|Not equal"):
+        exec(script, {})
+    monkeypatch.setitem(EMITTERS, "all_gather", right)
     exec(script, {})

@@ -1,6 +1,7 @@
-"""Reads the collectives out of optimised HLO text: kind, device groups, executions, bytes.
+"""Reads the collectives out of optimised HLO text: kind, device groups, bytes.
 
-Collectives that XLA merged into a tuple count by their parts. Loop trip counts come from the
+XLA joins collectives and takes joined ones apart, so what is told of each kind, along the same
+groups of devices, is the payload of all its executions in a run. Loop trip counts come from the
 `known_trip_count` that XLA:CPU writes.
 """
 
@@ -21,7 +22,7 @@ _OP = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*?)\), (.*)$")
 
 
 def collectives(text):
-    """Returns a Counter of (kind, groups, payload bytes), counting executions per run.
+    """Returns a Counter of payload bytes per run, by (kind, groups).
 
     `groups` is a frozenset of tuples of devices, or of pairs for a permute.
     """
@@ -40,7 +41,7 @@ def collectives(text):
                 for size in parts:
                     devices = len(next(iter(groups)))
                     payload = size * devices if kind == "reduce-scatter" else size
-                    found[KINDS[kind], groups, payload] += times
+                    found[KINDS[kind], groups] += times * payload
             for callee, trips in _calls(line):
                 visit(callee, times * trips)
 
@@ -98,5 +99,5 @@ def predicted(program):
     """Returns what `program.collectives` says, in the same form."""
     found = collections.Counter()
     for c in program.collectives:
-        found[c.kind, frozenset(c.groups), c.payload_bytes] += c.count
+        found[c.kind, frozenset(c.groups)] += c.count * c.payload_bytes
     return found

@@ -1,11 +1,14 @@
 """The promise of the project: the same losses on every layout and mesh."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl import models, optim
+from meshdsl.lowering.options import Options
 from meshdsl.training.data import ByteCorpus, shuffled_batches, text_files
 from meshdsl.training.loop import train
 
@@ -21,9 +24,28 @@ LAYOUTS = {
     "scoped": ("data:4 model:2", f"batch:data; {TENSOR}; params/embed:data; optimizer/embed:data"),
     "length": ("context:4 model:2", f"length:context; {TENSOR}"),
 }
+# No size of the model divides by the axes that split it; nor does the batch of 16 by 5.
+UNEVEN = {
+    "data": ("data:5", "batch:data"),
+    "sequence": ("data:2 model:4", f"batch:data; {TENSOR}; length:model?"),
+    "scoped": (
+        "data:4 a:2",
+        "batch:data; heads:a; d_ff:a; vocab:a; params/embed:data; optimizer/embed:data+a?",
+    ),
+}
 
 
-def losses(model, steps, mesh=None, layout=None):
+RING = "length:context; memory_length:context"
+# Context parallelism: the mesh, the layout, changes to the model, and what is asked for.
+CONTEXT = {
+    "whatever is best": ("context:8", RING, "", Options()),
+    "ring": ("context:4 model:2", f"{RING}; {TENSOR}", "", Options(context="ring")),
+    "rotary": ("context:8", RING, "positions=rotary", Options(context="ring", zigzag=True)),
+    "uneven": ("context:5", RING, "", Options(context="ring", zigzag=True)),
+}
+
+
+def losses(model, steps, mesh=None, layout=None, options=None):
     with jax.enable_x64(False):
         corpus = ByteCorpus.read(text_files(None)[:100])
         windows, _ = corpus.split(model.length, batch_size=model.batch_size)
@@ -38,6 +60,7 @@ def losses(model, steps, mesh=None, layout=None):
             clip_norm=1.0,
             batch_dims={"tokens": ["batch", "length"], "targets": ["batch", "length"]},
             quiet=True,
+            options=options,
         ).losses
 
 
@@ -56,6 +79,29 @@ def test_ten_losses_of_a_small_model_are_those_of_one_device(name, unsharded):
     np.testing.assert_allclose(
         losses(models.load("gpt_mini", SMALL), 10, mesh, layout), unsharded, atol=2e-5
     )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "rotary" else n for n in CONTEXT]
+)
+def test_context_parallelism_changes_no_loss(name, unsharded):
+    mesh, layout, changes, options = CONTEXT[name]
+    model = models.load("gpt_mini", f"{SMALL},{changes}" if changes else SMALL)
+    expected = losses(model, 10) if changes else unsharded
+    np.testing.assert_allclose(losses(model, 10, mesh, layout, options), expected, atol=2e-5)
+
+
+ODD = replace(models.load("gpt_mini", "layers=2,embed=30,heads=5,d_ff=50,vocab=257"), length=30)
+
+
+@pytest.fixture(scope="module")
+def odd_unsharded():
+    return losses(ODD, 10)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_sizes_that_do_not_divide_change_no_loss(name, odd_unsharded):
+    np.testing.assert_allclose(losses(ODD, 10, *UNEVEN[name]), odd_unsharded, atol=2e-5)
 
 
 @pytest.fixture(scope="module")

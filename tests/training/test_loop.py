@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.layouts.validate import LayoutWarning
+from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
 from meshdsl.training.loop import train
 from meshdsl.training.metrics import KEYS
@@ -116,6 +118,58 @@ def test_a_layout_that_does_not_fit_is_told_before_anything_is_allocated(tmp_pat
         run(mesh="data:2,model:4", layout="batch:data; hiden:model", workdir=tmp_path / "run")
     assert len(jax.live_arrays()) == held
     assert not (tmp_path / "run").exists()
+
+
+def test_a_scope_that_fits_no_path_is_told_before_anything_is_allocated():
+    layout = "batch:data; param/pixel:data"
+    with pytest.raises(ValueError, match=r"`param/pixel:data` fits no path .* mean `params/pixel:"):
+        run(mesh="data:2", layout=layout, eval_batches=classifier.batches(1))
+
+
+def test_a_rule_without_effect_is_told_once():
+    options = {"mesh": "data:2,model:2", "layout": "batch:data; hidden:model; label:model+data?"}
+    run(**options, steps=1)
+    options["layout"] = "batch:data; pixel:model; hidden:data?; label:data?; params/pixel:data"
+    with pytest.warns(LayoutWarning) as told:
+        run(**options, steps=1, eval_batches=classifier.batches(1))
+    assert [str(each.message).partition(" takes ")[0] for each in told] == ["`label:data?`"]
+
+
+def test_microbatches_change_nothing_but_the_memory():
+    expected = run(steps=8, loss=classifier.loss_and_size)
+    for microbatches in (2, 16):
+        found = run(
+            steps=8,
+            loss=classifier.loss_and_size,
+            microbatches=microbatches,
+            mesh="data:2,model:2",
+            layout=classifier.LAYOUT,
+        )
+        np.testing.assert_allclose(found.losses, expected.losses, atol=2e-6)
+        assert found.history[-1]["size"] == pytest.approx(expected.history[-1]["size"], rel=1e-5)
+
+
+def test_the_batch_dim_can_have_another_name():
+    def loss(params, batch):
+        return classifier.loss(params, {k: v.rename(row="batch") for k, v in batch.items()})
+
+    dims = {"image": ["row", "pixel"], "answer": ["row"]}
+    found = run(steps=3, loss=loss, batch_dims=dims, microbatches=4, batch_dim="row")
+    np.testing.assert_allclose(found.losses, run(steps=3).losses, atol=2e-6)
+
+
+def test_options_reach_the_lowering():
+    with pytest.raises(ValueError, match=r"^microbatches must be at least 1, got 0$"):
+        run(microbatches=0)
+    seen = []
+
+    class Seen(Options):
+        def __getattribute__(self, name):
+            seen.append(name)
+            return super().__getattribute__(name)
+
+    run(steps=1, mesh="data:2", layout="batch:data", options=Seen())
+    assert "bucket_bytes" in seen
 
 
 def test_a_mesh_larger_than_the_machine_is_told_with_the_way_out():

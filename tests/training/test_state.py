@@ -65,3 +65,15 @@ def test_initial_values_do_not_depend_on_the_layout(mesh, layout):
     state = md.jit(create(classifier.init, Sgd(0.1)), mesh, layout)(md.random.key(5))
     expected = md.jit(classifier.init)(md.random.key(5))
     np.testing.assert_allclose(state.params.w_out, expected.w_out, rtol=1e-6)
+
+
+def test_sizes_that_do_not_divide_are_made_with_their_pads():
+    where = "data:5", "batch:data; params/pixel:data"
+    program = md.jit(create(classifier.init, AdamW(0.1)), *where)
+    assert program.lower(md.random.key(0)).collectives == ()
+    state = program(md.random.key(0))
+    for tree in (state.params, state.optimizer.mean.params):
+        assert tree.w_in.dims.sizes == (12, 8)
+        assert {shard.data.shape for shard in tree.w_in.data.addressable_shards} == {(3, 8)}
+    expected = md.jit(classifier.init)(md.random.key(0))
+    np.testing.assert_allclose(state.params.w_in, expected.w_in, rtol=1e-6)

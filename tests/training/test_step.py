@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW, Sgd, schedules
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_eval_step, make_train_step
@@ -62,10 +63,12 @@ def test_only_gradients_one_norm_and_one_loss_are_reduced():
     optimizer = AdamW(0.1)
     spec = spec_of(create(classifier.init, optimizer))
     step = make_train_step(classifier.loss, optimizer, clip_norm=1.0)
-    program = md.jit(step, "data:8", "batch:data").lower(spec, classifier.BATCH)
-    assert {c.kind for c in program.collectives} == {"all_reduce"}
-    sizes = sorted(c.payload_bytes for c in program.collectives if c.dims)
-    assert sizes == [4 * 8, 4 * 8 * 4, 4 * 12 * 8]
+    (joined,) = md.jit(step, "data:8", "batch:data").lower(spec, classifier.BATCH).collectives
+    sizes = [4, 4 * 8, 4 * 8 * 4, 4 * 12 * 8]
+    assert (joined.kind, joined.payload_bytes, joined.count) == ("all_reduce", sum(sizes), 1)
+    alone = md.jit(step, "data:8", "batch:data", options=Options(bucket_bytes=0))
+    program = alone.lower(spec, classifier.BATCH)
+    assert sorted(c.payload_bytes for c in program.collectives) == sizes
 
 
 def test_a_policy_computes_in_its_dtype_and_keeps_the_parameters_in_theirs():

@@ -5,7 +5,7 @@ from meshdsl.lowering.backends.jax.executable import (
     Executable,
     device_mesh,
     function,
-    partition_spec,
 )
+from meshdsl.lowering.backends.jax.placing import Storage, partition_spec
 
-__all__ = ["EMITTERS", "Executable", "device_mesh", "function", "partition_spec"]
+__all__ = ["EMITTERS", "Executable", "Storage", "device_mesh", "function", "partition_spec"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,7 @@ class Attention:
         q: [*lead, rows, features].
         k, v: [*lead, columns, features or value features], without the lead dims they lack.
         masks: [*lead, rows, columns], with size 1 for what they lack.
+        active: whether anything is seen at all; None: yes.
         start: the global row and column of the first score.
     """
 
@@ -46,6 +47,7 @@ class Attention:
     k: jax.Array
     v: jax.Array
     masks: Mapping[str, jax.Array]
+    active: jax.Array | None = None
     start: tuple[Any, Any] = (0, 0)
 
     @staticmethod
@@ -69,6 +71,8 @@ class Attention:
         }
         words |= {"k": word(of_k, "CE"), "v": word(of_v, "CF")}
         v = laid(2, [*of_v, sizes.columns, *sizes.values])
+        masks = {n: laid(3 + i, sizes.full) for i, n in enumerate(params["given"])}
+        active = masks.pop("active", None)
         return Attention(
             params,
             sizes,
@@ -76,7 +80,8 @@ class Attention:
             q=laid(0, [*sizes.lead, sizes.rows, sizes.features]),
             k=laid(1, [*of_k, sizes.columns, sizes.features]),
             v=v.reshape(*v.shape[: len(of_v) + 1], -1),
-            masks={name: laid(3 + i, sizes.full) for i, name in enumerate(params["given"])},
+            masks=masks,
+            active=None if active is None else active.reshape(()),
         )
 
     @property
@@ -142,8 +147,7 @@ class Attention:
                 found.append(jnp.abs(behind) < window)
         if "segments" in masks:
             found.append(masks["segments"] == masks["memory_segments"])
-        if "mask" in masks:
-            found.append(masks["mask"])
+        found += [masks[name] for name in ("mask", "present") if name in masks]
         if self.sizes.columns.size % self.k.shape[-2]:
             found.append(self.columns < self.sizes.columns.size)  # the last block has pads
         return found
@@ -347,10 +351,29 @@ def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> li
     this = Attention.of(instruction, inputs)
     sizes = this.sizes
     fused = kernel(this, machine.platform)
-    mixed, sums = fused(this.q, this.k, this.v, True) if fused else forward(this)
     rows = [*sizes.lead, sizes.rows]
+
+    def compute() -> Sequence[jax.Array]:
+        mixed, sums = fused(this.q, this.k, this.v, True) if fused else forward(this)
+        return mixed.astype(this.work), sums.astype(this.work)
+
+    mixed, sums = _if_active(this, compute, (0, HIDDEN))
     out, of_sums = instruction.outputs
     return [_unlay(mixed, [*rows, *sizes.values], out), _unlay(sums, rows, of_sums)]
+
+
+def _if_active(
+    this: Attention, compute: Callable[[], Sequence[jax.Array]], hidden: Sequence[float]
+) -> Sequence[jax.Array]:
+    """Returns what `compute` does, or what it would find if nothing is seen."""
+    if this.active is None:
+        return compute()
+
+    def skip() -> list[jax.Array]:
+        shapes = jax.eval_shape(lambda: list(compute()))
+        return [jnp.full(s.shape, x, s.dtype) for s, x in zip(shapes, hidden, strict=False)]
+
+    return lax.cond(this.active, lambda: list(compute()), skip)
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[jax.Array]:
@@ -362,8 +385,15 @@ def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> lis
     mixed = _lay(inputs[-3], out, [*rows, *sizes.values]).reshape(flat)
     arriving = _lay(inputs[-1], of_out, [*rows, *sizes.values]).reshape(flat)
     sums = _lay(inputs[-2], of_sums, rows).reshape(flat)
-    fused = kernel(this, machine.platform)
-    found = pull(fused, this, sums, arriving) if fused else backward(this, mixed, sums, arriving)
+    # A kernel makes the log-sum-exp again, of what it sees; blocks use the one that is given.
+    fused = None if this.params.get("part") else kernel(this, machine.platform)
+
+    def compute() -> Sequence[jax.Array]:
+        if fused:
+            return pull(fused, this, sums, arriving)
+        return backward(this, mixed, sums, arriving)
+
+    found = _if_active(this, compute, (0,) * 4)
     dims = [[*rows, sizes.features], [*sizes.lead, sizes.columns, sizes.features]]
     dims += [[*sizes.lead, sizes.columns, *sizes.values], list(sizes.full)]
     return [

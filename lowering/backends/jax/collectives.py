@@ -1,17 +1,26 @@
-"""The collectives of a program, between the devices of `jax.shard_map`."""
+"""The collectives of a program, between the devices of `jax.shard_map`.
+
+XLA joins collectives itself on TPU and GPU, so a joined one is written there tensor by tensor. On
+CPU, where each costs some 25 µs, small tensors travel in one buffer: 12 of 1 KiB on four devices
+take 60 % of the time, of 64 KiB 65 to 95 %; from 256 KiB on the copies cost more than they save.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.cuts import cut, join
 from meshdsl.dtypes import is_float
-from meshdsl.lowering.backends.arrange import cut, join
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.program import Instruction
+from meshdsl.lowering.backends.jax.steps import all_gather, reduce_scatter
+from meshdsl.lowering.program import Instruction, payload_bytes
+
+_SMALL = 64 * 1024  # bytes of payload up to which a tensor travels with others in one buffer
 
 
 def _at(instruction: Instruction, dim: str) -> int:
@@ -32,7 +41,11 @@ def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
 
 
 def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    (x,), axes, kind = inputs, instruction.params["axes"], instruction.params["kind"]
+    return _reduced(instruction, inputs[0])
+
+
+def _reduced(instruction: Instruction, x: Any) -> Any:
+    axes, kind = instruction.params["axes"], instruction.params["kind"]
     if kind == "sum":
         return lax.psum(x, axes)
     reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
@@ -63,12 +76,12 @@ def _flip(bits: Any) -> Any:
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes, at = instruction.params["axes"], _at(instruction, "dim")
     blocks = _cut(machine, instruction, inputs[0], "dim")
-    return lax.psum_scatter(blocks, axes, scatter_dimension=at, tiled=True)
+    return reduce_scatter(machine, blocks, axes, at)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes, at = instruction.params["axes"], _at(instruction, "dim")
-    blocks = lax.all_gather(inputs[0], axes, axis=at, tiled=True)
+    blocks = all_gather(machine, inputs[0], axes, at)
     return _join(machine, instruction, blocks, "dim")
 
 
@@ -86,10 +99,115 @@ def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     return lax.ppermute(inputs[0], instruction.params["mesh_axes"], instruction.params["pairs"])
 
 
+class _Packing(NamedTuple):
+    """How tensors of one collective travel in one buffer, side by side along its last dim."""
+
+    pack: Callable[[Machine, Instruction, Any], Any]
+    send: Callable[[Instruction, Any], Any]
+    unpack: Callable[[Machine, Instruction, Any], Any]
+
+
+def _flat(machine: Machine, part: Instruction, x: Any) -> Any:
+    return jnp.reshape(x, -1)
+
+
+def _shaped(machine: Machine, part: Instruction, sent: Any) -> Any:
+    return sent.reshape(part.outputs[0].local.sizes)
+
+
+def _blocks(dim: str) -> Callable[[Machine, Instruction, Any], Any]:
+    """Returns what lays out, one row for each device, the blocks that a dim is cut into."""
+
+    def pack(machine: Machine, part: Instruction, x: Any) -> Any:
+        at, devices = _at(part, dim), math.prod(machine.counts(part.params["axes"]))
+        x = _cut(machine, part, x, dim)
+        x = x.reshape(*x.shape[:at], devices, -1, *x.shape[at + 1 :])
+        return jnp.moveaxis(x, at, 0).reshape(devices, -1)
+
+    return pack
+
+
+def _merged(dim: str) -> Callable[[Machine, Instruction, Any], Any]:
+    """Returns what joins blocks that came from each device, one row each, along a dim."""
+
+    def unpack(machine: Machine, part: Instruction, rows: Any) -> Any:
+        at, sizes = _at(part, dim), list(part.inputs[0].local.sizes)
+        if part.op == "all_to_all":
+            split = _at(part, "split")
+            sizes[split] = part.outputs[0].local[split].size
+        rows = rows.reshape(len(rows), *sizes)
+        sizes[at] *= len(rows)
+        return _join(machine, part, jnp.moveaxis(rows, 0, at).reshape(sizes), dim)
+
+    return unpack
+
+
+_PACKINGS = {
+    "all_reduce": _Packing(_flat, _reduced, _shaped),
+    "reduce_scatter": _Packing(
+        _blocks("dim"), lambda one, x: lax.psum_scatter(x, one.params["axes"]), _shaped
+    ),
+    "all_gather": _Packing(
+        _flat, lambda one, x: lax.all_gather(x, one.params["axes"]), _merged("dim")
+    ),
+    "all_to_all": _Packing(
+        _blocks("split"),
+        lambda one, x: lax.all_to_all(x, one.params["axes"], 0, 0, tiled=True),
+        _merged("concat"),
+    ),
+    "permute": _Packing(
+        _flat,
+        lambda one, x: lax.ppermute(x, one.params["mesh_axes"], one.params["pairs"]),
+        _shaped,
+    ),
+}
+
+
+def _each(emit: Emitter) -> Emitter:
+    """Returns what moves several tensors as it moves one, small ones together."""
+
+    def emit_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        parts = instruction.parts
+        if len(parts) == 1:
+            return emit(machine, parts[0], inputs)
+        on_cpu = machine.platform == "cpu"
+        small = [
+            n
+            for n, part in enumerate(parts)
+            if on_cpu and payload_bytes(part, machine.mesh) <= _SMALL
+        ]
+        packed = small if len(small) > 1 else []
+        results = dict(zip(packed, _together(machine, parts, inputs, packed), strict=True))
+        return [
+            results[n] if n in results else emit(machine, part, [array])
+            for n, (part, array) in enumerate(zip(parts, inputs, strict=True))
+        ]
+
+    return emit_all
+
+
+def _together(
+    machine: Machine, parts: Sequence[Instruction], inputs: Arrays, chosen: Sequence[int]
+) -> list[Any]:
+    """Moves some tensors in one buffer."""
+    if not chosen:
+        return []
+    packing = _PACKINGS[parts[0].op]
+    packed = [packing.pack(machine, parts[n], inputs[n]) for n in chosen]
+    ends = [0]
+    for one in packed:
+        ends.append(ends[-1] + one.shape[-1])
+    moved = packing.send(parts[0], jnp.concatenate(packed, axis=-1))
+    return [
+        packing.unpack(machine, parts[n], lax.slice_in_dim(moved, start, stop, axis=-1))
+        for n, start, stop in zip(chosen, ends, ends[1:], strict=False)
+    ]
+
+
 EMITTERS: Mapping[str, Emitter] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "permute": _permute,
+    "all_reduce": _each(_all_reduce),
+    "reduce_scatter": _each(_reduce_scatter),
+    "all_gather": _each(_all_gather),
+    "all_to_all": _each(_all_to_all),
+    "permute": _each(_permute),
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.program import Block, Instruction
+from meshdsl.lowering.program import Block, Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -25,16 +25,48 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     ]
 
     token, run = machine.ordered(instruction.bodies)
+    rounded = _rounded(params["body"])[consts + carries :]
+    length, way = params["length"], -1 if params["reverse"] else 1
+    ahead = params.get("ahead", ())
+    steps = jnp.arange(length, dtype=jnp.int32) if ahead else None
 
-    def body(carry: Any, slices: Any) -> Any:
+    def following(step: Any) -> list[jax.Array]:
+        """Returns the slices of the next iteration; after the last comes the first."""
+        at = (step + way) % length
+        return [lax.dynamic_index_in_dim(stacked[n], at, keepdims=False) for n in ahead]
+
+    def body(carry: Any, given: Any) -> Any:
         own, passed = carry[:carries], carry[carries:]
+        slices = [*given[0], *(following(given[1]) if ahead else ())]
+        slices = [
+            lax.reduce_precision(x, 8, 7) if only else x
+            for x, only in zip(slices, rounded, strict=True)
+        ]
         results = run(params["body"], [*fixed, *own, *slices, *passed])
         end = len(results) - len(passed)
         return [*results[:carries], *results[end:]], results[carries:end]
 
     start = [*_arrays(inputs[consts : consts + carries]), *token]
-    carry, ys = lax.scan(body, start, stacked, length=params["length"], reverse=params["reverse"])
+    xs = [array for n, array in enumerate(stacked) if n not in ahead], steps  # the rest come last
+    carry, ys = lax.scan(body, start, xs, length=length, reverse=params["reverse"])
     return machine.resume([*carry[:carries], *ys, *carry[carries:]], token)
+
+
+def _rounded(body: Block) -> list[bool]:
+    """Returns of each input whether it is float32 of which only the bfloat16 part is read.
+
+    Rounding that part out in the body, which changes nothing, keeps XLA from casting the whole
+    stack outside of the loop, where the copy would be held until the last loop that reads it.
+    """
+    narrow: dict[Value, bool] = dict.fromkeys(body.outputs, False)
+    for instruction in reversed(body.instructions):
+        for index, value in enumerate(instruction.inputs):
+            if instruction.op == "barrier":
+                only = narrow.get(instruction.outputs[index], True)
+            else:
+                only = instruction.op == "cast" and instruction.outputs[0].dtype == jnp.bfloat16
+            narrow[value] = narrow.get(value, True) and only
+    return [value.dtype == jnp.float32 and narrow.get(value, False) for value in body.inputs]
 
 
 def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:

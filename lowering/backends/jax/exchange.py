@@ -66,4 +66,17 @@ def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
     return lax.dynamic_slice_in_dim(inputs[0], start, size, at)
 
 
-EMITTERS: Mapping[str, Emitter] = {"assemble": _assemble, "local_slice": _local_slice}
+def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    (whole, piece), params = inputs, instruction.params
+    (out,) = instruction.outputs
+    whole = jnp.broadcast_to(whole, out.local.sizes)
+    start = _own(params["starts"], params["axes"])
+    at = out.local.position(params["dim"])
+    return lax.dynamic_update_slice_in_dim(whole, piece.astype(out.dtype), start, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "assemble": _assemble,
+    "local_slice": _local_slice,
+    "local_update": _local_update,
+}

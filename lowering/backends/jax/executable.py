@@ -1,7 +1,8 @@
 """The JAX backend: one `jax.shard_map` with the program's collectives written out.
 
-`function` is the program as a plain JAX function of global arrays; `Executable` is that function
-compiled for the mesh, with its inputs placed and its donated buffers reused.
+`function` is the program as a plain JAX function of global, logical arrays. `Executable` is the
+program compiled for its mesh, of arrays as they are stored, pads and all (see `placing`), with its
+inputs placed and its donated buffers reused.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
 
-from meshdsl.dims import Shape
-from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.dtypes import is_float
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
+from meshdsl.lowering.backends.jax.placing import Storage, partition_spec, taking_logical
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.mesh import Mesh
 
@@ -26,7 +29,14 @@ class Executable:
 
     Args:
         donated: per input, whether its buffer may be reused for an output.
-        devices: the devices of the mesh; by default the first ones there are.
+        devices: the devices of the mesh; by default the first ones there are. Those of a topology
+            will do (`jax.experimental.topologies`), to compile for machines that are not there.
+        platform: whose fused kernels are used; by default that of the devices.
+
+    Attributes:
+        inputs, outputs: how each is stored.
+        shardings: those of the inputs.
+        cuts: those of the outputs.
 
     Raises:
         ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode.
@@ -37,26 +47,41 @@ class Executable:
         program: SpmdProgram,
         donated: Sequence[bool] = (),
         devices: jax.sharding.Mesh | None = None,
+        platform: str | None = None,
     ) -> None:
         self.program = program
         block = program.block
         mesh = devices or device_mesh(program.mesh)
-        self.shardings = [_sharding(mesh, value) for value in block.inputs]
+        self.inputs, self.outputs = (
+            [Storage.of(value.shape, value.layout, program.mesh, mesh) for value in values]
+            for values in (block.inputs, block.outputs)
+        )
+        self.shardings = [stored.sharding for stored in self.inputs]
+        self.cuts = [stored.cuts for stored in self.outputs]
         reused = _reusable(block, donated)
         jitted = jax.jit(
-            function(program, mesh),
+            self.traceable(mesh, platform),
             in_shardings=tuple(self.shardings),
-            out_shardings=tuple(_sharding(mesh, value) for value in block.outputs),
+            out_shardings=tuple(stored.sharding for stored in self.outputs),
             donate_argnums=tuple(reused),
         )
-        avals = [jax.ShapeDtypeStruct(v.shape.sizes, v.dtype) for v in block.inputs]
+        rows = zip(self.inputs, block.inputs, strict=True)
+        avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
         self.compiled = jitted.lower(*avals).compile()
 
+    def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
+        """Returns the program as a jittable function of global arrays, as they are stored."""
+        return _of_stored(self.program, mesh, platform)
+
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[jax.Array]:
-        """Runs the program; arrays that are not in place yet are put there."""
+        """Runs the program; arrays that are not in place, or not as stored, are put there.
+
+        Args:
+            leaves: arrays; those with pads as NamedArrays.
+        """
         placed = [
-            leaf if getattr(leaf, "sharding", None) == sharding else jax.device_put(leaf, sharding)
-            for leaf, sharding in zip(leaves, self.shardings, strict=True)
+            leaf if getattr(leaf, "sharding", None) == at.sharding and not at.cuts else at.put(leaf)
+            for leaf, at in zip(leaves, self.inputs, strict=True)
         ]
         results = self.compiled(*placed)
         if self.program.block.has_effect:  # a call returns when all has been done that it does
@@ -73,14 +98,25 @@ class Executable:
         return self.compiled.memory_analysis()
 
 
-def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Callable:
-    """Returns the program as a jittable function of its inputs, as global arrays."""
-    _check_dtypes(program)
+def function(
+    program: SpmdProgram, mesh: jax.sharding.Mesh | None = None, platform: str | None = None
+) -> Callable:
+    """Returns the program as a jittable function of its inputs, as global arrays without pads."""
+    return taking_logical(_of_stored(program, mesh, platform), program)
+
+
+def _of_stored(
+    program: SpmdProgram, mesh: jax.sharding.Mesh | None, platform: str | None
+) -> Callable:
+    check_dtypes(program)
     block = program.block
-    platform = mesh.devices.flat[0].platform if mesh else jax.default_backend()
+    own = mesh.devices.flat[0].platform if mesh else jax.default_backend()
+    kernels = own if platform is None else platform
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(Machine(program.mesh, EMITTERS, platform).run(block, arrays))
+        machine = Machine(program.mesh, EMITTERS, kernels, torus=own == "tpu")
+        results = machine.run(block, arrays)
+        return tuple(_apart(block, results) if machine.torus else results)
 
     if program.mesh.size == 1:
         return local
@@ -91,6 +127,26 @@ def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Cal
         out_specs=tuple(partition_spec(v.shape, v.layout) for v in block.outputs),
         check_vma=False,
     )
+
+
+def _apart(block: Block, results: Sequence[jax.Array]) -> list[jax.Array]:
+    """Writes outputs that leave an all_gather once more, where they may replace an input.
+
+    XLA:TPU copies a donated input before the first instruction, and holds the copy to the end, if
+    what takes its place comes straight from an all_gather. Rounding to the precision that there is
+    stands between and changes nothing (TPUs take subnormal numbers for 0 everywhere).
+    """
+    gathered = {v for i in block.instructions if i.op == "all_gather" for v in i.outputs}
+    inputs = {(v.shape.sizes, v.dtype, v.layout) for v in block.inputs}
+
+    def apart(value: Value, result: jax.Array) -> jax.Array:
+        replaces = (value.shape.sizes, value.dtype, value.layout) in inputs
+        if value not in gathered or not replaces or not is_float(value.dtype):
+            return result
+        precision = jnp.finfo(value.dtype)
+        return lax.reduce_precision(result, precision.nexp, precision.nmant)
+
+    return [apart(*pair) for pair in zip(block.outputs, results, strict=True)]
 
 
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
@@ -112,17 +168,8 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     return jax.make_mesh(sizes, mesh.names, axis_types=kinds, devices=devices[: mesh.size])
 
 
-def partition_spec(shape: Shape, layout: TensorLayout) -> PartitionSpec:
-    """Returns a tensor's layout in JAX's terms."""
-    parts = [layout.axes(name) for name in shape.names]
-    return PartitionSpec(*(p[0] if len(p) == 1 else p or None for p in parts))
-
-
-def _sharding(mesh: jax.sharding.Mesh, value: Value) -> NamedSharding:
-    return NamedSharding(mesh, partition_spec(value.shape, value.layout))
-
-
-def _check_dtypes(program: SpmdProgram) -> None:
+def check_dtypes(program: SpmdProgram) -> None:
+    """Raises ValueError if the program uses a dtype that JAX would narrow."""
     if jax.config.read("jax_enable_x64"):
         return
     wide = {v.dtype.name for v in (*program.block.inputs, *program.block.outputs)}

@@ -21,9 +21,11 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """One device of a mesh, inside `jax.shard_map`; its platform decides on fused kernels.
+    """One device of a mesh, inside `jax.shard_map`.
 
     Attributes:
+        platform: whose fused kernels are used.
+        torus: whether the devices are TPUs; see `steps`.
         token: what the last effect returned (an s32 scalar), if there was one: the next takes it,
             and so comes after it. A machine is there for one trace of JAX's.
     """
@@ -31,6 +33,7 @@ class Machine:
     mesh: Mesh
     emitters: Mapping[str, Emitter]
     platform: str = "cpu"
+    torus: bool = False
     token: list[Any] = field(default_factory=list)
 
     def counts(self, axes: Sequence[str]) -> list[int]:

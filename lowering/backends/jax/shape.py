@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering.backends.arrange import cut
+from meshdsl.cuts import cut
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align, device_index
 from meshdsl.lowering.program import Instruction
 

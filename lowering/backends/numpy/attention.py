@@ -78,8 +78,7 @@ class _Attention:
                 found.append(np.abs(behind) < params["window"])
         if "segments" in masks:
             found.append(masks["segments"] == masks["memory_segments"])
-        if "mask" in masks:
-            found.append(masks["mask"])
+        found += [masks[name] for name in ("mask", "present", "active") if name in masks]
         return found
 
     def unlay(self, array: np.ndarray, dims: Shape, which: int) -> np.ndarray:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.lowering.backends.arrange import cut, join
+from meshdsl.cuts import cut, join
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
@@ -71,10 +71,20 @@ def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.n
     return result
 
 
+def _each(emit: Callable[[Machine, Instruction, Arrays], np.ndarray]) -> Emitter:
+    """Returns what moves several tensors as it moves one."""
+
+    def emit_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
+        pairs = zip(instruction.parts, inputs, strict=True)
+        return [emit(machine, part, [array]) for part, array in pairs]
+
+    return emit_all
+
+
 EMITTERS: Mapping[str, Emitter] = {
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "permute": _permute,
+    "all_reduce": _each(_all_reduce),
+    "reduce_scatter": _each(_reduce_scatter),
+    "all_gather": _each(_all_gather),
+    "all_to_all": _each(_all_to_all),
+    "permute": _each(_permute),
 }

@@ -21,10 +21,15 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np
             inputs[consts + carries :], instruction.inputs[consts + carries :], strict=True
         )
     ]
-    steps = range(params["length"])
+    steps, ahead = range(params["length"]), params.get("ahead", ())
+    ways = [(-1 if params["reverse"] else 1) if n in ahead else 0 for n in range(len(stacked))]
+
+    def slices(step: int) -> list[np.ndarray]:
+        return [a[(step + way) % len(steps)] for a, way in zip(stacked, ways, strict=True)]
+
     rows: list[list[np.ndarray]] = []
     for step in reversed(steps) if params["reverse"] else steps:
-        results = machine.run(body, [*fixed, *carry, *(a[step] for a in stacked)])
+        results = machine.run(body, [*fixed, *carry, *slices(step)])
         carry = results[:carries]
         rows.append(results[carries:])
     if params["reverse"]:

@@ -40,4 +40,19 @@ def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
     return np.stack(rows)
 
 
-EMITTERS: Mapping[str, Emitter] = {"assemble": _assemble, "local_slice": _local_slice}
+def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    params, (whole, pieces) = instruction.params, inputs
+    at = instruction.outputs[0].local.position(params["dim"])
+    result = whole.copy()
+    for row, piece, place in zip(result, pieces, machine.index(params["axes"]), strict=True):
+        start, size = params["starts"][place], piece.shape[at]
+        assert start >= 0 and start + size <= row.shape[at]
+        np.moveaxis(row, at, 0)[start : start + size] = np.moveaxis(piece, at, 0)
+    return result
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "assemble": _assemble,
+    "local_slice": _local_slice,
+    "local_update": _local_update,
+}

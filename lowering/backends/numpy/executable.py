@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.cuts import Cuts
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS
 from meshdsl.lowering.backends.numpy.machine import Machine
 from meshdsl.lowering.program import SpmdProgram
@@ -20,6 +21,7 @@ class Executable:
         self, program: SpmdProgram, donated: Sequence[bool] = (), devices: Any = None
     ) -> None:
         self.program = program
+        self.cuts: list[Cuts] = [()] * len(program.block.outputs)  # results are logical
         self._machine = Machine(program.mesh, EMITTERS)
 
     def call_flat(self, leaves: Sequence[Any]) -> list[np.ndarray]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.cuts import part
 from meshdsl.dims import Shape
 from meshdsl.dtypes import accumulator, is_float
-from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.backends.arrange import alignment
 from meshdsl.lowering.program import Block, Instruction, Value
 from meshdsl.mesh import Mesh
@@ -46,35 +46,37 @@ class Machine:
         return np.array(self.mesh.groups(*axes))
 
     def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
-        """Cuts a global array into the shards of a layout without pads."""
+        """Cuts a global array into the shards of a layout; pads hold zeros."""
         assert data.shape == value.shape.sizes
-        rows = []
+        rows = np.zeros((self.mesh.size, *value.local.sizes), data.dtype)
         for device in range(self.mesh.size):
-            rows.append(data[self.block(value.shape, value.layout, device)])
-        return np.stack(rows)
+            held, real = self.block(value, device)
+            rows[device, ...][real] = data[held]
+        return rows
 
-    def block(self, shape: Shape, layout: TensorLayout, device: int) -> tuple[slice, ...]:
-        """Returns the part of a global array that a device holds."""
-        parts = []
-        for dim in shape:
-            axes = layout.axes(dim.name)
-            size, rest = divmod(dim.size, self.mesh.extent(axes))
-            assert rest == 0, f"the ends of a program have no pads, but {layout} splits {shape}"
-            start = int(self.index(axes)[device]) * size if axes else 0
-            parts.append(slice(start, start + size))
-        return tuple(parts)
+    def block(self, value: Value, device: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """Returns the part of a global array that a device holds, and where its shard has it."""
+        parts, places = [], []
+        for dim in value.shape:
+            axes = value.layout.axes(dim.name)
+            at = [self.coordinates[device][axis] for axis in axes]
+            start, stop = part(dim.size, self.counts(axes), at)
+            parts.append(slice(start, stop))
+            places.append(slice(stop - start))
+        return tuple(parts), tuple(places)
 
     def join(self, rows: np.ndarray, value: Value) -> np.ndarray:
-        """Puts shards together; replicas must agree to the last bit."""
+        """Puts shards together, without pads; replicas must agree to the last bit."""
         assert not value.layout.partial
         whole = np.empty(value.shape.sizes, value.dtype)
         seen = np.zeros(value.shape.sizes, bool)
         for device in range(self.mesh.size):
-            part = self.block(value.shape, value.layout, device)
-            if seen[part].all() and whole[part].size:
-                assert np.array_equal(whole[part], rows[device], equal_nan=is_float(rows.dtype))
-            whole[part] = rows[device]
-            seen[part] = True
+            held, real = self.block(value, device)
+            mine = rows[device, ...][real]
+            if seen[held].all() and whole[held].size:
+                assert np.array_equal(whole[held], mine, equal_nan=is_float(rows.dtype))
+            whole[held] = mine
+            seen[held] = True
         return whole
 
     def run(self, block: Block, inputs: Arrays) -> list[np.ndarray]:

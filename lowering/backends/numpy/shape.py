@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.lowering.backends.arrange import cut
+from meshdsl.cuts import cut
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
 from meshdsl.lowering.program import Instruction
 

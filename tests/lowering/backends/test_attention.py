@@ -17,7 +17,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.backends.jax import attention as jax_attention
 from meshdsl.lowering.backends.jax import attention_splash, executable
-from meshdsl.lowering.backends.jax.machine import Machine
+from meshdsl.lowering.options import Options
 from meshdsl.ops.attention_reference import attention_reference
 
 batch, length, memory, heads, group, kv, value = md.dims(
@@ -74,7 +74,7 @@ def test_splash_attention_is_attention(options, monkeypatch):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
 
 
-def on(platform, monkeypatch, dtype="bfloat16", **options):
+def on(platform, dtype="bfloat16", **options):
     """Returns the StableHLO of attention and its gradient for a platform, before compiling."""
     size, of_memory = md.dims(length=128, memory_length=128)
     q = md.spec([batch, size, heads, group, kv], dtype)
@@ -84,11 +84,8 @@ def on(platform, monkeypatch, dtype="bfloat16", **options):
         return md.sum(md.cast(md.attention(q, k, v, **options), "float32"))
 
     program = md.jit(lambda *x: md.grad(loss, (0, 1, 2))(*x)).lower(q, k, k)
-    monkeypatch.setattr(
-        executable, "Machine", lambda mesh, emitters, _: Machine(mesh, emitters, platform)
-    )
     shapes = [jax.ShapeDtypeStruct(v.shape.sizes, v.dtype) for v in program.block.inputs]
-    traced = jax.jit(executable.function(program)).trace(*shapes)
+    traced = jax.jit(executable.function(program, platform=platform)).trace(*shapes)
     return traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).as_text()
 
 
@@ -102,8 +99,8 @@ def cudnn(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 16}])
-def test_gpus_run_cudnn_in_half_precision(options, cudnn, monkeypatch):
-    text = on("gpu", monkeypatch, **options)
+def test_gpus_run_cudnn_in_half_precision(options, cudnn):
+    text = on("gpu", **options)
     assert "__cudnn$fmhaSoftmax(" in text
     assert "__cudnn$fmhaSoftmaxBackward(" in text
 
@@ -112,15 +109,15 @@ def test_gpus_run_cudnn_in_half_precision(options, cudnn, monkeypatch):
     ("dtype", "options"),
     [("float32", {}), ("bfloat16", {"soft_cap": 2.0}), ("bfloat16", {"window": 3})],
 )
-def test_gpus_run_blocks_where_cudnn_does_not_fit(dtype, options, cudnn, monkeypatch):
-    assert "cudnn" not in on("gpu", monkeypatch, dtype, **options)
+def test_gpus_run_blocks_where_cudnn_does_not_fit(dtype, options, cudnn):
+    assert "cudnn" not in on("gpu", dtype, **options)
 
 
-def test_tpus_run_splash_attention_in_32_bit_mode(monkeypatch):
-    assert "tpu_custom_call" in on("tpu", monkeypatch, causal=True, soft_cap=2.0)
-    assert "tpu_custom_call" not in on("tpu", monkeypatch, dtype="float16")
+def test_tpus_run_splash_attention_in_32_bit_mode():
+    assert "tpu_custom_call" in on("tpu", causal=True, soft_cap=2.0)
+    assert "tpu_custom_call" not in on("tpu", dtype="float16")
     with jax.enable_x64(True):
-        assert "tpu_custom_call" not in on("tpu", monkeypatch)
+        assert "tpu_custom_call" not in on("tpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -147,3 +144,37 @@ def test_the_tpu_compiler_takes_it_inside_shard_map():
     quiet = {"TPU_ACCELERATOR_TYPE": "v5e-256", "TPU_WORKER_HOSTNAMES": "localhost"}
     environment = {**os.environ, **quiet, "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env=environment)
+
+
+def steps_on(platform, layout, gradient, **masks):
+    """Returns the StableHLO of attention over four devices of a platform, before compiling."""
+    size, of_memory = md.dims(length=512, memory_length=512)
+    q, k = md.spec([size, heads, kv], "bfloat16"), md.spec([of_memory, heads, kv], "bfloat16")
+
+    def loss(q, k, v):
+        return md.sum(md.cast(md.attention(q, k, v, **masks), "float32"))
+
+    function = (lambda *x: md.grad(loss, (0, 1, 2))(*x)) if gradient else loss
+    options = Options(context="ring" if "length:x; m" in layout else "sums")
+    program = md.jit(function, mesh="x:4", layout=layout, options=options).lower(q, k, k)
+    shapes = [jax.ShapeDtypeStruct(v.shape.sizes, v.dtype) for v in program.block.inputs]
+    traced = jax.jit(executable.function(program, platform=platform)).trace(*shapes)
+    return traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).as_text()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_step_of_a_ring_runs_the_fused_kernel(causal, cudnn):
+    """The own block, those of the loop and the last one; no other step needs a mask."""
+    ring = "length:x; memory_length:x"
+    for platform, kernel in (("tpu", "tpu_custom_call"), ("gpu", "__cudnn$fmhaSoftmax(")):
+        text = steps_on(platform, ring, False, causal=causal)
+        assert kernel in text
+        assert "dot_general" not in text
+
+
+@pytest.mark.parametrize("layout", ["length:x; memory_length:x", "memory_length:x"])
+def test_gradients_of_parts_of_a_memory_use_the_sums_of_the_whole(layout, cudnn):
+    """Kernels make the log-sum-exp again, of the part that they see."""
+    text = steps_on("gpu", layout, True)
+    assert "__cudnn$fmhaSoftmax(" in text
+    assert "__cudnn$fmhaSoftmaxBackward(" not in text

@@ -6,76 +6,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.explain.explanation import PARTS, explain, input_part
 from meshdsl.lowering.program import COLLECTIVES
-
-SMALL = {"layers": 4, "batch": 16, "length": 32, "embed": 64, "heads": 4, "d_ff": 256, "vocab": 128}
-LARGE = {
-    "layers": 96,
-    "batch": 1536,
-    "length": 2048,
-    "embed": 12288,
-    "heads": 96,
-    "d_ff": 49152,
-    "vocab": 51200,
-}
-MEGATRON = "batch:data; heads:model; d_ff:model; vocab:model"
-
-
-def layer(x, block):
-    q = md.einsum(x, block["query"], over="embed")
-    k = md.einsum(x, block["key"], over="embed").rename(length="memory_length")
-    weights = md.softmax(md.einsum(q, k, over="kv"), "memory_length")
-    x = x + md.einsum(
-        md.einsum(weights, k, over="memory_length"), block["out"], over=["heads", "kv"]
-    )
-    h = md.gelu(md.einsum(x, block["w_in"], over="embed"))
-    return x + md.einsum(h, block["w_out"], over="d_ff")
-
-
-def make_step(wrap=lambda layer: layer):
-    def loss(params, batch):
-        x = md.take(params["embedding"], batch["tokens"], "vocab")
-        apply = wrap(layer)
-        x, _ = md.scan(lambda x, b: (apply(x, b), None), x, params["blocks"], dim="layers")
-        return md.mean(md.logsumexp(md.einsum(x, params["embedding"], over="embed"), "vocab"))
-
-    def train_step(state, batch):
-        value, grads = md.value_and_grad(loss)(state["params"], batch)
-        mean = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"], grads)
-        params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], mean)
-        return {"state": {"params": params, "optimizer": mean}, "loss": value}
-
-    return train_step
-
-
-def arguments(layers, batch, length, embed, heads, d_ff, vocab):
-    layers, batch, length, embed, heads, d_ff, vocab, kv = md.dims(
-        layers=layers,
-        batch=batch,
-        length=length,
-        embed=embed,
-        heads=heads,
-        d_ff=d_ff,
-        vocab=vocab,
-        kv=embed // heads,
-    )
-    params = {
-        "embedding": md.spec([vocab, embed]),
-        "blocks": {
-            "query": md.spec([layers, embed, heads, kv]),
-            "key": md.spec([layers, embed, heads, kv]),
-            "out": md.spec([layers, heads, kv, embed]),
-            "w_in": md.spec([layers, embed, d_ff]),
-            "w_out": md.spec([layers, d_ff, embed]),
-        },
-    }
-    tokens = {"tokens": md.spec([batch, length], "int32")}
-    return {"params": params, "optimizer": params}, tokens
-
-
-def explained(mesh="data:2 model:4", layout=MEGATRON, wrap=lambda layer: layer, **sizes):
-    step = md.jit(make_step(wrap), mesh, layout, donate="state")
-    program = step.lower(*arguments(**{**SMALL, **sizes}))
-    return program, explain(program)
+from tests.lowering.explain.steps import LARGE, MEGATRON, SMALL, arguments, explained, make_step
 
 
 def test_inputs_are_told_apart_by_their_paths():
@@ -115,7 +46,9 @@ def test_gradients_have_the_dims_of_parameters_and_activations_are_what_the_loop
 def test_traffic_is_every_collective_of_the_program():
     program, found = explained()
     assert found.wire_bytes == pytest.approx(program.wire_bytes)
-    assert sum(t.count for t in found.traffic) == sum(c.count for c in program.collectives)
+    moved = sum(c.count * max(1, len(c.parts)) for c in program.collectives)
+    assert sum(t.count for t in found.traffic) == moved
+    assert found.collectives == sum(c.count for c in program.collectives) < moved
     payload = sum(c.payload_bytes * c.count for c in program.collectives)
     assert sum(t.payload_bytes for t in found.traffic) == payload
     assert {t.kind for t in found.traffic} <= set(COLLECTIVES)
@@ -194,7 +127,7 @@ def test_the_report_has_the_figures_with_units_and_the_places():
         "working values",
         "peak",
     ]
-    assert "test_explain.py:" in text
+    assert "steps.py:" in text
     assert "blocks/query  f32[layers=4, embed=64, heads=1/4, kv=16]" in text
     assert "payload: the larger of what one device gives and gets" in text.replace("\n", " ")
 

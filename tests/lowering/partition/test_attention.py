@@ -3,6 +3,7 @@
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.options import Options
 
 batch, length, memory, heads, group, kv = md.dims(
     batch=8, length=32, memory_length=32, heads=8, group=2, kv=16
@@ -12,16 +13,26 @@ K = md.spec([batch, memory, heads, kv])
 KEYS = 8 * 32 * 8 * 16 * 4  # bytes of all keys
 
 
-def moved(mesh, layout, gradient=False, inputs=(Q, K, K), causal=True):
+def lowered(mesh, layout, gradient=False, inputs=(Q, K, K), options=None, **masks):
     def attend(q, k, v):
-        return md.attention(q, k, v, causal=causal)
+        return md.attention(q, k, v, **{"causal": True, **masks})
 
     def loss(q, k, v):
-        return md.sum(attend(q, k, v))
+        return md.sum(md.sin(attend(q, k, v)))
 
     function = (lambda *x: md.grad(loss, (0, 1, 2))(*x)) if gradient else attend
-    program = md.jit(function, mesh=mesh, layout=layout).lower(*inputs)
-    return [(c.kind, "+".join(c.axes), c.payload_bytes) for c in program.collectives]
+    return md.jit(function, mesh=mesh, layout=layout, options=options).lower(*inputs)
+
+
+def moved(*args, **kwargs):
+    """Returns kind, axes and payload of every collective, of joined ones each."""
+    found = lowered(*args, **kwargs).collectives
+    parts = [part for one in found for part in one.parts or (one,)]
+    return [(c.kind, "+".join(c.axes), c.payload_bytes) for c in parts]
+
+
+def kinds(*args, **kwargs):
+    return {kind for kind, _, _ in moved(*args, **kwargs)}
 
 
 @pytest.mark.parametrize("layout", ["batch:x; heads:y", "batch:x+y", "heads:x; batch:y"])
@@ -34,7 +45,8 @@ def test_a_split_length_reads_all_keys_and_adds_up_their_gradients():
     inputs = (md.spec([length, kv]), *[md.spec([memory, kv])] * 2)
     layout = "length:x; memory_length:x"
     gathered, summed = ([(kind, "x", 32 * 16 * 4)] * 2 for kind in ("all_gather", "reduce_scatter"))
-    assert moved("x:4", layout, inputs=inputs) == gathered
+    gather = Options(context="gather")
+    assert moved("x:4", layout, inputs=inputs, options=gather) == gathered
     assert moved("x:4", layout, gradient=True, inputs=inputs) == [*gathered, *summed]
 
 
@@ -66,8 +78,7 @@ def test_groups_share_keys_and_add_up_their_gradients():
 
 def test_split_features_change_places_with_another_dim():
     """All-to-alls there and back, rather than whole queries, keys and values."""
-    kinds = {kind for kind, _, _ in moved("x:4", "kv:x")}
-    assert kinds == {"all_to_all"}
+    assert kinds("x:4", "kv:x") == {"all_to_all"}
 
 
 def test_the_backward_pass_reads_no_scores():
@@ -77,3 +88,103 @@ def test_the_backward_pass_reads_no_scores():
     graph = md.jit(lambda *x: md.grad(loss, (0, 1, 2))(*x)).trace(Q, K, K)
     scores = {"length", "memory_length"}
     assert not [t for op in graph.operations for t in op.outputs if scores <= {*t.shape.names}]
+
+
+# What is chosen where an axis splits both the length and the memory.
+
+BOTH = "length:x; memory_length:x"
+ONE_HEAD = (md.spec([length, kv]), *[md.spec([memory, kv])] * 2)
+
+
+def test_a_ring_is_taken_where_it_sends_as_much_as_a_gather():
+    assert kinds("x:4", BOTH, inputs=ONE_HEAD) == {"permute"}
+
+
+def test_what_is_gathered_once_for_both_passes_sends_less_than_two_rings():
+    """Beside each other they read the same keys; in bodies of two loops each gathers its own."""
+
+    def loss(q, k, v):
+        def block(x, slices):
+            return x + md.attention(x, *slices, causal=True), None
+
+        x, _ = md.scan(block, q, (k, v), dim="layers")
+        return md.sum(md.sin(x))
+
+    layers = md.Dimension("layers", 3)
+    stacked = (md.spec([length, kv]), *[md.spec([layers, memory, kv])] * 2)
+    program = md.jit(lambda *x: md.grad(loss, (0, 1, 2))(*x), mesh="x:4", layout=BOTH)
+    assert {one.kind for one in program.lower(*stacked).collectives} == {"permute"}
+    beside = {"all_gather", "reduce_scatter"}
+    assert kinds("x:4", BOTH, gradient=True, inputs=ONE_HEAD) == beside
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_nothing_that_can_be_asked_for_sends_less_than_what_is_taken(gradient):
+    for inputs in (ONE_HEAD, (Q, K, K)):
+        for mesh in ("x:2", "x:4", "x:8"):
+            sent = {
+                context: lowered(mesh, BOTH, gradient, inputs, Options(context=context)).wire_bytes
+                for context in ("auto", "ring", "gather", "sums")
+            }
+            assert sent["auto"] <= 1.02 * min(sent.values()), sent
+
+
+def test_options_say_how_the_memory_is_reached():
+    def found(context, layout=BOTH):
+        return kinds("x:4", layout, inputs=(Q, K, K), options=Options(context=context))
+
+    assert found("ring") == {"permute"}
+    assert found("gather") == {"all_gather"}
+    assert "all_reduce" in found("sums")
+    assert found("sums", "memory_length:x") == {"all_reduce"}
+
+
+def test_heads_split_at_the_same_time_stay_split():
+    found = moved("x:4,y:2", f"{BOTH}; heads:y", options=Options(context="ring"))
+    assert set(found) == {("permute", "x", KEYS // 8)}
+
+
+def test_a_mask_of_length_and_memory_keeps_keys_from_travelling():
+    """It is as large as whole keys, so that a ring would save nothing."""
+
+    def attend(q, k, v, bias):
+        return md.attention(q, k, v, bias=bias)
+
+    layout = "length:x; memory_length:x?"
+    inputs = (*ONE_HEAD, md.spec([length, memory]))
+    program = md.jit(attend, mesh="x:4", layout=layout).lower(*inputs)
+    assert {one.kind for one in program.collectives} == {"all_gather"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "told"),
+    [
+        (
+            "length:x",
+            Options(context="ring"),
+            "context=ring changes nothing: it needs an axis that splits both the length and the "
+            "memory of an attention, as in `length:context; memory_length:context`",
+        ),
+        (
+            "length:x",
+            Options(context="gather"),
+            "context=gather changes nothing: it needs an axis that splits the memory of an "
+            "attention, as in `memory_length:context`",
+        ),
+        (
+            "memory_length:x",
+            Options(zigzag=True),
+            "zigzag changes nothing: it needs a causal attention without a window, of a length to "
+            "a memory of the same size, that is computed in a ring (context=ring)",
+        ),
+    ],
+)
+def test_options_that_apply_nowhere_are_told(layout, options, told):
+    with pytest.warns(UserWarning) as warned:
+        moved("x:4", layout, options=options)
+    assert [str(one.message) for one in warned] == [told]
+
+
+def test_options_for_attention_say_nothing_of_programs_without_it():
+    options = Options(context="ring", zigzag=True)
+    md.jit(lambda x: x + 1, mesh="x:4", layout="length:x", options=options).lower(md.spec([length]))

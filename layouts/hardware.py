@@ -1,0 +1,189 @@
+"""Hardware: what one device of a kind can do at most, and how long its collectives take.
+
+All figures are peaks per device, as published. From them follow lower bounds: a program can be
+slower, for reasons a model of peaks does not see.
+
+* TPUs: "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" of the Cloud TPU documentation
+  (docs.cloud.google.com/tpu/docs/v5p and so on): flops, memory, bandwidth of memory, chips of a
+  pod. Austin et al. 2025, "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapter 2,
+  "TPU specs": bytes per second of one link, one way, and of the data-centre network; chapter 3:
+  collectives on rings, a hop of 1 us, and which axes close to a ring (multiples of 4 on v4 and v5p,
+  of 16 on v5e and v6e).
+* H100 SXM, A100 SXM 80 GB: NVIDIA's data sheets of both: dense flops, memory, NVLink. Data sheets
+  of DGX H100 and DGX A100: 8 GPUs on one switch; 400 and 200 Gb/s of network for each. NCCL 2.28,
+  `src/graph/tuning.cc`: 6.6 us to start a ring.
+* cpu: one core with AVX2 at 2.5 GHz, two fused multiply-adds of 256 bits in a cycle ("Intel 64 and
+  IA-32 Architectures Optimization Reference Manual"), and one channel of DDR4-3200 (JEDEC
+  JESD79-4); a "collective" between virtual devices is a copy, which reads and writes memory.
+
+float32 products are those of JAX's default precision (`jax.lax.Precision.DEFAULT`): one pass of
+bfloat16 on TPU, TensorFloat-32 on NVIDIA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from meshdsl.dims import did_you_mean
+from meshdsl.mesh import Mesh
+
+_HOP = 1e-6
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The peaks of one device; bandwidths are bytes per second that it sends.
+
+    Attributes:
+        flops: operations per second in products of matrices, by the bytes of a number (8, 4, 2, 1).
+        memory_bytes: what a program may hold.
+        memory_bandwidth: bytes per second between the device and its memory.
+        link_bandwidth: along one mesh axis, in one direction of a torus; all of a switch.
+        network_bandwidth: of the slow network, between slices or hosts.
+        joined: how many devices the fast network joins.
+        torus: the most axes whose links work side by side; 0: all devices are on one switch.
+        ring: axes whose size is a multiple of this close to a ring on a torus.
+        latency: seconds of one hop on a torus, of one collective on a switch.
+    """
+
+    name: str
+    title: str
+    flops: Mapping[int, float]
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    joined: int
+    torus: int = 0
+    ring: int = 1
+    latency: float = 0.0
+
+    def peak(self, dtype: np.dtype) -> float:
+        """Returns the flops per second of products of a dtype; of the nearest one with a figure.
+
+        >>> hardware("v5p").peak(np.dtype("float32"))
+        459000000000000.0
+        """
+        width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        return self.flops[min(self.flops, key=lambda known: (abs(known - width), known))]
+
+    def slow_axes(self, mesh: Mesh) -> frozenset[str]:
+        """Returns the axes that cross the slow network: marked ones, and those that reach too far.
+
+        Devices are numbered row-major, so an axis reaches over its own and all later ones.
+        """
+        found, reach = set(mesh.slow), 1
+        for name, size in reversed(mesh.axes):
+            reach *= 1 if name in mesh.slow else size
+            if size > 1 and reach > self.joined:
+                found.add(name)
+        return frozenset(found)
+
+    def seconds(self, kind: str, wire_bytes: float, axes: Sequence[str], mesh: Mesh) -> float:
+        """Returns the least time of one collective.
+
+        On a ring of n, both directions are used, and the wire bytes of all but two kinds cross one
+        link each: an all_to_all crosses n/4 on average, a permute uses one direction. An axis that
+        does not close to a ring has half the bandwidth. Several axes of a torus work side by side.
+        From one switch or network to another, all that is sent is taken to cross it.
+
+        Args:
+            kind: the collective's.
+            wire_bytes: what one device sends (see `lowering.program.wire_bytes`).
+            axes: the mesh axes that it goes over.
+        """
+        sizes = [mesh.sizes[axis] for axis in axes if mesh.sizes[axis] > 1]
+        if not sizes:
+            return 0.0
+        if self.slow_axes(mesh).intersection(axes):
+            return max(self.latency, wire_bytes / self.network_bandwidth)
+        if not self.torus:
+            return max(self.latency, wire_bytes / self.link_bandwidth)
+        if kind == "permute":
+            return max(_HOP, wire_bytes / self.link_bandwidth)
+        n = max(sizes)
+        closed = all(size % self.ring == 0 for size in sizes)
+        bandwidth = self.link_bandwidth * (2 if closed else 1) * min(len(sizes), self.torus)
+        hops = sum(size // 2 if closed else size - 1 for size in sizes)
+        if kind == "all_to_all":
+            wire_bytes *= (n * n // 4) / (n - 1)
+        return max(hops * self.latency, wire_bytes / bandwidth)
+
+
+def _tpu(
+    name: str, tflops: float, memory: int, bandwidth: float, link: float, dcn: float, **rest: int
+) -> Hardware:
+    half, whole = tflops * 1e12, 2 * tflops * 1e12
+    eighth = whole if name != "v4" else half  # v4 has no faster int8
+    flops = MappingProxyType({4: half, 2: half, 1: eighth})
+    return Hardware(
+        name,
+        f"TPU {name}",
+        flops,
+        memory * _GIB,
+        bandwidth * 1e9,
+        link * 1e9,
+        dcn * 1e9,
+        latency=_HOP,
+        **rest,
+    )
+
+
+_ALL = (
+    _tpu("v4", 275, 32, 1228, 45, 6.25, joined=4096, torus=3, ring=4),
+    _tpu("v5e", 197, 16, 819, 45, 3.125, joined=256, torus=2, ring=16),
+    _tpu("v5p", 459, 95, 2765, 90, 6.25, joined=8960, torus=3, ring=4),
+    _tpu("v6e", 918, 32, 1640, 90, 12.5, joined=256, torus=2, ring=16),
+    Hardware(
+        "h100",
+        "NVIDIA H100 SXM",
+        MappingProxyType({8: 66.9e12, 4: 494.7e12, 2: 989.4e12, 1: 1978.9e12}),
+        80 * _GIB,
+        3.35e12,
+        450e9,
+        50e9,
+        joined=8,
+        latency=6.6e-6,
+    ),
+    Hardware(
+        "a100",
+        "NVIDIA A100 SXM 80 GB",
+        MappingProxyType({8: 19.5e12, 4: 156e12, 2: 312e12, 1: 624e12}),
+        80 * _GIB,
+        2.039e12,
+        300e9,
+        25e9,
+        joined=8,
+        latency=6.6e-6,
+    ),
+    Hardware(
+        "cpu",
+        "one CPU core",
+        MappingProxyType({8: 40e9, 4: 80e9}),
+        16 * _GIB,
+        25.6e9,
+        12.8e9,
+        12.8e9,
+        joined=2**31,
+    ),
+)
+HARDWARE: Mapping[str, Hardware] = MappingProxyType({one.name: one for one in _ALL})
+
+
+def hardware(name: str) -> Hardware:
+    """Returns the hardware of a name, such as `v5p`.
+
+        hardware("h100").memory_bytes
+
+    Raises:
+        ValueError: it is not known; the known names are listed.
+    """
+    if name not in HARDWARE:
+        hint = did_you_mean(name, HARDWARE)
+        raise ValueError(f"unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}{hint}")
+    return HARDWARE[name]

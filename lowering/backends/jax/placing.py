@@ -1,0 +1,124 @@
+"""How arrays get to where a program takes them, and into the form in which it takes them.
+
+A program stores an input whose dims do not divide with pads (see `meshdsl.cuts`). What is stored
+that way, on the right devices, is taken without a copy. Numbers of the host are padded there and
+go to each device in its part; arrays on the program's devices, or on a single one, are padded, or
+padded otherwise, where they are. Those of other meshes travel logical, split as far as their sizes
+divide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshdsl.array import NamedArray
+from meshdsl.cuts import Cuts, pad, unpad
+from meshdsl.dims import Shape
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.program import SpmdProgram
+from meshdsl.mesh import Mesh
+
+
+def partition_spec(shape: Shape, layout: TensorLayout) -> PartitionSpec:
+    """Returns a tensor's layout in JAX's terms."""
+    parts = [layout.axes(name) for name in shape.names]
+    return PartitionSpec(*(p[0] if len(p) == 1 else p or None for p in parts))
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The form in which a tensor of some dims is stored on a mesh: `Storage.of(dims, ...)`.
+
+    Attributes:
+        cuts: how its dims are cut where they are padded; `()` without pads.
+        even: the sharding of the logical array: dims are split as far as they divide.
+    """
+
+    dims: Shape
+    cuts: Cuts
+    sharding: NamedSharding
+    even: NamedSharding
+
+    @staticmethod
+    def of(dims: Shape, layout: TensorLayout, mesh: Mesh, devices: jax.sharding.Mesh) -> Storage:
+        """Returns how `layout` stores a tensor on the devices of a mesh."""
+        fitting = layout.even(dims, mesh)
+        sharding, even = (
+            NamedSharding(devices, partition_spec(dims, where)) for where in (layout, fitting)
+        )
+        return Storage(dims, layout.cuts(dims, mesh), sharding, even)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of the stored array."""
+        cuts = self.cuts or ((),) * len(self.dims)
+        return tuple(_stored(dim.size, counts) for dim, counts in zip(self.dims, cuts, strict=True))
+
+    def put(self, array: Any) -> jax.Array:
+        """Returns an array stored this way: itself if it is.
+
+        Args:
+            array: a `NamedArray`, or logical data of any kind.
+        """
+        data, cuts = (array.data, array.cuts) if isinstance(array, NamedArray) else (array, ())
+        sharding = getattr(data, "sharding", None)
+        if cuts == self.cuts:
+            return data if sharding == self.sharding else jax.device_put(data, self.sharding)
+        if not isinstance(data, jax.Array):
+            logical = unpad(np, np.asarray(data), cuts, self.dims.sizes)
+            return jax.device_put(pad(np, logical, self.cuts), self.sharding)
+        if len(data.sharding.device_set) == 1:
+            return jax.device_put(_converting(cuts, self.cuts, self.dims)(data), self.sharding)
+        if not (isinstance(sharding, NamedSharding) and _same(sharding.mesh, self.sharding.mesh)):
+            logical = NamedArray(data, self.dims, cuts).unpadded()
+            data, cuts = jax.device_put(logical, self.even), ()
+        return _converting(cuts, self.cuts, self.dims, self.sharding)(data)
+
+
+def taking_logical(run: Callable, program: SpmdProgram) -> Callable:
+    """Returns a function of arrays as a program stores them as one of logical arrays."""
+    block, mesh = program.block, program.mesh
+    ins = [value.layout.cuts(value.shape, mesh) for value in block.inputs]
+    outs = [value.layout.cuts(value.shape, mesh) for value in block.outputs]
+    if not any((*ins, *outs)):
+        return run
+    sizes = [value.shape.sizes for value in block.outputs]
+
+    def logical(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        results = run(*(pad(jnp, array, cuts) for array, cuts in zip(arrays, ins, strict=True)))
+        rows = zip(results, outs, sizes, strict=True)
+        return tuple(unpad(jnp, array, cuts, size) for array, cuts, size in rows)
+
+    return logical
+
+
+def _stored(size: int, counts: tuple[int, ...]) -> int:
+    for count in counts:
+        size = -(-size // count)
+    for count in counts:
+        size *= count
+    return size
+
+
+def _same(one: Any, other: Any) -> bool:
+    return list(one.devices.flat) == list(other.devices.flat)
+
+
+@functools.lru_cache(maxsize=1024)
+def _converting(
+    before: Cuts, after: Cuts, dims: Shape, sharding: NamedSharding | None = None
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns what exchanges the pads of data on its devices; without a sharding, on one."""
+
+    def convert(data: jax.Array) -> jax.Array:
+        return pad(jnp, unpad(jnp, data, before, dims.sizes), after)
+
+    return jax.jit(convert, out_shardings=sharding)

@@ -1,0 +1,40 @@
+"""The jax_auto backend: one `jax.jit` of whole arrays with the layouts that are wanted.
+
+`function` is the program as a plain JAX function of global arrays; `Executable` is that function
+compiled for the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from meshdsl.lowering.backends import jax as of_jax
+from meshdsl.lowering.backends.jax.executable import check_dtypes, device_mesh
+from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
+from meshdsl.lowering.backends.jax_auto.machine import WholeMachine
+from meshdsl.lowering.program import SpmdProgram
+from meshdsl.mesh import Mesh
+
+
+class Executable(of_jax.Executable):
+    """A program of whole tensors compiled for the devices of its mesh; see the jax backend's."""
+
+    def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
+        return function(self.program, mesh)
+
+
+def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Callable:
+    """Returns the program as a jittable function of its inputs, as global arrays."""
+    check_dtypes(program)
+    devices = None
+    if program.mesh.size > 1:
+        devices = mesh or device_mesh(program.mesh)
+
+    def whole(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        # XLA cannot split fused kernels, so there is no platform that has some.
+        machine = WholeMachine(Mesh(), EMITTERS, "", split_over=program.mesh, devices=devices)
+        return tuple(machine.run(program.block, arrays))
+
+    return whole

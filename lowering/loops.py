@@ -1,0 +1,18 @@
+"""Loops: what can be said of the body of a scan."""
+
+from __future__ import annotations
+
+from meshdsl.graph import Graph
+
+
+def is_sum(body: Graph, start: int, end: int) -> bool:
+    """Whether a carry is only added to: nothing else in the body depends on it.
+
+    Args:
+        start, end: the numbers of the carry among the body's inputs and outputs.
+    """
+    carry, result = body.inputs[start], body.outputs[end]
+    readers = [op for op in body.operations for t in op.inputs if t is carry or t is result]
+    makers = [op for op in body.operations if op.outputs[0] is result]
+    returned = [t for t in body.outputs if t is carry or t is result]
+    return len(returned) == 1 and readers == makers and [op.name for op in makers] == ["add"]

@@ -1,0 +1,113 @@
+"""Blocks under change: what every pass needs to rewrite instructions and put them in order.
+
+A block's instructions may be put in any order in which each comes after those that make what it
+reads. Effects, such as prints, keep theirs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+
+_CHEAP = frozenset("barrier broadcast cast rename reshape slice transpose".split())
+
+
+def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdProgram:
+    """Returns a program with all blocks changed, those inside of others first.
+
+    `each_block(program, lambda block: block)` is the program itself: what does not change is kept.
+    """
+    block = _changed(program.block, change)
+    return program if block is program.block else replace(program, block=block)
+
+
+def _changed(block: Block, change: Callable[[Block], Block]) -> Block:
+    found = []
+    for instruction in block.instructions:
+        bodies = {
+            name: _changed(body, change)
+            for name, body in instruction.params.items()
+            if isinstance(body, Block)
+        }
+        if any(body is not instruction.params[name] for name, body in bodies.items()):
+            instruction = replace(instruction, params={**instruction.params, **bodies})
+        found.append(instruction)
+    if any(new is not old for new, old in zip(found, block.instructions, strict=True)):
+        block = replace(block, instructions=tuple(found))
+    return change(block)
+
+
+def in_order(
+    instructions: Iterable[Instruction], priority: Mapping[Instruction, float]
+) -> tuple[Instruction, ...]:
+    """Returns instructions in an order in which each can run: of those that can, the least first.
+
+    Args:
+        instructions: each makes what none of the others makes; given in any order, but for effects,
+            whose order is kept.
+        priority: when each should come, if what it reads is there by then; as a rule its place in
+            the block. Equals come in the order given.
+    """
+    given = list(instructions)
+    maker = {value: n for n, one in enumerate(given) for value in one.outputs}
+    after: list[set[int]] = [set() for _ in given]
+    waiting = [0] * len(given)
+    last_effect: int | None = None
+    for n, one in enumerate(given):
+        needs = {maker[value] for value in one.inputs if value in maker}
+        if one.has_effect:
+            needs |= {last_effect} if last_effect is not None else set()
+            last_effect = n
+        waiting[n] = len(needs)
+        for need in needs:
+            after[need].add(n)
+    ready = [(priority[one], n) for n, one in enumerate(given) if not waiting[n]]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        found.append(given[n])
+        for follower in after[n]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (priority[given[follower]], follower))
+    assert len(found) == len(given), "instructions that need each other"
+    return tuple(found)
+
+
+def ready(
+    one: Instruction, maker: Mapping[Value, Instruction], place: Mapping[Instruction, float]
+) -> tuple[list[Instruction], float]:
+    """Returns what leads to an instruction and can be done with it, and the place of what cannot.
+
+    What only moves or casts can be done at any time. The place is that of the last of the others
+    that must be there first; -1 if there is none.
+
+    Args:
+        maker: which instruction of the block makes a value.
+        place: where each stands in the block.
+    """
+    moved: dict[Instruction, None] = {}
+    last = -1.0
+    waiting = [maker[value] for value in one.inputs if value in maker]
+    while waiting:
+        before = waiting.pop()
+        if before.op not in _CHEAP:
+            last = max(last, place[before])
+        elif before not in moved:
+            moved[before] = None
+            waiting += [maker[value] for value in before.inputs if value in maker]
+    return list(moved), last
+
+
+def substituted(
+    instruction: Instruction, values: Mapping[Value, Value], outputs: Sequence[Value] | None = None
+) -> Instruction:
+    """Returns an instruction that reads other values where `values` tells so."""
+    inputs = tuple(values.get(value, value) for value in instruction.inputs)
+    if inputs == instruction.inputs and outputs is None:
+        return instruction
+    return replace(instruction, inputs=inputs, outputs=tuple(outputs or instruction.outputs))

@@ -1,0 +1,130 @@
+"""Bucket: collectives that do not depend on each other become one.
+
+Each collective costs the time until the first byte arrives, whatever it sends; so those of one op,
+dtype and kind, over the same axes, in the same block, are joined. All that is as many such
+collectives away from the block's inputs is joined, which leaves the fewest: as many as the longest
+chain in which each needs the one before. A joined reduction stands where the last of its operands
+is ready. A joined gather stands where the first of its results was asked for, if by then all that
+it gathers is ready, or can be made ready by moving and casting what the block is given; else where
+the last is ready. No bucket reaches across the border of a loop, and the permutes of rings that run
+beside products (`overlap`) go each at its own time.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.blocks import each_block, in_order, ready
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined, payload_bytes
+from meshdsl.mesh import Mesh
+
+
+def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
+    """Joins collectives into buckets of at most `options.bucket_bytes` of payload.
+
+    A collective that is larger than that stays alone. Where `options.memory` is given and buckets
+    would take the peak above it, and above what it is without them, they are made smaller until
+    they do not, by halves.
+    """
+    limit, rings = options.bucket_bytes, options.overlap
+    if limit == 0:
+        return program
+    found = _with_buckets(program, limit, rings)
+    if options.memory is None or found is program:
+        return found
+    allowed = max(options.memory, program.peak_bytes)
+    while found.peak_bytes > allowed:
+        largest = max(one.payload_bytes for one in found.collectives if one.parts)
+        found = _with_buckets(program, largest // 2, rings)
+        if found is program:
+            break
+    return found
+
+
+def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdProgram:
+    return each_block(program, lambda block: _joined(block, program.mesh, limit, rings))
+
+
+def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
+    chosen = (one for one in block.instructions if one.is_collective)
+    keys = [_key(one) for one in chosen if not (rings and one.op == "permute")]
+    instructions = block.instructions
+    for key, count in collections.Counter(keys).items():
+        if count > 1:
+            instructions = _of_one_key(instructions, key, mesh, limit)
+    if instructions is block.instructions:
+        return block
+    return replace(block, instructions=instructions)
+
+
+def _key(one: Instruction) -> Hashable:
+    """Returns what collectives have in common that can be one."""
+    axes, (first, *_) = tuple(one.params["axes"]), one.inputs
+    if one.op == "all_reduce":
+        axes = tuple(sorted(axes))
+    return one.op, axes, first.dtype, one.params.get("kind"), one.params.get("pairs")
+
+
+def _of_one_key(
+    instructions: tuple[Instruction, ...], key: Hashable, mesh: Mesh, limit: int | None
+) -> tuple[Instruction, ...]:
+    """Joins the collectives of one key."""
+    place = {one: n for n, one in enumerate(instructions)}
+    maker = {value: one for one in instructions for value in one.outputs}
+    levels = _levels(instructions, lambda one: one.is_collective and _key(one) == key)
+    groups = [group for level in levels for group in _within(level, mesh, limit)]
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return instructions
+    priority: dict[Instruction, float] = dict(place)
+    gone = {one for group in groups for one in group}
+    found = [one for one in instructions if one not in gone]
+    for group in groups:
+        bucket = joined(group, mesh)
+        found.append(bucket)
+        priority[bucket] = place[group[-1]]
+        if bucket.op == "all_gather":
+            moved, last = ready(bucket, maker, place)
+            priority[bucket] = max(place[group[0]], last + 0.5)
+            for one in moved:
+                priority[one] = min(priority[one], priority[bucket] - 0.25)
+    return in_order(found, priority)
+
+
+def _levels(
+    instructions: Sequence[Instruction], chosen: Callable[[Instruction], bool]
+) -> list[list[Instruction]]:
+    """Returns the chosen instructions by how many of them each comes after."""
+    depth: dict[Value, int] = {}
+    levels: list[list[Instruction]] = []
+    effect = 0
+    for one in instructions:
+        here = max((depth.get(value, 0) for value in one.inputs), default=0)
+        if one.has_effect:
+            effect = here = max(here, effect)
+        if chosen(one):
+            levels += [[] for _ in range(here + 1 - len(levels))]
+            levels[here].append(one)
+            here += 1
+        for value in one.outputs:
+            depth[value] = here
+    return levels
+
+
+def _within(
+    group: Sequence[Instruction], mesh: Mesh, limit: int | None
+) -> Iterator[list[Instruction]]:
+    """Yields a group in parts of at most `limit` bytes, or of one instruction."""
+    part: list[Instruction] = []
+    total = 0
+    for one in group:
+        size = payload_bytes(one, mesh)
+        if part and limit is not None and total + size > limit:
+            yield part
+            part, total = [], 0
+        part.append(one)
+        total += size
+    yield part

@@ -1,0 +1,364 @@
+"""Overlap: products that need a gather, or end in a reduction, become rings of permutes.
+
+An `all_gather` before an einsum has all devices wait for all shards. In a ring each multiplies the
+shard that it has while that one travels on to its neighbour, and puts the result where the shard
+belongs, or adds it up where the gathered dim is contracted. Before a `reduce_scatter`, sums travel:
+each device adds its product for the block that a sum is for while the next product is computed.
+What is sent is what the collective sends, (n-1)/n of the payload. Two half rings run in opposite
+directions, so that both directions of the links are used and half the steps are left. Wang et al.
+2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models" (ASPLOS), sections 5.1 and 5.4.
+
+A gather is replaced for all einsums that do not need each other's results; readers of other kinds
+get the whole, put together from the same shards. A reduction is replaced where its operand is an
+einsum that nothing else reads, or what is elementwise of such. Left alone are dims with pads, and
+what does not pay: where a shard is small, a ring costs n-1 latencies for one; where the product is
+small beside it, there is nothing to hide the transfer behind; and a long ring makes a program that
+grows with the number of devices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.flops import instruction_flops
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.blocks import each_block, in_order
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.mesh import Mesh
+from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.source import Source
+
+SMALLEST = 64 * 1024  # bytes of a shard; 0.7 µs on one link of a TPU v5p, about its latency
+LONGEST = 16  # devices in a ring
+INTENSITY = 128.0  # flops for each byte sent; on a TPU v5p they take 5 % of the transfer's time
+
+
+def overlap(program: SpmdProgram, options: Options) -> SpmdProgram:
+    """Turns gathers and reductions beside products into rings, if asked for, where it pays.
+
+    Where `options.memory` is given and rings would take the peak above it, there are none.
+    """
+    if not options.overlap:
+        return program
+    found = rings(program)
+    if options.memory is not None and found.peak_bytes > max(options.memory, program.peak_bytes):
+        return program
+    return found
+
+
+def rings(
+    program: SpmdProgram, smallest: int = SMALLEST, intensity: float = INTENSITY
+) -> SpmdProgram:
+    """Returns the program with rings: `rings(f.lower(x), smallest=0, intensity=0)` makes all.
+
+    Args:
+        smallest: bytes of a shard; smaller ones are sent as before.
+        intensity: flops for each byte sent; where there are fewer, it is sent as before.
+    """
+    return each_block(program, lambda block: _Block(block, program.mesh, smallest, intensity).run())
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """The devices along some axes, and a dim that they share equally: `chunk` positions each."""
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    dim: str
+    chunk: int
+
+    @property
+    def size(self) -> int:
+        return self.mesh.extent(self.axes)
+
+    def starts(self, shift: int) -> tuple[int, ...]:
+        """Returns where the shard of the device `shift` places on lies, by a device's index."""
+        return tuple((index + shift) % self.size * self.chunk for index in range(self.size))
+
+    def small(self, shape: Shape) -> Shape:
+        """Returns the shape of a piece: that of one device along the ring."""
+        return Shape(
+            Dimension(d.name, d.size // self.size) if d.name == self.dim else d for d in shape
+        )
+
+    def loose(self, layout: TensorLayout) -> TensorLayout:
+        """Returns the layout of a piece, which devices along the ring have each for themselves."""
+        rest = layout.split(self.dim, [a for a in layout.axes(self.dim) if a not in self.axes])
+        rest = rest.drop([axis for axis in self.axes if axis in rest.partial_axes])
+        free = [axis for axis in self.axes if axis not in rest.split_axes]
+        return rest.add_partial(free, "varying")
+
+    def value(self, shape: Shape, like: Value, layout: TensorLayout) -> Value:
+        return Value(shape, like.dtype, layout, layout.local(shape, self.mesh))
+
+
+@lru_cache(maxsize=256)
+def _neighbours(mesh: Mesh, axes: tuple[str, ...], by: int) -> tuple[tuple[int, int], ...]:
+    """Returns who sends to whom, by number of device, when all send `by` places on."""
+    return tuple(
+        sorted(
+            (device, group[(at + by) % len(group)])
+            for group in mesh.groups(*axes)
+            for at, device in enumerate(group)
+        )
+    )
+
+
+class _Writer:
+    """Writes the instructions of one ring, each with the line that it is for."""
+
+    def __init__(self, ring: _Ring) -> None:
+        self.ring = ring
+        self.instructions: list[Instruction] = []
+
+    def write(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        result: Value,
+        source: Source,
+        params: Mapping[str, Any] | None = None,
+    ) -> Value:
+        self.instructions.append(Instruction(op, tuple(inputs), (result,), params or {}, source))
+        return result
+
+    def piece(self, shard: Value, source: Source) -> Value:
+        """Returns a shard as a piece: the same elements, of a dim of its own size."""
+        ring = self.ring
+        result = ring.value(ring.small(shard.shape), shard, ring.loose(shard.layout))
+        return self.write("reshape", (shard,), result, source)
+
+    def cut(self, value: Value, shift: int, source: Source) -> Value:
+        """Returns the piece of a value that belongs to the device `shift` places on."""
+        ring = self.ring
+        if value.shape.find(ring.dim) is None:
+            return value
+        result = ring.value(ring.small(value.shape), value, ring.loose(value.layout))
+        params = {"dim": ring.dim, "axes": ring.axes, "starts": ring.starts(shift)}
+        return self.write("local_slice", (value,), result, source, params)
+
+    def send(self, piece: Value, by: int, source: Source) -> Value:
+        """Returns the piece that comes when all send theirs `by` places on."""
+        ring = self.ring
+        pairs = _neighbours(ring.mesh, ring.axes, by)
+        params = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}
+        return self.write("permute", (piece,), replace(piece), source, params)
+
+    def add(self, pieces: Sequence[Value], source: Source, result: Value | None = None) -> Value:
+        """Returns the sum of pieces; as `result` if that is given."""
+        total, *rest = pieces
+        for n, piece in enumerate(rest, 1):
+            end = result if result is not None and n == len(rest) else replace(piece)
+            total = self.write("add", (total, piece), end, source)
+        return total
+
+
+class _Block:
+    """The rings of one block."""
+
+    def __init__(self, block: Block, mesh: Mesh, smallest: int, intensity: float) -> None:
+        self.block = block
+        self.mesh = mesh
+        self.smallest = smallest
+        self.intensity = intensity
+        self.place = {one: n for n, one in enumerate(block.instructions)}
+        self.maker = {value: one for one in block.instructions for value in one.outputs}
+        self.readers: dict[Value, list[Instruction]] = defaultdict(list)
+        for one in block.instructions:
+            for value in one.inputs:
+                self.readers[value].append(one)
+        self.returned = set(block.outputs)
+        self.gone: set[Instruction] = set()
+        self.written: list[tuple[float, list[Instruction]]] = []
+
+    def run(self) -> Block:
+        for one in self.block.instructions:
+            if one in self.gone or len(one.outputs) != 1:
+                continue
+            if one.op == "all_gather":
+                self._gather(one)
+            elif one.op == "reduce_scatter":
+                self._reduce(one)
+        if not self.written:
+            return self.block
+        kept = [one for one in self.block.instructions if one not in self.gone]
+        priority: dict[Instruction, float] = dict(self.place)
+        for at, instructions in self.written:
+            priority.update(dict.fromkeys(instructions, at))
+            kept += instructions
+        kept.sort(key=priority.__getitem__)
+        return replace(self.block, instructions=in_order(kept, priority))
+
+    def _ring(self, one: Instruction, whole: Value, part: Value) -> _Ring | None:
+        """Returns the ring that a collective can be, if its devices share the dim equally."""
+        axes, dim = tuple(one.params["axes"]), one.params["dim"]
+        ring = _Ring(self.mesh, axes, dim, part.local.get(dim).size)
+        outer = self.mesh.extent(part.layout.axes(dim))
+        even = part.shape.get(dim).size == outer * ring.chunk
+        even = even and whole.local.get(dim).size == ring.size * ring.chunk
+        small = part.bytes < self.smallest
+        return ring if even and not small and 1 < ring.size <= LONGEST else None
+
+    def _pays(self, ring: _Ring, part: Value, products: Iterable[Instruction]) -> bool:
+        sent = (ring.size - 1) * part.bytes
+        return sum(map(instruction_flops, products)) >= self.intensity * sent
+
+    # A gather before products.
+
+    def _gather(self, gather: Instruction) -> None:
+        (part,), (whole,) = gather.inputs, gather.outputs
+        ring = self._ring(gather, whole, part)
+        products = self._products(gather)
+        if ring is None or not products or not self._pays(ring, part, products):
+            return
+        writer = _Writer(ring)
+        needs_whole = whole in self.returned or len(set(self.readers[whole])) > len(products)
+        pieces: dict[Instruction, list[Value]] = defaultdict(list)
+        held = [(0, writer.piece(part, gather.source))]
+        ends: dict[Instruction, Value] = {}
+        for step in range(ring.size // 2 + 1):
+            following = []
+            for shift, piece in held:  # sent on before it is used, so that both go together
+                for by in (1, -1) if step == 0 else (1 if shift < 0 else -1,):
+                    last = ring.size // 2 if by == 1 else (ring.size - 1) // 2
+                    if step < last:
+                        following.append((shift - by, writer.send(piece, by, gather.source)))
+            for shift, piece in held:
+                for product in products:
+                    made = self._times(writer, product, whole, piece, shift)
+                    self._place(writer, product, made, shift, pieces, ends)
+                if needs_whole:
+                    self._place(writer, gather, piece, shift, pieces, ends)
+            held = following
+        for product, terms in pieces.items():
+            writer.add(terms, product.source, product.outputs[0])
+        self._finish(writer, [gather, *products], min(self.place[one] for one in products))
+
+    def _products(self, gather: Instruction) -> list[Instruction]:
+        """Returns the einsums of a gathered value that need nothing else that is made of it."""
+        (whole,) = gather.outputs
+        below = {whole}
+        found = []
+        for one in self.block.instructions[self.place[gather] + 1 :]:
+            depends = [value for value in one.inputs if value in below]
+            if not depends:
+                continue
+            if one.op == "einsum" and depends == [whole] and one not in self.gone:
+                found.append(one)
+            below.update(one.outputs)
+        return found
+
+    def _times(
+        self, writer: _Writer, product: Instruction, whole: Value, piece: Value, shift: int
+    ) -> Value:
+        """Returns the product with one shard: of all that it stands for, or one of its terms."""
+        inputs = [
+            piece if value is whole else writer.cut(value, shift, product.source)
+            for value in product.inputs
+        ]
+        return self._einsum(writer, product, inputs)
+
+    def _einsum(self, writer: _Writer, product: Instruction, inputs: Sequence[Value]) -> Value:
+        ring, (out,) = writer.ring, product.outputs
+        result = ring.value(ring.small(out.shape), out, ring.loose(out.layout))
+        return writer.write("einsum", inputs, result, product.source, product.params)
+
+    def _place(
+        self,
+        writer: _Writer,
+        product: Instruction,
+        piece: Value,
+        shift: int,
+        pieces: dict[Instruction, list[Value]],
+        ends: dict[Instruction, Value],
+    ) -> None:
+        """Puts a piece of a result where it belongs, or among the terms of a sum."""
+        ring, (out,) = writer.ring, product.outputs
+        if out.shape.find(ring.dim) is None:
+            pieces[product].append(piece)
+            return
+        if product not in ends:
+            blank = replace(out)
+            ends[product] = writer.write("full", (), blank, product.source, {"value": 0})
+        count = pieces.setdefault(product, [])
+        count.append(piece)
+        last = len(count) == ring.size
+        params = {"dim": ring.dim, "axes": ring.axes, "starts": ring.starts(shift)}
+        result = out if last else replace(out)
+        ends[product] = writer.write(
+            "local_update", (ends[product], piece), result, product.source, params
+        )
+        if last:
+            del pieces[product]
+
+    # A reduction after products.
+
+    def _reduce(self, scatter: Instruction) -> None:
+        (whole,), (part,) = scatter.inputs, scatter.outputs
+        ring = self._ring(scatter, whole, part)
+        inner = list(self._inner(whole, ring.dim)) if ring else []
+        products = [one for one in inner if one.op == "einsum"]
+        if ring is None or not products or not self._pays(ring, part, products):
+            return
+        writer = _Writer(ring)
+        travelling: dict[int, Value] = {}
+        lengths = {1: ring.size // 2, -1: (ring.size - 1) // 2}
+        for step in range(ring.size // 2):
+            came = {by: writer.send(total, by, scatter.source) for by, total in travelling.items()}
+            for by, length in lengths.items():  # the shorter ring begins one step later
+                late = step - (lengths[1] - length)
+                if late >= 0:
+                    mine = self._chunk(writer, whole, by * (length - late), inner)
+                    terms = [came[by], mine] if by in came else [mine]
+                    travelling[by] = writer.add(terms, scatter.source)
+        came = {by: writer.send(total, by, scatter.source) for by, total in travelling.items()}
+        own = self._chunk(writer, whole, 0, inner)
+        total = writer.add([own, *came.values()], scatter.source)
+        writer.write("reshape", (total,), part, scatter.source)
+        self._finish(writer, [scatter, *inner], self.place[scatter])
+
+    def _inner(self, value: Value, dim: str) -> Iterator[Instruction]:
+        """Yields what can be computed block by block: einsums, and what is elementwise of them."""
+        maker = self.maker.get(value)
+        if maker is None or value in self.returned or len(self.readers[value]) > 1:
+            return
+        if value.shape.find(dim) is None:
+            return
+        if maker in self.gone or len(maker.outputs) > 1:
+            return
+        if maker.op == "einsum":
+            yield maker
+        elif maker.op in ELEMENTWISE:
+            yield maker
+            for operand in dict.fromkeys(maker.inputs):
+                yield from self._inner(operand, dim)
+
+    def _chunk(
+        self, writer: _Writer, value: Value, shift: int, inner: Sequence[Instruction]
+    ) -> Value:
+        """Returns the block of a value that is for the device `shift` places on."""
+        ring, maker = writer.ring, self.maker.get(value)
+        if value.shape.find(ring.dim) is None:
+            return value
+        if maker is None or maker not in inner:
+            source = maker.source if maker else self.readers[value][0].source
+            return writer.cut(value, shift, source)
+        if maker.op == "einsum":
+            inputs = [writer.cut(operand, shift, maker.source) for operand in maker.inputs]
+            return self._einsum(writer, maker, inputs)
+        inputs = [self._chunk(writer, operand, shift, inner) for operand in maker.inputs]
+        (out,) = maker.outputs
+        result = ring.value(ring.small(out.shape), out, ring.loose(out.layout))
+        return writer.write(maker.op, inputs, result, maker.source, maker.params)
+
+    def _finish(self, writer: _Writer, replaced: Sequence[Instruction], at: float) -> None:
+        """Puts a ring in the place of what it replaces."""
+        self.gone.update(replaced)
+        self.written.append((at, writer.instructions))

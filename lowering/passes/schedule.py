@@ -1,0 +1,62 @@
+"""Schedule: collectives begin early, so that there is work left to do while they travel.
+
+Lowering writes a collective where its result is first read. Here reductions, and all that sends
+what the block has computed, move to where their operands are ready; a gather moves to before the
+last product, or loop, that comes before its first reader, so that one of these can hide it and no
+more is held than that takes. What moves and casts operands goes along. Readers stay where they are.
+XLA orders instructions once more for TPU and GPU; what is told of a program, and backends that run
+it as it is written, go by this order.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection
+from dataclasses import replace
+
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.blocks import each_block, in_order, ready
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram
+
+_LONG = frozenset("attention attention_gradient cond convolve einsum scan while".split())
+
+
+def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
+    """Moves collectives to where they can begin, gathers only as far as it pays.
+
+    A program whose peak would grow, and above `options.memory` if that is given, keeps its gathers
+    where they are, and all its collectives if that is not enough.
+    """
+    allowed = max(program.peak_bytes, options.memory or 0)
+    for kinds in (COLLECTIVES, [kind for kind in COLLECTIVES if kind != "all_gather"]):
+        found = each_block(program, lambda block, kinds=kinds: _early(block, kinds))  # type: ignore[misc]
+        if found is program or found.peak_bytes <= allowed:
+            return found
+    return program
+
+
+def _early(block: Block, kinds: Collection[str]) -> Block:
+    place = {one: n for n, one in enumerate(block.instructions)}
+    maker = {value: one for one in block.instructions for value in one.outputs}
+    first: dict[Instruction, int] = {}
+    for one in reversed(block.instructions):
+        for value in one.inputs:
+            if value in maker:
+                first[maker[value]] = place[one]
+    long = [n for one, n in place.items() if one.op in _LONG]
+    priority: dict[Instruction, float] = dict(place)
+    for one in block.instructions:
+        if one.op not in kinds:
+            continue
+        moved, begin = ready(one, maker, priority)  # equals come in the order given
+        if one.op == "all_gather":
+            before = bisect.bisect_left(long, first.get(one, len(block.instructions)))
+            begin = max(begin, long[before - 1] - 0.5) if before else place[one]
+        if begin < place[one]:
+            priority[one] = begin
+            for each in moved:
+                priority[each] = min(priority[each], begin)
+    instructions = in_order(block.instructions, priority)
+    return (
+        block if instructions == block.instructions else replace(block, instructions=instructions)
+    )

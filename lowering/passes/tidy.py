@@ -1,0 +1,64 @@
+"""Tidy: nothing is done twice, and nothing that no one needs.
+
+The same collective, or local instruction, of the same values is done once in a block. What lies
+behind a barrier counts as other values than what lies before it, so what is to be computed or
+gathered again is. Effects stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.blocks import each_block, substituted
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact
+
+
+def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
+    """Drops duplicates, and what neither a result nor an effect needs."""
+    return each_block(program, lambda block: _needed(_once(block)))
+
+
+def _once(block: Block) -> Block:
+    known: dict[Hashable, tuple[Value, ...]] = {}
+    same: dict[Value, Value] = {}
+    kept = []
+    for one in block.instructions:
+        one = substituted(one, same)
+        key = _key(one)
+        before = known.get(key) if key is not None else None
+        if before is not None:
+            same.update(zip(one.outputs, before, strict=True))
+            continue
+        if key is not None:
+            known[key] = one.outputs
+        kept.append(one)
+    if not same:
+        return block
+    outputs = tuple(same.get(value, value) for value in block.outputs)
+    return replace(block, instructions=tuple(kept), outputs=outputs)
+
+
+def _key(one: Instruction) -> Hashable | None:
+    """Returns what equal instructions have in common, or None if there is never another."""
+    if one.has_effect or one.op == "barrier":
+        return None
+    if any(isinstance(value, np.ndarray | Block | dict) for value in one.params.values()):
+        return None
+    results = tuple((value.shape, value.dtype, value.layout) for value in one.outputs)
+    return one.op, one.inputs, results, exact(one.params)
+
+
+def _needed(block: Block) -> Block:
+    needed = set(block.outputs)
+    kept = []
+    for one in reversed(block.instructions):
+        if one.has_effect or any(value in needed for value in one.outputs):
+            needed.update(one.inputs)
+            kept.append(one)
+    if len(kept) == len(block.instructions):
+        return block
+    return replace(block, instructions=tuple(reversed(kept)))

@@ -1,0 +1,156 @@
+"""Verify: whether a program is well formed, whatever passes have made of it.
+
+A pass that breaks a rule told here is wrong; tests ask after every pass. Nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.mesh import Mesh
+
+
+def verify(program: SpmdProgram) -> None:
+    """Checks that a program is well formed: `verify(f.lower(x))`.
+
+    Raises:
+        AssertionError: a value is read before it is made, or made twice; a shard has not the shape
+            that its layout says; a block does not fit the instruction that runs it; or a collective
+            leaves another layout than its kind does. Every problem is told.
+    """
+    found = list(_problems(program.block, program.mesh, set()))
+    if len(program.block.inputs) != len(program.input_paths):
+        found.append("the program has not one path for each input")
+    if len(program.block.outputs) != len(program.output_paths):
+        found.append("the program has not one path for each output")
+    assert not found, "; ".join(found)
+
+
+def _problems(block: Block, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
+    """Yields what is wrong in a block; `seen` collects the values of all blocks."""
+    here: set[Value] = set()
+    for value in block.inputs:
+        yield from _made(value, "an input", mesh, seen)
+        here.add(value)
+    for one in block.instructions:
+        if any(value not in here for value in one.inputs):
+            yield f"{one.op} at {one.source} reads what has not been made in its block"
+        for value in one.outputs:
+            yield from _made(value, f"a result of {one.op} at {one.source}", mesh, seen)
+            here.add(value)
+        for body in one.bodies:
+            yield from _problems(body, mesh, seen)
+        wrong = _bodies_fit(one) if one.bodies else ""
+        if one.is_collective:
+            wrong = _collective_fits(one, mesh)
+        if wrong:
+            yield f"{one.op} at {one.source} {wrong}"
+    if any(value not in here for value in block.outputs):
+        yield "a block returns what it has not made"
+
+
+def _made(value: Value, what: str, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
+    if value in seen:
+        yield f"{what} is there already"
+    seen.add(value)
+    if value.layout.local(value.shape, mesh) != value.local:
+        yield f"{what} has {value.local}, where its layout {value.layout} leaves other sizes"
+
+
+def _bodies_fit(one: Instruction) -> str:
+    """Returns in what way the blocks of an instruction do not fit it, if in one."""
+    params = one.params
+    if one.op == "cond":
+        given = tuple(map(_kind, one.inputs[1:]))
+        fits = all(
+            tuple(map(_kind, body.inputs)) == given
+            and tuple(map(_kind, body.outputs)) == tuple(map(_kind, one.outputs))
+            for body in one.bodies
+        )
+        return "" if fits else "has branches for other operands or results"
+    body, first = params["body"], params["consts"] + params["carries"]
+    start, end = one.inputs[params["consts"] : first], one.outputs[: params["carries"]]
+    within = body.inputs[params["consts"] : first], body.outputs[: params["carries"]]
+    if len(body.inputs) != len(one.inputs) or len(body.outputs) != len(one.outputs):
+        return "has a body for another number of operands or results"
+    kinds = {tuple((v.local, v.dtype) for v in each) for each in (start, end, *within)}
+    if len(kinds) > 1:
+        return "has carries that change their kind on the way"
+    pairs = list(zip(one.inputs[: params["consts"]], body.inputs, strict=False))
+    if any(_kind(outer) != _kind(inner) for outer, inner in pairs):
+        return "has consts of another kind inside"
+    stacked = [
+        *zip(one.inputs[first:], body.inputs[first:], strict=True),
+        *zip(one.outputs[params["carries"] :], body.outputs[params["carries"] :], strict=True),
+    ]
+    if one.op == "scan" and any(
+        outer.local.without([params["dim"]]) != inner.local for outer, inner in stacked
+    ):
+        return "has slices of other sizes inside"
+    return ""
+
+
+def _kind(value: Value) -> tuple[object, ...]:
+    return value.local, value.dtype, value.layout
+
+
+def _collective_fits(one: Instruction, mesh: Mesh) -> str:
+    """Returns in what way a collective is not one, if in one."""
+    if len(one.inputs) != len(one.outputs) or len(one.parts) != len(one.inputs):
+        return "has not one result for each operand"
+    if len({value.dtype for value in (*one.inputs, *one.outputs)}) > 1:
+        return "joins several dtypes"
+    if len(set(one.inputs)) < len(one.inputs) and one.op == "all_reduce":
+        return "moves a tensor twice"
+    for part in one.parts:
+        (value,), (result,), axes = part.inputs, part.outputs, tuple(part.params["axes"])
+        if value.shape != result.shape:
+            return f"turns {value.shape} into {result.shape}"
+        if part.op == "permute":
+            wrong = _pairs_fit(part, mesh)
+        elif part.op == "all_reduce":
+            wrong = "" if _reduces(value.layout, result.layout, axes) else "leaves partial sums"
+        else:
+            at = _after(part, value.layout, axes)
+            wrong = "" if at == result.layout else f"goes to {result.layout}, not to {at}"
+        if wrong:
+            return wrong
+    return ""
+
+
+def _reduces(before: TensorLayout, after: TensorLayout, axes: tuple[str, ...]) -> bool:
+    """Whether an all_reduce leads there; what belongs to one device alone may be told so or not."""
+    busy = before.split_axes & set(axes)
+    return not busy and before.drop(axes).splits == after.splits and not _over(after, axes)
+
+
+def _over(layout: TensorLayout, axes: tuple[str, ...]) -> bool:
+    return bool(set(layout.partial_axes) & set(axes))
+
+
+def _after(one: Instruction, before: TensorLayout, axes: tuple[str, ...]) -> TensorLayout | None:
+    """Returns the layout that a collective leads to, or None if it cannot start from there."""
+    if one.op == "reduce_scatter":
+        dim = one.params["dim"]
+        rest = before.drop(axes)
+        return rest.split(dim, (*before.axes(dim), *axes)) if _over(before, axes) else None
+    dim = one.params["dim" if one.op == "all_gather" else "concat"]
+    held = before.axes(dim)
+    if held[len(held) - len(axes) :] != axes:
+        return None
+    rest = before.split(dim, held[: len(held) - len(axes)])
+    if one.op == "all_gather":
+        return rest
+    return rest.split(one.params["split"], (*before.axes(one.params["split"]), *axes))
+
+
+def _pairs_fit(one: Instruction, mesh: Mesh) -> str:
+    sources, targets = zip(*one.params["pairs"], strict=True)
+    if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+        return "sends or receives twice at one device"
+    if not set(sources) | set(targets) <= set(range(mesh.size)):
+        return "names devices that the mesh has not"
+    (value,), (result,) = one.inputs, one.outputs
+    return "" if value.local == result.local else f"turns {value.local} into {result.local}"

@@ -1,0 +1,100 @@
+"""Cuts: how a dim of any size becomes equal blocks, one for each device, and one dim again.
+
+A dim is cut level by level, once for each mesh axis that splits it, major first: each level makes
+equal blocks, of which the last are filled up with pads. 5 cut by (2, 2) is `01 2- | 34 --`. What
+pads (`-`) hold is undefined. `Cuts` are the cuts of every dim of an array, in the array's order:
+the counts of each level for a dim that has pads, `()` for one that has none; and `()` alone stands
+for an array without pads. Functions take numpy, or what follows its interface, as `xp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+Cuts: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def cut(xp: Any, array: Any, at: int, counts: Sequence[int]) -> Any:
+    """Pads position `at` so that it is equal blocks of equal blocks, `counts[0]` of them first.
+
+    These are the blocks of a dim split over axes of such sizes: `cut(np, x, 0, [2, 2])`.
+    """
+    before, size, after = array.shape[:at], array.shape[at], array.shape[at + 1 :]
+    if size % math.prod(counts) == 0:
+        return array
+    for place, count in enumerate(counts, at):
+        block = -(-size // count)
+        pads = [(0, 0)] * array.ndim
+        pads[place] = (0, count * block - size)
+        array = xp.pad(array, pads)
+        array = array.reshape(*array.shape[:place], count, block, *after)
+        size = block
+    return array.reshape(*before, math.prod(counts) * size, *after)
+
+
+def join(xp: Any, array: Any, at: int, counts: Sequence[int], size: int) -> Any:
+    """Drops the pads of position `at`, which is blocks of blocks, so that `size` are left.
+
+    The inverse of `cut`: `join(np, padded, 0, [2, 2], 5)`.
+    """
+    before, after = array.shape[:at], array.shape[at + 1 :]
+    if size % math.prod(counts) == 0:
+        return array
+    sizes = [size]
+    for count in counts:
+        sizes.append(-(-sizes[-1] // count))
+    array = array.reshape(*before, *counts, sizes[-1], *after)
+    for level in reversed(range(len(counts))):
+        place = at + level
+        whole = counts[level] * sizes[level + 1]
+        array = array.reshape(*array.shape[:place], whole, *after)
+        array = array[(slice(None),) * place + (slice(sizes[level]),)]
+    return array
+
+
+def pad(xp: Any, array: Any, cuts: Cuts) -> Any:
+    """Cuts every dim of an array: `pad(np, x, ((2, 2), ()))`."""
+    for at, counts in enumerate(cuts):
+        array = cut(xp, array, at, counts)
+    return array
+
+
+def unpad(xp: Any, array: Any, cuts: Cuts, sizes: Sequence[int]) -> Any:
+    """Drops all pads, so that `sizes` are left: `unpad(np, padded, ((2, 2), ()), [5, 3])`."""
+    for at, (counts, size) in enumerate(zip(cuts, sizes, strict=bool(cuts))):
+        array = join(xp, array, at, counts, size)
+    return array
+
+
+def part(size: int, counts: Sequence[int], places: Sequence[int]) -> tuple[int, int]:
+    """Returns the positions of a dim, first and past the last, that are in one of its blocks.
+
+    A block of nothing but pads has none; both are then where its data would start.
+
+    >>> part(5, [2, 2], [1, 0])
+    (3, 5)
+
+    Args:
+        places: where the block is at each level.
+    """
+    start, stop, block = 0, size, size
+    for count, place in zip(counts, places, strict=True):
+        block = -(-block // count)
+        start = min(start + place * block, stop)
+        stop = min(start + block, stop)
+    return start, stop
+
+
+def places(counts: Sequence[int], block: int) -> list[int]:
+    """Returns where a block, by its number among all, is at each level, major first.
+
+    >>> places([2, 3], 4)
+    [1, 1]
+    """
+    found = []
+    for count in reversed(counts):
+        block, place = divmod(block, count)
+        found.append(place)
+    return found[::-1]

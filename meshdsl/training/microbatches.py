@@ -1,0 +1,188 @@
+"""Gradient accumulation: a batch in parts, one after another, and one gradient of all of them.
+
+Every leaf with the batch dim is split into `[batch, microbatch]`, the microbatch minor: a device
+gives each microbatch its share of its own rows, so nothing moves where the devices divide the rows
+of a microbatch. A scan over `microbatch` adds the gradients up, in float32 at least, and nothing in
+it reads the sums: what is partial stays so, and is reduced once, after the scan. Means over the
+batch come out as those of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.autodiff import value_and_grad
+from meshdsl.dims import Dimension, Shape
+from meshdsl.dtypes import accumulator, is_differentiable
+from meshdsl.graph import Operation, Tensor
+from meshdsl.module import path_of
+from meshdsl.ops.checkpoint import name
+from meshdsl.ops.random import KEY, split
+from meshdsl.source import Source
+from meshdsl.trace import current, located
+
+MICROBATCH = "microbatch"
+
+
+def accumulated(
+    function: Callable[[Any, Any], tuple[Tensor, Any]], count: int, dim: str = "batch"
+) -> Callable[[Any, Any], tuple[tuple[Tensor, Any], Any]]:
+    """Returns what `value_and_grad(function, has_aux=True)` is, computed in `count` parts.
+
+        (loss, metrics), grads = accumulated(loss_and_metrics, 8)(params, batch)
+
+    Layout rules know the gradients as `gradients/params/...`, once they are complete.
+
+    Values, metrics and gradients are the means of those of the parts, in float32 at least: those of
+    the whole batch, where they are means over it. Weights of the examples are the function's own
+    matter. A leaf that is a random key gives every microbatch a key of its own; other leaves
+    without the batch dim are given to each of them whole.
+
+    Args:
+        function: (params, batch) -> (value, metrics), all without dims.
+        count: into how many parts a batch is split.
+        dim: the name of the batch dim.
+
+    Raises:
+        ValueError: when called: the batch cannot be split so; every reason is told.
+    """
+
+    def differentiated(params: Any, batch: Any) -> tuple[tuple[Tensor, Any], Any]:
+        check_microbatches(batch, count, dim)
+        leaves, tree = jax.tree.flatten(batch)
+        parts = {
+            number: _in_parts(leaf, count, dim)
+            for number, leaf in enumerate(leaves)
+            if _is_key(leaf.shape) or leaf.shape.find(dim) is not None
+        }
+
+        lines: list[Source] = []
+
+        def add(sums: Any, taken: dict[int, Tensor]) -> tuple[Any, Any]:
+            part = jax.tree.unflatten(tree, [taken.get(n, leaf) for n, leaf in enumerate(leaves)])
+            found, grads = value_and_grad(function, has_aux=True, named=False)(params, part)
+            lines[:] = [value.source for value in jax.tree.leaves(found)]
+            return jax.tree.map(_added, sums, grads), jax.tree.map(_widened, found)
+
+        sums, found = ops.scan(add, jax.tree.map(_zeros, params), parts, MICROBATCH)
+        values, tree_found = jax.tree.flatten(found)
+        means = [_mean(value, line) for value, line in zip(values, lines, strict=True)]
+        grads = jax.tree_util.tree_map_with_path(finished, sums)
+        return jax.tree.unflatten(tree_found, means), grads
+
+    def finished(keys: Any, total: Tensor) -> Tensor:
+        return name(total * (1.0 / count), path_of(keys, "gradients/params"))
+
+    return differentiated
+
+
+def check_microbatches(batch: Any, count: int, dim: str = "batch") -> None:
+    """Raises one ValueError with every reason why a batch cannot be split into `count` parts.
+
+        check_microbatches({"tokens": md.spec(md.dims(batch=16, length=128), "int32")}, 8)
+
+    Args:
+        batch: a tree of tensors, of arrays, or of `md.spec`.
+    """
+    if count < 1:
+        raise ValueError(f"microbatches must be at least 1, got {count}")
+    keyed = jax.tree_util.tree_flatten_with_path(batch, is_leaf=lambda x: hasattr(x, "dtype"))[0]
+    shapes = {path_of(keys, "batch"): _shape(leaf) for keys, leaf in keyed}
+    sizes: dict[int, list[str]] = {}
+    problems = []
+    for path, shape in shapes.items():
+        if (found := shape.find(dim)) is not None:
+            sizes.setdefault(found.size, []).append(path)
+            if shape.find(MICROBATCH) is not None:
+                problems.append(f"{path}: {shape} has a dim `{MICROBATCH}` already; rename it")
+        elif shape.find(KEY.name) is not None and not _is_key(shape):
+            problems.append(
+                f"{path}: {shape} are keys that all microbatches would share; give one key, and "
+                "split it in the loss"
+            )
+    problems += [_misfit(size, paths, count, dim) for size, paths in sizes.items() if size % count]
+    if not sizes:
+        names = sorted({name for shape in shapes.values() for name in shape.names})
+        listed = ", ".join(f"`{name}`" for name in names) or "none"
+        problems.append(
+            f"nothing in the batch has a dim `{dim}` to split; its dims: {listed}. "
+            "batch_dim=... names another"
+        )
+    if problems:
+        raise ValueError("\n  ".join([f"microbatches={count} do not fit the batch", *problems]))
+
+
+def _misfit(size: int, paths: list[str], count: int, dim: str) -> str:
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    near = [n for n in (_last(divisors, count), _first(divisors, count)) if n]
+    below, above = size - size % count, size - size % count + count
+    batches = " or ".join(str(n) for n in (below, above) if n)
+    return (
+        f"{', '.join(paths)}: {count} do not divide {dim}={size}; take "
+        f"{' or '.join(map(str, near))} microbatches, or a batch of {batches}"
+    )
+
+
+def _last(divisors: list[int], count: int) -> int | None:
+    return max((n for n in divisors if n < count), default=None)
+
+
+def _first(divisors: list[int], count: int) -> int | None:
+    return min((n for n in divisors if n > count), default=None)
+
+
+def _in_parts(leaf: Tensor, count: int, dim: str) -> Tensor:
+    """Returns a leaf with the dim `microbatch`: the minor part of its batch dim, or of new keys."""
+    microbatch = Dimension(MICROBATCH, count)
+    whole = leaf.shape.find(dim)
+    if whole is None:
+        return split(leaf, microbatch)
+    return ops.split(leaf, dim, [Dimension(dim, whole.size // count), microbatch])
+
+
+def _is_key(shape: Shape) -> bool:
+    return shape == Shape([KEY])
+
+
+def _shape(leaf: Any) -> Shape:
+    return leaf.dims if hasattr(leaf, "dims") else leaf.shape
+
+
+def _zeros(param: Tensor) -> Tensor | None:
+    """Returns what the sum of a parameter's gradients starts with; None where it has none."""
+    dtype = param.dtype
+    return ops.zeros(param.shape, accumulator(dtype)) if is_differentiable(dtype) else None
+
+
+def _added(total: Tensor, grad: Tensor) -> Tensor:
+    """Returns a sum with one more gradient, told with the line of the model that the latter is of.
+
+    So its reduction is: the sum is what stays partial.
+    """
+    with located(_origin(grad, current().operations)):
+        return total + ops.cast(grad, total.dtype)
+
+
+def _origin(tensor: Tensor, operations: Sequence[Operation]) -> Source:
+    """Returns the line that made a tensor, inside the loops it was stacked or carried by."""
+    for op in reversed(operations):
+        for number, output in enumerate(op.outputs):
+            if output is tensor and op.bodies:
+                return _origin(op.bodies[0].outputs[number], op.bodies[0].operations)
+    return tensor.source
+
+
+def _mean(value: Tensor, line: Source) -> Tensor:
+    """Returns the mean over the microbatches, told with the line that its parts are of."""
+    with located(line):
+        return ops.mean(value, MICROBATCH)
+
+
+def _widened(value: Tensor) -> Tensor:
+    """Returns a number in a dtype in which its mean over the microbatches is exact enough."""
+    dtype = accumulator(value.dtype)
+    return ops.cast(value, dtype if is_differentiable(dtype) else "float32")

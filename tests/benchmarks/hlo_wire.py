@@ -1,0 +1,334 @@
+"""What a compiled program sends, read from its optimised HLO text: of XLA's for CPU, GPU and TPU.
+
+`sent(text, devices)` lists the collectives with their groups, payloads and executions per run;
+`wire_bytes(text, devices)` is what one device sends in all, by the formulas of
+`meshdsl.lowering.program.wire_bytes`. What compilers write that is not plain:
+
+* An asynchronous collective is a pair `-start`, `-done`, whose start gives operands and results, or
+  an `async-start` that calls a computation. It counts once.
+* XLA:TPU writes a reduce_scatter as a fusion that calls `all-reduce-scatter...`: an all-reduce, of
+  which each device keeps a slice.
+* Collectives merged into one with a tuple of results count by their parts.
+* How often a loop runs stands in `known_trip_count`, or has to be read off its counter: the start,
+  the step in the body, and the limit in the condition.
+
+Run: python -m tests.benchmarks.hlo_wire FILE [DEVICES]
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from meshdsl.lowering.program import wire_bytes as wire_bytes_of
+
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+UNKNOWN_KINDS = ("ragged-all-to-all", "collective-broadcast")
+_BITS = re.compile(r"(?:pred|[a-z]+(\d+))")
+_NAME = re.compile(r"%([\w.\-]+)")
+Groups = frozenset[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One collective: payloads in bytes by parts, and its executions per run of the program.
+
+    `groups` are the devices that take part together; of a permute, the pairs (source, target).
+    """
+
+    kind: str
+    groups: Groups
+    payloads: tuple[int, ...]
+    count: int
+    line: str
+
+    @property
+    def wire_bytes(self) -> float:
+        """What a device sends per execution."""
+        devices = len(next(iter(self.groups)))
+        return sum(wire_bytes_of(self.kind, payload, devices) for payload in self.payloads)
+
+
+def sent(text: str, devices: int) -> list[Sent]:
+    """Returns the collectives of a program, those in loops with their executions.
+
+    Of a conditional, those of the branch that sends most.
+
+    Raises:
+        ValueError: a kind of collective, a form of groups or a loop that is not known.
+    """
+    module = Module.parse(text)
+    return list(_walk(module, module.entry, 1, devices))
+
+
+def wire_bytes(text: str, devices: int) -> float:
+    """Returns the bytes that one device sends per run of the program."""
+    return sum(one.wire_bytes * one.count for one in sent(text, devices))
+
+
+# The text.
+
+
+@dataclass(frozen=True)
+class Line:
+    """An instruction: `%name = result op(operands), attributes`."""
+
+    name: str
+    result: str
+    op: str
+    arguments: str
+    attributes: str
+
+    @cached_property
+    def operands(self) -> list[str]:
+        return _NAME.findall(self.arguments)
+
+    def called(self, *attributes: str) -> list[str]:
+        """Returns the computations that some attributes name: `calls=%x`, `branches={%x, %y}`."""
+        found = []
+        for attribute in attributes:
+            match = re.search(rf"\b{attribute}=(?:\{{([^}}]*)\}}|(%?[\w.\-]+))", self.attributes)
+            if match:
+                found += re.findall(r"[\w.\-]+", match.group(1) or match.group(2))
+        return found
+
+
+@dataclass(frozen=True)
+class Module:
+    """The computations of a program by name; the last line of each is its root."""
+
+    computations: Mapping[str, Mapping[str, Line]]
+    roots: Mapping[str, Line]
+    entry: str
+
+    @staticmethod
+    def parse(text: str) -> "Module":
+        computations: dict[str, dict[str, Line]] = {}
+        roots: dict[str, Line] = {}
+        name, entry = "", ""
+        for row in text.splitlines():
+            head = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", row)
+            if head:
+                name = head.group(2)
+                entry = name if head.group(1) else entry
+                computations[name] = {}
+            elif name and (line := _line(row)):
+                computations[name][line.name] = line
+                if row.lstrip().startswith("ROOT"):
+                    roots[name] = line
+        return Module(computations, roots, entry)
+
+
+def _line(row: str) -> Line | None:
+    head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", row)
+    if head is None:
+        return None
+    start = head.end()
+    end = _closing(row, start) if row[start] == "(" else row.index(" ", start)
+    opened = row.index("(", end)
+    closed = _closing(row, opened)
+    op = row[end:opened].strip()
+    return Line(head.group(1), row[start:end], op, row[opened + 1 : closed - 1], row[closed:])
+
+
+def _closing(row: str, start: int) -> int:
+    """Returns the place after the bracket that closes the one at `start`."""
+    depth = 0
+    for place in range(start, len(row)):
+        depth += (row[place] == "(") - (row[place] == ")")
+        if depth == 0:
+            return place + 1
+    raise ValueError(f"brackets do not match: {row[:200]}")
+
+
+def _sizes(result: str) -> list[int]:
+    """Returns the bytes of the arrays of a type."""
+    found = []
+    for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", result):
+        if dtype == "token":
+            continue
+        match = _BITS.match(dtype)
+        assert match is not None, dtype
+        bits = int(match.group(1) or 8)
+        count = int(np.prod([int(size) for size in dims.split(",") if size], dtype=np.int64))
+        found.append(-(-bits * count // 8))
+    return found
+
+
+# The walk through what runs.
+
+
+def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]:
+    """Yields what a computation sends."""
+    for line in module.computations[name].values():
+        base = line.op.removesuffix("-start")
+        if base in UNKNOWN_KINDS:
+            raise ValueError(f"a collective of unknown kind: {line.op} {line.attributes[:200]}")
+        if base in KINDS:
+            yield _collective(module, name, line, times, devices)
+        elif line.op == "while":
+            (body,) = line.called("body")
+            inside = list(_walk(module, body, 1, devices))
+            trips = _trips(module, name, line) if inside else 0
+            for one in inside:
+                yield _repeated(one, times * trips)
+        elif line.op == "conditional":
+            names = line.called("branch_computations", "true_computation", "false_computation")
+            branches = [list(_walk(module, callee, times, devices)) for callee in names]
+            yield from max(branches, key=lambda found: sum(s.wire_bytes * s.count for s in found))
+        elif line.op in ("call", "fusion", "async-start"):
+            for callee in line.called("calls", "to_apply", "called_computations"):
+                yield from _walk(module, callee, times, devices)
+
+
+def _repeated(one: Sent, times: int) -> Sent:
+    return Sent(one.kind, one.groups, one.payloads, one.count * times, one.line)
+
+
+def _collective(module: Module, name: str, line: Line, times: int, devices: int) -> Sent:
+    base = line.op.removesuffix("-start")
+    kind, sizes = KINDS[base], _sizes(line.result)
+    if line.op != base and base == "all-gather":
+        sizes = sizes[len(sizes) // 2 :]  # operands, then results
+    if kind == "permute":
+        sizes = sizes[:1]  # with the operand before it and counters behind it, if it is a start
+        pairs = _pairs(line.attributes)
+        moving = frozenset(pair for pair in pairs if pair[0] != pair[1])
+        return Sent(kind, moving or pairs, tuple(sizes) if moving else (0,), times, line.name)
+    groups = _groups(line.attributes, devices)
+    if base == "all-reduce" and name.startswith("all-reduce-scatter"):
+        kind = "reduce_scatter"
+    elif base == "reduce-scatter":
+        sizes = [size * len(next(iter(groups))) for size in sizes]
+    elif base == "all-to-all":
+        sizes = [sum(sizes)]
+    return Sent(kind, groups, tuple(sizes), times, line.name)
+
+
+def _groups(attributes: str, devices: int) -> Groups:
+    """Returns the groups of devices, in any of the forms in which they are written."""
+    text = attributes.partition("replica_groups=")[2]
+    if not text or text.startswith("{}"):
+        return frozenset([tuple(range(devices))])
+    if text.startswith("{{"):
+        rows = re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 1])
+        return frozenset(tuple(int(d) for d in row.split(",")) for row in rows)
+    iota = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if iota:
+        shape, sizes = (_numbers(part) for part in iota.groups()[:2])
+        numbered = np.arange(np.prod(sizes)).reshape(sizes)
+        if iota.group(3):
+            numbered = numbered.transpose(_numbers(iota.group(3)))
+        return frozenset(tuple(row) for row in numbered.reshape(shape).tolist())
+    mesh = re.match(r"mesh\[((?:'\w+'=\d+,?)+)\] \{((?:'\w+',? ?)+)\}", text)
+    if mesh:
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", mesh.group(1)))
+        names, used = list(axes), re.findall(r"'(\w+)'", mesh.group(2))
+        numbered = np.arange(devices).reshape([int(size) for size in axes.values()])
+        order = [names.index(name) for name in names if name not in used]
+        order += [names.index(name) for name in used]
+        size = int(np.prod([int(axes[name]) for name in used]))
+        return frozenset(tuple(row) for row in numbered.transpose(order).reshape(-1, size).tolist())
+    raise ValueError(f"groups of unknown form: {text[:120]}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+def _pairs(attributes: str) -> Groups:
+    match = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
+    assert match is not None, attributes[:200]
+    return frozenset((int(a), int(b)) for a, b in re.findall(r"(\d+),(\d+)", match.group(1)))
+
+
+# Loops.
+
+
+def _trips(module: Module, name: str, loop: Line) -> int:
+    """Returns how often a loop runs its body."""
+    known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
+    if known:
+        return int(known.group(1))
+    (condition,), (body,) = loop.called("condition"), loop.called("body")
+    root = module.roots[condition]
+    if root.op == "compare" and "direction=LT" in root.attributes:
+        counter, limit = root.operands
+        place = _place(module, condition, counter)
+        (start,) = loop.operands
+        if place is not None:
+            first = _number(module, name, _element(module, name, start, place))
+            step = _step(module, body, place)
+            last = _number(module, condition, limit)
+            if last is None and (passed := _place(module, condition, limit)) is not None:
+                last = _number(module, name, _element(module, name, start, passed))
+            if first is not None and last is not None and step:
+                return max(0, -(-(last - first) // step))
+    raise ValueError(f"how often {loop.name} runs is not known: {root}")
+
+
+def _plain(module: Module, computation: str, name: str | None) -> Line | None:
+    """Returns the line that makes a value, seen through copies."""
+    lines = module.computations[computation]
+    line = lines.get(name) if name else None
+    while line is not None and line.op in ("copy", "bitcast", "copy-done", "copy-start"):
+        line = lines.get(line.operands[0])
+    return line
+
+
+def _number(module: Module, computation: str, name: str | None) -> int | None:
+    line = _plain(module, computation, name)
+    return int(line.arguments) if line is not None and line.op == "constant" else None
+
+
+def _place(module: Module, computation: str, name: str) -> int | None:
+    """Returns which element of the loop's state a value is."""
+    line = _plain(module, computation, name)
+    if line is None or line.op != "get-tuple-element":
+        return None
+    match = re.search(r"index=(\d+)", line.attributes)
+    assert match is not None
+    return int(match.group(1))
+
+
+def _element(module: Module, computation: str, name: str, place: int) -> str | None:
+    line = module.computations[computation].get(name)
+    return line.operands[place] if line is not None and line.op == "tuple" else None
+
+
+def _step(module: Module, body: str, place: int) -> int | None:
+    """Returns what a loop's body adds to an element of its state."""
+    line = _plain(module, body, module.roots[body].operands[place])
+    if line is None or line.op != "add":
+        return None
+    found = [_number(module, body, operand) for operand in line.operands]
+    return next((number for number in found if number is not None), None)
+
+
+def main() -> None:
+    """Prints a table."""
+    with open(sys.argv[1]) as file:
+        found = sent(file.read(), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    rows: Counter[tuple[str, int, float]] = Counter()
+    for one in found:
+        rows[one.kind, len(next(iter(one.groups))), one.wire_bytes] += one.count
+    for (kind, group, each), count in sorted(rows.items(), key=lambda row: -row[0][2] * row[1]):
+        total = each * count / 2**20
+        print(
+            f"{kind:15} among {group:3}  {each / 2**20:10.3f} MiB x {count:5} = {total:11.2f} MiB"
+        )
+    print(f"{sum(one.wire_bytes * one.count for one in found) / 2**20:.2f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Named hardware: published peaks, and what collectives take on rings, lines and switches."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshdsl.layouts.hardware import HARDWARE, hardware
+from meshdsl.mesh import Mesh
+
+MESH = Mesh.parse("slice@dcn:2,data:8,model:4,pair:2,one:1")
+V5P = hardware("v5p")
+
+
+def test_the_names_are_these_and_others_are_refused():
+    assert list(HARDWARE) == ["v4", "v5e", "v5p", "v6e", "h100", "a100", "cpu"]
+    assert all(one.name == name for name, one in HARDWARE.items())
+    with pytest.raises(ValueError) as error:
+        hardware("h10")
+    assert str(error.value) == (
+        "unknown hardware 'h10'; choose one of v4, v5e, v5p, v6e, h100, a100, cpu. "
+        "Did you mean `h100`?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("v5p", "bfloat16", 459),
+        ("v5p", "float32", 459),  # one pass of bfloat16
+        ("v5p", "complex64", 459),
+        ("v5e", "int8", 394),
+        ("h100", "float32", 494.7),
+        ("h100", "bfloat16", 989.4),
+        ("h100", "float64", 66.9),
+        ("h100", "complex128", 66.9),
+        ("a100", "float16", 312),
+        ("cpu", "float32", 0.08),
+        ("cpu", "bfloat16", 0.08),  # computed as float32
+        ("cpu", "float64", 0.04),
+    ],
+)
+def test_the_peak_is_that_of_the_dtype_or_of_the_nearest(name, dtype, tflops):
+    from meshdsl.dtypes import as_dtype
+
+    assert hardware(name).peak(as_dtype(dtype)) == pytest.approx(tflops * 1e12)
+
+
+def test_an_axis_is_slow_if_marked_or_if_it_reaches_past_the_fast_network():
+    assert V5P.slow_axes(MESH) == {"slice"}
+    h100 = hardware("h100")
+    assert h100.slow_axes(Mesh.parse("data:64,model:8")) == {"data"}
+    assert h100.slow_axes(Mesh.parse("data:2,model:16")) == {"data", "model"}
+    assert h100.slow_axes(Mesh.parse("data:1,model:8")) == frozenset()
+    assert h100.slow_axes(Mesh.parse("slice@dcn:4,model:8")) == {"slice"}
+    assert hardware("v5e").slow_axes(Mesh.parse("data:64,model:8")) == {"data"}
+
+
+def busiest_link(size, closed, pairs):
+    """Returns the number of messages on the busiest link, one way, each on its shortest path."""
+    load = {}
+    for source, target in pairs:
+        ways = [(1, (target - source) % size), (-1, (source - target) % size)]
+        if not closed:
+            ways = [(1 if target > source else -1, abs(target - source))]
+        least = min(hops for _, hops in ways)
+        best = [way for way in ways if way[1] == least]
+        for step, hops in best:
+            for hop in range(hops):
+                link = ((source + step * hop) % size, step)
+                load[link] = load.get(link, 0) + 1 / len(best)
+    return max(load.values())
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 8, 16])
+@pytest.mark.parametrize("name", ["v5p", "v5e"])
+def test_an_all_to_all_takes_as_long_as_the_busiest_link(name, size):
+    one, mesh = hardware(name), Mesh.parse(f"a:{size}")
+    closed = size % one.ring == 0
+    each = 1e9  # bytes from every device to every other
+    load = busiest_link(size, closed, itertools.permutations(range(size), 2))
+    found = one.seconds("all_to_all", each * (size - 1), ["a"], mesh)
+    assert found == pytest.approx(load * each / one.link_bandwidth)
+
+
+def test_a_ring_uses_both_directions_and_a_line_is_half_as_fast():
+    sent = 1e9
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        assert V5P.seconds(kind, sent, ["model"], MESH) == pytest.approx(sent / 180e9)
+        assert V5P.seconds(kind, sent, ["pair"], MESH) == pytest.approx(sent / 90e9)
+    assert V5P.seconds("permute", sent, ["model"], MESH) == pytest.approx(sent / 90e9)
+
+
+def test_axes_of_a_torus_work_side_by_side_and_those_of_a_switch_do_not():
+    sent = 1e9
+    assert V5P.seconds("all_gather", sent, ["data", "model"], MESH) == pytest.approx(sent / 360e9)
+    h100 = hardware("h100")
+    small = Mesh.parse("a:2,b:4")
+    for axes in (["a"], ["b"], ["a", "b"]):
+        assert h100.seconds("all_gather", sent, axes, small) == pytest.approx(sent / 450e9)
+
+
+def test_what_crosses_the_slow_network_takes_its_time():
+    for axes in (["slice"], ["slice", "data"]):
+        assert V5P.seconds("all_reduce", 1e9, axes, MESH) == pytest.approx(1e9 / 6.25e9)
+    wide = Mesh.parse("data:4,model:8")
+    assert hardware("a100").seconds("all_reduce", 1e9, ["data"], wide) == pytest.approx(1 / 25)
+
+
+def test_a_small_collective_takes_a_microsecond_per_hop():
+    assert V5P.seconds("all_gather", 1, ["data"], MESH) == pytest.approx(4e-6)
+    assert V5P.seconds("all_gather", 1, ["data", "model"], MESH) == pytest.approx(6e-6)
+    assert V5P.seconds("permute", 1, ["data"], MESH) == pytest.approx(1e-6)
+    assert hardware("h100").seconds("all_gather", 1, ["data"], Mesh.parse("data:8")) == 6.6e-6
+
+
+def test_one_device_sends_nothing():
+    assert V5P.seconds("all_reduce", 1e9, ["one"], MESH) == 0
+    assert V5P.seconds("all_reduce", 1e9, [], MESH) == 0
+
+
+def test_every_figure_is_there():
+    for one in HARDWARE.values():
+        figures = (one.memory_bytes, one.memory_bandwidth, one.link_bandwidth)
+        assert all(figure > 0 for figure in (*figures, one.network_bandwidth, one.joined))
+        assert one.network_bandwidth <= one.link_bandwidth
+        assert one.peak(np.dtype("float32")) > 0 and one.title

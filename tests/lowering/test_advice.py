@@ -1,0 +1,113 @@
+"""Warnings of what a layout does in vain, by any program that is lowered with it."""
+
+import warnings
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
+from meshdsl.lowering.advice import paths_of
+from meshdsl.lowering.simplify import simplify
+
+x, y, z = md.dims(x=8, y=8, z=8)
+
+
+def products(params, data):
+    return md.einsum(params["w"], md.einsum(params["v"], data, over="y"), over="z")
+
+
+ARGUMENTS = {"w": md.spec([x, z]), "v": md.spec([y, z])}, md.spec([x, y])
+
+
+def warned(function, arguments, layout):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        md.jit(function, "m:2", layout, "numpy").lower(*arguments)
+    return [(each.category, str(each.message)) for each in told]
+
+
+def test_an_optional_rule_without_effect_is_told_with_the_line_of_the_call():
+    with pytest.warns(LayoutWarning) as told:
+        md.jit(lambda data: data * 2, "m:2", "x:m; y:m?").lower(md.spec([x, y]))
+    assert str(told[0].message).startswith(
+        "`y:m?` takes no axis anywhere: wherever it would, `x:m`"
+    )
+    assert told[0].filename == __file__
+
+
+def test_a_rule_that_takes_its_axis_in_one_tensor_is_not_told():
+    assert warned(products, ARGUMENTS, "x:m; z:m?") == []
+    assert len(warned(products, ARGUMENTS, "x:m; y:m?; z:m?")) == 1  # but `z` comes too late
+
+
+def test_what_is_made_of_nothing_is_no_tensor_that_takes_an_axis():
+    def function(data):
+        return data + md.cast(md.arange(y) * 2, "float32")
+
+    assert len(warned(function, [md.spec([x, y])], "x:m; y:m?")) == 1
+
+
+def test_what_is_inside_of_loops_counts():
+    def function(data):
+        return md.map(lambda row: row * 2, data, "x")
+
+    assert warned(function, [md.spec([x, y])], "x:m; y:m?") == []
+
+
+def test_a_misspelt_scope_is_told_by_any_program():
+    ((category, text),) = warned(products, ARGUMENTS, "param/x:m; other/x:m; data/y:m")
+    assert category is ScopeWarning
+    assert text == "`param/x:m` fits no path of this program. Did you mean `params/x:m`?"
+
+
+def test_a_program_that_makes_a_state_may_lack_what_a_layout_is_for():
+    def init(key):
+        return {"params": md.random.normal(key, [x, y])}
+
+    assert warned(init, [md.random.key(0)], "x:m; y:m?; param/x:m") == []
+
+
+def test_once_is_enough():
+    def lowered():
+        md.jit(lambda data: data * 2, "m:2", "x:m; y:m?").lower(md.spec([x, y]))
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            lowered()
+    assert len(told) == 1
+
+
+def test_rules_for_gradients_that_conflict_are_told_with_the_gradient():
+    def function(params, data):
+        return md.grad(lambda params: md.sum(md.tanh(params["w"] * data)))(params)["w"] * 2
+
+    arguments = {"w": md.spec([x, y])}, md.spec([x, y])
+    with pytest.raises(ValueError) as error:
+        md.jit(function, "m:2", "gradients/x:m; gradients/y:m").lower(*arguments)
+    lines = str(error.value).splitlines()
+    assert lines[2] == "  1. `gradients/x:m` and `gradients/y:m` both claim mesh axis `m` in"
+    assert lines[3].startswith("       gradients/params/w: [x=8, y=8]      ")
+    with pytest.raises(ValueError) as error:
+        md.jit(function, "m:2", "params/x:m; gradie*/x:-").lower(*arguments)
+    assert "`params/x:m` and `gradie*/x:-` contradict each other" in str(error.value)
+    assert "\n       gradients/params/w\n" in str(error.value)
+
+
+def test_the_paths_of_a_program_are_those_of_its_ends_and_of_what_is_named():
+    def function(params, data):
+        def loss(params):
+            h = md.name(md.tanh(data * params["w"]), "hidden")
+            return md.sum(md.checkpoint(lambda h: md.name(h * h, "squares"))(h))
+
+        return {"found": md.grad(loss)(params)["w"] * 2}
+
+    graph = md.jit(function).trace({"w": md.spec([x])}, md.spec([x]))
+    assert set(paths_of(simplify(graph))) == {
+        "params/w",
+        "data",
+        "found",
+        "hidden",
+        "squares",
+        "gradients/params/w",
+    }

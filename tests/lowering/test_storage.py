@@ -1,0 +1,144 @@
+"""Where parameters, gradients and optimizer state live, and what is gathered on which side."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.options import Options
+
+LAYERS, BATCH, EMBED, D_FF = 3, 8, 16, 32
+layers, batch, embed, d_ff = md.dims(layers=LAYERS, batch=BATCH, embed=EMBED, d_ff=D_FF)
+FSDP = "batch:data; params/embed:data"
+
+
+def lowered(function, layout, *args, mesh="data:4", **options):
+    return md.jit(function, mesh, layout, options=Options(**options)).lower(*args)
+
+
+def moves(program):
+    return [(one.kind, one.payload_bytes, one.count) for one in program.collectives]
+
+
+def stack(dtype="float32"):
+    return {"w": md.spec([layers, embed, d_ff], dtype)}
+
+
+def through(params, x, cast=None):
+    def layer(x, w):
+        w = w["w"] if cast is None else md.cast(w["w"], cast)
+        h = md.relu(md.einsum(x, w, over="embed"))
+        return md.einsum(h, w, over="d_ff"), None
+
+    return md.scan(layer, x, params, dim="layers")[0]
+
+
+def test_slices_of_a_stored_stack_are_gathered_in_the_loop():
+    def forward(params, x):
+        return through(params, x)
+
+    program = lowered(forward, FSDP, stack(), md.spec([batch, embed]))
+    assert moves(program) == [("all_gather", EMBED * D_FF * 4, LAYERS)]
+
+
+def test_a_gather_stands_on_the_cheaper_side_of_a_cast():
+    def narrowed(params, x):
+        return through(params, x, "bfloat16")
+
+    program = lowered(narrowed, FSDP, stack(), md.spec([batch, embed], "bfloat16"))
+    assert moves(program) == [("all_gather", EMBED * D_FF * 2, LAYERS)]
+
+    def widened(params, x):
+        return through(params, x, "float32")
+
+    program = lowered(widened, FSDP, stack("bfloat16"), md.spec([batch, embed]))
+    assert moves(program) == [("all_gather", EMBED * D_FF * 2, LAYERS)]
+
+
+def step(params, mean, x):
+    def loss(params, x):
+        return md.sum(md.square(through(params, x)))
+
+    grads = md.grad(loss)(params, x)
+    mean = {"w": 0.9 * mean["w"] + 0.1 * grads["w"]}
+    return {"params": {"w": params["w"] - 0.1 * mean["w"]}, "mean": mean}
+
+
+def test_updates_are_computed_where_the_state_is_stored():
+    program = lowered(step, f"{FSDP}; mean/embed:data", stack(), stack(), md.spec([batch, embed]))
+    size = EMBED * D_FF * 4
+    assert sorted(moves(program)) == [
+        ("all_gather", size, LAYERS),
+        ("all_gather", size, LAYERS),
+        ("reduce_scatter", size, LAYERS),
+    ]
+    assert all(value.layout.axes("embed") == ("data",) for value in program.block.outputs)
+
+
+def test_a_whole_parameter_is_updated_in_shards_and_gathered_once():
+    layout = "batch:data; mean/embed:data"
+    program = lowered(step, layout, stack(), stack(), md.spec([batch, embed]))
+    size = EMBED * D_FF * 4
+    assert sum(p * n for kind, p, n in moves(program) if kind == "reduce_scatter") == LAYERS * size
+    assert sum(p * n for kind, p, n in moves(program) if kind == "all_gather") == LAYERS * size
+    assert {kind for kind, _, _ in moves(program)} == {"reduce_scatter", "all_gather"}
+
+
+def test_kept_weights_are_gathered_before_the_loop_for_both_passes():
+    program = lowered(
+        step, f"{FSDP}; mean/embed:data", stack(), stack(), md.spec([batch, embed]), weights="keep"
+    )
+    size = LAYERS * EMBED * D_FF * 4
+    assert sum(p * n for kind, p, n in moves(program) if kind == "all_gather") == size
+
+
+def test_gradients_have_paths_of_their_own():
+    def gradients(params, x):
+        return md.grad(lambda params, x: md.sum(md.square(through(params, x))))(params, x)
+
+    layout = "batch:data; gradients/params/embed:data"
+    program = lowered(gradients, layout, stack(), md.spec([batch, embed]))
+    kinds = [kind for kind, _, _ in moves(program)]
+    assert kinds == ["reduce_scatter", "all_gather"]  # stored split, returned whole
+
+
+def test_a_named_value_goes_where_its_scope_says():
+    def forward(w, x):
+        h = md.name(md.einsum(x, w, over="embed"), "hidden")
+        return md.relu(h)
+
+    args = md.spec([embed, d_ff]), md.spec([batch, embed])
+    whole, split = lowered(forward, "", *args), lowered(forward, "hidden/batch:data", *args)
+    assert moves(whole) == []
+    assert moves(split) == [("all_gather", BATCH * D_FF * 4, 1)]
+    assert split.flops < whole.flops / 3
+
+
+def test_a_split_stack_is_gathered_before_the_loop():
+    def forward(params, x):
+        return through(params, x)
+
+    layers_split = "batch:data; params/layers:data"
+    program = lowered(forward, layers_split, stack(), md.spec([batch, embed]))
+    assert [(kind, count) for kind, _, count in moves(program)] == [("all_gather", 1)]
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "keep"}, {"memory": 1}, {"memory": 2**40}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        f"{FSDP}; mean/embed:data",
+        "batch:data; mean/embed:data",
+        "batch:data; params/layers:data; mean/d_ff:data",
+        "d_ff:data; batch:data?; params/embed:data; params/d_ff:-",
+        "batch:data; gradients/embed:-; params/d_ff:data",
+    ],
+)
+def test_numbers_do_not_depend_on_storage(layout, options):
+    rng = np.random.default_rng(0)
+    w, mean = ({"w": md.named(rng.normal(size=(LAYERS, EMBED, D_FF)), [layers, embed, d_ff])}
+               for _ in range(2))  # fmt: skip
+    x = md.named(rng.normal(size=(BATCH, EMBED)), [batch, embed])
+    expected = md.jit(step, backend="numpy")(w, mean, x)
+    found = md.jit(step, "data:4", layout, "numpy", options=Options(**options))(w, mean, x)
+    for part in ("params", "mean"):
+        np.testing.assert_allclose(found[part]["w"], expected[part]["w"], rtol=1e-10)

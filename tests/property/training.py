@@ -1,0 +1,167 @@
+"""Random training steps: parameters that live between steps, a loss, its gradient, an update.
+
+The parameters of the blocks are stacked, and a scan over `layers` runs them, so a storage layout is
+undone and done inside of a loop; microbatches put another loop around it. What comes in as
+`inputs/state/...` goes out as `state/...`, elementwise of itself and of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from meshdsl.graph import Tensor
+from meshdsl.optim import global_norm
+from meshdsl.training.microbatches import accumulated
+from tests.property.author import VOLUME, Author, some_dims, together
+from tests.property.operations import step
+
+SCOPES = [
+    "params",
+    "optimizer",
+    "gradients",
+    "state",
+    "blocks",
+    "params/blocks",
+    "optimizer/params/blocks",
+    "gradients/params/blocks",
+    "state/params",
+    "**/u",
+    "params/w*",
+]
+
+
+def program(
+    number: int, rng: np.random.Generator, sizes: dict[str, int], differentiable: bool
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns a function of `{"state": ..., "batch": ...}`, and what to give it."""
+    rows = md.Dimension("rows", int(rng.choice([2, 3, 4, 6, 8, 12])))
+    layers = md.Dimension("layers", int(rng.integers(1, 5)))
+    state, batch = _state(rng, sizes, layers), _batch(rng, sizes, rows)
+    counts = [n for n in (1, 1, 2, 3, 4) if rows.size % n == 0]
+    microbatches = int(rng.choice(counts))
+    clips, remat = bool(rng.random() < 0.3), str(rng.choice(["none", "full", "collectives"]))
+
+    def function(inputs: dict[str, Any]) -> Any:
+        drawn = np.random.default_rng([number, 2])
+
+        def loss(params: dict[str, Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict]:
+            return _loss(Author(drawn, sizes, differentiable), params, batch, remat)
+
+        state, batch = inputs["state"], inputs["batch"]
+        if microbatches > 1:
+            differentiated = accumulated(loss, microbatches, "rows")
+        else:
+            differentiated = md.value_and_grad(loss, has_aux=True)
+        (value, metrics), grads = differentiated(state["params"], batch)
+        norm = global_norm(grads)
+        if clips:
+            grads = jax.tree.map(lambda g: g / (1.0 + norm), grads)
+        return {"state": _updated(state, grads), "loss": value, "norm": norm, "metrics": metrics}
+
+    return function, {"state": state, "batch": batch}
+
+
+def _state(rng: np.random.Generator, sizes: dict[str, int], layers: md.Dimension) -> dict[str, Any]:
+    def array(dims: list[md.Dimension]) -> md.NamedArray:
+        return md.named(rng.uniform(-1, 1, [d.size for d in dims]), dims)
+
+    def dims() -> list[md.Dimension]:
+        while True:
+            found = some_dims(rng, sizes, low=1, high=2)
+            if layers.size * md.Shape(found).volume <= 128:
+                return found
+
+    shapes = {
+        "w_in": dims(),
+        "w_out": dims(),
+        "blocks": {"u": [layers, *dims()], "v": [layers, *dims()], "scale": [layers]},
+    }
+
+    def is_dims(shape: Any) -> bool:
+        return isinstance(shape, list)
+
+    params = jax.tree.map(array, shapes, is_leaf=is_dims)
+    moments = jax.tree.map(array, shapes, is_leaf=is_dims)
+    return {"params": params, "optimizer": {"params": moments}, "step": md.named(np.int32(3), [])}
+
+
+def _batch(
+    rng: np.random.Generator, sizes: dict[str, int], rows: md.Dimension
+) -> dict[str, md.NamedArray]:
+    while True:
+        x, target = ([rows, *some_dims(rng, sizes, low=0, high=1)] for _ in range(2))
+        if max(md.Shape(x).volume, md.Shape(target).volume) <= 96:
+            break
+    tokens = rng.integers(-1, 8, [rows.size]).astype(np.int32)
+    return {
+        "x": md.named(rng.uniform(-1, 1, [d.size for d in x]), x),
+        "target": md.named(rng.uniform(-1, 1, [d.size for d in target]), target),
+        "tokens": md.named(tokens, [rows]),
+    }
+
+
+def _loss(
+    author: Author, params: dict[str, Any], batch: dict[str, Tensor], remat: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Draws a loss: some operations, a scan over the blocks, and more operations."""
+    for name, tensor in batch.items():
+        author.keep(tensor, 40.0 if name == "tokens" else 1.0)
+    author.keep(params["w_in"])
+    x = _product(author, batch["x"], params["w_in"])
+    author.keep(x)
+    for _ in range(author.rng.integers(0, 3)):
+        step(author)
+
+    def block(x: Tensor, held: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        inner = author.inside()
+        y = _product(author, x, held["u"])
+        inner.keep(y)
+        inner.keep(held["v"])
+        for _ in range(author.rng.integers(0, 4)):
+            step(inner)
+        y = _product(author, inner.fit(inner.one(inner.live), x.shape), held["v"])
+        new = md.tanh(x + held["scale"] * inner.fit(y, x.shape) + _smooth(held))
+        return new, md.mean(new) if author.rng.random() < 0.5 else None
+
+    run = block
+    if remat != "none":
+        run = md.checkpoint(block, collectives=remat == "collectives")
+    x, means = md.scan(run, x, params["blocks"], "layers")
+    author.keep(x)
+    for _ in range(author.rng.integers(0, 3)):
+        step(author)
+    author.keep(_product(author, x, params["w_out"]))
+    total = author.loss() + md.mean(md.square(batch["target"] - md.mean(x)))
+    total = total + _smooth({name: params[name] for name in ("w_in", "w_out")})
+    return total, {"last": md.mean(x)} | ({} if means is None else {"blocks": md.mean(means)})
+
+
+def _smooth(params: dict[str, Tensor]) -> Tensor:
+    """Returns something by which every parameter reaches the loss, whatever else reads it."""
+    return sum((0.01 * md.mean(md.sin(p)) for p in params.values()), md.zeros([], "float64"))
+
+
+def _product(author: Author, x: Tensor, w: Tensor) -> Tensor:
+    """Returns a tame product of two tensors, over some of the dims that they share."""
+    dims = together([x, w])
+    shared = [name for name in x.shape.names if w.shape.find(name) is not None]
+    over = author.subset(shared) if dims.volume <= VOLUME else list(shared)
+    if dims.without(over).volume > VOLUME:
+        w = md.mean(w, [name for name in w.shape.names if name not in shared])
+        dims = together([x, w])
+    return md.tanh(md.einsum(x, w, over=over))
+
+
+def _updated(state: dict[str, Any], grads: Any) -> dict[str, Any]:
+    """Returns the state after a step of gradient descent with momentum."""
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["optimizer"]["params"], grads)
+    rate = 0.1 / (1.0 + md.cast(state["step"], "float64"))
+    params = jax.tree.map(
+        lambda p, m: p - rate * (m / (1.0 + md.abs(m)) + 0.01 * p), state["params"], moments
+    )
+    return {"params": params, "optimizer": {"params": moments}, "step": state["step"] + 1}
