@@ -1,4 +1,4 @@
-"""What a layout has no effect on, told as warnings: rules that fit, and do nothing."""
+"""What is asked for in vain, told as warnings: rules and options that fit, and do nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from meshdsl.layouts.validate import (
     misspelt_scopes,
 )
 from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.program import SpmdProgram
 
 _told: dict[Any, Any] = {}  # Python's registry of warnings, which tells each once per line
+
+
+class OptionWarning(UserWarning):
+    """An option changes nothing, or cannot be met."""
 
 
 def paths_of(graph: Graph) -> list[str]:
@@ -39,6 +45,21 @@ def advise(graph: Graph, layout: Layout) -> None:
         _warn(text, LayoutWarning)
     for text in misspelt_scopes(layout, paths_of(graph)):
         _warn(text, ScopeWarning)
+
+
+def tell(program: SpmdProgram, options: Options) -> None:
+    """Warns of options that change nothing in a program, and of a limit that it does not keep."""
+    for text in program.details["unused"]:
+        _warn(text, OptionWarning)
+    if options.memory is not None and program.peak_bytes > options.memory:
+        from meshdsl.lowering.explain.units import show_bytes
+
+        _warn(
+            f"memory={show_bytes(options.memory)} is less than any way of running this takes: the "
+            f"smallest holds {show_bytes(program.peak_bytes)}. Split more, compute again instead "
+            "of keeping (md.checkpoint), use smaller batches, or give it more",
+            OptionWarning,
+        )
 
 
 def _tensors(graph: Graph, made: set[Tensor]) -> Iterator[LabelledTensor]:

@@ -8,7 +8,7 @@ loop goes on is decided by a whole value, so by every device alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.builder import INT32
-from meshdsl.lowering.loops import is_sum
+from meshdsl.lowering.loops import is_sum, within
 from meshdsl.lowering.program import Block, Value
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
     axes = found.pop() if len(found) == 1 else ()
     if not axes or not all(is_sum(body, consts + i, i) for i in range(carries)):
         return ()
-    within = list(_within(body))
-    decides = any(inner.effect or inner.name in ("cond", "while_loop") for inner in within)
-    tensors = [*body.inputs, *(t for inner in within for t in inner.outputs)]
-    tensors += [t for inner in within for nested in inner.bodies for t in nested.inputs]
+    inside = list(within(body))
+    decides = any(inner.effect or inner.name in ("cond", "while_loop") for inner in inside)
+    tensors = [*body.inputs, *(t for inner in inside for t in inner.outputs)]
+    tensors += [t for inner in inside for nested in inner.bodies for t in nested.inputs]
     busy = {axis for t in tensors for axis in layouts[t].split_axes}
     busy |= {axis for t in (*tensors, *op.inputs, *op.outputs) for axis in scope.keep.get(t, ())}
     return () if decides or busy & set(axes) else axes
@@ -108,14 +108,6 @@ def _unless_pad(
         inner.builder.one("select", (counts, end, start), end.shape, end.dtype, end.layout)
         for start, end in zip(starts, ends, strict=False)
     ]
-
-
-def _within(graph: Graph) -> Iterator[Operation]:
-    """Yields the operations of a graph and of their bodies."""
-    for op in graph.operations:
-        yield op
-        for body in op.bodies:
-            yield from _within(body)
 
 
 def _while(scope: Scope, op: Operation) -> None:

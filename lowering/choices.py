@@ -8,9 +8,12 @@ sends the fewest bytes is taken; of equals, what holds less.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from meshdsl.graph import Graph, Operation
+from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.loops import is_sum, within
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.lowering.reshard import SLOWER
@@ -25,34 +28,63 @@ class Choice:
         share: whether the backward pass reads what the forward pass has moved.
         reduce_each: whether gradients that are stored split are reduced in each microbatch, rather
             than stay partial sums until the last one.
+        ring: whether attention sends a split memory around rather than gather it.
+        prefetch: whether loops gather what an iteration needs while the one before is computed.
     """
 
     keep: bool = False
     share: bool = True
     reduce_each: bool = False
+    ring: bool = False
+    prefetch: bool = False
 
 
 USUAL = Choice()
 
 
-def choose(write: Callable[[Choice], SpmdProgram], options: Options) -> SpmdProgram:
+def choose(
+    write: Callable[[Choice], SpmdProgram], graph: Graph, layout: Layout, options: Options
+) -> SpmdProgram:
     """Returns the program that sends the fewest bytes of those that fit into memory.
 
-    If none fits, the one that holds least.
+    If none fits, the one that holds least. A split memory is sent around, and gathering ahead given
+    up, only if nothing fits otherwise.
     """
-    kept = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
     if options.memory is None:
-        return write(replace(USUAL, keep=options.weights == "keep"))
-    programs = []
-    for keep, share, each in itertools.product(kept, [True, False], [False, True]):
-        program = write(Choice(keep, share, each))
-        if program.peak_bytes <= options.memory and not programs:
-            return program  # nothing sends less than what keeps and shares everything
-        programs.append(program)
-    fitting = [p for p in programs if p.peak_bytes <= options.memory]
-    if fitting:
-        return min(fitting, key=lambda p: (_sent(p), p.peak_bytes))
+        return write(Choice(keep=options.weights == "keep", prefetch=options.prefetch))
+    limit = options.memory
+    programs: list[SpmdProgram] = []
+    for choices in _ways(graph, layout, options):
+        for choice in choices:
+            everything = replace(choice, reduce_each=False) == choices[0]
+            if programs and programs[0].peak_bytes <= limit and not everything:
+                break  # nothing sends less than what keeps and shares everything
+            programs.append(write(choice))
+        fitting = [p for p in programs if p.peak_bytes <= limit]
+        if fitting:
+            return min(fitting, key=lambda p: (_sent(p), p.peak_bytes))
     return min(programs, key=lambda p: p.peak_bytes)
+
+
+def _ways(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Choice]]:
+    """Yields the choices, as far as a program may differ by them: those come last that are
+    taken only if nothing else fits."""
+    names = {op.name for op in within(graph)}
+    sums = any(op.name == "scan" and _adds_up(op) for op in within(graph))
+    stores = any(rule.scope for rule in layout.rules)
+    kept = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
+    shared = [True, False] if names & {"barrier", "scan"} else [True]
+    each = [False, True] if stores and sums else [False]
+    rings = [False, True] if options.context == "auto" and "attention" in names else [False]
+    for ahead, ring in itertools.product([True, False] if options.prefetch else [False], rings):
+        of_one_kind = itertools.product(kept if stores else [False], shared, each)
+        yield [Choice(*choice, ring, ahead) for choice in of_one_kind]
+
+
+def _adds_up(scan: Operation) -> bool:
+    """Whether a loop adds something up."""
+    body, consts = scan.params["body"], scan.params["consts"]
+    return any(is_sum(body, consts + i, i) for i in range(scan.params["carries"]))
 
 
 def _sent(program: SpmdProgram) -> float:

@@ -1,8 +1,18 @@
-"""Loops: what can be said of the body of a scan."""
+"""Loops: what can be said of the bodies of operations."""
 
 from __future__ import annotations
 
-from meshdsl.graph import Graph
+from collections.abc import Iterator
+
+from meshdsl.graph import Graph, Operation
+
+
+def within(graph: Graph) -> Iterator[Operation]:
+    """Yields the operations of a graph and of their bodies."""
+    for op in graph.operations:
+        yield op
+        for body in op.bodies:
+            yield from within(body)
 
 
 def is_sum(body: Graph, start: int, end: int) -> bool:

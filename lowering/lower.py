@@ -20,7 +20,7 @@ from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
-from meshdsl.lowering.advice import advise, paths_of
+from meshdsl.lowering.advice import advise, paths_of, tell
 from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
@@ -28,7 +28,7 @@ from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
-from meshdsl.lowering.partition.attention import tell_unused
+from meshdsl.lowering.partition.attention import unused
 from meshdsl.lowering.passes import run_passes
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
@@ -63,11 +63,16 @@ def lower(
     validate(graph, mesh, layout)
 
     def write(choice: Choice) -> SpmdProgram:
-        program = _write(graph, mesh, layout, options, choice)
+        chosen = replace(options, prefetch=choice.prefetch)
+        if choice.ring:
+            chosen = replace(chosen, context="ring")
+        program = _write(graph, mesh, layout, chosen, choice)
         program = replace(program, details={"donated": list(donated), **program.details})
-        return run_passes(program, options)
+        return run_passes(program, chosen)
 
-    return choose(write, options)
+    program = choose(write, graph, layout, options)
+    tell(program, options)
+    return program
 
 
 def _write(
@@ -96,7 +101,8 @@ def _write(
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
     ends = graph.input_paths, graph.output_paths
-    return SpmdProgram(graph.name, mesh, layout, block, *ends, details={"paths": paths_of(graph)})
+    details = {"paths": paths_of(graph), "unused": planned.unused}
+    return SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
 
 
 def _ends(
@@ -179,8 +185,9 @@ def plan(
                 cases.append(case)
 
     visit(graph)
-    tell_unused(cases)
-    return Planned(graph, plans, layouts, mesh, frozenset(store), kept)
+    # Of a ring that nobody has asked for it is no news that it changes nothing.
+    idle = () if choice.ring else tuple(unused(cases))
+    return Planned(graph, plans, layouts, mesh, frozenset(store), kept, idle)
 
 
 def _case(op: Operation, layouts: dict, mesh: Mesh, without: frozenset[str] = frozenset()) -> Case:
@@ -247,7 +254,7 @@ class Scope:
                 value = versions[home]
                 results = [(v.shape, v.dtype, v.layout) for v in (value, late)]
                 self.builder.source = op.source
-                behind = self.builder.add("barrier", (value, late), results, {"id": id(tensor)})
+                behind = self.builder.add("barrier", (value, late), results)
                 self.again[tensor] = behind[0]
                 self.versions[tensor] = {home: value}
 

@@ -228,7 +228,7 @@ class _Liveness:
     def _scores(self) -> dict[Instruction, Value]:
         """Returns the scores of attentions and gradients of the same operands that share them."""
         first: dict[tuple[Value, ...], Instruction] = {}
-        found = {}
+        found: dict[Instruction, Value] = {}
         for instruction in self.block.instructions:
             if instruction.op == "attention":
                 first[instruction.inputs] = instruction

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
+
+from meshdsl.dims import did_you_mean
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
@@ -15,7 +17,7 @@ class Options:
 
     Attributes:
         memory: bytes that one device may hold (`program.peak_bytes`). What fits and sends the
-            fewest bytes is taken; None: there is no limit.
+            fewest bytes is taken, and it is told if nothing fits; None: there is no limit.
         weights: what becomes of weights that are gathered for the forward pass: `again` frees them
             and gathers them again for the backward pass, `keep` keeps them; `auto` gathers again.
         bucket_bytes: the most bytes that one collective joins of several small ones; None: there
@@ -24,7 +26,7 @@ class Options:
             permutes that run beside the product.
         prefetch: whether loops gather what an iteration needs while the one before is computed.
             That holds one more layer of gathered weights, and sends one gather more than there are
-            iterations.
+            iterations. With a limit on memory, only if that is kept.
         context: how attention reaches a split memory: `ring` sends keys and values around,
             `gather` has all of them everywhere, `sums` reduces the results; `auto`: what sends the
             fewest bytes and fits.
@@ -33,7 +35,7 @@ class Options:
             and results to their devices and back once more.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: a number is negative, or a word is none of those there are.
     """
 
     memory: int | None = None
@@ -49,6 +51,11 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
+        for name, known in (("weights", get_args(Weights)), ("context", get_args(Context))):
+            value = getattr(self, name)
+            if value not in known:
+                nearest = did_you_mean(str(value), known)
+                raise ValueError(f"{name} is one of {', '.join(known)}, not `{value}`{nearest}")
 
 
 DEFAULT = Options()

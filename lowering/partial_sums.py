@@ -34,6 +34,7 @@ class Planned:
     Attributes:
         stored: the tensors that live in storage (see `storage`).
         kept: the layouts of what a loop stacks for another one as it has moved it.
+        unused: the options that change nothing, in words.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Planned:
     mesh: Mesh
     stored: frozenset[Tensor] = frozenset()
     kept: Mapping[Tensor, TensorLayout] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:

@@ -41,7 +41,7 @@ class Shared:
 def share(planned: Planned) -> Shared:
     """Returns an equal graph that sends less, by keeping more."""
     shared = Shared(planned.graph)
-    shared.graph = _Sharing(planned, shared.places).rewrite(planned.graph, {})
+    shared.graph = _Sharing(planned, shared.places).rewrite(planned.graph)
     return shared
 
 
@@ -51,24 +51,23 @@ class _Sharing:
         self.places = places
         self.known: dict[Hashable, int] = {}
 
-    def rewrite(self, graph: Graph, given: Mapping[Tensor, int]) -> Graph:
-        """Rewrites a graph, whose inputs are known by numbers where those are `given`."""
-        numbers = self._numbers(graph, given)
+    def rewrite(self, graph: Graph) -> Graph:
+        numbers = self._numbers(graph, {})
         operations = list(graph.operations)
         for position, op in enumerate(operations):
             bodies = {
-                name: self.rewrite(body, {}) if isinstance(body, Graph) else body
+                name: self.rewrite(body) if isinstance(body, Graph) else body
                 for name, body in op.params.items()
             }
             if any(bodies[name] is not op.params[name] for name in bodies):
                 operations[position] = replace(op, params=bodies)
         operations = self._same_graph(operations, numbers)
-        for later, op in enumerate(operations):
-            if op.name == "scan":
-                for earlier in range(later):
-                    if self._follows(operations[earlier], operations[later]):
-                        pair = self._pair(operations[earlier], operations[later], numbers)
-                        operations[earlier], operations[later] = pair
+        scans = [position for position, op in enumerate(operations) if op.name == "scan"]
+        for count, later in enumerate(scans):
+            for earlier in scans[:count]:
+                if self._follows(operations[earlier], operations[later]):
+                    pair = self._pair(operations[earlier], operations[later], numbers)
+                    operations[earlier], operations[later] = pair
         if all(a is b for a, b in zip(operations, graph.operations, strict=True)):
             return graph
         return replace(graph, operations=tuple(operations))
@@ -76,6 +75,7 @@ class _Sharing:
     # What is the same value: numbers of what it is computed from.
 
     def _numbers(self, graph: Graph, given: Mapping[Tensor, int]) -> dict[Tensor, int]:
+        """Returns the number of every tensor of a graph, given those of some of its inputs."""
         numbers = {t: given.get(t, self._number(id(t))) for t in graph.inputs}
         for op in graph.operations:
             if op.name == "barrier":
@@ -117,7 +117,7 @@ class _Sharing:
     @staticmethod
     def _follows(forward: Operation, backward: Operation) -> bool:
         """Whether a loop goes over what another one stacked."""
-        if forward.name != "scan" or forward.params["dim"] != backward.params["dim"]:
+        if forward.params["dim"] != backward.params["dim"]:
             return False
         stacked = forward.outputs[forward.params["carries"] :]
         first = backward.params["consts"] + backward.params["carries"]

@@ -32,6 +32,8 @@ from meshdsl.ops.elementwise import ELEMENTWISE
 _START = 1024.0
 # What computing on a whole tensor costs against computing on its shard, per byte: to break ties.
 _WORK = 1e-3
+# What gathering again counts for, for keeping what is made of the first gather takes memory.
+_AGAIN = 0.98
 # What keeps inputs and named tensors where they are; finite, should two rules disagree.
 _FIXED = 1e18
 # What reads a stored tensor where it is.
@@ -175,8 +177,8 @@ class _Storage:
             self._operation(op, times, phase)
             for tensor in op.outputs:
                 self._make(op, tensor, times)
-            if op.name in _LOOPS:
-                _LOOPS[op.name](self, op, times, phase)
+            if op.name in _BODIES:
+                _BODIES[op.name](self, op, times, phase)
             for body in op.bodies:
                 runs = op.params["dim"].size if op.name == "scan" else 1
                 self._add(body, times * runs, phased and not op.source.backward)
@@ -195,15 +197,27 @@ class _Storage:
                      if other is result]  # fmt: skip
             if reads and reads[0] == self.places.get(result):
                 self._read(tensor, times, phase, result)
-            else:
+            elif not self._takes(op, tensor):
                 self._read(tensor, times, phase)
+
+    def _takes(self, op: Operation, tensor: Tensor) -> bool:
+        """Whether an operation takes a tensor where it is stored, as a look-up may."""
+        if op.name in ELEMENTWISE:
+            return False
+        place = self.places[tensor]
+        operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
+        results = tuple(self._whole(t) for t in op.outputs)
+        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        taken = zip(op.inputs, plan.operands, strict=True)
+        return all(where == place for one, where in taken if one is tensor)
 
     def _read(self, tensor: Tensor, times: int, phase: int, result: Tensor | None = None) -> None:
         """A reader takes a tensor moved; if it has a `result`, unless that is stored as well."""
         moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
         if moved not in self.paid:
             self.paid.add(moved)
-            self.cut.edge(tensor, moved, times * self._cost(tensor))
+            again = _AGAIN if phase else 1.0
+            self.cut.edge(tensor, moved, again * times * self._cost(tensor))
             self.cut.edge(back, tensor, times * self._cost(tensor, back=True))
         self.cut.edge(moved, CutGraph.SINK if result is None else result, INFINITE)
         if result is not None:
@@ -291,7 +305,7 @@ class _Storage:
                 self.cut.edge(here, there if there in self.places else CutGraph.SINK, INFINITE)
 
 
-_LOOPS = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
+_BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
 
 
 def _relations(op: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:

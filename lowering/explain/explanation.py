@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from meshdsl.dims import Shape
 from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.explain.alternatives import Alternative, compared
 from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.explain.pads import Pads, pads
 from meshdsl.lowering.explain.timeline import Timeline, timeline
@@ -103,6 +105,7 @@ class Explanation:
         timeline: the step as intervals, with the hardware that it is for.
         pads: what is lost where sizes do not divide.
         faster: the next thing to try for a shorter step, or an empty string.
+        alternatives: the step as it is and by other options, if those were given and differ.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Explanation:
     timeline: Timeline
     pads: Pads
     faster: str
+    alternatives: tuple[Alternative, ...]
 
     @property
     def parameter_count(self) -> int:
@@ -153,13 +157,18 @@ class Explanation:
         return fragment(self)
 
 
-def explain(program: SpmdProgram, hardware: str = "v5p") -> Explanation:
+def explain(
+    program: SpmdProgram,
+    hardware: str = "v5p",
+    others: Mapping[str, SpmdProgram] = MappingProxyType({}),
+) -> Explanation:
     """Explains a program; meant for training steps, but any will do.
 
         print(explain(f.lower(x), hardware="h100"))
 
     Args:
         hardware: a name of `layouts.hardware`, for the time of a step.
+        others: the same program by other options, each with the flag that asks for it.
 
     Raises:
         ValueError: the hardware is not known.
@@ -171,15 +180,16 @@ def explain(program: SpmdProgram, hardware: str = "v5p") -> Explanation:
     phases = dict(_phases(program.block))
     inputs = list(zip(program.block.inputs, program.input_paths, strict=True))
     parameters = tuple(Parameter(p, v) for v, p in inputs if input_part(p) == "parameters")
-    others = [value for value, path in inputs if input_part(path) == "batch"]
+    fed = [value for value, path in inputs if input_part(path) == "batch"]
     parts = tuple(_parts(program, parameters, names, phases))
     traffic = _traffic(program, names, phases)
-    step = timeline(program, find_hardware(hardware), names, phases)
+    device = find_hardware(hardware)
+    step = timeline(program, device, names, phases)
     return Explanation(
         name=program.name,
         mesh=program.mesh,
         layout=program.layout,
-        batch=max(others, key=lambda v: v.shape.volume, default=None),
+        batch=max(fed, key=lambda v: v.shape.volume, default=None),
         parameters=parameters,
         traffic=traffic,
         wire_bytes=program.wire_bytes,
@@ -192,6 +202,7 @@ def explain(program: SpmdProgram, hardware: str = "v5p") -> Explanation:
         timeline=step,
         pads=pads(program, [(part.name, part.held) for part in parts]),
         faster=faster(program, step, traffic),
+        alternatives=compared(program, others, device),
     )
 
 

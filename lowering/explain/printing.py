@@ -113,20 +113,27 @@ class _Printer:
         head = f"{indent}* {instruction.op} over {axes} of {len(parts)} tensors together"
         yield head, self._sent(instruction, times), ""
         for part in parts:
-            text, _, place = self._line(part, expressions, times, indent)
-            yield text.replace(f"{indent}* ", f"{indent}    ", 1), "", place
+            text, place = self._sends(part, expressions)
+            yield f"{indent}    {text}", "", place
 
     def _line(
         self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Row:
-        results = ", ".join(self.names[value] for value in instruction.outputs)
-        text = f"{results} = {expressions.text(instruction, self.names)}"
         if instruction.is_collective:
-            arrow = "←" if instruction.op in ("all_reduce", "reduce_scatter") else "→"
-            place = f"{arrow} {instruction.source}"
+            text, place = self._sends(instruction, expressions)
             return f"{indent}* {text}", self._sent(instruction, times), place
         kind = self._type(instruction.outputs[0])
+        text = self._makes(instruction, expressions)
         return f"{indent}  {text}", kind, str(instruction.source)
+
+    def _sends(self, instruction: Instruction, expressions: Expressions) -> tuple[str, str]:
+        """Returns the statement of a collective, and the line that it leads to (→) or ends (←)."""
+        arrow = "←" if instruction.op in ("all_reduce", "reduce_scatter") else "→"
+        return self._makes(instruction, expressions), f"{arrow} {instruction.source}"
+
+    def _makes(self, instruction: Instruction, expressions: Expressions) -> str:
+        results = ", ".join(self.names[value] for value in instruction.outputs)
+        return f"{results} = {expressions.text(instruction, self.names)}"
 
     def _sent(self, instruction: Instruction, times: _Times) -> str:
         payload = payload_bytes(instruction, self.program.mesh)

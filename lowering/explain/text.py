@@ -10,7 +10,13 @@ from meshdsl.dtypes import short
 from meshdsl.lowering.explain.explanation import PHASES, Explanation, Part, Traffic
 from meshdsl.lowering.explain.limits import step_time, too_large
 from meshdsl.lowering.explain.lines import table, wrapped
-from meshdsl.lowering.explain.units import show_bytes, show_count, show_flops, show_share
+from meshdsl.lowering.explain.units import (
+    show_bytes,
+    show_count,
+    show_flops,
+    show_seconds,
+    show_share,
+)
 from meshdsl.lowering.program import Value
 
 _WIDTH = 120
@@ -29,7 +35,8 @@ MEANING = {
 def show(explanation: Explanation) -> str:
     """Returns the report."""
     sections = [_head(explanation), _memory(explanation), _pads(explanation)]
-    sections += [_wire(explanation), _parameters(explanation), _legend(explanation)]
+    sections += [_wire(explanation), _alternatives(explanation)]
+    sections += [_parameters(explanation), _legend(explanation)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
@@ -140,6 +147,17 @@ def _few(names: Sequence[str]) -> str:
 
 def _names(dims: Shape) -> str:
     return f"[{','.join(dims.names)}]" if dims else ""
+
+
+def _alternatives(explanation: Explanation) -> list[str]:
+    if not explanation.alternatives:
+        return []
+    rows = [("", "wire", "peak", "step")]
+    rows += [
+        (one.how, show_bytes(one.wire_bytes), show_bytes(one.peak_bytes), show_seconds(one.seconds))
+        for one in explanation.alternatives
+    ]
+    return ["the same step by other options", *table(rows, right=(1, 2, 3))]
 
 
 def _parameters(explanation: Explanation) -> list[str]:

@@ -12,8 +12,7 @@ gradient.
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -297,8 +296,8 @@ def problem_of(case: Case, result: TensorLayout) -> Attended:
     )
 
 
-def tell_unused(cases: Sequence[Case]) -> None:
-    """Warns of options for attention that change nothing in a program that has attention."""
+def unused(cases: Sequence[Case]) -> Iterator[str]:
+    """Yields, in words, the options for attention that change nothing in a program that has it."""
     problems = [problem_of(c, c.results[0]) for c in cases if c.operation.name == "attention"]
     if not problems:
         return
@@ -310,12 +309,11 @@ def tell_unused(cases: Sequence[Case]) -> None:
                 "an axis that splits both the length and the memory of an attention, as in "
                 "`length:context; memory_length:context`"
             )
-        warnings.warn(f"context={context} changes nothing: it needs {need}", stacklevel=2)
+        yield f"context={context} changes nothing: it needs {need}"
     if problems[0].zigzag and not any(problem.order(choose(problem)) for problem in problems):
-        warnings.warn(
+        yield (
             "zigzag changes nothing: it needs a causal attention without a window, of a length to "
-            "a memory of the same size, that is computed in a ring (context=ring)",
-            stacklevel=2,
+            "a memory of the same size, that is computed in a ring (context=ring)"
         )
 
 

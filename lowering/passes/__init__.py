@@ -1,10 +1,10 @@
 """Passes: pure functions from a program to an equal one that sends sooner, or less often.
 
-Their order: duplicates go first (`tidy`), so that nothing is joined or split twice. Rings need each
-gather and reduction by itself (`overlap`), so what is left is joined after that (`bucket`), and
-whole buckets are gathered ahead (`prefetch`). The order in which all this is issued comes last
-(`schedule`). Every pass leaves a program that is well formed (`verify`); each given its own result
-returns it as it is.
+Their order: rings need each gather and reduction by itself (`overlap`), so what is left is joined
+after that (`bucket`), and whole buckets are gathered ahead (`prefetch`). What these leave behind
+goes (`tidy`); before, there is nothing twice, for it is not written twice (`builder`). The order in
+which all this is issued comes last (`schedule`). Every pass leaves a program that is well formed
+(`verify`); each given its own result returns it as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshdsl.lowering.program import SpmdProgram
 
 Pass = Callable[[SpmdProgram, Options], SpmdProgram]
 
-PASSES: tuple[Pass, ...] = (tidy, overlap, bucket, prefetch, schedule)
+PASSES: tuple[Pass, ...] = (overlap, bucket, prefetch, tidy, schedule)
 
 
 def run_passes(program: SpmdProgram, options: Options) -> SpmdProgram:

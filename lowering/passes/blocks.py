@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 
-_CHEAP = frozenset("barrier broadcast cast rename reshape slice transpose".split())
+CHEAP = frozenset("barrier broadcast cast rename reshape slice transpose".split())
 
 
 def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdProgram:
@@ -95,7 +95,7 @@ def ready(
     waiting = [maker[value] for value in one.inputs if value in maker]
     while waiting:
         before = waiting.pop()
-        if before.op not in _CHEAP:
+        if before.op not in CHEAP:
             last = max(last, place[before])
         elif before not in moved:
             moved[before] = None

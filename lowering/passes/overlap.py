@@ -10,11 +10,12 @@ directions, so that both directions of the links are used and half the steps are
 Models" (ASPLOS), sections 5.1 and 5.4.
 
 A gather is replaced for all einsums that do not need each other's results; readers of other kinds
-get the whole, put together from the same shards. A reduction is replaced where its operand is an
-einsum that nothing else reads, or what is elementwise of such. Left alone are dims with pads, and
-what does not pay: where a shard is small, a ring costs n-1 latencies for one; where the product is
-small beside it, there is nothing to hide the transfer behind; and a long ring makes a program that
-grows with the number of devices.
+get the whole, put together from the same shards, and so do einsums that contract the gathered dim
+for a result that several devices of the ring hold, whose bits are to be the same on each. A
+reduction is replaced where its operand is an einsum that nothing else reads, or what is elementwise
+of such. Left alone are dims with pads, and what does not pay: where a shard is small, a ring costs
+n-1 latencies for one; where the product is small beside it, there is nothing to hide the transfer
+behind; and a long ring makes a program that grows with the number of devices.
 """
 
 from __future__ import annotations
@@ -246,14 +247,28 @@ class _Block:
         (whole,) = gather.outputs
         below = {whole}
         found = []
-        for one in self.block.instructions[self.place[gather] + 1 :]:
+        last = max(
+            (self.place[one] for one in self.readers[whole] if one.op == "einsum"), default=0
+        )
+        for one in self.block.instructions[self.place[gather] + 1 : last + 1]:
             depends = [value for value in one.inputs if value in below]
             if not depends:
                 continue
-            if one.op == "einsum" and depends == [whole] and one not in self.gone:
+            fits = one.op == "einsum" and depends == [whole] and one not in self.gone
+            if fits and self._agrees(one, gather):
                 found.append(one)
             below.update(one.outputs)
         return found
+
+    def _agrees(self, product: Instruction, gather: Instruction) -> bool:
+        """Whether devices that all hold a product's result would still hold the same bits.
+
+        They would not if the gathered dim is contracted: each begins the sum with its own shard.
+        """
+        (out,) = product.outputs
+        apart = out.layout.split_axes.union(out.layout.partial_axes)
+        axes = {axis for axis in gather.params["axes"] if self.mesh.sizes[axis] > 1}
+        return out.shape.find(gather.params["dim"]) is not None or axes <= apart
 
     def _times(
         self, writer: _Writer, product: Instruction, whole: Value, piece: Value, shift: int

@@ -10,16 +10,14 @@ done on request only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.passes.blocks import each_block
+from meshdsl.lowering.passes.blocks import CHEAP, each_block
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined
 from meshdsl.mesh import Mesh
-
-_CHEAP = frozenset("cast rename reshape slice transpose".split())
 
 
 def prefetch(program: SpmdProgram, options: Options) -> SpmdProgram:
@@ -43,10 +41,16 @@ def _ahead(block: Block, mesh: Mesh) -> Block:
 
 @dataclass(frozen=True)
 class _Gather:
-    """A gather that can be done ahead, and how its operands come of the body's inputs."""
+    """A gather that can be done ahead, and how its operands come of the body's inputs.
+
+    Attributes:
+        behind: of the results of the body's barriers, what they are. They are looked through: what
+            is gathered in another iteration is apart already.
+    """
 
     instruction: Instruction
     chain: tuple[Instruction, ...]
+    behind: Mapping[Value, Value]
 
 
 def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
@@ -109,41 +113,52 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
 def _gathers(body: Block, consts: int, fixed: int, mesh: Mesh) -> Iterator[_Gather]:
     """Yields the gathers, of joined ones the parts, that need nothing that the body computes."""
     maker = {value: one for one in body.instructions for value in one.outputs}
+    behind = {
+        after: before
+        for one in body.instructions
+        if one.op == "barrier"
+        for before, after in zip(one.inputs, one.outputs, strict=True)
+    }
     given, slices = set(body.inputs[:consts]), set(body.inputs[fixed:])
     for one in body.instructions:
         if one.op != "all_gather":
             continue
-        parts = [(part, _chain(part.inputs[0], maker, given | slices)) for part in one.parts]
+        parts = [
+            (part, _chain(part.inputs[0], maker, behind, given | slices)) for part in one.parts
+        ]
         found = [(part, chain) for part, chain in parts if chain is not None]
         instructions = dict.fromkeys(step for _, chain in found for step in chain)
-        reads = {value for part, _ in found for value in part.inputs}
-        reads.update(value for step in instructions for value in step.inputs)
+        readers = [*(part for part, _ in found), *instructions]
+        reads = {_before(value, behind) for reader in readers for value in reader.inputs}
         if found and reads & slices:
             chosen = one if len(found) == len(parts) else joined([p for p, _ in found], mesh)
             order = tuple(step for step in body.instructions if step in instructions)
-            yield _Gather(chosen, order)
+            yield _Gather(chosen, order, behind)
+
+
+def _before(value: Value, behind: Mapping[Value, Value]) -> Value:
+    """Returns what a value is before all barriers."""
+    while value in behind:
+        value = behind[value]
+    return value
 
 
 def _chain(
-    value: Value, maker: dict[Value, Instruction], ends: set[Value]
+    value: Value,
+    maker: Mapping[Value, Instruction],
+    behind: Mapping[Value, Value],
+    ends: set[Value],
 ) -> tuple[Instruction, ...] | None:
-    """Returns the instructions that make a value of some others, if they are cheap.
-
-    A barrier is looked through: what is gathered in another iteration is apart already.
-    """
+    """Returns the instructions that make a value of some others, if they are cheap."""
+    value = _before(value, behind)
     if value in ends:
         return ()
     one = maker.get(value)
-    if one is None:
-        return None
-    if one.op == "barrier":
-        before = _chain(one.inputs[one.outputs.index(value)], maker, ends)
-        return None if before is None else (*before, one)
-    if one.op not in _CHEAP:
+    if one is None or one.op not in CHEAP:
         return None
     found: tuple[Instruction, ...] = ()
     for operand in one.inputs:
-        before = _chain(operand, maker, ends)
+        before = _chain(operand, maker, behind, ends)
         if before is None:
             return None
         found += before
@@ -157,30 +172,14 @@ def _copied(
     made: dict[Value, Value] = {}
 
     def of(value: Value) -> Value:
+        value = _before(value, gather.behind)
         return made[value] if value in made else given(value)
 
-    produced = {value for one in gather.chain for value in one.outputs}
-    for one in gather.chain:
-        if one.op == "barrier":
-            for before, after in zip(one.inputs, one.outputs, strict=True):
-                if before in made or (before not in produced and _is_needed(after, gather)):
-                    made[after] = of(before)
-            continue
+    for one in (*gather.chain, gather.instruction):
         outputs = tuple(replace(value) for value in one.outputs)
-        inputs = tuple(map(of, one.inputs))
-        written.append(replace(one, inputs=inputs, outputs=outputs))
+        written.append(replace(one, inputs=tuple(map(of, one.inputs)), outputs=outputs))
         made.update(zip(one.outputs, outputs, strict=True))
-    whole = gather.instruction
-    outputs = tuple(replace(value) for value in whole.outputs)
-    written.append(replace(whole, inputs=tuple(map(of, whole.inputs)), outputs=outputs))
     return outputs
-
-
-def _is_needed(value: Value, gather: _Gather) -> bool:
-    """Whether a barrier's result is one that the gather, or what leads to it, reads."""
-    return value in gather.instruction.inputs or any(
-        value in one.inputs for one in gather.chain if one.op != "barrier"
-    )
 
 
 def _without(one: Instruction, gone: set[Instruction], mesh: Mesh) -> Iterator[Instruction]:

@@ -11,12 +11,12 @@ it as it is written, go by this order.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.passes.blocks import each_block, in_order, ready
-from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram
+from meshdsl.lowering.passes.blocks import CHEAP, each_block, in_order, ready
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
 
 _LONG = frozenset("attention attention_gradient cond convolve einsum scan while".split())
 
@@ -38,11 +38,7 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
 def _early(block: Block, kinds: Collection[str]) -> Block:
     place = {one: n for n, one in enumerate(block.instructions)}
     maker = {value: one for one in block.instructions for value in one.outputs}
-    first: dict[Instruction, int] = {}
-    for one in reversed(block.instructions):
-        for value in one.inputs:
-            if value in maker:
-                first[maker[value]] = place[one]
+    first = _first_readers(block, place, maker)
     long = [n for one, n in place.items() if one.op in _LONG]
     priority: dict[Instruction, float] = dict(place)
     for one in block.instructions:
@@ -60,3 +56,24 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
     return (
         block if instructions == block.instructions else replace(block, instructions=instructions)
     )
+
+
+def _first_readers(
+    block: Block, place: Mapping[Instruction, int], maker: Mapping[Value, Instruction]
+) -> dict[Instruction, int]:
+    """Returns where the first reader of each instruction stands that does not move itself.
+
+    Gathers do, and what leads to nothing but gathers: theirs is the first reader of these.
+    """
+    first: dict[Instruction, int] = {}
+    stays: set[Instruction] = set(maker[value] for value in block.outputs if value in maker)
+    for one in reversed(block.instructions):
+        moves = one.op == "all_gather" or (one.op in CHEAP and one not in stays)
+        at = first.get(one, place[one]) if moves else place[one]
+        for value in one.inputs:
+            if value in maker:
+                before = maker[value]
+                first[before] = min(first.get(before, at), at)
+                if not moves:
+                    stays.add(before)
+    return first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.problems import Problems, UsageError
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:
     from meshdsl.lowering.explain import Comparison, Explanation
@@ -24,8 +26,15 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
 
     if values.compare_layout and not values.mesh_shape:
         problems.add("--compare_layout needs a mesh: give --mesh_shape and --layout as well")
+    if values.backend == "jax_auto":
+        problems.add(
+            "--backend: what jax_auto sends is XLA's choice, known once it is compiled; leave "
+            "--backend out to see what meshdsl sends"
+        )
     job = jobs.build(values, problems, feeds_text=False)
-    report = explain(_lowered(job, job.layout), values.hardware)
+    program = _lowered(job, job.layout)
+    others = {} if values.compare_layout else _others(program, job)
+    report = explain(program, values.hardware, others)
     told: Explanation | Comparison = report
     if values.compare_layout:
         told = compare(report, explain(_lowered(job, values.compare_layout), values.hardware))
@@ -33,6 +42,18 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         _write(values.html, page(told))
     else:
         print(told)
+
+
+def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
+    """Returns the training step by other options."""
+    from meshdsl.lowering.explain import alternatives
+
+    def lower(options: Options) -> SpmdProgram:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it has to say has been said
+            return _lowered(replace(job, options=options), job.layout)
+
+    return alternatives(program, job.options, lower)
 
 
 def _lowered(job: jobs.Job, layout: Layout | None) -> SpmdProgram:

@@ -13,6 +13,7 @@ Run: python -m tests.benchmarks.gspmd_bytes [--pair=NAME ...] [--backend=jax] [-
 import argparse
 import math
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ def topology_mesh(mesh: Mesh, topology: str = TOPOLOGY) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(numbered, mesh.names, axis_types=kinds)
 
 
-def compiled(pair: Pair, backend: str) -> Compiled:
-    """Compiles a pair for `TOPOLOGY`."""
+def compiled(pair: Pair, backend: str, folder: Path) -> Compiled:
+    """Compiles a pair for `TOPOLOGY`; libtpu leaves the optimised HLO in `folder`."""
     function, arguments = jitted(pair, "tpu", backend)
     start = time.process_time()
     program = function.lower(*arguments)
@@ -63,7 +64,9 @@ def compiled(pair: Pair, backend: str) -> Compiled:
     given_up = program.details["donated"]
     executable = backends.load(backend).Executable(program, given_up, devices, platform="cpu")
     seconds = time.process_time() - start
-    text = executable.as_text()
+    (file,) = folder.glob("*hlo.txt")
+    text = file.read_text()
+    file.unlink()
     return Compiled(
         wire_bytes(text, program.mesh.size),
         executable.memory_analysis().peak_memory_in_bytes,
@@ -80,8 +83,8 @@ def show(pair: Pair, found: Mapping[str, Compiled]) -> str:
     cells += [f"{one.wire_bytes / MIB:10,.0f}" for one in found.values()]
     if len(found) == 2:
         cells.append(f"{ratio(found):6.3f}")
-    cells += [f"{one.seconds:6.1f}" for one in found.values()]
-    cells += [f"{one.peak_bytes / GIB:6.2f}" for one in found.values()]
+    cells += [f"{one.seconds:8.1f}" for one in found.values()]
+    cells += [f"{one.peak_bytes / GIB:8.2f}" for one in found.values()]
     return " ".join(cells)
 
 
@@ -98,7 +101,7 @@ def title(names: Sequence[str]) -> str:
     wire = "".join(f" {word:>10s}" for word in words) + (
         f" {'ratio':>6s}" if len(words) > 1 else ""
     )
-    rest = "".join(f" {word:>6s}" for word in words)
+    rest = "".join(f" {word:>8s}" for word in words)
     over = f"{'':23s}{'MiB on the wire':>{len(wire)}s}{'seconds':>{len(rest)}s}"
     return f"{over}{'peak GiB':>{len(rest)}s}\n{'':23s}{wire}{rest}{rest}"
 
@@ -110,18 +113,30 @@ def main() -> None:
     parser.add_argument("--backend", action="append", choices=BACKENDS, help="leave out for both")
     parser.add_argument("--dump", type=Path, help="a folder for the optimised HLO")
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        _set_up(folder)
+        _table(arguments, Path(folder))
+
+
+def _set_up(folder: str) -> None:
     # The machine has no TPU: JAX must not look for one, and libtpu must not ask the network for
-    # one. Several processes may compile at a time.
+    # one. Several processes may compile at a time. libtpu writes the program itself, since jaxlib
+    # cannot read all of those that it makes (`async-update` with several operands).
     jax.config.update("jax_platforms", "cpu")
     attention_sizes.DIRECT = 2**62  # scores that are computed at once
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5e-256")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    flags = {"to": folder, "hlo_text": "true", "llo_text": "false", "category_filter": "program"}
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(f"--xla_jf_dump_{k}={v}" for k, v in flags.items())
+
+
+def _table(arguments: argparse.Namespace, folder: Path) -> None:
     names = [name for name in BACKENDS if name in (arguments.backend or BACKENDS)]
     print(title(names), flush=True)
     ratios = []
     for name in arguments.pair or PAIRS:
-        found = {backend: compiled(PAIRS[name], backend) for backend in names}
+        found = {backend: compiled(PAIRS[name], backend, folder) for backend in names}
         print(show(PAIRS[name], found), flush=True)
         if len(names) == 2:
             ratios.append(ratio(found))

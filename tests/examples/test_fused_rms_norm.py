@@ -24,7 +24,7 @@ def example():
     ("mesh", "layout", "moved"),
     [
         (None, "", []),
-        ("data:2,model:2", "batch:data; length:model", ["all_reduce", "all_gather"]),
+        ("data:2,model:2", "batch:data; length:model", ["all_reduce"]),
         ("data:3", "embed:data", None),
     ],
 )

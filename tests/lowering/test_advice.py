@@ -6,7 +6,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
-from meshdsl.lowering.advice import paths_of
+from meshdsl.lowering.advice import OptionWarning, paths_of
+from meshdsl.lowering.options import Options
 from meshdsl.lowering.simplify import simplify
 
 x, y, z = md.dims(x=8, y=8, z=8)
@@ -76,6 +77,23 @@ def test_once_is_enough():
         for _ in range(3):
             lowered()
     assert len(told) == 1
+
+
+def test_a_limit_that_nothing_keeps_is_told_with_what_is_needed():
+    arguments = [md.spec([x, y])]
+    doubled = md.jit(lambda data: data * 2, "m:2", "x:m", options=Options(memory=10))
+    with pytest.warns(OptionWarning) as told:
+        needed = doubled.lower(*arguments).peak_bytes
+    assert str(told[0].message) == (
+        f"memory=10 B is less than any way of running this takes: the smallest holds {needed} B. "
+        "Split more, compute again instead of keeping (md.checkpoint), use smaller batches, or "
+        "give it more"
+    )
+    assert told[0].filename == __file__
+    enough = md.jit(lambda data: data * 2, "m:2", "x:m", options=Options(memory=needed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enough.lower(*arguments)
 
 
 def test_rules_for_gradients_that_conflict_are_told_with_the_gradient():

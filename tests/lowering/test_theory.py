@@ -225,6 +225,7 @@ def test_a_sum_over_slices_crosses_the_slow_network_in_shards():
     assert slow.wire_bytes == pytest.approx(flat.wire_bytes, abs=64)
 
 
+@pytest.mark.filterwarnings("ignore:memory=1 B is less")
 def test_everything_that_fits_is_kept():
     layout = f"batch:data; {TENSOR}; length:model?; params/embed:data"
     roomy = decoder("data:2,model:2", layout, options=Options(memory=2**40))

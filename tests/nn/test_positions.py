@@ -43,6 +43,7 @@ def test_the_product_of_query_and_key_depends_on_their_distance_only():
         np.testing.assert_allclose(diagonal, diagonal[0], atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes no axis anywhere")
 @pytest.mark.parametrize("layout", ["length:model; heads:data", "heads:model; length:model?"])
 def test_tables_made_once_serve_split_tensors(layout):
     def both(x):

@@ -70,7 +70,7 @@ def test_local_moves_only_what_must_be_whole():
         return [(one.kind, *one.axes) for one in program.collectives]
 
     assert collectives(rows, "c:x") == []
-    assert collectives(rows, "c:x; b:y") == [("all_gather", "y"), ("all_gather", "y")]
+    assert collectives(rows, "c:x; b:y") == [("all_gather", "y")]  # of both, joined
     assert collectives(sums, "c:x; b:y") == [("all_reduce", "y")]
 
 

@@ -251,6 +251,27 @@ def traffic_cells(traffic: Traffic) -> Sequence[Cell | Html | str]:
     )
 
 
+def alternatives(explanation: Explanation) -> Html | None:
+    """Returns what other options would send, hold and take, if any differ."""
+    if not explanation.alternatives:
+        return None
+    columns = [Column("option"), *(Column(n, number=True) for n in ("wire", "peak", "step"))]
+    rows = [
+        (
+            one.how if one is explanation.alternatives[0] else code(one.how),
+            byte_cell(one.wire_bytes),
+            byte_cell(one.peak_bytes),
+            Cell(show_seconds(one.seconds), one.seconds),
+        )
+        for one in explanation.alternatives
+    ]
+    return section(
+        "The same step by other options",
+        table("other options", columns, rows, filtered=False),
+        lead="Per device and step: what is sent, what is held at the peak, and the time it takes.",
+    )
+
+
 def parameters(explanation: Explanation) -> Html | None:
     """Returns every parameter, drawn on the mesh."""
     if not explanation.parameters:
@@ -342,6 +363,7 @@ def everything(explanation: Explanation) -> list[Html | None]:
         timeline(explanation),
         buffers(explanation),
         collectives(explanation),
+        alternatives(explanation),
         parameters(explanation),
         pads(explanation),
     ]

@@ -1,11 +1,14 @@
 """The jax_auto backend: one program of whole arrays, whose layouts XLA is asked for."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
+from meshdsl.cli.main import run
 from meshdsl.layouts.validate import LayoutError
 from tests.benchmarks.gspmd_time import random_batch
 from tests.benchmarks.pairs import PAIRS, initial, jitted
@@ -121,18 +124,18 @@ def test_layouts_are_checked_as_for_the_other_backends():
 
 def test_loops_branches_and_prints_run(capfd):
     def f(x):
-        def body(i, y):
+        def body(carry):
+            i, y = carry
             md.print("row", md.sum(y))
-            return i + 1, md.cond(md.sum(y) > 0, lambda: y * 2.0, lambda: y - 1.0)
+            return i + 1, md.cond(md.sum(y) > 0, lambda y: y * 2.0, lambda y: y - 1.0, y)
 
-        _, y = md.while_loop(lambda i, y: i < 3, body, (0, x))
-        return y
+        return md.while_loop(lambda carry: carry[0] < 3, body, (md.zeros([], "int32"), x))[1]
 
     x = md.named(np.ones((8, 4)), [batch, embed])
     found = auto(f, layout="batch:data; embed:model")(x)
     np.testing.assert_array_equal(np.asarray(found), 8 * np.ones((8, 4)))
     rows = [line for line in capfd.readouterr().out.splitlines() if line.startswith("row")]
-    assert rows == ["row 32.0", "row 64.0", "row 128.0"]  # once each, in order
+    assert [float(row.split()[1]) for row in rows] == [32, 64, 128]  # once each, in order
 
 
 def test_what_is_not_finite_is_found():
@@ -164,3 +167,35 @@ def test_one_device_needs_no_mesh():
     assert_close(
         md.jit(mlp, backend="jax_auto")(*arguments()), md.jit(mlp, backend="numpy")(*arguments())
     )
+
+
+def test_it_knows_every_instruction():
+    from meshdsl.lowering.backends import jax as jax_backend
+    from meshdsl.lowering.backends import jax_auto
+    from meshdsl.lowering.backends.jax_auto.emitters import ASKED, SLIDING
+
+    assert set(jax_auto.EMITTERS) == set(jax_backend.EMITTERS)
+    assert set(jax_auto.EMITTERS) > ASKED | SLIDING and not ASKED & SLIDING
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_with_it(capsys, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 100)
+    small = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
+    job = (*small, "--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model")
+    text = f"--data={tmp_path}/text.txt"
+    losses = []
+    for backend in ("jax", "jax_auto"):
+        workdir = tmp_path / backend
+        given = (f"--backend={backend}", f"--workdir={workdir}", "--host_devices=8")
+        more = ("--steps=3", "--eval_batches=1", "--log_every=1")
+        assert run(["train", *job, text, *given, *more]) == 0
+        rows = (workdir / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(row)["loss"] for row in rows])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_explain_tells_that_xla_decides(capsys):
+    assert run(["explain", "--backend=jax_auto"]) != 0
+    told = capsys.readouterr().err
+    assert "--backend: what jax_auto sends is XLA's choice, known once it is compiled" in told

@@ -3,6 +3,7 @@
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.advice import OptionWarning
 from meshdsl.lowering.options import Options
 
 batch, length, memory, heads, group, kv = md.dims(
@@ -180,7 +181,7 @@ def test_a_mask_of_length_and_memory_keeps_keys_from_travelling():
     ],
 )
 def test_options_that_apply_nowhere_are_told(layout, options, told):
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(OptionWarning) as warned:
         moved("x:4", layout, options=options)
     assert [str(one.message) for one in warned] == [told]
 

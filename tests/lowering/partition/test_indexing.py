@@ -19,7 +19,7 @@ def gradient(table, tokens):
     return md.grad(lambda t: md.sum(md.sin(look_up(t, tokens))))(table)
 
 
-def plan(function, layout):
+def plan(function, layout, vocab=vocab):
     tokens = md.named(TOKENS, [batch, length])
     return collectives(function, random([vocab, embed]), tokens, layout=layout)
 
@@ -37,10 +37,14 @@ def test_a_table_split_over_its_rows_costs_one_reduction(layout):
 
 
 def test_a_result_wanted_split_is_reduce_scattered():
-    assert plan(look_up, "vocab:model; length:model?") == [
+    assert plan(look_up, "vocab:model; length:model?", md.Dimension("vocab", 64)) == [
         "all_gather model [batch=8, length=4]",
         "reduce_scatter model [batch=8, length=4, embed=16]",
     ]
+
+
+def test_a_table_smaller_than_the_result_is_gathered():
+    assert plan(look_up, "vocab:model; length:model?") == ["all_gather model [vocab=24, embed=16]"]
 
 
 def test_the_gradient_of_each_row_is_added_up_where_the_row_is():

@@ -62,6 +62,19 @@ def _products(program):
             yield times * np.prod(list(sizes.values()))
 
 
+def test_devices_that_hold_one_value_hold_the_same_bits():
+    """A ring that contracts the gathered dim adds in another order on every device."""
+
+    def function(params, y):
+        return md.einsum(params["w"], y, over="embed")
+
+    arguments = {"w": array(embed=8, few=2)}, array(embed=8, many=64)
+    before, after = both(function, arguments, "data:4", "params/embed:data")
+    assert kinds(before) == {"all_gather": 1} and after is before
+    before, after = check(function, arguments, "data:4", "params/embed:data; many:data")
+    assert kinds(before) == {"all_gather": 1} and kinds(after) == {"permute": 3}
+
+
 @pytest.mark.parametrize(
     ("mesh", "layout", "devices"),
     [

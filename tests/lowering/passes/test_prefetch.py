@@ -146,6 +146,42 @@ def test_weights_that_are_gathered_again_behind_a_barrier_are_gathered_ahead():
     assert_same(before, after, arguments)
 
 
+def test_what_lies_behind_several_barriers_is_gathered_ahead():
+    def layer(x, w):
+        return x + md.tanh(md.einsum(x, w["w_in"], over="embed").rename(d_ff="embed"))
+
+    def training(params, x):
+        def loss(params):
+            again = md.checkpoint(md.checkpoint(layer))
+            x_end, _ = md.scan(lambda x, w: (again(x, w), None), x, params, dim="layers")
+            return md.mean(md.square(x_end))
+
+        return md.value_and_grad(loss)(params)
+
+    params = {"w_in": array(layers=LAYERS, embed=8, d_ff=8)}
+    arguments = params, array(batch=8, embed=8)
+    before, after = both(training, arguments)
+    bodies = [scan.params["body"] for scan in scans(before)]
+    assert [one.op for body in bodies for one in body.instructions].count("barrier") == 2
+    assert ["ahead" in scan.params for scan in scans(after)] == [True, True]
+    assert_same(before, after, arguments)
+
+
+def test_what_leads_to_a_gather_that_is_done_ahead_is_not_left_in_the_body():
+    def mixed(params, x):
+        def layer(x, w):
+            w = md.cast(w["w_in"], "float32")
+            return md.tanh(md.einsum(x, w, over="embed").rename(d_ff="embed")), None
+
+        return md.scan(layer, x, params, dim="layers")[0]
+
+    params = {"w_in": array(layers=LAYERS, embed=8, d_ff=8)}
+    arguments = params, array("float32", batch=8, embed=8)
+    program = md.jit(mixed, "data:4", FSDP, options=AHEAD).lower(*arguments)
+    ops = [one.op for one in scans(program)[0].params["body"].instructions]
+    assert (ops.count("cast"), ops.count("all_gather")) == (1, 1)
+
+
 def test_a_loop_of_one_iteration_and_split_stacks_stay():
     before, after = both(network, problem(layers=1))
     assert after is before

@@ -86,6 +86,24 @@ def test_gathers_stay_where_the_peak_would_grow():
     assert free.peak_bytes > program.peak_bytes
 
 
+def test_a_gather_that_leads_to_a_gather_goes_no_further_ahead_than_that():
+    def function(x, y, z):
+        before = md.einsum(y, z, over="embed")
+        scaled = md.sin(md.cos(before))
+        product = md.einsum(scaled, z, over="next")
+        other = md.rename(x, rows="other", columns="more")  # whole: two gathers, one of the other
+        return md.sum(product) + md.sum(other * md.rename(other, other="more", more="other"))
+
+    inputs = array(rows=4, columns=4), array(batch=8, embed=4), array(embed=4, next=4)
+    layout = "rows:data; columns:model"
+    program = md.jit(function, "data:2,model:2", layout, "numpy", options=APART).lower(*inputs)
+    found = schedule(program, Options(memory=10**6))
+    order = ops(found, "einsum", "sin", "all_gather")
+    assert order == ["einsum", "sin", "all_gather", "all_gather", "einsum"]
+    assert schedule(found, Options(memory=10**6)) is found
+    assert_same(program, found, inputs)
+
+
 def test_prints_keep_their_order():
     def function(x):
         md.print("first {}", md.sum(x))
