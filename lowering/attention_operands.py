@@ -108,8 +108,8 @@ def _with_positions(
     if (rows or always) and "positions" not in values:
         dim = problem.queries.get(problem.length)
         index = builder.positions(dim, rows)
-        if problem.offset:
-            start = builder.number(problem.offset, INT32)
+        if given.params["offset"]:
+            start = builder.number(given.params["offset"], INT32)
             index = builder.one("add", (index, start), Shape([dim]), INT32, index.layout)
         values["positions"] = index
     return Operands(values, given.params, given.ends)

@@ -12,7 +12,8 @@ The model is that of a compiler that runs the instructions in the order written:
   slice of a stack of float32 weights that is cast for a product is held as its cast alone. An
   elementwise result may take the place of an operand used for the last time.
 * What a collective makes has a buffer beside its operand. Where it takes the place of a donated
-  input, it is written there from that buffer, one tensor after the other.
+  input, it is written there from that buffer, one tensor after the other. Of a joined
+  reduce_scatter each tensor leaves as soon as it is there: compilers take these apart.
 * Attention holds a block of scores (`lowering.attention_sizes`); backwards, also their gradient, in
   the dtype of the queries. Scores that are one block are computed once by an attention that is
   computed again and its gradient, and held between these.
@@ -23,8 +24,9 @@ The model is that of a compiler that runs the instructions in the order written:
 * A cond holds its results while it runs, which its branches write, and on top of them what the
   branch that needs more needs.
 
-That is XLA's compiler for TPUs. On CPUs, products read their operands from memory, and what is
-costly (exp, tanh, divide, ...) is computed once unless it has a single reader; `target` chooses.
+That is XLA's compiler for TPUs. On CPUs, what is joined stays together, products read their
+operands from memory, and what is costly (exp, tanh, divide, ...) is computed once unless it has a
+single reader; `target` chooses.
 
 What is left out: compilers reorder (XLA:TPU may compute the gradient of an embedding after the loop
 before which it could be, and then holds the logits instead), copy into other orders of dims, and
@@ -156,7 +158,7 @@ class _Liveness:
 
     def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
         self.target = target
-        self.whole = {part: one for one in block.instructions for part in one.parts}
+        self.whole = _apart(block, target)
         self.block = block = replace(block, instructions=tuple(self.whole))
         self.owned: list[Value] = []
         self.kept: set[Value] = set()
@@ -317,6 +319,22 @@ class _Liveness:
                     del held[value]
                     total -= value.bytes
         return peak
+
+
+def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
+    """Returns a block's instructions in order, joined ones tensor by tensor, with what joins them.
+
+    On TPU, where each of these runs by itself, what is scattered leaves as soon as it is there.
+    """
+    rows: list[tuple[float, Instruction, Instruction]] = []
+    made: dict[Value, float] = {}
+    for place, one in enumerate(block.instructions):
+        parts = one.parts
+        early = target == "tpu" and one.op == "reduce_scatter" and len(parts) > 1
+        for part in parts:
+            rows.append((made.get(part.inputs[0], -1) + 0.5 if early else place, part, one))
+        made.update(dict.fromkeys(one.outputs, place))
+    return {part: one for _, part, one in sorted(rows, key=lambda row: row[0])}
 
 
 def _fusible(instruction: Instruction) -> bool:

@@ -48,13 +48,19 @@ class Pair:
 
 
 def jitted(
-    pair: Pair, size: Size = "tpu", backend: str = "jax", **options: Any
+    pair: Pair, size: Size = "tpu", backend: str = "jax", remat: str = "full", **options: Any
 ) -> tuple[Jitted, tuple[Any, ...]]:
     """Returns the training step of a pair and the specs of its arguments (a state, a batch).
 
-    `jitted(PAIRS["decoder_fsdp"], "small", "jax_auto")`; `options` are those of `md.jit`.
+    `jitted(PAIRS["decoder_fsdp"], "small", "jax_auto")`.
+
+    Args:
+        remat: what is computed again, in models of `meshdsl.models`; the others compute all again.
+        options: those of `md.jit`.
     """
     model, optimizer = MODELS[pair.model](size), OPTIMIZERS[pair.optimizer]
+    if hasattr(model.config, "remat"):
+        model = model.with_overrides(f"remat={remat}")
     step = make_train_step(model.loss, optimizer)
     state = spec_of(create(model.init, optimizer))
     batch = model.batch_spec(model.batch_size, model.length)

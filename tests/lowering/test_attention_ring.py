@@ -55,6 +55,7 @@ def problem(rows, columns):
         "a rolling memory": {
             "causal": True,
             "window": 4,
+            "positions": 2,
             "memory_positions": whole(np.roll(np.arange(columns), 2), memory),
         },
         "segments": {"causal": True, "segments": segments, "memory_segments": of_memory},
