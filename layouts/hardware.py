@@ -105,7 +105,7 @@ class Hardware:
         if not self.torus:
             return max(self.latency, wire_bytes / self.link_bandwidth)
         if kind == "permute":
-            return max(_HOP, wire_bytes / self.link_bandwidth)
+            return max(self.latency, wire_bytes / self.link_bandwidth)
         n = max(sizes)
         closed = all(size % self.ring == 0 for size in sizes)
         bandwidth = self.link_bandwidth * (2 if closed else 1) * min(len(sizes), self.torus)

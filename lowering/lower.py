@@ -25,6 +25,7 @@ from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.hoist import hoist_casts
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
@@ -79,6 +80,8 @@ def _write(
     graph: Graph, mesh: Mesh, layout: Layout, options: Options, choice: Choice
 ) -> SpmdProgram:
     """Writes the program of a simplified graph, all choices made."""
+    if choice.keep:
+        graph = simplify(hoist_casts(graph, _weights(graph, layout)))
     planned = plan(graph, mesh, layout, options, choice)
     if choice.share:
         shared = share(planned)
@@ -103,6 +106,12 @@ def _write(
     ends = graph.input_paths, graph.output_paths
     details = {"paths": paths_of(graph), "unused": planned.unused}
     return SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
+
+
+def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
+    """Returns the inputs that are stored elsewhere than where they are used."""
+    rows = zip(graph.inputs, graph.input_paths, strict=True)
+    return [t for t, path in rows if layout.assign(t.shape, path) != layout.assign(t.shape)]
 
 
 def _ends(

@@ -8,15 +8,16 @@ value's `layout` says is what that compiler is asked for. So `collectives` is em
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.advice import tell
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.lower import lower, validate
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.mesh import Mesh
 
@@ -30,11 +31,27 @@ def lower_whole(
 ) -> SpmdProgram:
     """Lowers a traced graph to a program of whole tensors, for a mesh and a layout.
 
-    Arguments and errors are those of `lowering.lower.lower`.
+    Arguments and errors are those of `lowering.lower.lower`. Options say how devices send what they
+    do, or hold, and so change nothing here.
     """
     validate(graph, mesh, layout)
-    program = lower(graph, Mesh(), Layout(), options, donated)
+    program = lower(graph, Mesh(), Layout(), None, donated)
+    details = {**program.details, "unused": tuple(_unused(options or DEFAULT))}
+    program = replace(program, details=details)
+    tell(program, DEFAULT)
     return replace(program, mesh=mesh, layout=layout, block=_Places(mesh, layout).program(program))
+
+
+def _unused(options: Options) -> Iterator[str]:
+    """Yields, in words, the options that ask for something that XLA decides.
+
+    A limit on memory does not: it may be kept all the same.
+    """
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        if field.name != "memory" and value != field.default:
+            asked = field.name if value is True else f"{field.name}={value}"
+            yield f"{asked} changes nothing: on backend jax_auto, XLA decides what is sent and how"
 
 
 class _Places:

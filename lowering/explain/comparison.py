@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.explain.explanation import PARTS, PHASES, Explanation, Traffic
-from meshdsl.lowering.explain.units import show_bytes, show_flops, show_seconds
+from meshdsl.lowering.explain.units import show_bytes, show_flops, show_seconds, show_share
 from meshdsl.lowering.program import Value
 from meshdsl.mesh import Mesh
 
@@ -37,6 +37,8 @@ class Total:
         if not self.before:
             return f"+{self.show(self.after)}"
         percent = 100 * (self.after / self.before - 1)
+        if abs(percent) < 0.01:
+            return show_share(abs(percent) / 100)
         return f"{percent:+.0f} %" if abs(percent) >= 1 else f"{percent:+.1g} %"
 
 

@@ -98,7 +98,7 @@ class Explanation:
         batch: the largest input that is neither parameter nor optimizer state.
         wire_bytes: what one device sends per step: of a `cond` in its worse branch, though the
             traffic of both is listed; of a `while` loop in one iteration.
-        collectives: how many there are on the wire per step, each with all tensors that it joins.
+        collectives: how many send that, each with all tensors that it joins.
         unsure: which of these two, `cond` and `while`, the program has.
         parts: everything held at the peak, largest first.
         advice: the next thing to try for less memory, or an empty string.
@@ -193,7 +193,7 @@ def explain(
         parameters=parameters,
         traffic=traffic,
         wire_bytes=program.wire_bytes,
-        collectives=sum(one.count for one in program.collectives),
+        collectives=_count(program),
         unsure=frozenset(i.op for i, _ in program.block.walk()) & {"cond", "while"},
         memory=program.memory,
         parts=parts,
@@ -225,6 +225,18 @@ def _phases(block: Block) -> Iterator[tuple[Instruction, str]]:
             yield instruction, "backward"
         else:
             yield instruction, "forward" if position < first else "update"
+
+
+def _count(program: SpmdProgram) -> int:
+    """Returns how many collectives there are, of a cond in the branch that sends more."""
+
+    def sent(one: Instruction) -> float:
+        if not one.is_collective:
+            return 0.0
+        devices = program.mesh.extent(one.params["axes"])
+        return wire_bytes(one.op, payload_bytes(one, program.mesh), devices)
+
+    return sum(times for one, times in program.block.counted(sent) if one.is_collective)
 
 
 def _traffic(

@@ -7,7 +7,7 @@ fused attention kernels, which GSPMD cannot split, nor blocks of scores: both co
 a layer at once, as programs written by hand for GSPMD do. Seconds are of processor time, of all
 threads, and of lowering and compiling; up to a minute for each program.
 
-Run: python -m tests.benchmarks.gspmd_bytes [--pair=NAME ...] [--backend=jax] [--remat=full]
+Run: python -m tests.benchmarks.gspmd_bytes [--pair=NAME ...] [--backend=jax] [--keep]
          [--dump=FOLDER]
 """
 
@@ -56,9 +56,9 @@ def topology_mesh(mesh: Mesh, topology: str = TOPOLOGY) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(numbered, mesh.names, axis_types=kinds)
 
 
-def compiled(pair: Pair, backend: str, folder: Path, remat: str = "full") -> Compiled:
+def compiled(pair: Pair, backend: str, folder: Path, keep: bool = False) -> Compiled:
     """Compiles a pair for `TOPOLOGY`; libtpu leaves the optimised HLO in `folder`."""
-    function, arguments = jitted(pair, "tpu", backend, remat)
+    function, arguments = jitted(pair, "tpu", backend, keep)
     start = time.process_time()
     program = function.lower(*arguments)
     devices = topology_mesh(program.mesh)
@@ -113,10 +113,9 @@ def main() -> None:
     parser.add_argument("--pair", action="append", choices=[*PAIRS], help="leave out for all")
     parser.add_argument("--backend", action="append", choices=BACKENDS, help="leave out for both")
     parser.add_argument(
-        "--remat",
-        choices=["full", "keep_collectives"],
-        default="full",
-        help="what transformers compute again; XLA's partitioner does all of it in both",
+        "--keep",
+        action="store_true",
+        help="keep what has been moved: --remat=keep_collectives, --memory=95GiB",
     )
     parser.add_argument("--dump", type=Path, help="a folder for the optimised HLO")
     arguments = parser.parse_args()
@@ -143,8 +142,8 @@ def _table(arguments: argparse.Namespace, folder: Path) -> None:
     print(title(names), flush=True)
     ratios = []
     for name in arguments.pair or PAIRS:
-        pair, remat = PAIRS[name], arguments.remat
-        found = {backend: compiled(pair, backend, folder, remat) for backend in names}
+        pair, keep = PAIRS[name], arguments.keep
+        found = {backend: compiled(pair, backend, folder, keep) for backend in names}
         print(show(pair, found), flush=True)
         if len(names) == 2:
             ratios.append(ratio(found))

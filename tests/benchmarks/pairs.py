@@ -13,6 +13,8 @@ import meshdsl as md
 from meshdsl import nn, optim
 from meshdsl.array import Spec
 from meshdsl.jit import Jitted
+from meshdsl.layouts.hardware import hardware
+from meshdsl.lowering.options import Options
 from meshdsl.models import Model
 from meshdsl.models.bert import BertConfig, bert
 from meshdsl.models.configs import TransformerConfig
@@ -48,25 +50,26 @@ class Pair:
 
 
 def jitted(
-    pair: Pair, size: Size = "tpu", backend: str = "jax", remat: str = "full", **options: Any
+    pair: Pair, size: Size = "tpu", backend: str = "jax", keep: bool = False
 ) -> tuple[Jitted, tuple[Any, ...]]:
     """Returns the training step of a pair and the specs of its arguments (a state, a batch).
 
     `jitted(PAIRS["decoder_fsdp"], "small", "jax_auto")`.
 
     Args:
-        remat: what is computed again, in models of `meshdsl.models`; the others compute all again.
-        options: those of `md.jit`.
+        keep: whether what has been moved is kept, as far as the memory of a chip goes: gathered
+            weights, and in models of `meshdsl.models` the results of collectives that would be
+            computed again. XLA's partitioner has no such choice.
     """
     model, optimizer = MODELS[pair.model](size), OPTIMIZERS[pair.optimizer]
-    if hasattr(model.config, "remat"):
-        model = model.with_overrides(f"remat={remat}")
+    options = Options(memory=hardware("v5p").memory_bytes) if keep else None
+    if keep and hasattr(model.config, "remat"):
+        model = model.with_overrides("remat=keep_collectives")
     step = make_train_step(model.loss, optimizer)
     state = spec_of(create(model.init, optimizer))
     batch = model.batch_spec(model.batch_size, model.length)
-    function = md.jit(
-        step, mesh=pair.mesh(size), layout=pair.layout, backend=backend, donate="state", **options
-    )
+    mesh, layout = pair.mesh(size), pair.layout
+    function = md.jit(step, mesh, layout, backend, donate="state", options=options)
     return function, (state, batch)
 
 

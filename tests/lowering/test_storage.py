@@ -122,6 +122,7 @@ def test_a_split_stack_is_gathered_before_the_loop():
     assert [(kind, count) for kind, _, count in moves(program)] == [("all_gather", 1)]
 
 
+@pytest.mark.filterwarnings("ignore:memory=1 B is less")
 @pytest.mark.parametrize("options", [{}, {"weights": "keep"}, {"memory": 1}, {"memory": 2**40}])
 @pytest.mark.parametrize(
     "layout",

@@ -1,8 +1,14 @@
 """Lowering to one program of whole tensors."""
 
+import warnings
+
+import pytest
+
 import meshdsl as md
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.advice import OptionWarning
 from meshdsl.lowering.lower import lower
+from meshdsl.lowering.options import Options
 from meshdsl.lowering.whole import lower_whole
 from meshdsl.mesh import Mesh
 
@@ -74,3 +80,19 @@ def test_a_split_length_is_not_cut_into_blocks():
     assert rows == length.size and columns < length.size
     rows, columns = blocks("data:8,context:8", "batch:data; memory_length:context")
     assert rows < length.size and columns == length.size
+
+
+def test_options_that_xla_decides_are_told_and_limits_of_one_device_are_not_those_of_all():
+    graph = md.jit(attend).trace(*[md.spec(DIMS)] * 3)
+    ring = Mesh.parse("context:8"), Layout.parse("length:context; memory_length:context")
+    with pytest.warns(OptionWarning) as told:
+        lower_whole(graph, *ring, Options(context="ring", zigzag=True))
+    assert [str(one.message).split(":")[0] for one in told] == [
+        "context=ring changes nothing",
+        "zigzag changes nothing",
+    ]
+    assert all("XLA decides" in str(one.message) for one in told)
+    share = lower(graph, *ring).peak_bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower_whole(graph, *ring, Options(memory=share))

@@ -220,7 +220,8 @@ def collectives(explanation: Explanation) -> Html:
     ]
     rows = [(traffic.phase, *traffic_cells(traffic)) for traffic in explanation.traffic]
     unsure = {
-        "cond": "Of a cond both branches are listed.",
+        "cond": "Of a cond both branches are listed; the figure at the top counts the one that "
+        "sends more.",
         "while": "Of a while loop one iteration is counted.",
     }
     return section(

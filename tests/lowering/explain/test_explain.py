@@ -54,6 +54,24 @@ def test_traffic_is_every_collective_of_the_program():
     assert {t.kind for t in found.traffic} <= set(COLLECTIVES)
 
 
+def test_of_a_cond_both_branches_are_listed_and_the_one_that_sends_more_is_counted():
+    def either(x, on):
+        def one(x):
+            return md.sum(x, "embed")
+
+        def two(x):
+            return md.max(x, "embed") * md.min(x, "embed")
+
+        return md.cond(on, one, two, x)
+
+    x = md.spec(md.dims(batch=8, embed=4))
+    found = explain(md.jit(either, "model:2", "embed:model").lower(x, md.spec([], "bool")))
+    assert sum(t.count for t in found.traffic) == 3
+    assert (found.collectives, found.wire_bytes) == (2, 2 * 8 * 4)
+    (total,) = [line.split() for line in str(found).splitlines() if line.startswith("  total")]
+    assert total == ["total", "2", "64", "B"]
+
+
 def test_traffic_is_told_by_line_with_the_tensor_and_the_phase():
     _, found = explained()
     told = {(t.source.code[:12], t.phase): t for t in found.traffic if t.axes == ("model",)}
