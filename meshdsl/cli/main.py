@@ -91,13 +91,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told_plainly(command: str) -> Iterator[None]:
-    """Prints what is asked for in vain as one line, without a place in the code."""
+    """Prints what is asked for in vain as one line, once, without a place in the code."""
+    told: set[str] = set()  # a command lowers several programs, which have the same to say
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def plain(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if issubclass(category, UserWarning):
-                print(f"{command}: warning: {message}", file=sys.stderr)
+                line = f"{command}: warning: {message}"
+                if line not in told:
+                    told.add(line)
+                    print(line, file=sys.stderr)
             else:
                 show(message, category, *rest)
 

@@ -158,10 +158,16 @@ def test_a_rule_without_effect_is_told_in_one_line(capsys, command, tmp_path):
     )
 
 
-def test_an_option_without_effect_is_told_in_one_line(capsys):
-    code, _, message = answer(capsys, "explain", SMALL, "--context=gather")
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_an_option_without_effect_is_told_in_one_line(capsys, command, tmp_path):
+    """Once, although training lowers several programs."""
+    (tmp_path / "text.txt").write_text("some text " * 500)
+    arguments = [SMALL, "--backend=numpy", f"--data={tmp_path}/*.txt", "--context=gather"]
+    sizes = ["--batch_size=2", "--length=16", "--steps=1", "--eval_batches=1"]
+    code, _, message = answer(capsys, command, *arguments, *sizes)
     assert code == 0
-    assert message.startswith("meshdsl explain: warning: context=gather changes nothing: it needs ")
+    told = f"meshdsl {command}: warning: context=gather changes nothing: it needs "
+    assert message.startswith(told)
     assert message.count("\n") == 1
 
 
