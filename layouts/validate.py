@@ -284,8 +284,9 @@ def _of_attention(dim: str, known: Collection[str]) -> str:
     if length == dim or length not in known:
         return ""
     return (
-        f": its attention has to name the keys' and values' `{length}` apart from the queries', "
-        f'as in md.attention(q, k.rename({length}="{dim}"), v.rename({length}="{dim}"), '
+        f": attention, if it has any, has to name the keys' and values' `{length}` apart from the "
+        f"queries', as in "
+        f'md.attention(q, k.rename({length}="{dim}"), v.rename({length}="{dim}"), '
         f'over="{dim}")'
     )
 

@@ -6,6 +6,7 @@ side of a trade costs before choosing it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -41,7 +42,9 @@ def alternatives(
         options: those of the program.
         lower: what lowers the same function with other options.
     """
-    return {how: lower(other) for how, other in _others(program, options)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an option may well change nothing
+        return {how: lower(other) for how, other in _others(program, options)}
 
 
 def _others(program: SpmdProgram, options: Options) -> Iterator[tuple[str, Options]]:
@@ -55,8 +58,10 @@ def _others(program: SpmdProgram, options: Options) -> Iterator[tuple[str, Optio
     attended = {i.params["memory"] for i, _ in program.block.walk() if i.op == "attention"}
     if split & attended:
         for context in get_args(Context):
-            if context not in ("auto", options.context):
+            if context != options.context:
                 yield f"--context={context}", replace(options, context=context)
+        if not options.zigzag:
+            yield "--zigzag", replace(options, zigzag=True)
 
 
 def compared(

@@ -49,9 +49,7 @@ def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
     from meshdsl.lowering.explain import alternatives
 
     def lower(options: Options) -> SpmdProgram:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it has to say has been said
-            return _lowered(replace(job, options=options), job.layout)
+        return _lowered(replace(job, options=options), job.layout)
 
     return alternatives(program, job.options, lower)
 

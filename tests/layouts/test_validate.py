@@ -352,8 +352,8 @@ def test_an_optional_rule_for_what_a_program_lacks_is_not_told():
 
 def test_a_context_layout_on_a_model_without_a_memory_length_says_what_attention_needs():
     assert found("length:data; memory_length:data", tensor("x", batch=8, length=8)) == [
-        "`memory_length:data` names a dim that this program does not have: its attention has to "
-        "name the keys' and values' `length` apart from the queries', as in "
+        "`memory_length:data` names a dim that this program does not have: attention, if it has "
+        "any, has to name the keys' and values' `length` apart from the queries', as in "
         'md.attention(q, k.rename(length="memory_length"), v.rename(length="memory_length"), '
         'over="memory_length"). Its dims: `batch`, `length`.'
     ]

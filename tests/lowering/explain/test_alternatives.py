@@ -17,7 +17,9 @@ def attending(options=None, layout="length:context; memory_length:context"):
     dims = md.dims(batch=4, length=64, heads=4, kv=16)
     q = md.spec(dims)
     k = md.spec([d if d.name != "length" else md.Dimension("memory_length", 64) for d in dims])
-    f = md.jit(lambda q, k, v: md.attention(q, k, v), "context:8", layout, options=options)
+    f = md.jit(
+        lambda q, k, v: md.attention(q, k, v, causal=True), "context:8", layout, options=options
+    )
     return f.lower(q, k, k)
 
 
@@ -48,12 +50,21 @@ def test_what_is_kept_is_costed_beside_gathering_again():
 
 
 def test_ways_to_a_split_memory_are_costed():
-    report, _ = told(attending, Options(context="gather"))
-    assert [one.how for one in report.alternatives] == [
+    report, others = told(attending, Options(context="gather"))
+    assert [*others] == ["--context=auto", "--context=ring", "--context=sums", "--zigzag"]
+    assert [one.how for one in report.alternatives] == [  # a gather has nothing to deal out
         "as it is",
+        "--context=auto",
         "--context=ring",
         "--context=sums",
     ]
+
+
+def test_dealing_out_the_work_of_a_ring_is_costed():
+    report, _ = told(attending, Options(context="ring"))
+    assert "--zigzag" in [one.how for one in report.alternatives]
+    again, _ = told(attending, Options(context="ring", zigzag=True))
+    assert "--zigzag" not in [one.how for one in again.alternatives]
 
 
 def test_options_that_change_nothing_are_not_told():
