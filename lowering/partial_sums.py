@@ -137,8 +137,9 @@ class _AxisProblem:
             self._reach(body)
 
     def _leave(self, tensor: Tensor) -> None:
-        """Lets a partial sum leave an iteration, unless it is to be reduced into storage there."""
-        if tensor not in self.planned.stored:
+        """Lets a partial sum leave an iteration, unless it is scattered into storage there."""
+        planned = self.planned
+        if tensor not in planned.stored or self.axis not in planned.layouts[tensor].split_axes:
             self._pass_on(tensor)
 
     def _pass_on(self, tensor: Tensor) -> None:

@@ -23,7 +23,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.loops import is_sum
 from meshdsl.lowering.mincut import INFINITE, CutGraph
-from meshdsl.lowering.partition import RULES, Case
+from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.reshard import reshard_cost
 from meshdsl.mesh import Mesh
 from meshdsl.ops.elementwise import ELEMENTWISE
@@ -39,7 +39,7 @@ _FIXED = 1e18
 # What reads a stored tensor where it is.
 _ANYWHERE = frozenset(["sum", "max", "min", "barrier"])
 
-_Map = Callable[[TensorLayout], TensorLayout]
+_Map = Callable[[TensorLayout], TensorLayout | None]
 
 
 def stored(
@@ -111,9 +111,12 @@ class _Storage:
 
     def _relate(self, graph: Graph) -> None:
         for op in graph.operations:
-            for one, other, onwards, backwards in _relations(op, self.reduce_each):
+            for one, other, onwards, backwards in _relations(op):
                 self.related[one].append((other, onwards))
                 self.related[other].append((one, backwards))
+            for one, other in _sums(op):
+                self.related[one].append((other, self._added_up(other)))
+                self.related[other].append((one, self._added_up(one)))
             if op.name == "scan":
                 consts, carries = op.params["consts"], op.params["carries"]
                 self.stacks.update(op.inputs[consts + carries :])
@@ -137,11 +140,27 @@ class _Storage:
                     continue
                 self.places[tensor] = where
                 for other, of in self.related[tensor]:
-                    if other not in self.places:
-                        following.append((other, of(where)))
+                    place = of(where)
+                    if other not in self.places and place is not None:
+                        following.append((other, place))
             front = following
         for tensor in [t for t, where in self.places.items() if where == self._whole(t)]:
             del self.places[tensor]
+
+    def _added_up(self, tensor: Tensor) -> _Map:
+        """Returns what a loop adds up where: in storage if each part is reduced into that at once.
+
+        Or if it would not be reduced there at all, since storage splits it no further.
+        """
+        return lambda layout: layout if self._stays(tensor, layout) else None
+
+    def _stays(self, tensor: Tensor, place: TensorLayout) -> bool:
+        return self.reduce_each or not self._splits_further(tensor, place)
+
+    def _splits_further(self, tensor: Tensor, place: TensorLayout) -> bool:
+        """Whether a tensor is split in storage where it is not elsewhere."""
+        splits = set(self._whole(tensor).splits)
+        return any(split not in splits for split in place.splits)
 
     def _whole(self, tensor: Tensor) -> TensorLayout:
         """Returns where a tensor is that is not stored."""
@@ -193,9 +212,11 @@ class _Storage:
         for tensor in dict.fromkeys(op.inputs):
             if tensor not in self.places:
                 continue
-            reads = [of(self.places[tensor]) for other, of in self.related[tensor]
-                     if other is result]  # fmt: skip
-            if reads and reads[0] == self.places.get(result):
+            stored = self.places.get(result)
+            if stored is not None and any(
+                other is result and of(self.places[tensor]) == stored
+                for other, of in self.related[tensor]
+            ):
                 self._read(tensor, times, phase, result)
             elif not self._takes(op, tensor):
                 self._read(tensor, times, phase)
@@ -239,18 +260,40 @@ class _Storage:
         rest = place.local(tensor.shape, self.mesh).volume
         saved = (whole.local(tensor.shape, self.mesh).volume - rest) * tensor.dtype.itemsize * _WORK
         if not op.bodies and op.name not in ELEMENTWISE and op.name != "barrier":
-            operands = tuple(self._whole(t) for t in op.inputs)
-            results = tuple(self._whole(t) for t in op.outputs)
-            plan = RULES[op.name](Case(op, operands, results, self.mesh))
-            left = next(r for t, r in zip(op.outputs, plan.results, strict=True) if t is tensor)
-            size = tensor.dtype.itemsize
-            if not any(kind == "varying" for _, kind in left.partial):
-                saved += reshard_cost(tensor.shape, size, left, whole, self.mesh)
-                saved -= reshard_cost(tensor.shape, size, left, place, self.mesh)
+            saved += self._saved(op, tensor, whole, place)
         if saved > 0:
             self.cut.edge(CutGraph.SOURCE, tensor, times * saved)
         else:
             self.cut.edge(tensor, CutGraph.SINK, -times * saved)
+
+    def _saved(
+        self, op: Operation, tensor: Tensor, whole: TensorLayout, place: TensorLayout
+    ) -> float:
+        """Returns what is not sent if an operation leaves its result in storage."""
+        operands = tuple(self._whole(t) for t in op.inputs)
+
+        def plan(where: TensorLayout) -> tuple[Plan, TensorLayout]:
+            results = tuple(where if t is tensor else self._whole(t) for t in op.outputs)
+            found = RULES[op.name](Case(op, operands, results, self.mesh))
+            made = zip(op.outputs, found.results, strict=True)
+            return found, next(left for t, left in made if t is tensor)
+
+        def moved(tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
+            return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
+
+        def taken(found: Plan) -> float:
+            rows = zip(op.inputs, operands, found.operands, strict=True)
+            return sum(moved(t, before, after) for t, before, after in rows)
+
+        usual, left = plan(whole)
+        if any(kind == "varying" for _, kind in left.partial):
+            return 0.0
+        saved = moved(tensor, left, whole) - moved(tensor, left, place)
+        if not self._splits_further(tensor, place):
+            other, there = plan(place)  # operands may then stay where they are
+            there_saved = moved(tensor, left, whole) - moved(tensor, there, place)
+            saved = max(saved, there_saved + taken(usual) - taken(other))
+        return saved
 
     def _scan(self, op: Operation, times: int, phase: int) -> None:
         body: Graph = op.params["body"]
@@ -259,7 +302,10 @@ class _Storage:
             if position < consts:
                 self._captured(outer, inner, times, phase)
             elif position < consts + carries:
-                if not self.reduce_each and is_sum(body, position, position - consts):
+                where = self.places.get(inner)
+                if is_sum(body, position, position - consts) and not (
+                    where is not None and self._stays(inner, where)
+                ):
                     continue
                 self._tie(outer, inner)
                 self._tie(body.outputs[position - consts], inner)
@@ -308,11 +354,27 @@ class _Storage:
 _BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
 
 
-def _relations(op: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
+def _sums(op: Operation) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields pairs of what a loop adds up: before it, in it, and after it."""
+    if op.name == "scan":
+        yield from _carried(op, sums=True)
+
+
+def _carried(scan: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields pairs of what a loop hands on: its sums, or all else."""
+    body: Graph = scan.params["body"]
+    consts = scan.params["consts"]
+    for number in range(scan.params["carries"]):
+        if sums == is_sum(body, consts + number, number):
+            start, before = scan.inputs[consts + number], body.inputs[consts + number]
+            after, result = body.outputs[number], scan.outputs[number]
+            yield from ((start, before), (before, after), (after, result))
+
+
+def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
     """Yields pairs of tensors that are stored alike, and how either's layout follows.
 
-    Args:
-        sums: whether those that a loop adds up are.
+    Those that a loop adds up are not among them: see `_sums`.
     """
 
     def alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:
@@ -328,11 +390,8 @@ def _relations(op: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor, _Map
         body, consts, end = params["body"], params["consts"], params["consts"] + params["carries"]
         carries = params["carries"]
         yield from alike(op.inputs[:consts], body.inputs[:consts])
-        for number in range(carries):
-            if sums or not is_sum(body, consts + number, number):
-                start, before = op.inputs[consts + number], body.inputs[consts + number]
-                after, result = body.outputs[number], op.outputs[number]
-                yield from alike([start, before, after], [before, after, result])
+        for one, other in _carried(op, sums=False):
+            yield one, other, _same, _same
         yield from slices(op.inputs[end:], body.inputs[end:])
         yield from slices(op.outputs[carries:], body.outputs[carries:])
     elif op.name == "while_loop":

@@ -143,3 +143,39 @@ def test_numbers_do_not_depend_on_storage(layout, options):
     found = md.jit(step, "data:4", layout, "numpy", options=Options(**options))(w, mean, x)
     for part in ("params", "mean"):
         np.testing.assert_allclose(found[part]["w"], expected[part]["w"], rtol=1e-10)
+
+
+ULYSSES = "heads:data; length:data?; params/heads:-"
+
+
+def test_weights_that_are_whole_where_their_dims_are_split_move_nothing_for_their_gradients():
+    """All-to-all attention: sums of gradients need no layout of their own, and wait for the end."""
+    parts, length, heads = md.dims(parts=2, length=8, heads=4)
+    params = {"w": md.spec([layers, embed, heads]), "v": md.spec([layers, heads, embed])}
+
+    def loss(params, x):
+        def layer(x, w):
+            h = md.einsum(x, w["w"], over="embed")
+            h = h + md.cumsum(h, "length")
+            return md.einsum(h, w["v"], over="heads"), None
+
+        return md.sum(md.square(md.scan(layer, x, params, dim="layers")[0]))
+
+    def step(params, x):
+        return {"params": md.grad(loss)(params, x)}
+
+    def in_parts(params, x):
+        def add(total, x):
+            found = md.value_and_grad(loss, named=False)(params, x)[1]
+            return {name: total[name] + found[name] for name in total}, None
+
+        zeros = {name: md.zeros(t.dims) for name, t in params.items()}
+        return {"params": md.scan(add, zeros, x, dim="parts")[0]}
+
+    once = lowered(step, ULYSSES, params, md.spec([batch, length, embed]))
+    twice = lowered(in_parts, ULYSSES, params, md.spec([parts, batch, length, embed]))
+    for program, times in ((once, 1), (twice, 2)):
+        counts = {one.kind: 0 for one in program.collectives}
+        for one in program.collectives:
+            counts[one.kind] += one.count
+        assert counts == {"all_to_all": 4 * LAYERS * times, "all_reduce": 1}
