@@ -32,7 +32,8 @@ _RULE = re.compile(
     rf"(?:(?P<scope>{_PART}(?:/{_PART})*)/)?(?P<dim>{_NAME})"
     rf":(?P<axes>-|{_NAME}(?:\+{_NAME})*)(?P<optional>\??)"
 )
-_WILDCARDS = re.compile(r"\[[^]]*\]|[*?/]")
+_WILDCARD = re.compile(r"[*?[]")
+_KINDS = frozenset(["gradients", "optimizer"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,15 @@ class Rule:
         return f"{self.scope}/{self.dim}" if self.scope else self.dim
 
     @property
-    def specificity(self) -> tuple[bool, int, int]:
-        """How closely the scope describes a path: its components, then its literal characters."""
+    def specificity(self) -> tuple[bool, int, bool, int]:
+        """How closely the scope describes a path.
+
+        By its components; then whether it tells gradients and optimizer state from the parameters
+        whose paths theirs contain; then by the components that have no wildcards.
+        """
         components = [part for part in self.scope.split("/") if part not in ("", "**")]
-        return self.scope != "", len(components), len(_WILDCARDS.sub("", self.scope))
+        literal = [part for part in components if not _WILDCARD.search(part)]
+        return self.scope != "", len(components), not _KINDS.isdisjoint(literal), len(literal)
 
     def applies_to(self, path: str) -> bool:
         """Returns whether the scope's components occur in a row in `path`.

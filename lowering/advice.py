@@ -55,9 +55,10 @@ def tell(program: SpmdProgram, options: Options) -> None:
         from meshdsl.lowering.explain.units import show_bytes
 
         _warn(
-            f"memory={show_bytes(options.memory)} is less than any way of running this takes: the "
-            f"smallest holds {show_bytes(program.peak_bytes)}. Split more, compute again instead "
-            "of keeping (md.checkpoint), use smaller batches, or give it more",
+            f"memory={show_bytes(options.memory)} is less than this takes however it is lowered: "
+            f"at least {show_bytes(program.peak_bytes)}. Compute again instead of keeping "
+            "(--remat=full, md.checkpoint), compute the batch in parts (--microbatches), split "
+            "more, or give it more",
             OptionWarning,
         )
 

@@ -13,7 +13,7 @@ Weights: TypeAlias = Literal["auto", "again", "keep"]
 
 @dataclass(frozen=True)
 class Options:
-    """What lowering may trade; the defaults send the fewest bytes.
+    """What lowering may trade; by default what is stored split is gathered where it is used.
 
     Attributes:
         memory: bytes that one device may hold (`program.peak_bytes`). What fits and sends the
@@ -29,13 +29,14 @@ class Options:
             iterations. With a limit on memory, only if that is kept.
         context: how attention reaches a split memory: `ring` sends keys and values around,
             `gather` has all of them everywhere, `sums` reduces the results; `auto`: what sends the
-            fewest bytes and fits.
+            fewest bytes and fits, of these and of an all_to_all that makes the memory whole for
+            each device's share of the heads.
         zigzag: whether a causal ring deals its queries out so that every device has as much to do
             in every step: half the work of the busiest device, for sending queries, keys, values
             and results to their devices and back once more.
 
     Raises:
-        ValueError: a number is negative, or a word is none of those there are.
+        ValueError: a number is negative or no number, or a word is none of those there are.
     """
 
     memory: int | None = None
@@ -49,8 +50,10 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+            if value is not None and not (isinstance(value, int) and value >= 0):
+                raise ValueError(
+                    f"{name} is a number of bytes from 0, as in {name}=2**30, not {value!r}"
+                )
         for name, known in (("weights", get_args(Weights)), ("context", get_args(Context))):
             value = getattr(self, name)
             if value not in known:

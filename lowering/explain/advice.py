@@ -42,8 +42,7 @@ def _about_activations(program: SpmdProgram, kept: Sequence[Part]) -> str:
     if saved and not recomputes and _bytes(saved) > _bytes(kept) / 2:
         return (
             "most of the peak is kept for the backward pass. md.checkpoint around a layer "
-            '(--model_args="remat=full" for language models) computes it again instead: less '
-            "memory, more time"
+            "(--remat=full for language models) computes it again instead: less memory, more time"
         )
     for part in kept:
         rule = _rule(program, part.held.value)

@@ -59,6 +59,10 @@ def too_large(explanation: Explanation) -> str:
 def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:
     """Returns one suggestion about what takes most of the step, or an empty string."""
     limit, hardware = timeline.limit, timeline.hardware
+    used = {axis for rule in program.layout.rules for axis in rule.axes}
+    for axis, size in program.mesh.axes:
+        if size > 1 and used and axis not in used:
+            return f"no rule splits a dim over axis `{axis}`: its {size:,} devices do the same work"
     if limit in LOCAL:
         if _multiplies(program) != _FLOAT32:
             return ""

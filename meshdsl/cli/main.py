@@ -79,7 +79,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(
             command,
             "out of memory on a device. `meshdsl explain` with the same flags shows what fills it; "
-            'try a smaller --batch_size or --length, --model_args="remat=full", or a larger mesh',
+            "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
             code=1,
         )
     except KeyboardInterrupt as error:

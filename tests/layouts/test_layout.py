@@ -213,11 +213,12 @@ def test_a_scoped_dash_leaves_a_dim_unsplit():
     ("shorter", "longer"),
     [
         ("optimizer", "params/mlp"),  # components count first,
-        ("params/*", "params/mlp"),  # then literal characters;
-        ("mlp", "params"),
+        ("params", "optimizer"),  # then what is no parameter, though it has its path;
+        ("params/mlp", "optimizer/state"),
+        ("params/*", "params/mlp"),  # then those without wildcards;
         ("params/**", "params/mlp"),  # `**` is no component,
         ("**", "*"),
-        ("state/[op]*", "params/mlp"),  # and wildcards are no literals
+        ("state/[op]arams", "params/mlp"),
     ],
 )
 def test_the_longest_scope_decides_whatever_the_order_of_the_rules(shorter, longer, order):
@@ -226,10 +227,10 @@ def test_the_longest_scope_decides_whatever_the_order_of_the_rules(shorter, long
     assert placed("; ".join(rules), "embed", path) == "embed:model"
 
 
-def test_of_equally_long_scopes_the_first_decides():
-    assert placed("params/embed:data; layers/embed:model", "embed", "params/layers/w") == (
-        "embed:data"
-    )
+@pytest.mark.parametrize("other", ["layers", "w", "a_long_name"])
+def test_of_equally_long_scopes_the_first_decides_whatever_their_letters(other):
+    path = "params/layers/a_long_name/w"
+    assert placed(f"params/embed:data; {other}/embed:model", "embed", path) == "embed:data"
 
 
 @given(layouts, paths)

@@ -308,6 +308,8 @@ def test_scopes_that_are_equally_long_and_disagree_are_told():
         "and neither is longer. Lengthen the one that is to decide, as in "
         "`params/blocks/embed:model`."
     ]
+    (told,) = found("params/embed:data; query/embed:-", tensors[0])  # whatever their letters
+    assert told.startswith("`params/embed:data` and `query/embed:-` contradict each other")
     (told,) = found("state/p*/embed:data; state/?a*/embed:-", tensors[0])
     assert told.endswith("and neither is longer. Lengthen the one that is to decide.")
 

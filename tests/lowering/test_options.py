@@ -8,8 +8,12 @@ from meshdsl.lowering.options import Options
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory": -1}, "memory must not be negative, got -1"),
-        ({"bucket_bytes": -8}, "bucket_bytes must not be negative, got -8"),
+        ({"memory": -1}, "memory is a number of bytes from 0, as in memory=2**30, not -1"),
+        ({"memory": "1GiB"}, "memory is a number of bytes from 0, as in memory=2**30, not '1GiB'"),
+        (
+            {"bucket_bytes": 2.5},
+            "bucket_bytes is a number of bytes from 0, as in bucket_bytes=2**30, not 2.5",
+        ),
         (
             {"weights": "kept"},
             "weights is one of auto, again, keep, not `kept`. Did you mean `keep`?",

@@ -92,3 +92,9 @@ def test_the_hardware_is_named(hardware):
     assert {"cpu": "one CPU core", "h100": "NVIDIA H100 SXM"}[hardware] in str(
         explain(program, hardware)
     )
+
+
+def test_an_axis_that_splits_nothing_is_told():
+    assert explained(layout="batch:data")[1].faster == (
+        "no rule splits a dim over axis `model`: its 4 devices do the same work"
+    )
