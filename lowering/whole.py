@@ -36,7 +36,8 @@ def lower_whole(
     """
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
-    details = {**program.details, "unused": tuple(_unused(options or DEFAULT))}
+    unused = tuple(_unused(options or DEFAULT))
+    details = {**program.details, "unused": unused, "partitioner": "XLA"}
     program = replace(program, details=details)
     tell(program, DEFAULT)
     return replace(program, mesh=mesh, layout=layout, block=_Places(mesh, layout).program(program))

@@ -63,11 +63,11 @@ class _Printer:
         yield f"program {program.name}{where}, {devices}"
         if str(program.layout):
             yield f"layout {program.layout}"
-        yield (
-            f"per device: {show_bytes(program.peak_bytes)} at the peak, "
-            f"{show_bytes(program.wire_bytes)} sent on the wire, "
-            f"{show_flops(program.flops)}"
-        )
+        of, sent = "per device", f"{show_bytes(program.wire_bytes)} sent on the wire"
+        if partitioner := program.details.get("partitioner"):
+            of, sent = "of the whole", f"what is sent is {partitioner}'s choice"
+        peak, flops = show_bytes(program.peak_bytes), show_flops(program.flops)
+        yield f"{of}: {peak} at the peak, {sent}, {flops}"
         if program.collectives:
             yield _LEGEND
         block, inputs, outputs = program.block, program.input_paths, program.output_paths

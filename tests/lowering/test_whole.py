@@ -96,3 +96,9 @@ def test_options_that_xla_decides_are_told_and_limits_of_one_device_are_not_thos
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lower_whole(graph, *ring, Options(memory=share))
+
+
+def test_its_text_promises_nothing_about_what_is_sent():
+    program = md.jit(attend, "data:2", "batch:data", "jax_auto").lower(*[md.spec(DIMS)] * 3)
+    assert "what is sent is XLA's choice" in str(program)
+    assert "on the wire" not in str(program)
