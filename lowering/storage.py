@@ -220,6 +220,21 @@ class _Storage:
                 self._read(tensor, times, phase, result)
             elif not self._takes(op, tensor):
                 self._read(tensor, times, phase)
+            elif not self._splits_further(tensor, self.places[tensor]):
+                more = self._sent(op, {}) - self._sent(op, {tensor: self.places[tensor]})
+                self.cut.edge(CutGraph.SOURCE, tensor, times * max(more, 0.0))
+
+    def _sent(self, op: Operation, stored: Mapping[Tensor, TensorLayout]) -> float:
+        """Returns what an operation sends if some of its operands are where they are stored."""
+        operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
+        results = tuple(self._whole(t) for t in op.outputs)
+        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        rows = [*zip(op.inputs, operands, plan.operands, strict=True)]
+        rows += zip(op.outputs, plan.results, results, strict=True)
+        return sum(
+            reshard_cost(t.shape, t.dtype.itemsize, before, after, self.mesh)
+            for t, before, after in rows
+        )
 
     def _takes(self, op: Operation, tensor: Tensor) -> bool:
         """Whether an operation takes a tensor where it is stored, as a look-up may."""

@@ -179,3 +179,21 @@ def test_weights_that_are_whole_where_their_dims_are_split_move_nothing_for_thei
         for one in program.collectives:
             counts[one.kind] += one.count
         assert counts == {"all_to_all": 4 * LAYERS * times, "all_reduce": 1}
+
+
+def test_products_take_whole_weights_as_they_are_if_that_moves_less():
+    """Half precision: casting a slice of a weight is less work, but then the stream is gathered."""
+    length, heads, kv = md.dims(length=64, heads=4, kv=4)
+    params = {"w": md.spec([layers, embed, heads, kv])}
+
+    def forward(params, x):
+        def layer(x, w):
+            h = md.einsum(x, md.cast(w["w"], "bfloat16"), over="embed")
+            return x + md.cast(md.sum(md.cumsum(h, "length"), ["heads", "kv"]), "bfloat16"), None
+
+        return md.scan(layer, x, params, dim="layers")[0]
+
+    x = md.spec([batch, length, embed], "bfloat16")
+    program = lowered(forward, ULYSSES, params, x)
+    kinds = [one.kind for one in program.collectives]
+    assert "all_to_all" in kinds and "all_gather" not in kinds
