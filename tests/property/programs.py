@@ -153,7 +153,9 @@ def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh, storage: bool
     paths = dict(zip(simple.inputs, simple.input_paths, strict=True))
     outputs = list(zip(simple.outputs, simple.output_paths, strict=True))
     tensors = [("", t.shape, paths.get(t, ""), t.source) for t, _ in tensors_of(simple)]
-    tensors += [("", t.shape, path, t.source) for t, path in (*outputs, *_named(simple))]
+    there = {t for t, _ in tensors_of(simple)}  # what is not needed may still have a name
+    ends = [(t, path) for t, path in (*outputs, *_named(simple)) if t in there]
+    tensors += [("", t.shape, path, t.source) for t, path in ends]
     dims = sorted({name for _, shape, _, _ in tensors for name in shape.names})
     scopes = [p for p in (*simple.input_paths, *simple.output_paths) if "key" not in p]
     wanted = [("", str(name)) for name in rng.permutation(dims) if rng.random() < 0.8]
