@@ -30,6 +30,7 @@ setup(
     ],
     extras_require={
         "gpu": ["jax[cuda12]>=0.10,<0.12"],
+        "tf": ["tensorflow>=2.18"],
         "test": [
             "hypothesis>=6.100",
             "keras-hub>=0.32",
@@ -40,6 +41,7 @@ setup(
             "ruff>=0.11",
             "scikit-learn>=1.5",
             "setuptools>=77",
+            "tensorflow>=2.18",
         ],
     },
     entry_points={"console_scripts": ["meshdsl = meshdsl.cli.main:console"]},

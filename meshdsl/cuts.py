@@ -4,7 +4,8 @@ A dim is cut level by level, once for each mesh axis that splits it, major first
 equal blocks, of which the last are filled up with pads. 5 cut by (2, 2) is `01 2- | 34 --`. What
 pads (`-`) hold is undefined. `Cuts` are the cuts of every dim of an array, in the array's order:
 the counts of each level for a dim that has pads, `()` for one that has none; and `()` alone stands
-for an array without pads. Functions take numpy, or what follows its interface, as `xp`.
+for an array without pads. Functions take numpy, or what pads and reshapes as it does (JAX's numpy,
+TensorFlow), as `xp`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def cut(xp: Any, array: Any, at: int, counts: Sequence[int]) -> Any:
         return array
     for place, count in enumerate(counts, at):
         block = -(-size // count)
-        pads = [(0, 0)] * array.ndim
+        pads = [(0, 0)] * len(array.shape)
         pads[place] = (0, count * block - size)
         array = xp.pad(array, pads)
-        array = array.reshape(*array.shape[:place], count, block, *after)
+        array = xp.reshape(array, (*array.shape[:place], count, block, *after))
         size = block
-    return array.reshape(*before, math.prod(counts) * size, *after)
+    return xp.reshape(array, (*before, math.prod(counts) * size, *after))
 
 
 def join(xp: Any, array: Any, at: int, counts: Sequence[int], size: int) -> Any:
@@ -45,11 +46,11 @@ def join(xp: Any, array: Any, at: int, counts: Sequence[int], size: int) -> Any:
     sizes = [size]
     for count in counts:
         sizes.append(-(-sizes[-1] // count))
-    array = array.reshape(*before, *counts, sizes[-1], *after)
+    array = xp.reshape(array, (*before, *counts, sizes[-1], *after))
     for level in reversed(range(len(counts))):
         place = at + level
         whole = counts[level] * sizes[level + 1]
-        array = array.reshape(*array.shape[:place], whole, *after)
+        array = xp.reshape(array, (*array.shape[:place], whole, *after))
         array = array[(slice(None),) * place + (slice(sizes[level]),)]
     return array
 
@@ -66,6 +67,17 @@ def unpad(xp: Any, array: Any, cuts: Cuts, sizes: Sequence[int]) -> Any:
     for at, (counts, size) in enumerate(zip(cuts, sizes, strict=bool(cuts))):
         array = join(xp, array, at, counts, size)
     return array
+
+
+def padded_size(size: int, counts: Sequence[int]) -> int:
+    """Returns the size of a dim that has been cut.
+
+    >>> padded_size(5, [2, 2])
+    8
+    """
+    for count in counts:
+        size = -(-size // count)
+    return size * math.prod(counts)
 
 
 def part(size: int, counts: Sequence[int], places: Sequence[int]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshdsl.array import NamedArray, Spec
 from meshdsl.cuts import Cuts
-from meshdsl.dims import Shape, did_you_mean
+from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.finite import watched
 from meshdsl.graph import Graph, Tensor
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
 
 
+STEPS = "steps"  # the dim of what several runs in one call take and return
+
+
 def jit(
     function: Callable,
     mesh: Mesh | str | None = None,
@@ -43,6 +46,7 @@ def jit(
     donate: str | Sequence[str] = (),
     check_finite: bool = False,
     options: Options | None = None,
+    steps_per_call: int = 1,
 ) -> Jitted:
     """Compiles a function of named tensors for a mesh.
 
@@ -53,18 +57,24 @@ def jit(
         mesh: the mesh, or its text (`"data:2,model:4"`); None runs on one device.
         layout: the layout, or its text (`"batch:data; d_ff:model"`).
         backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
-            sees fit); or "numpy" (simulates every device; the reference).
+            sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
+            every device; the reference).
         donate: names of parameters whose buffers the caller gives up.
         check_finite: whether a call whose results have a NaN or an infinity raises a
             FloatingPointError, which names the operation that made the first one, forward or
             backward, with its line and the steps of the loops around it; see `md.check_finite` for
             the cost. Buffers are not given up then.
         options: what lowering may trade, such as bytes on the wire for memory.
+        steps_per_call: how often a call runs the function, without the host in between. What is
+            donated goes from one run to the next, by its path in arguments and results; other
+            arguments have a first dim `steps`, of which each run takes a slice, and other results
+            get one.
 
     Raises:
-        ValueError: malformed mesh or layout, unknown backend, unknown parameter in `donate`.
+        ValueError: malformed mesh or layout, unknown backend, unknown parameter in `donate`, or
+            `steps_per_call` is less than 1, or goes with `check_finite`.
     """
-    return Jitted(function, mesh, layout, backend, donate, check_finite, options)
+    return Jitted(function, mesh, layout, backend, donate, check_finite, options, steps_per_call)
 
 
 def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
@@ -271,6 +281,7 @@ class Jitted:
         donate: str | Sequence[str],
         check_finite: bool = False,
         options: Options | None = None,
+        steps_per_call: int = 1,
     ) -> None:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
@@ -285,6 +296,13 @@ class Jitted:
         self._parameters = inspect.signature(function)
         self.check_finite = check_finite
         self.options = options
+        self.steps_per_call = steps_per_call
+        if steps_per_call < 1:
+            raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
+        if check_finite and steps_per_call > 1:
+            raise ValueError(
+                "check_finite looks at the arguments of one run: leave out steps_per_call"
+            )
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
         names = list(self._parameters.parameters)
         for name in self.donate:
@@ -294,6 +312,11 @@ class Jitted:
                     f"donate={name!r} is no parameter of {self.name}({', '.join(names)}){hint}"
                 )
         self._compiled: dict[Signature, Compiled] = {}
+
+    @property
+    def reports(self) -> bool:
+        """Whether this process, of those that run the function together, is the first."""
+        return self._backend.process_index() == 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():  # inside another function's trace it is an ordinary function
@@ -306,7 +329,7 @@ class Jitted:
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """Returns the graph for arguments like these (`md.spec` leaves will do)."""
-        return self._trace(self.flatten(args, kwargs)[1])[0]
+        return self._trace(self._of_one_run(self.flatten(args, kwargs)[1]))[0]
 
     def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
@@ -317,7 +340,12 @@ class Jitted:
 
         It takes and returns global arrays without pads (`x.unpadded()`), in the order of the
         trees' leaves, and checks nothing of `md.check_finite`.
+
+        Raises:
+            ValueError: the function runs several times in a call.
         """
+        if self.steps_per_call > 1:
+            raise ValueError("as_jax gives one run of the function: leave out steps_per_call")
         from meshdsl.lowering.backends import load
 
         graph = self.trace(*args, **kwargs)
@@ -377,7 +405,7 @@ class Jitted:
         return graph, tree
 
     def _lower(self, signature: Signature) -> SpmdProgram:
-        graph, tree = self._trace(signature)
+        graph, tree = self._trace(self._of_one_run(signature))
         given_up = () if self.check_finite else self.donate
         program = _lower(
             graph,
@@ -388,12 +416,39 @@ class Jitted:
             options=self.options,
             donated=[p.split("/")[0] in given_up for p in graph.input_paths],
         )
+        if self.steps_per_call > 1:
+            from meshdsl.lowering.repeat import repeated
+
+            carried = [p for p in program.input_paths if p.split("/")[0] in given_up]
+            program = repeated(program, self.steps_per_call, carried)
         details = {
             **program.details,
             "output_tree": tree,
             "compile": lambda program: self._finish(signature, program),
         }
         return replace(program, details=details)
+
+    def _of_one_run(self, signature: Signature) -> Signature:
+        """Returns what each of several runs takes: slices of all that is not donated.
+
+        Raises:
+            ValueError: an argument has not as many slices as there are runs; all are told.
+        """
+        if self.steps_per_call == 1:
+            return signature
+        avals, problems = [], []
+        for path, (shape, dtype) in zip(_paths(signature.tree), signature.avals, strict=True):
+            if path.split("/")[0] in self.donate:
+                avals.append((shape, dtype))
+                continue
+            avals.append((shape.without([STEPS]), dtype))
+            if not shape or shape[0] != Dimension(STEPS, self.steps_per_call):
+                problems.append(f"  {path}: {short(dtype)}{shape}")
+        if problems:
+            told = f"{self.name} runs {self.steps_per_call} times in a call, so its arguments need"
+            first = f"{told} a first dim `{STEPS}` of that size, unless they are donated:"
+            raise ValueError("\n".join([first, *problems]))
+        return Signature(signature.tree, tuple(avals))
 
     def _compile(self, signature: Signature) -> Compiled:
         return self._finish(signature, self._lower(signature))

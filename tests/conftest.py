@@ -21,6 +21,8 @@ TODAY = datetime.date.today().toordinal()
 def pytest_addoption(parser):
     parser.addoption("--cases", type=int, default=60, help="how many random programs to check")
     parser.addoption("--jax_every", type=int, default=4, help="which of them to run on JAX too")
+    parser.addoption("--tf_every", type=int, default=6, help="which to run on TensorFlow too")
+    parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the date")
     parser.addoption("--slow", action="store_true", help="run every slow test, not one a day")
 

@@ -15,6 +15,7 @@ from meshdsl.graph import Primitive
 from meshdsl.lowering import partition
 from meshdsl.lowering.backends import jax as jax_backend
 from meshdsl.lowering.backends import numpy as numpy_backend
+from meshdsl.lowering.backends import tf as tf_backend
 from meshdsl.lowering.program import COLLECTIVES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +75,16 @@ RULES = {
         (),
         ("meshdsl.lowering", "meshdsl.layouts", "meshdsl.mesh", "jax.sharding"),
     ),
+    "TensorFlow is imported only where its backend is used": (
+        "lowering/backends/",
+        ("lowering/backends/tf/",),
+        ("tensorflow", "meshdsl.lowering.backends.tf"),
+    ),
+    "only public names of tensorflow": (
+        "",
+        ("tests/benchmarks/tf_time.py",),  # which mends an old package's imports
+        ("tensorflow.python", "tensorflow.core", "tensorflow.compiler", "keras.src"),
+    ),
     "only public names of jax": ("", (), ("jax._src", "jax.interpreters", "jaxlib")),
 }
 
@@ -129,7 +140,7 @@ def test_partition_rules_mirror_the_families_of_operations():
 
 
 def test_the_backends_have_the_same_instructions():
-    assert set(numpy_backend.EMITTERS) == set(jax_backend.EMITTERS)
+    assert set(numpy_backend.EMITTERS) == set(jax_backend.EMITTERS) == set(tf_backend.EMITTERS)
     assert set(COLLECTIVES) < set(jax_backend.EMITTERS)
     assert len(jax_backend.EMITTERS) < 200  # the instruction set is small on purpose
 

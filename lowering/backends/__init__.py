@@ -7,7 +7,11 @@ from types import ModuleType
 
 from meshdsl.dims import did_you_mean
 
-BACKENDS = ("jax", "jax_auto", "numpy")
+BACKENDS = ("jax", "jax_auto", "tf", "numpy")
+
+
+class DeviceError(RuntimeError):
+    """What failed on the devices, through no fault of the program's author; told in full."""
 
 
 def load(name: str) -> ModuleType:

@@ -152,6 +152,12 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     ),
     "host_devices": (None, whole(1), "Make this many virtual CPU devices, and use them."),
     "backend": ("jax", backend, f"What runs the program: {', '.join(BACKENDS)}."),
+    "tpu": (
+        None,
+        str,
+        "TPU that --backend=tf runs on: local, a name or grpc://address. Default: $TPU_NAME, if "
+        "set; else hosts.",
+    ),
     "policy": (
         None,
         Policy.parse,
@@ -171,6 +177,11 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "warmup_steps": (None, whole(0), "Steps to that peak. Default: a tenth of the steps."),
     "weight_decay": ("0.1", number, "AdamW's weight decay, of parameters that are matrices."),
     "clip_norm": ("1.0", number, "Global norm above which gradients are scaled down; 0: never."),
+    "steps_per_call": (
+        "1",
+        whole(1),
+        "Steps that the devices do without the host in between; divides steps and reports.",
+    ),
     "log_every": ("10", whole(1), "Steps between two reports."),
     "eval_every": ("100", whole(1), "Steps between two evaluations on held-out text."),
     "eval_batches": ("20", whole(1), "Batches of held-out text in an evaluation."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -55,6 +56,8 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
     if not isinstance(values.model, Mistake):
         with problems.caught("--model"):
             model = load(values.model, values.model_args)
+    if values.tpu and values.backend != "tf":
+        problems.add("--tpu: only --backend=tf takes the name of a TPU; JAX finds its own")
     if values.layout and not values.mesh_shape:
         problems.add(
             '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
@@ -120,6 +123,12 @@ def use_host_devices(count: int | None) -> None:
     if held["jax_num_cpu_devices"] != count or held["jax_platforms"] != "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def use_tpu(name: str | None) -> None:
+    """Names the TPU that the TensorFlow backend runs on, if one is given."""
+    if name:
+        os.environ["TPU_NAME"] = name
 
 
 def _optimizer(values: flags.FlagValues) -> AdamW | None:

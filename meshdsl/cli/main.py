@@ -74,6 +74,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(command, str(error))
     except RuntimeError as error:
+        from meshdsl.lowering.backends import DeviceError
+
+        if isinstance(error, DeviceError) and not values.debug:
+            return _fail(command, str(error), code=1)
         if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
             raise
         return _fail(

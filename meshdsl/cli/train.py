@@ -20,6 +20,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.training.loop import train
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
+    jobs.use_tpu(values.tpu)
     files: list[Path] = []
     with problems.caught("--data"):
         files = text_files(values.data)
@@ -41,6 +42,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         policy=job.policy,
         microbatches=job.microbatches,
         options=job.options,
+        steps_per_call=values.steps_per_call,
         batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
         eval_batches=ordered_batches(held_out, job.batch_size, values.eval_batches),
         log_every=values.log_every,

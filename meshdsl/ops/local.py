@@ -19,7 +19,7 @@ from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind
 
-BACKENDS = ("jax", "numpy")
+BACKENDS = ("jax", "tf", "numpy")
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,10 @@ def primitive(
         shape: (*tensors) -> the dims of the result, or a `md.spec(dims, dtype)`; a list of specs
             for several results. Without one, the dtype is that of the first operand. A ValueError
             raised here is told with the operands and the line.
-        emitters: for "jax", and if wanted "numpy", a function of local arrays with dims in the
-            order of the tensors', which returns an array, or a tuple of them. Without one for
-            numpy, that for JAX gets numpy's arrays.
+        emitters: for "jax", and if wanted "numpy" and "tf", a function of local arrays with dims
+            in the order of the tensors', which returns an array, or a tuple of them. Without one
+            for numpy, that for JAX gets numpy's arrays; without one for TensorFlow, JAX compiles
+            its own for it.
         gradient: (g, y, *tensors) -> the gradient of every operand, or None for none; written in
             the language. `g` is the gradient of the result `y`; of several results, both are
             tuples. Without it the operation has no gradient.

@@ -26,7 +26,7 @@ import numpy as np
 from meshdsl.array import NamedArray, named, spec
 from meshdsl.dims import DimsLike, did_you_mean
 from meshdsl.graph import Tensor
-from meshdsl.jit import Compiled, jit
+from meshdsl.jit import STEPS, Compiled, jit
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh
@@ -68,6 +68,7 @@ def train(
     microbatches: int = 1,
     batch_dim: str = "batch",
     options: Options | None = None,
+    steps_per_call: int = 1,
     batch_dims: Mapping[str, DimsLike] | None = None,
     eval_batches: Iterable[Mapping[str, Any]] | None = None,
     log_every: int = 10,
@@ -86,12 +87,15 @@ def train(
         seed: of the initial parameters.
         clip_norm, policy, microbatches, batch_dim: as in `make_train_step`.
         options: as in `md.jit`.
+        steps_per_call: how many steps the devices do without the host in between; numbers of steps
+            are multiples of it.
         batch_dims: the dims of each entry of a batch: `{"image": ["batch", "pixel"]}`.
         eval_batches: held-out batches, gone through from the start by each evaluation.
         log_every: steps between two reports.
         eval_every: steps between two evaluations. None: once, at the end.
         tokens_per_batch: what `tokens_per_second` counts, if anything.
-        workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing.
+        workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing. Of several
+            processes only the first writes, and shows progress.
         quiet: show no progress.
 
     Returns:
@@ -103,19 +107,34 @@ def train(
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written.
     """
     _check_at_least_one(
-        steps=steps, log_every=log_every, eval_every=eval_every, microbatches=microbatches
+        steps=steps,
+        log_every=log_every,
+        eval_every=eval_every,
+        microbatches=microbatches,
+        steps_per_call=steps_per_call,
     )
+    _check_multiples(steps_per_call, steps=steps, log_every=log_every, eval_every=eval_every)
     if eval_batches is not None and iter(eval_batches) is eval_batches:
         raise ValueError("eval_batches can be gone through only once; give a list of batches")
     train_data = _Named(batches, batch_dims, "batches")
     eval_data = None if eval_batches is None else _Named(eval_batches, batch_dims, "eval_batches")
     source = iter(train_data)
+    if steps_per_call > 1:
+        source = stacked(source, steps_per_call)
     first = train_data.first(source)
 
     make_state = create(init, optimizer, policy)
     train_step = make_train_step(loss, optimizer, clip_norm, policy, microbatches, batch_dim)
     state_spec, batch_spec = spec_of(make_state), _specs(first)
-    step = jit(train_step, mesh, layout, backend, donate="state", options=options)
+    step = jit(
+        train_step,
+        mesh,
+        layout,
+        backend,
+        donate="state",
+        options=options,
+        steps_per_call=steps_per_call,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
         step_program = step.lower(state_spec, batch_spec)
@@ -134,8 +153,10 @@ def train(
     creation = jit(create_state, mesh, layout, backend, options=options)
     init_program = creation.lower(spec([KEY], "uint32"))
     with ExitStack() as stack:
-        progress = None if quiet else stack.enter_context(Progress(steps))
-        writer = None if workdir is None else stack.enter_context(MetricsWriter(workdir))
+        folder = workdir if step.reports else None
+        shows = step.reports and not quiet
+        progress = stack.enter_context(Progress(steps)) if shows else None
+        writer = None if folder is None else stack.enter_context(MetricsWriter(folder))
         run = _Run(
             step=step_program.compile(),
             evaluate=None if eval_program is None else eval_program.compile(),
@@ -143,6 +164,7 @@ def train(
             batches=itertools.chain([first], source),
             eval_batches=eval_data,
             steps=steps,
+            at_once=steps_per_call,
             log_every=log_every,
             eval_every=eval_every or steps,
             tokens_per_batch=tokens_per_batch,
@@ -162,6 +184,7 @@ class _Run:
     batches: Iterator[Any]
     eval_batches: Iterable[Any] | None
     steps: int
+    at_once: int
     log_every: int
     eval_every: int
     tokens_per_batch: int | None
@@ -175,12 +198,13 @@ class _Run:
         pending: list[dict[str, NamedArray]] = []
         started = time.perf_counter()
         with _interruptible() as self.interrupted:
-            for number in range(1, self.steps + 1):
+            for number in range(self.at_once, self.steps + 1, self.at_once):
                 batch = next(self.batches, None)
                 if batch is None:
-                    self._report(number - 1, pending, started)
+                    done = number - self.at_once
+                    self._report(done, pending, started)
                     raise ValueError(
-                        f"the data ended after {number - 1} of {self.steps} steps; give batches "
+                        f"the data ended after {done} of {self.steps} steps; give batches "
                         "without end (itertools.cycle repeats a list), or fewer steps"
                     )
                 self.state, metrics = self.step(self.state, batch)
@@ -207,10 +231,10 @@ class _Run:
         """Fetches what the steps since the last report returned, and passes it on."""
         if not pending:
             return
-        fetched = [float(value) for value in jax.device_get([m["loss"].data for m in pending])]
-        self.losses += fetched
-        seconds = (time.perf_counter() - started) / len(pending)
-        line = {name: float(value) for name, value in pending[-1].items()}
+        fetched = jax.device_get([m["loss"].data for m in pending])
+        self.losses += [float(value) for values in fetched for value in np.ravel(values)]
+        seconds = (time.perf_counter() - started) / (len(pending) * self.at_once)
+        line = {name: float(np.ravel(value)[-1]) for name, value in pending[-1].items()}
         line["step_seconds"] = seconds
         if self.tokens_per_batch is not None:
             line["tokens_per_second"] = self.tokens_per_batch / seconds
@@ -269,6 +293,26 @@ class _Named:
         return result
 
 
+def stacked(
+    batches: Iterator[dict[str, NamedArray]], count: int
+) -> Iterator[dict[str, NamedArray]]:
+    """Yields batches together, `count` of them along a first dim `steps`; an end too short is left.
+
+    Raises:
+        ValueError: a batch differs from the one before; every difference is told.
+    """
+    while len(group := list(itertools.islice(batches, count))) == count:
+        found = {}
+        for name, first in group[0].items():
+            arrays = [batch[name] for batch in group]
+            for array in arrays:
+                if (array.dims, array.dtype) != (first.dims, first.dtype):
+                    raise ValueError(f"batches differ: `{name}` is {first!r} and {array!r}")
+            data = np.stack([np.asarray(array) for array in arrays])
+            found[name] = named(data, [STEPS, *first.dims])
+        yield found
+
+
 def _specs(batch: Mapping[str, NamedArray]) -> dict[str, Any]:
     return {name: spec(array.dims, array.dtype) for name, array in batch.items()}
 
@@ -295,6 +339,13 @@ def _interruptible() -> Iterator[threading.Event]:
 
 def _arrays(tree: Any) -> list[NamedArray]:
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, NamedArray))
+
+
+def _check_multiples(of: int, **numbers: int | None) -> None:
+    wrong = {name: n for name, n in numbers.items() if n is not None and n % of}
+    if wrong:
+        told = ", ".join(f"{name}={n}" for name, n in wrong.items())
+        raise ValueError(f"steps_per_call={of} steps are done at once, which do not divide {told}")
 
 
 def _check_at_least_one(**numbers: int | None) -> None:

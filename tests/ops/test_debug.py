@@ -9,7 +9,7 @@ from tests.ops.agreement import message, random
 
 a, b, steps = md.dims(a=7, b=4, steps=3)
 LAYOUTS = [(None, ""), ("x:2,y:2", "a:x; b:y"), ("x:2,y:4", "b:y+x")]
-BACKENDS = ["numpy", "jax"]
+BACKENDS = ["numpy", "jax", "tf"]
 
 
 def printed(capsys, function, *inputs, **kwargs):

@@ -12,7 +12,7 @@ from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, 
 
 a, b, c = md.dims(a=7, b=4, c=6)
 LAYOUTS = [("x:2,y:2", "a:x; b:y"), ("x:2,y:2", "b:y; a:x+y?"), ("x:4", "a:x"), ("x:8", "a:x")]
-BACKENDS = ["numpy", "jax"]
+BACKENDS = ["numpy", "jax", "tf"]
 
 
 def normalised(x, scale):
@@ -224,7 +224,8 @@ def test_mistakes_in_a_definition_are_told():
     def define(**given):
         md.primitive("mine", **{"shape": len, "emitters": {"jax": len}, **given})
 
-    with pytest.raises(ValueError, match=r"no backend 'jaxx'; known are jax, numpy\. Did you mean"):
+    told = r"no backend 'jaxx'; known are jax, tf, numpy\. Did you mean"
+    with pytest.raises(ValueError, match=told):
         define(emitters={"jaxx": len})
     with pytest.raises(ValueError, match="mine needs an emitter"):
         define(emitters={})

@@ -1,7 +1,7 @@
 """Poison: NaN in every pad, so that a pad that is read shows.
 
 On the numpy backend every instruction leaves some, and so does what brings the program's inputs. On
-the JAX backend the inputs alone have them.
+the other backends the inputs alone have them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from meshdsl.cuts import Cuts, pad
 from meshdsl.lowering.backends.jax import placing
 from meshdsl.lowering.backends.numpy.machine import Arrays, Machine
+from meshdsl.lowering.backends.tf import placing as tf_placing
 from meshdsl.lowering.exchange import bounds
 from meshdsl.lowering.program import Block, Value
 
@@ -56,6 +57,7 @@ def poisoned() -> Iterator[None]:
         patch.setattr(Machine, "run", run)
         patch.setattr(Machine, "shard", poisoned_shard)
         patch.setattr(placing, "pad", pad_with_poison)
+        patch.setattr(tf_placing, "pad", pad_with_poison)
         yield
 
 

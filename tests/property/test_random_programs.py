@@ -4,11 +4,13 @@
 to 4999. Without the options, a sample that changes from day to day is run.
 
 Every case is run by the numpy backend on one device and on its mesh, lowered in each way that it
-draws, with NaN in all pads, and its gradient is compared with finite differences; every fourth, or
-tenth, whose compilation takes most of the time, runs on JAX as well. A case that fails is shrunk,
-and shown as Python to paste.
+draws, with NaN in all pads, and its gradient is compared with finite differences. Compilation takes
+most of the time, so only some cases run on the other backends: every fourth, or `--jax_every`, on
+JAX, others on TensorFlow (`--tf_every`), on host devices and as the program of a TPU, which XLA:CPU
+runs in this process. A case that fails is shrunk, and shown as Python to paste.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -20,26 +22,31 @@ import meshdsl as md
 from tests.property import minimal
 from tests.property.pads import poisoned
 from tests.property.programs import Case, make_case
+from tests.reference import tf_tpu
 
 TOLERANCE = 1e-9
+OFFSETS = {"jax": 0, "tf": 1, "tpu": 2}  # so that a case runs on few backends
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_layout_and_backend_gives_the_same_numbers(case_number, request):
     case = make_case(case_number)
-    on_jax = case_number % request.config.getoption("jax_every") == 0
+    every = {name: request.config.getoption(f"{name}_every") for name in ("jax", "tf", "tpu")}
+    chosen = [name for name, n in every.items() if n and case_number % n == OFFSETS[name] % n]
     try:
-        check(case, ("numpy", "jax") if on_jax else ("numpy",))
+        check(case, ("numpy", *chosen))
     except Exception as error:
-        error.add_note(told(case))
+        error.add_note(told(case, ("numpy", *chosen)))
         raise
     if case_number % 100 == 99:
         jax.clear_caches()  # a long run would hold every compiled program
 
 
-def told(case: Case) -> str:
+def told(case: Case, backends: Sequence[str]) -> str:
     """Returns a minimal program that still fails, as Python to paste; else the whole case."""
-    for backend, options in itertools.product(("numpy", "jax"), case.options):
+    for backend, options in itertools.product(backends, case.options):
+        if backend == "tpu":  # which `md.jit` knows nothing of
+            continue
         found = minimal.failure(case, backend, options)
         if found.holds():
             smallest = minimal.as_python(minimal.minimise(found))
@@ -52,7 +59,8 @@ def check(case: Case, backends: Sequence[str] = ("numpy", "jax")) -> None:
     expected = single(case.inputs)
     for backend in backends:
         for options in case.options if backend == "numpy" else case.options[:1]:
-            run = md.jit(case.function, case.mesh, case.layout, backend, options=options)
+            jit = tf_tpu.jit if backend == "tpu" else functools.partial(md.jit, backend=backend)
+            run = jit(case.function, case.mesh, case.layout, options=options)
             with poisoned():
                 found = run(case.inputs)
             compare(found, expected, f"{backend} on {case.mesh}, {options}")

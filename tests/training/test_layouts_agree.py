@@ -45,7 +45,7 @@ CONTEXT = {
 }
 
 
-def losses(model, steps, mesh=None, layout=None, options=None):
+def losses(model, steps, mesh=None, layout=None, options=None, backend="jax"):
     with jax.enable_x64(False):
         corpus = ByteCorpus.read(text_files(None)[:100])
         windows, _ = corpus.split(model.length, batch_size=model.batch_size)
@@ -61,6 +61,7 @@ def losses(model, steps, mesh=None, layout=None, options=None):
             batch_dims={"tokens": ["batch", "length"], "targets": ["batch", "length"]},
             quiet=True,
             options=options,
+            backend=backend,
         ).losses
 
 
@@ -79,6 +80,31 @@ def test_ten_losses_of_a_small_model_are_those_of_one_device(name, unsharded):
     np.testing.assert_allclose(
         losses(models.load("gpt_mini", SMALL), 10, mesh, layout), unsharded, atol=2e-5
     )
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "sequence" else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
+)
+def test_on_tensorflow_they_are_the_same(name, unsharded):
+    found = losses(models.load("gpt_mini", SMALL), 10, *LAYOUTS[name], backend="tf")
+    np.testing.assert_allclose(found, unsharded, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNEVEN)
+def test_on_tensorflow_sizes_that_do_not_divide_change_nothing_either(name, odd_unsharded):
+    found = losses(ODD, 10, *UNEVEN[name], backend="tf")
+    np.testing.assert_allclose(found, odd_unsharded, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ring", "rotary"])
+def test_on_tensorflow_context_parallelism_changes_no_loss(name, unsharded):
+    mesh, layout, changes, options = CONTEXT[name]
+    model = models.load("gpt_mini", f"{SMALL},{changes}" if changes else SMALL)
+    expected = losses(model, 10) if changes else unsharded
+    found = losses(model, 10, mesh, layout, options, backend="tf")
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize(

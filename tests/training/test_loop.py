@@ -37,12 +37,51 @@ def test_training_learns():
     assert int(result.state.step) == 300
 
 
-@pytest.mark.parametrize("backend", ["jax", "numpy"])
+@pytest.mark.parametrize("backend", ["jax", "tf", "numpy"])
 def test_losses_do_not_depend_on_the_layout(backend):
     expected = run(steps=20).losses
     for mesh, layout in classifier.LAYOUTS:
         found = run(steps=20, mesh=mesh, layout=layout, backend=backend).losses
         np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_several_steps_in_a_call_change_no_number(backend):
+    once = run(steps=6, log_every=3, eval_batches=classifier.batches(2, seed=9))
+    mesh, layout = classifier.LAYOUTS[0]
+    many = run(
+        steps=6,
+        log_every=3,
+        steps_per_call=3,
+        mesh=mesh,
+        layout=layout,
+        backend=backend,
+        eval_batches=classifier.batches(2, seed=9),
+    )
+    np.testing.assert_allclose(many.losses, once.losses, atol=2e-6)
+    assert [line["step"] for line in many.history] == [3, 6]
+    for mine, other in zip(many.history, once.history, strict=True):
+        assert {**mine, "step_seconds": 0} == pytest.approx({**other, "step_seconds": 0}, abs=2e-6)
+    assert int(many.state.step) == 6
+
+
+def test_steps_that_calls_do_not_fill_are_told():
+    with pytest.raises(ValueError) as error:
+        run(steps=7, log_every=3, eval_every=4, steps_per_call=3)
+    assert str(error.value) == (
+        "steps_per_call=3 steps are done at once, which do not divide steps=7, eval_every=4"
+    )
+
+
+def test_data_that_ends_within_a_call_tells_the_steps_that_were_done():
+    with pytest.raises(ValueError, match="the data ended after 3 of 6 steps"):
+        run(classifier.batches(5), steps=6, log_every=3, steps_per_call=3)
+
+
+def test_batches_that_differ_cannot_go_together():
+    small = [{name: array[:4] for name, array in batch.items()} for batch in classifier.batches(1)]
+    with pytest.raises(ValueError, match="batches differ: `"):
+        run([*classifier.batches(2), *small], steps=3, log_every=3, steps_per_call=3)
 
 
 def test_the_same_seed_gives_the_same_run():

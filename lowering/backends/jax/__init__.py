@@ -1,5 +1,7 @@
 """The JAX backend: one `jax.shard_map` with the program's collectives written out."""
 
+from jax import process_index
+
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.executable import (
     Executable,
@@ -8,4 +10,12 @@ from meshdsl.lowering.backends.jax.executable import (
 )
 from meshdsl.lowering.backends.jax.placing import Storage, partition_spec
 
-__all__ = ["EMITTERS", "Executable", "Storage", "device_mesh", "function", "partition_spec"]
+__all__ = [
+    "EMITTERS",
+    "Executable",
+    "Storage",
+    "device_mesh",
+    "function",
+    "partition_spec",
+    "process_index",
+]

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.array import NamedArray
-from meshdsl.cuts import Cuts, pad, unpad
+from meshdsl.cuts import Cuts, pad, padded_size, unpad
 from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import SpmdProgram
@@ -60,7 +60,7 @@ class Storage:
     def sizes(self) -> tuple[int, ...]:
         """The shape of the stored array."""
         cuts = self.cuts or ((),) * len(self.dims)
-        return tuple(_stored(dim.size, counts) for dim, counts in zip(self.dims, cuts, strict=True))
+        return tuple(padded_size(d.size, counts) for d, counts in zip(self.dims, cuts, strict=True))
 
     def put(self, array: Any) -> jax.Array:
         """Returns an array stored this way: itself if it is.
@@ -98,14 +98,6 @@ def taking_logical(run: Callable, program: SpmdProgram) -> Callable:
         return tuple(unpad(jnp, array, cuts, size) for array, cuts, size in rows)
 
     return logical
-
-
-def _stored(size: int, counts: tuple[int, ...]) -> int:
-    for count in counts:
-        size = -(-size // count)
-    for count in counts:
-        size *= count
-    return size
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,15 @@
+"""The TensorFlow backend: one program for all replicas, with TensorFlow's own collectives.
+
+It runs on the TPU that is named, by `--tpu` or TPU_NAME, and else on host devices, of one process
+or of those in TF_CONFIG.
+"""
+
+from meshdsl.lowering.backends.tf.require import tensorflow as _tensorflow
+
+_tensorflow()
+
+from meshdsl.lowering.backends.tf.emitters import EMITTERS  # noqa: E402
+from meshdsl.lowering.backends.tf.host_devices import process_index  # noqa: E402
+from meshdsl.lowering.backends.tf.targets import Executable  # noqa: E402
+
+__all__ = ["EMITTERS", "Executable", "process_index"]

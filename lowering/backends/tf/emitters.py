@@ -1,0 +1,58 @@
+"""What one device does for each instruction, gathered from the families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshdsl.lowering.backends.tf import (
+    attention,
+    bits,
+    collectives,
+    control,
+    convolution,
+    creation,
+    cumulative,
+    debug,
+    einsum,
+    elementwise,
+    exchange,
+    fft,
+    indexing,
+    joining,
+    linalg,
+    local,
+    pooling,
+    random,
+    reduction,
+    shape,
+    slicing,
+    sorting,
+    special,
+)
+from meshdsl.lowering.backends.tf.machine import Emitter
+
+EMITTERS: Mapping[str, Emitter] = {
+    **attention.EMITTERS,
+    **bits.EMITTERS,
+    **collectives.EMITTERS,
+    **control.EMITTERS,
+    **convolution.EMITTERS,
+    **creation.EMITTERS,
+    **cumulative.EMITTERS,
+    **debug.EMITTERS,
+    **einsum.EMITTERS,
+    **elementwise.EMITTERS,
+    **exchange.EMITTERS,
+    **fft.EMITTERS,
+    **indexing.EMITTERS,
+    **joining.EMITTERS,
+    **linalg.EMITTERS,
+    **local.EMITTERS,
+    **pooling.EMITTERS,
+    **random.EMITTERS,
+    **reduction.EMITTERS,
+    **shape.EMITTERS,
+    **slicing.EMITTERS,
+    **sorting.EMITTERS,
+    **special.EMITTERS,
+}

@@ -1,0 +1,128 @@
+"""Programs on host devices: one tf.function that runs the program of a replica on every device.
+
+The program is traced once, for all devices (see `machine`), and so a graph is as large on a
+thousand devices as on one. It is not inlined: TensorFlow tells apart what a loop sends in its
+iterations by a name that would then differ between devices, which would never find each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from meshdsl.cuts import Cuts
+from meshdsl.lowering.backends.tf.emit import run, specs
+from meshdsl.lowering.backends.tf.failures import told
+from meshdsl.lowering.backends.tf.host import HostLinks
+from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout, tokens
+from meshdsl.lowering.backends.tf.placing import Shards, Storage
+from meshdsl.lowering.backends.tf.watchdog import watched
+from meshdsl.lowering.program import Instruction, SpmdProgram
+
+
+class Executable:
+    """A program compiled for the devices of its mesh.
+
+    Args:
+        donated: TensorFlow reuses no buffers of host tensors, so nothing comes of it.
+
+    Raises:
+        ValueError: the mesh needs more devices than there are.
+    """
+
+    def __init__(
+        self, program: SpmdProgram, donated: Sequence[bool] = (), devices: Any = None
+    ) -> None:
+        self.program = program
+        block, mesh = program.block, program.mesh
+        self.devices = devices or host_devices(mesh)
+        self.inputs = [Storage.of(value, mesh) for value in block.inputs]
+        self.outputs = [Storage.of(value, mesh) for value in block.outputs]
+        self.cuts: list[Cuts] = [stored.cuts for stored in self.outputs]
+        self._timeout = timeout()
+        self._instructions: list[Instruction] = []
+        self.tokens = tokens(self.devices.names)
+        self.replica = self._of_replica()
+        self._step = self._of_all_devices()
+
+    def _of_replica(self) -> Any:
+        """Returns the program of one device, as a concrete function of its number and shards."""
+        program = self.program
+
+        def replica(device: tf.Tensor, token: tf.Tensor, *shards: tf.Tensor) -> list[tf.Tensor]:
+            links = HostLinks(program.mesh, device, token)
+            return run(program, links, device, shards, self._instructions)
+
+        signature = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
+        function = tf.function(
+            replica,
+            input_signature=[*signature, *specs(program.block.inputs)],
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
+        return function.get_concrete_function()
+
+    def _of_all_devices(self) -> Any:
+        """Returns a concrete function of the shards of all inputs, those of a device in a row."""
+        devices, count = self.devices, len(self.inputs)
+
+        def step(*shards: tf.Tensor) -> list[tf.Tensor]:
+            found: list[tf.Tensor] = []
+            for place, (name, number) in enumerate(
+                zip(devices.names, devices.numbers, strict=True)
+            ):
+                own = shards[place * count : (place + 1) * count]
+                with tf.device(name):
+                    results = self.replica(
+                        tf.constant(number, tf.int32), self.tokens[place].handle, *own
+                    )
+                    found += map(tf.identity, results)
+            return found
+
+        signature = specs(self.program.block.inputs) * len(devices.names)
+        step.__name__ = self.program.name or "step"
+        function = tf.function(step, input_signature=signature, autograph=False)
+        with _as_written():
+            return function.get_concrete_function()
+
+    def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
+        """Runs the program; arrays that are not stored as it takes them are put there."""
+        placed = [
+            stored.put(leaf, self.devices) for leaf, stored in zip(leaves, self.inputs, strict=True)
+        ]
+        try:
+            with watched(self.tokens, self._timeout):
+                found = self._step(*(shard for row in zip(*placed, strict=True) for shard in row))
+        except tf.errors.OpError as error:
+            reached = [int(token.numpy()) for token in self.tokens]
+            raise told(
+                error, self.program.mesh, self._instructions, reached, self.devices
+            ) from None
+        count = len(self.outputs)
+        return [
+            Shards(stored, self.devices, found[place::count])
+            for place, stored in enumerate(self.outputs)
+        ]
+
+    def as_text(self) -> str:
+        """Returns the graph of one device."""
+        return str(self.replica.graph.as_graph_def())
+
+
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+    """Lets the functions that are called in its block be run as they are.
+
+    TensorFlow would look for what to improve in them, for each device anew, which takes three
+    quarters of the time to start a program, and finds nothing: lowering has left it nothing.
+    """
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})

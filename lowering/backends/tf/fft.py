@@ -1,0 +1,32 @@
+"""Fourier transforms along one dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
+from meshdsl.lowering.program import Instruction
+
+
+def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitter:
+    """Returns the emitter of a transform along the last axis."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        return move(function(instruction, move(inputs[0], at, -1)), -1, at)
+
+    return emit
+
+
+def _irfft(instruction: Instruction, x: tf.Tensor) -> tf.Tensor:
+    return tf.signal.irfft(x, [instruction.params["into"].size])
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "fft": _transform(lambda instruction, x: tf.signal.fft(x)),
+    "ifft": _transform(lambda instruction, x: tf.signal.ifft(x)),
+    "rfft": _transform(lambda instruction, x: tf.signal.rfft(x, [x.shape[-1]])),
+    "irfft": _transform(_irfft),
+}

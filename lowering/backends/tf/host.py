@@ -1,0 +1,156 @@
+"""Links between host devices, CPUs or GPUs, in one process or many: TensorFlow's collectives.
+
+Guarantees:
+    Every device runs its collectives in one order, the program's: each takes the same resource, the
+    device's `token`. Without it they would wait for each other.
+    A token holds the number of the collective that its device has come to: by these the watchdog
+    sees whether any is waited for too long, and errors tell which it was.
+
+TensorFlow reduces six dtypes and moves five or six (2.21); others travel as integers, and numbers
+below 32 bits as such of 32 where it has nothing smaller.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays
+from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words
+from meshdsl.mesh import Mesh
+
+_REDUCED = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
+_GATHERED = ("float16", "float32", "float64", "int32", "int64")
+_GROUPS: dict[tuple[int, ...], int] = {}  # devices, by number, and the key of their group
+_INSTANCES = itertools.count(1)
+_OPERATIONS = {"sum": "Add", "max": "Max", "min": "Min"}
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """Collectives of one program.
+
+    Attributes:
+        device: the number of the device, a tensor.
+        token: a resource of that device, with room for a whole number.
+    """
+
+    mesh: Mesh
+    device: tf.Tensor
+    token: tf.Tensor
+
+    def begin(self, number: int) -> list[tf.Operation]:
+        noted = tf.constant(number, tf.int64)
+        return [tf.raw_ops.AssignVariableOp(resource=self.token, value=noted)]
+
+    def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
+        keys = as_keys(x, kind, _REDUCED)
+        moved = tf.raw_ops.CollectiveReduceV2(
+            input=keys, merge_op=_OPERATIONS[kind], final_op="Id", **self._group(axes)
+        )
+        return of_keys(tf.ensure_shape(moved, keys.shape), kind, x.dtype)
+
+    def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        """There is no such collective between CPUs: an exchange and a sum send as much."""
+        received = self.exchange(rows, axes)
+        half = rows.dtype.is_floating and rows.dtype.size < 4
+        total = tf.reduce_sum(tf.cast(received, tf.float32) if half else received, 0)
+        return tf.cast(total, rows.dtype)
+
+    def gather(self, x: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        words = as_words(x, _GATHERED)
+        moved = tf.raw_ops.CollectiveGatherV2(input=words[None], **self._group(axes))
+        moved = tf.ensure_shape(moved, [self.mesh.extent(axes), *words.shape])
+        return _reordered(of_words(moved, x.dtype), self._ranks(axes))
+
+    def exchange(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        ranks = self._ranks(axes)
+        places = [ranks.index(rank) for rank in range(len(ranks))]
+        return _reordered(self._exchanged(_reordered(rows, places), self._group(axes)), ranks)
+
+    def _exchanged(self, rows: tf.Tensor, group: dict[str, Any]) -> tf.Tensor:
+        words = as_words(rows, _REDUCED)
+        moved = tf.raw_ops.CollectiveAllToAllV2(input=words, **group)
+        return of_words(tf.ensure_shape(moved, words.shape), rows.dtype)
+
+    def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
+        """There is no such collective: two devices exchange, in rounds of pairs of them."""
+        found, blank = tf.zeros_like(x), tf.zeros_like(x)
+        source = {target: source for source, target in pairs}
+        own = [int(source.get(device) == device) for device in range(self.mesh.size)]
+        if any(own):
+            found = tf.where(self._own(own) == 1, x, found)
+        for partners in rounds([pair for pair in pairs if pair[0] != pair[1]], self.mesh.size):
+            numbered = list(enumerate(partners))
+            sizes = self._own([1 + int(d != p) for d, p in numbered])
+            keys = self._own([_group_key(tuple(sorted({d, p}))) for d, p in numbered])
+            place = self._own([int(p < d) for d, p in numbered])
+            rows = tf.where(place == 0, tf.stack([blank, x]), tf.stack([x, blank]))[:sizes]
+            received = self._exchanged(rows, self._keyed(sizes, keys))
+            other = tf.ensure_shape(received[tf.minimum(1 - place, sizes - 1)], x.shape)
+            wanted = self._own([int(d != p and source.get(d) == p) for d, p in numbered])
+            found = tf.where(wanted == 1, other, found)
+        return found
+
+    def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
+        return tf.identity_n(list(values))
+
+    def _ranks(self, axes: Sequence[str]) -> list[int]:
+        """Returns what number TensorFlow gives each member of a group: those of devices ascend."""
+        group = self.mesh.groups(*axes)[0]
+        return [sorted(group).index(member) for member in group]
+
+    def _group(self, axes: Sequence[str]) -> dict[str, Any]:
+        """Returns the parameters of a collective along some axes."""
+        keys = [0] * self.mesh.size
+        for group in self.mesh.groups(*axes):
+            key = _group_key(group)
+            for member in group:
+                keys[member] = key
+        return self._keyed(self.mesh.extent(axes), self._own(keys))
+
+    def _keyed(self, size: Any, key: tf.Tensor) -> dict[str, Any]:
+        return {
+            "group_size": size,
+            "group_key": key,
+            "instance_key": next(_INSTANCES),
+            "ordering_token": [self.token],
+            "communication_hint": "auto",
+            "timeout_seconds": 0,  # see `watchdog`
+        }
+
+    def _own(self, table: Sequence[int]) -> tf.Tensor:
+        if len(set(table)) == 1:
+            return tf.constant(table[0], tf.int32)
+        return tf.gather(tf.constant(table, tf.int32), self.device)
+
+
+def _group_key(devices: tuple[int, ...]) -> int:
+    return _GROUPS.setdefault(devices, len(_GROUPS) + 1)
+
+
+def rounds(pairs: Sequence[tuple[int, int]], devices: int) -> Iterator[list[int]]:
+    """Yields, for every device, its partner in a round: itself, if it has none.
+
+    In each round a device has one partner, and each (source, target) is partnered in some round.
+    """
+    left = list(pairs)
+    while left:
+        partners, later = list(range(devices)), []
+        for source, target in left:
+            if partners[source] == target:
+                continue
+            if partners[source] == source and partners[target] == target:
+                partners[source], partners[target] = target, source
+            else:
+                later.append((source, target))
+        left = later
+        yield partners
+
+
+def _reordered(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    return rows if list(order) == list(range(len(order))) else tf.gather(rows, order)

@@ -1,0 +1,99 @@
+"""The host devices that a mesh runs on: GPUs where there are some, else logical CPUs.
+
+TensorFlow decides on its logical CPUs once, when it is first used. There are as many as JAX has
+been told of (`--host_devices`, `jax_num_cpu_devices`), or as the first mesh has. In a cluster they
+are divided evenly: the first process has the first devices of the mesh, and so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+
+import jax
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.cluster import Cluster, join
+from meshdsl.lowering.backends.tf.placing import Devices
+from meshdsl.mesh import Mesh
+
+TIMEOUT = "MESHDSL_COLLECTIVE_TIMEOUT"  # in seconds
+_TIMEOUT = 300.0
+
+
+def timeout() -> float:
+    """Returns for how long a collective waits for the others, in seconds.
+
+    Raises:
+        ValueError: the environment says something else than a number.
+    """
+    text = os.environ.get(TIMEOUT, str(_TIMEOUT))
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{TIMEOUT} needs a number of seconds, got {text!r}") from error
+
+
+def process_index() -> int:
+    """Returns the place of this process among those of a job."""
+    return Cluster.read().index
+
+
+def host_devices(mesh: Mesh) -> Devices:
+    """Returns the devices of a mesh, the first ones there are in every process.
+
+    Raises:
+        ValueError: there are fewer devices than the mesh has, or processes do not divide it.
+    """
+    processes = len(Cluster.read().addresses)
+    if mesh.size % processes:
+        raise ValueError(
+            f"mesh {mesh} has {mesh.size} devices, which the {processes} processes of TF_CONFIG "
+            "cannot share evenly"
+        )
+    share = mesh.size // processes
+    kind, count = _started(share)
+    if share > count:
+        raise ValueError(
+            f"mesh {mesh} needs {share} devices in a process, but TensorFlow has been started with "
+            f"{count} ({kind}). Use a smaller mesh, or make virtual CPU devices: "
+            f"--host_devices={share}, or in Python, before the first function runs, "
+            f"jax.config.update('jax_num_cpu_devices', {share})"
+        )
+    cluster = join()
+    names = tuple(cluster.name(f"{kind}:{number}") for number in range(share))
+    first = cluster.index * share
+    return Devices(names, tuple(range(first, first + share)), cluster)
+
+
+def _started(share: int) -> tuple[str, int]:
+    """Returns what kind of devices this process has, and how many; makes the CPUs among them."""
+    asked = jax.config.values["jax_num_cpu_devices"]
+    on_cpu = jax.config.values["jax_platforms"] == "cpu"
+    kind = "CPU" if on_cpu or not tf.config.list_physical_devices("GPU") else "GPU"
+    if kind == "GPU":
+        return kind, len(tf.config.list_physical_devices("GPU"))
+    return kind, _cpus(max(share, asked or 0))
+
+
+@functools.cache
+def _cpus(count: int) -> int:
+    """Returns how many logical CPUs there are, after asking for a number of them."""
+    (host, *_) = tf.config.list_physical_devices("CPU")
+    one = tf.config.LogicalDeviceConfiguration()
+    with contextlib.suppress(RuntimeError):  # TensorFlow is in use, with as many as it has
+        tf.config.set_logical_device_configuration(host, [one] * count)
+    return len(tf.config.get_logical_device_configuration(host) or [one])
+
+
+def tokens(names: Sequence[str]) -> list[tf.Variable]:
+    """Returns what the collectives of each device have in common: see `HostLinks`."""
+    return [_token(name) for name in names]
+
+
+@functools.cache
+def _token(name: str) -> tf.Variable:
+    with tf.device(name):
+        return tf.Variable(-1, dtype=tf.int64)

@@ -1,0 +1,35 @@
+"""Operations of a user's own: a function of TensorFlow's tensors, or one of JAX's arrays.
+
+JAX compiles its functions to StableHLO, which TensorFlow has an operation to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+from jax.experimental import jax2tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, tf_dtype
+from meshdsl.lowering.backends.user_code import call
+from meshdsl.lowering.program import Instruction
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    definition = instruction.params["definition"]
+    known = dict(definition.emitters)
+    if "tf" in known or "jax" not in known:
+        return call(instruction, definition.emitter("tf"), inputs)
+    # JAX checks what it traces: dtypes and shapes are numpy's there.
+    function = jax2tf.convert(
+        lambda *arrays: call(instruction, known["jax"], arrays),
+        with_gradient=False,
+        native_serialization_platforms=_PLATFORMS,
+    )
+    rows = zip(function(*inputs), instruction.outputs, strict=True)
+    return [tf.ensure_shape(tf.cast(x, tf_dtype(v.dtype)), v.local.sizes) for x, v in rows]
+
+
+EMITTERS: Mapping[str, Emitter] = {"local": _local}

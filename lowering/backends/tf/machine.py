@@ -1,0 +1,149 @@
+"""Machine: emits blocks of a program as TensorFlow operations on one device's tensors.
+
+A program is emitted once, for all devices: what differs between them follows from `device`, the
+number of the device that runs it, which is a tensor. How devices reach each other is `links`, of
+which there are two kinds: TensorFlow's collectives between hosts, and those of TPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from meshdsl.dims import Shape
+from meshdsl.lowering.backends.arrange import alignment
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value
+from meshdsl.mesh import Mesh
+
+Arrays = Sequence[tf.Tensor]
+Emitter = Callable[["Machine", Instruction, Arrays], Any]
+
+
+class Links(Protocol):
+    """How the devices of a mesh reach each other; each method is called by all of them.
+
+    Rows are for the devices along some axes, in their order, major first.
+    """
+
+    def begin(self, number: int) -> list[tf.Operation]:
+        """Notes which instruction, by its number, is next; what notes it is done in order."""
+
+    def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
+        """Returns the sum, max or min of the x of all devices along some axes."""
+
+    def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        """Returns this device's row of the sum of the rows [devices, ...] of all devices."""
+
+    def gather(self, x: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        """Returns the x of all devices along some axes: [devices, ...]."""
+
+    def exchange(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        """Returns, of the rows [devices, ...] of every device, those that are for this one."""
+
+    def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
+        """Returns the x of the device that is paired with this one as its source, or zeros."""
+
+    def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
+        """Returns the values; none of them may be used before all of them are there."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device of a mesh.
+
+    Attributes:
+        device: its number in the mesh, an s32 scalar.
+        instructions: what has been emitted.
+    """
+
+    mesh: Mesh
+    emitters: Mapping[str, Emitter]
+    links: Links
+    device: tf.Tensor
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def counts(self, axes: Sequence[str]) -> list[int]:
+        """Returns the sizes of some axes."""
+        return [self.mesh.sizes[axis] for axis in axes]
+
+    def index(self, axes: Sequence[str]) -> tf.Tensor:
+        """Returns this device's index along some axes, major first: an s32 scalar."""
+        table = [0] * self.mesh.size
+        for group in self.mesh.groups(*axes):
+            for place, device in enumerate(group):
+                table[device] = place
+        return self.own(table)
+
+    def own(self, table: Sequence[int]) -> tf.Tensor:
+        """Returns this device's entry of a table of whole numbers, one for each: an s32 scalar."""
+        if len(set(table)) == 1:
+            return tf.constant(table[0], tf.int32)
+        if list(table) == list(range(len(table))):
+            return self.device
+        return tf.gather(tf.constant(table, tf.int32), self.device)
+
+    def run(self, block: Block, inputs: Arrays) -> list[tf.Tensor]:
+        """Emits a block on one device's tensors."""
+        held: dict[Value, tf.Tensor] = dict(zip(block.inputs, inputs, strict=True))
+        for instruction in block.instructions:
+            arguments = [held[v] for v in instruction.inputs]
+            number = len(self.instructions)
+            self.instructions.append(instruction)
+            with tf.name_scope(f"{instruction.op}.{number}"):
+                if instruction.op in EFFECTS:
+                    results = self._in_order(instruction, number, arguments)
+                else:
+                    if instruction.is_collective:
+                        self.links.begin(number)
+                    results = self.emitters[instruction.op](self, instruction, arguments)
+            if isinstance(results, tf.Tensor):
+                results = (results,)
+            for value, result in zip(instruction.outputs, results, strict=True):
+                sizes = value.local.sizes
+                assert result.shape == sizes, (instruction.op, result.shape, sizes)
+                assert result.dtype == tf_dtype(value.dtype), (instruction.op, result.dtype)
+                held[value] = result
+        return [held[v] for v in block.outputs]
+
+    def _in_order(self, instruction: Instruction, number: int, arguments: Arrays) -> Any:
+        """Emits what must happen after all that was noted before, and before what comes next."""
+        with tf.control_dependencies(self.links.begin(number)):
+            result = self.emitters[instruction.op](self, instruction, arguments)
+        with tf.control_dependencies([result]):
+            self.links.begin(number)
+        return result
+
+
+def tf_dtype(dtype: np.dtype) -> tf.DType:
+    """Returns a dtype in TensorFlow's terms."""
+    return tf.dtypes.as_dtype(dtype.name)
+
+
+def constant(value: Any, dtype: np.dtype) -> tf.Tensor:
+    """Returns a number, or an array of them, as a constant."""
+    return tf.constant(np.asarray(value).astype(dtype))
+
+
+def align(array: tf.Tensor, have: Shape, want: Shape) -> tf.Tensor:
+    """Lays the dims of a tensor as `want` orders them, with size 1 for those that it lacks."""
+    order, sizes = alignment(have, want)
+    if order != tuple(range(len(order))):
+        array = tf.transpose(array, order)
+    return array if array.shape == sizes else tf.reshape(array, sizes)
+
+
+def lay(array: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+    """Returns a tensor with its axes in another order; itself where it is the same."""
+    return array if list(order) == list(range(len(order))) else tf.transpose(array, order)
+
+
+def move(array: tf.Tensor, source: int, target: int) -> tf.Tensor:
+    """Returns a tensor with one axis put in another place."""
+    order = list(range(len(array.shape)))
+    count = len(order)
+    order.insert(target % count, order.pop(source % count))
+    return lay(array, order)

@@ -1,0 +1,53 @@
+"""Reductions over named dims of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from meshdsl.dtypes import is_float
+from meshdsl.lowering.backends.tf.elementwise import widened
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+
+
+def _reduction(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        local, dtype = instruction.inputs[0].local, instruction.inputs[0].dtype
+        at = [local.position(n) for n in instruction.params["over"]]
+        if dtype.kind == "b":
+            compute_bools = {tf.reduce_max: tf.reduce_any, tf.reduce_min: tf.reduce_all}
+            return compute_bools[compute](inputs[0], axis=at)
+        return tf.cast(compute(widened(inputs[0]), axis=at), inputs[0].dtype)
+
+    return emit
+
+
+def _arg(compute: Callable[..., Any]) -> Emitter:
+    """The first NaN wins, as it does in numpy."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        x = widened(inputs[0])
+        if x.dtype == tf.bool:
+            x = tf.cast(x, tf.int32)
+        found = compute(x, axis=at, output_type=tf.int32)
+        if not is_float(instruction.inputs[0].dtype):
+            return found
+        unordered = tf.math.is_nan(x)
+        first = tf.argmax(tf.cast(unordered, tf.int32), axis=at, output_type=tf.int32)
+        return tf.where(tf.reduce_any(unordered, at), first, found)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sum": _reduction(tf.reduce_sum),
+    "prod": _reduction(tf.reduce_prod),
+    "argmax": _arg(tf.argmax),
+    "argmin": _arg(tf.argmin),
+    "max": _reduction(tf.reduce_max),
+    "min": _reduction(tf.reduce_min),
+}

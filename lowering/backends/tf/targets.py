@@ -1,0 +1,23 @@
+"""Which devices run a program: the TPU that is named, or else hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdsl.lowering.backends.tf import executable as host
+from meshdsl.lowering.backends.tf import tpu_devices, tpu_executable
+from meshdsl.lowering.backends.tf.tpu_program import replica
+from meshdsl.lowering.program import SpmdProgram
+
+
+def Executable(program: SpmdProgram, donated: Sequence[bool] = (), devices: Any = None) -> Any:
+    """Returns a program compiled for the devices of its mesh.
+
+    Raises:
+        ValueError: the devices are not there, or are not as many as the mesh has.
+    """
+    if not tpu_devices.named():
+        return host.Executable(program, donated, devices)
+    strategy = tpu_devices.strategy(program.mesh)
+    return tpu_executable.Executable(program, donated, strategy, replica(program))

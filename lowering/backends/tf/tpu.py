@@ -1,0 +1,92 @@
+"""Links between the cores of a TPU: TensorFlow's TPU collectives.
+
+There are three: a sum of all, an exchange and a permutation. Gathers, scatters and other reductions
+are made of exchanges, which send as much as the best algorithms for them do: a gather sends its
+shard to every other device, (n-1)/n of what it makes; a scatter sends each other device its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays
+from meshdsl.mesh import Mesh
+
+_SUMMED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.uint32)
+
+
+@dataclass(frozen=True)
+class TpuLinks:
+    """Collectives of one program, between replicas numbered as the mesh numbers its devices."""
+
+    mesh: Mesh
+
+    def begin(self, number: int) -> list[tf.Operation]:
+        """TPUs tell by themselves what they were doing."""
+        return []
+
+    def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
+        if kind == "sum" and x.dtype in _SUMMED:
+            return tf.raw_ops.CrossReplicaSum(input=x, group_assignment=self._groups(axes))
+        count, size = self.mesh.extent(axes), x.shape.num_elements()
+        padded = tf.pad(tf.reshape(x, [-1]), [(0, -size % count)])
+        rows = tf.reshape(padded, [count, padded.shape[0] // count])
+        mine = reduced(self.exchange(rows, axes), kind)
+        return tf.reshape(tf.reshape(self.gather(mine, axes), [-1])[:size], x.shape)
+
+    def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        return reduced(self.exchange(rows, axes), "sum")
+
+    def gather(self, x: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        copies = tf.broadcast_to(x[None], [self.mesh.extent(axes), *x.shape])
+        return self.exchange(copies, axes)
+
+    def exchange(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
+        return tf.raw_ops.AllToAll(
+            input=rows,
+            group_assignment=self._groups(axes),
+            concat_dimension=0,
+            split_dimension=0,
+            split_count=rows.shape[0],
+        )
+
+    def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
+        if x.dtype == tf.bool:
+            return tf.cast(self.permute(tf.cast(x, tf.uint8), pairs), tf.bool)
+        return tf.raw_ops.CollectivePermute(input=x, source_target_pairs=list(map(list, pairs)))
+
+    def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
+        """XLA has barriers, of which TensorFlow has no name: it cannot see that this changes none.
+
+        The condition holds always, but follows from what is known when the program runs, and from
+        an element of every value.
+        """
+        always = device >= 0
+        for value in values:
+            if value.shape.num_elements():
+                always |= _is_negative(tf.reshape(value, [-1])[0])
+        return [tf.where(always, value, tf.zeros_like(value)) for value in values]
+
+    def _groups(self, axes: Sequence[str]) -> list[list[int]]:
+        return [list(group) for group in self.mesh.groups(*axes)]
+
+
+def _is_negative(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype == tf.bool:
+        return x
+    if x.dtype.is_complex:
+        x = tf.math.real(x)
+    return x > tf.ones_like(x) if x.dtype.is_unsigned else x < tf.zeros_like(x)
+
+
+def reduced(rows: tf.Tensor, kind: str) -> tf.Tensor:
+    """Returns the sum, max or min of rows; of half precision, summed in float32."""
+    if rows.dtype == tf.bool:
+        return (tf.reduce_any if kind == "max" else tf.reduce_all)(rows, 0)
+    if kind != "sum":
+        return (tf.reduce_max if kind == "max" else tf.reduce_min)(rows, 0)
+    half = rows.dtype.is_floating and rows.dtype.size < 4
+    return tf.cast(tf.reduce_sum(tf.cast(rows, tf.float32) if half else rows, 0), rows.dtype)

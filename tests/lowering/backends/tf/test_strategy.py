@@ -1,0 +1,117 @@
+"""How a TPU job is run, with TensorFlow's strategy for host devices in the place of TPUStrategy.
+
+Both run one program in every replica, on values and variables that each has of its own.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import meshdsl as md
+from meshdsl.lowering.backends.tf import executable as host
+from meshdsl.lowering.backends.tf.tpu_executable import Executable
+
+batch, embed = md.dims(batch=8, embed=6)
+LAYOUTS = [("x:4", "batch:x; state/embed:x"), ("x:2,y:2", "batch:y; state/embed:x+y")]
+
+
+def step(state, x):
+    def loss(w):
+        return md.mean(md.square(md.einsum(x, w, over="embed") - 1))
+
+    value, gradient = md.value_and_grad(loss)(state["w"])
+    return {"loss": value, "state": {"w": state["w"] - 0.1 * gradient}}
+
+
+def numbers(*sizes, seed=0):
+    return np.random.default_rng(seed).normal(size=sizes)
+
+
+STATE = {"w": md.named(numbers(embed.size), [embed])}
+XS = [md.named(numbers(batch.size, embed.size, seed=n), [batch, embed]) for n in range(4)]
+
+
+def on_strategy(program):
+    """Returns a program on replicas that are this machine's logical CPUs."""
+    on_hosts = host.Executable(program)
+    strategy = tf.distribute.MirroredStrategy(list(on_hosts.devices.names))
+
+    def replica(device, *shards):
+        context = tf.distribute.get_replica_context()
+        place = int(tf.get_static_value(context.replica_id_in_sync_group))
+        return on_hosts.replica(device, on_hosts.tokens[place].handle, *shards)
+
+    return Executable(program, program.details["donated"], strategy, replica)
+
+
+def jitted(mesh, layout, **options):
+    """Returns a function that is run so."""
+    found = md.jit(step, mesh, layout, "tf", donate="state", **options)
+
+    class Backend:
+        @staticmethod
+        def Executable(program, donated=(), devices=None):
+            return on_strategy(program)
+
+    found._backend = Backend
+    return found
+
+
+@pytest.mark.parametrize("mesh, layout", LAYOUTS)
+def test_a_state_that_stays_in_variables_is_what_it_would_be(mesh, layout):
+    run, state = jitted(mesh, layout), STATE
+    expected_run, expected = md.jit(step, backend="numpy"), STATE
+    for x in XS:
+        found, wanted = run(state, x), expected_run(expected, x)
+        state, expected = found["state"], wanted["state"]
+        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-12)
+        np.testing.assert_allclose(state["w"], expected["w"], rtol=1e-12)
+
+
+def test_calls_trace_once_and_move_no_state():
+    run, state = jitted(*LAYOUTS[0]), STATE
+    for x in XS:
+        state = run(state, x)["state"]
+    (compiled,) = run._compiled.values()
+    executable = compiled.executable
+    assert executable.traces == {"step": 1, "assign": 1}
+    run(STATE, XS[0])  # a state from elsewhere is put there
+    assert executable.traces == {"step": 1, "assign": 1}
+
+
+def test_several_steps_are_one_call():
+    run = jitted(*LAYOUTS[0], steps_per_call=len(XS))
+    together = md.named(np.stack([np.asarray(x) for x in XS]), ["steps", batch, embed])
+    found = run(STATE, together)
+    state, losses = STATE, []
+    for x in XS:
+        result = md.jit(step, backend="numpy")(state, x)
+        state = result["state"]
+        losses.append(float(result["loss"]))
+    np.testing.assert_allclose(found["loss"], losses, rtol=1e-12)
+    np.testing.assert_allclose(found["state"]["w"], state["w"], rtol=1e-12)
+
+
+def test_what_was_given_up_cannot_be_read():
+    run = jitted(*LAYOUTS[0])
+    first = run(STATE, XS[0])["state"]
+    run(first, XS[1])
+    with pytest.raises(ValueError, match="was donated to a call, which has put its own result"):
+        np.asarray(first["w"])
+
+
+def test_results_go_into_other_programs():
+    mesh, layout = LAYOUTS[0]
+    state = jitted(mesh, layout)(STATE, XS[0])["state"]
+    total = md.jit(lambda state: md.sum(state["w"]), mesh, "state/embed:x", "tf")(state)
+    np.testing.assert_allclose(total, np.asarray(state["w"]).sum(), rtol=1e-12)
+
+
+def test_sizes_that_do_not_divide_are_stored_with_pads():
+    run, state = jitted("x:5", "batch:x; state/embed:x"), STATE
+    expected = STATE
+    for x in XS[:2]:
+        state = run(state, x)["state"]
+        expected = md.jit(step, backend="numpy")(expected, x)["state"]
+    assert state["w"].data.shape == (10,)
+    np.testing.assert_allclose(state["w"], expected["w"], rtol=1e-12)
