@@ -114,12 +114,24 @@ def test_gradients_are_those_of_the_reference(variant, backend):
         assert_close(mine, other)
 
 
+@pytest.mark.parametrize("backend", ["jax", "tf"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_in_blocks_everything_is_the_same(variant, small_blocks):
+def test_in_blocks_everything_is_the_same(variant, backend, small_blocks):
     options = VARIANTS[variant]
     expected = run(gradients(attention_reference, **options), Q, K, V, BIAS)
-    found = run(gradients(md.attention, **options), Q, K, V, BIAS, backend="jax")
+    found = run(gradients(md.attention, **options), Q, K, V, BIAS, backend=backend)
     for mine, other in zip(arrays_of(found), arrays_of(expected), strict=True):
+        assert_close(mine, other)
+
+
+@pytest.mark.parametrize("backend", ["jax", "tf"])
+def test_rows_that_fill_up_a_block_have_no_weight_however_large_the_bias(backend, small_blocks):
+    bias = md.named(np.full((memory.size,), 1000.0), [memory])
+    function = gradients(md.attention, bias=bias)
+    expected = run(gradients(attention_reference, bias=bias), Q, K, V, bias)
+    for mine, other in zip(
+        arrays_of(run(function, Q, K, V, bias, backend=backend)), arrays_of(expected), strict=True
+    ):
         assert_close(mine, other)
 
 

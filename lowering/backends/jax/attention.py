@@ -186,14 +186,14 @@ def _lay(array: Any, value: Value, dims: Any) -> Any:
     return align(array, value.local, Shape(dims))
 
 
-def _pad(array: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """Returns an array with zeros up to a multiple along an axis of more than one element."""
+def _pad(array: jax.Array, axis: int, multiple: int, fill: float = 0) -> jax.Array:
+    """Returns an array with fills up to a multiple along an axis of more than one element."""
     size = array.shape[axis]
     if size == 1 or size % multiple == 0:
         return array
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, -size % multiple)
-    return jnp.pad(array, widths)
+    return jnp.pad(array, widths, constant_values=fill)
 
 
 # Forwards.
@@ -284,7 +284,8 @@ def backward(
         *found, to_scores = _pull(this, arriving, sums, delta)
         return [*found, _sum_to(to_scores, this.masks["bias"].shape)] if with_bias else found
     whole = this.padded(rows, columns)
-    arriving, sums, delta = (_pad(x, -2, rows) for x in (arriving, sums, delta))
+    arriving, delta = (_pad(x, -2, rows) for x in (arriving, delta))
+    sums = _pad(sums, -2, rows, -HIDDEN)  # rows that are pads have weights of 0
 
     def of_rows(i: Any, results: tuple) -> tuple:
         row = i * rows

@@ -71,7 +71,8 @@ class Storage:
         data, cuts = (array.data, array.cuts) if isinstance(array, NamedArray) else (array, ())
         sharding = getattr(data, "sharding", None)
         if cuts == self.cuts:
-            return data if sharding == self.sharding else jax.device_put(data, self.sharding)
+            given = data if isinstance(data, jax.Array) else np.asarray(data)
+            return data if sharding == self.sharding else jax.device_put(given, self.sharding)
         if not isinstance(data, jax.Array):
             logical = unpad(np, np.asarray(data), cuts, self.dims.sizes)
             return jax.device_put(pad(np, logical, self.cuts), self.sharding)

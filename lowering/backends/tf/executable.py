@@ -43,7 +43,7 @@ class Executable:
         self.outputs = [Storage.of(value, mesh) for value in block.outputs]
         self.cuts: list[Cuts] = [stored.cuts for stored in self.outputs]
         self._timeout = timeout()
-        self._instructions: list[Instruction] = []
+        self.instructions: list[Instruction] = []
         self.tokens = tokens(self.devices.names)
         self.replica = self._of_replica()
         self._step = self._of_all_devices()
@@ -54,7 +54,7 @@ class Executable:
 
         def replica(device: tf.Tensor, token: tf.Tensor, *shards: tf.Tensor) -> list[tf.Tensor]:
             links = HostLinks(program.mesh, device, token)
-            return run(program, links, device, shards, self._instructions)
+            return run(program, links, device, shards, self.instructions)
 
         signature = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
         function = tf.function(
@@ -98,9 +98,7 @@ class Executable:
                 found = self._step(*(shard for row in zip(*placed, strict=True) for shard in row))
         except tf.errors.OpError as error:
             reached = [int(token.numpy()) for token in self.tokens]
-            raise told(
-                error, self.program.mesh, self._instructions, reached, self.devices
-            ) from None
+            raise told(error, self.program.mesh, self.instructions, reached, self.devices) from None
         count = len(self.outputs)
         return [
             Shards(stored, self.devices, found[place::count])

@@ -79,22 +79,33 @@ class HostLinks:
 
     def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
         """There is no such collective: two devices exchange, in rounds of pairs of them."""
-        found, blank = tf.zeros_like(x), tf.zeros_like(x)
         source = {target: source for source, target in pairs}
-        own = [int(source.get(device) == device) for device in range(self.mesh.size)]
+        devices = range(self.mesh.size)
+        found = None
+        own = [source.get(device) == device for device in devices]
         if any(own):
-            found = tf.where(self._own(own) == 1, x, found)
+            found = self._chosen(own, x, found)
         for partners in rounds([pair for pair in pairs if pair[0] != pair[1]], self.mesh.size):
             numbered = list(enumerate(partners))
-            sizes = self._own([1 + int(d != p) for d, p in numbered])
-            keys = self._own([_group_key(tuple(sorted({d, p}))) for d, p in numbered])
-            place = self._own([int(p < d) for d, p in numbered])
-            rows = tf.where(place == 0, tf.stack([blank, x]), tf.stack([x, blank]))[:sizes]
-            received = self._exchanged(rows, self._keyed(sizes, keys))
-            other = tf.ensure_shape(received[tf.minimum(1 - place, sizes - 1)], x.shape)
-            wanted = self._own([int(d != p and source.get(d) == p) for d, p in numbered])
-            found = tf.where(wanted == 1, other, found)
-        return found
+            sizes = [1 + int(device != partner) for device, partner in numbered]
+            keys = [_group_key(tuple(sorted({d, p}))) for d, p in numbered]
+            rows = tf.stack([x, x])  # the partner's row and its own, in the order of the two
+            size: Any = sizes[0]
+            if len(set(sizes)) > 1:
+                size = self._own(sizes)
+                rows = rows[:size]
+            received = self._exchanged(rows, self._keyed(size, self._own(keys)))
+            other = received[self._own([int(device < partner) for device, partner in numbered])]
+            wanted = [d != p and source.get(d) == p for d, p in numbered]
+            found = self._chosen(wanted, tf.ensure_shape(other, x.shape), found)
+        return tf.zeros_like(x) if found is None else found
+
+    def _chosen(self, wanted: Sequence[bool], x: tf.Tensor, rest: tf.Tensor | None) -> tf.Tensor:
+        """Returns x on the devices that are to have it, and elsewhere the rest, or zeros."""
+        if all(wanted):
+            return x
+        rest = tf.zeros_like(x) if rest is None else rest
+        return tf.where(self._own(list(map(int, wanted))) == 1, x, rest)
 
     def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
         return tf.identity_n(list(values))

@@ -48,8 +48,12 @@ def dilated(x: tf.Tensor, at: int, by: int, fill: tf.Tensor) -> tf.Tensor:
 
 def padded(x: tf.Tensor, at: int, before: int, after: int, fill: tf.Tensor) -> tf.Tensor:
     """Returns a tensor with fills around it along an axis; less of it, where they are negative."""
-    keep = max(x.shape[at] - max(-before, 0) - max(-after, 0), 0)
-    x = part(x, min(max(-before, 0), x.shape[at]), keep, at)
+    size, first, last = x.shape[at], max(-before, 0), max(-after, 0)
+    if first + last >= size:  # nothing of it is left
+        sizes = x.shape.as_list()
+        sizes[at] = size + before + after
+        return tf.broadcast_to(fill, sizes)
+    x = part(x, first, size - first - last, at)
     if before <= 0 and after <= 0:
         return x
     pads = [(0, 0)] * len(x.shape)
