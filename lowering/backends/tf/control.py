@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move, tf_dtype
-from meshdsl.lowering.program import Instruction
+from meshdsl.lowering.backends.tf.tpu import TpuLinks
+from meshdsl.lowering.program import Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
@@ -39,16 +40,10 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
     def step(number: tf.Tensor, *state: Any) -> Sequence[Any]:
         at = length - 1 - number if reverse else number
         results = machine.run(body, [*fixed, *state[:carries], *slices(at)])
-        rows = [
-            rows.write(at, result)
-            for rows, result in zip(state[carries:], results[carries:], strict=True)
-        ]
+        rows = [_with(*row, at) for row in zip(state[carries:], results[carries:], strict=True)]
         return [number + 1, *results[:carries], *rows]
 
-    rows = [
-        tf.TensorArray(tf_dtype(value.dtype), length, element_shape=value.local.sizes[1:])
-        for value in collected
-    ]
+    rows = [_blank(machine, value) for value in collected]
     start = [tf.constant(0, tf.int32), *inputs[consts : consts + carries], *rows]
     end = tf.while_loop(
         lambda number, *state: number < length,
@@ -58,8 +53,32 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
         maximum_iterations=length,
     )
     found = end[1 : 1 + carries]
-    stacks = [tf.ensure_shape(r.stack(), [length, *r.element_shape]) for r in end[1 + carries :]]
+    stacks = [_whole(*pair) for pair in zip(end[1 + carries :], collected, strict=True)]
     return [*found, *stacks]
+
+
+def _blank(machine: Machine, value: Value) -> Any:
+    """Returns what the rows of a value are written into: a list, or a tensor where XLA compiles.
+
+    XLA gets a tensor for a list as well, but TensorFlow fails to make one where the list is in a
+    branch of a `cond`; and a host would copy the tensor each time, or change it for all its users.
+    """
+    length, *sizes = value.local.sizes
+    if isinstance(machine.links, TpuLinks):
+        return tf.zeros([length, *sizes], tf_dtype(value.dtype))
+    return tf.TensorArray(tf_dtype(value.dtype), length, element_shape=sizes)
+
+
+def _with(rows: Any, row: tf.Tensor, at: tf.Tensor) -> Any:
+    if isinstance(rows, tf.TensorArray):
+        return rows.write(at, row)
+    return tf.raw_ops.InplaceUpdate(x=rows, i=at[None], v=row[None])
+
+
+def _whole(rows: Any, value: Value) -> tf.Tensor:
+    if isinstance(rows, tf.TensorArray):
+        rows = rows.stack()
+    return tf.ensure_shape(rows, value.local.sizes)
 
 
 def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:

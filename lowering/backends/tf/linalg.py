@@ -70,6 +70,12 @@ def _of_finite(function: Callable[[tf.Tensor], Sequence[tf.Tensor]]) -> Emitter:
     return _factors(compute)
 
 
+def _scale(x: tf.Tensor) -> tf.Tensor:
+    """Returns the largest numbers of matrices [..., 1, 1], by which squares become finite."""
+    largest = tf.reduce_max(tf.abs(x), [-2, -1], keepdims=True)
+    return tf.where(largest == 0, tf.ones_like(largest), largest)
+
+
 def _triangular(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     lower = instruction.params["lower"]
     if not instruction.params["unit_diagonal"]:
@@ -122,7 +128,8 @@ def _signs(vectors: tf.Tensor) -> tf.Tensor:
 
 def _eigh(x: tf.Tensor) -> Sequence[tf.Tensor]:
     """Doubles are shifted, by which they are all positive, for the rotations to tell them apart."""
-    x = _symmetric(x)
+    scale = _scale(x)
+    x = _symmetric(x / scale)
     values, vectors = tf.linalg.eigh(x)
     if x.dtype == tf.float64:
         shift = 2 * tf.norm(x, axis=[-2, -1])[..., None]
@@ -131,7 +138,7 @@ def _eigh(x: tf.Tensor) -> Sequence[tf.Tensor]:
         values = tf.reduce_sum(images * vectors, -2) - shift
         order = tf.argsort(values)
         values, vectors = _ordered(values, order), _ordered(vectors, order)
-    return values, vectors * _signs(vectors)
+    return values * scale[..., 0], vectors * _signs(vectors)
 
 
 def _svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -144,6 +151,8 @@ def _svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 def _tall_svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    scale = _scale(x)
+    x = x / scale
     s, u, v = tf.linalg.svd(x)
     if x.dtype == tf.float64:
         images, v = _rotated(tf.linalg.matmul(x, v), v)
@@ -151,7 +160,7 @@ def _tall_svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
         order = tf.argsort(s, direction="DESCENDING")
         s, v, images = (_ordered(found, order) for found in (s, v, images))
         u, _ = _qr(images)
-    return u, s, v
+    return u, s * scale[..., 0], v
 
 
 def _ordered(x: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
