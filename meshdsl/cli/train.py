@@ -20,11 +20,11 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.training.loop import train
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    jobs.use_tpu(values.tpu)
     files: list[Path] = []
     with problems.caught("--data"):
         files = text_files(values.data)
     job = jobs.build(values, problems)
+    jobs.use_tpu(values.tpu)
     corpus = ByteCorpus.read(files)
     training, held_out = corpus.split(job.length, batch_size=job.batch_size)
     print(_headline(job, len(files), corpus.text.size), flush=True)

@@ -1,7 +1,8 @@
 """The collectives of a program, from the few things that `Links` do.
 
-What a device sends is laid out as rows, one for each device of its group, and a joined collective
-lays the rows of its tensors side by side, so that each is one of TensorFlow's operations.
+What a device sends is laid out as rows, one for each device of its group. A joined collective lays
+the rows of its tensors side by side, so that they are one of TensorFlow's operations, if they are
+as small as `Links.packed` says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from meshdsl.cuts import cut, join
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
-from meshdsl.lowering.program import Instruction
+from meshdsl.lowering.program import Instruction, payload_bytes
 
 
 class _Packing(NamedTuple):
@@ -97,19 +98,33 @@ _PACKINGS = {
 
 
 def _emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    packing, parts = _PACKINGS[instruction.op], instruction.parts
+    parts = instruction.parts
     if machine.mesh.extent(instruction.params["axes"]) == 1:
-        return [_alone(machine, part, x) for part, x in zip(parts, inputs, strict=True)]
+        return [_alone(part, x) for part, x in zip(parts, inputs, strict=True)]
+    limit = machine.links.packed(instruction.op)
+    small = [n for n, part in enumerate(parts) if payload_bytes(part, machine.mesh) <= limit]
+    groups = [[n] for n in range(len(parts)) if n not in small] + [small] * bool(small)
+    found: dict[int, tf.Tensor] = {}
+    for group in groups:
+        chosen = [(parts[n], inputs[n]) for n in group]
+        found |= dict(zip(group, _together(machine, *zip(*chosen, strict=True)), strict=True))
+    return [found[n] for n in range(len(parts))]
+
+
+def _together(machine: Machine, parts: Sequence[Instruction], inputs: Arrays) -> list[tf.Tensor]:
+    """Moves some tensors in one buffer."""
+    packing = _PACKINGS[parts[0].op]
     packed = [packing.pack(machine, part, x) for part, x in zip(parts, inputs, strict=True)]
-    buffer = packed[0] if len(packed) == 1 else tf.concat(packed, -1)
-    moved = packing.send(machine, parts[0], buffer)
+    moved = packing.send(
+        machine, parts[0], packed[0] if len(packed) == 1 else tf.concat(packed, -1)
+    )
     pieces: Sequence[tf.Tensor] = [moved]
     if len(packed) > 1:
         pieces = tf.split(moved, [one.shape[-1] for one in packed], -1)
     return [packing.unpack(machine, part, piece) for part, piece in zip(parts, pieces, strict=True)]
 
 
-def _alone(machine: Machine, part: Instruction, x: tf.Tensor) -> tf.Tensor:
+def _alone(part: Instruction, x: tf.Tensor) -> tf.Tensor:
     """Returns what a device without others would have received: from a permute maybe nothing."""
     if part.op == "permute" and not part.params["pairs"]:
         return tf.zeros_like(x)

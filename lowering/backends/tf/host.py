@@ -25,6 +25,7 @@ from meshdsl.mesh import Mesh
 
 _REDUCED = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 _GATHERED = ("float16", "float32", "float64", "int32", "int64")
+_SMALL = 64 * 1024  # bytes
 _GROUPS: dict[tuple[int, ...], int] = {}  # devices, by number, and the key of their group
 _INSTANCES = itertools.count(1)
 _OPERATIONS = {"sum": "Add", "max": "Max", "min": "Min"}
@@ -42,6 +43,10 @@ class HostLinks:
     mesh: Mesh
     device: tf.Tensor
     token: tf.Tensor
+
+    def packed(self, op: str) -> float:
+        """Copies of larger ones cost more than collectives of their own."""
+        return _SMALL
 
     def begin(self, number: int) -> list[tf.Operation]:
         noted = tf.constant(number, tf.int64)

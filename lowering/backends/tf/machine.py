@@ -29,6 +29,9 @@ class Links(Protocol):
     Rows are for the devices along some axes, in their order, major first.
     """
 
+    def packed(self, op: str) -> float:
+        """Returns the bytes up to which tensors of one collective travel in one buffer."""
+
     def begin(self, number: int) -> list[tf.Operation]:
         """Notes which instruction, by its number, is next; what notes it is done in order."""
 

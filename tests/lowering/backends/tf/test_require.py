@@ -1,5 +1,6 @@
 """TensorFlow is asked for when it is needed, and told of in one line."""
 
+import os
 import subprocess
 import sys
 
@@ -46,9 +47,11 @@ def test_nothing_else_imports_it():
 
 
 def test_the_command_line_says_that_only_this_backend_takes_the_name_of_a_tpu(capsys):
+    before = os.environ.get("TPU_NAME")
     assert run(["train", "--tpu=local"]) == 2
     told = capsys.readouterr().err
     assert "--tpu: only --backend=tf takes the name of a TPU; JAX finds its own" in told
+    assert os.environ.get("TPU_NAME") == before  # later programs still run on hosts
 
 
 def test_unknown_backends_are_told_with_the_known_ones():

@@ -114,6 +114,15 @@ def test_booleans_are_combined():
     assert agree(both, x, mesh="a:8", layout="device:a") == {"all_reduce"}
 
 
+def test_blocks_that_are_nothing_but_pads_are_sent():
+    x = random(md.dims(p=4, q=1))
+
+    def exchanged(x):
+        return {"found": x * 2.0}
+
+    assert agree(exchanged, x, mesh="a:2", layout="x/p:a; found/q:a") == {"all_to_all"}
+
+
 @pytest.mark.parametrize(
     ("mesh", "axes"), [("a:3", "a"), ("a:2,b:3", "b+a"), ("a:2,b:2,c:2", "c+a")]
 )
@@ -170,12 +179,23 @@ def chosen(x, number):
     return [md.cond(number > limit, larger, smaller, x) for limit in (3, 5)]
 
 
+def stacked_in_one_branch(x, w):
+    def looped(x, w):
+        return md.scan(layer, x, w, dim="layers")
+
+    def plain(x, w):
+        return x, md.zeros([layers, batch], "float64")
+
+    return [md.cond(md.sum(x) > limit, looped, plain, x, w) for limit in (-1e3, 1e3)]
+
+
 CONTROL = {
     "scan": (lambda x, w: md.scan(layer, x, w, dim="layers"), W, "; d_ff:b"),
     "gradient through a checkpoint": (md.grad(loss, (0, 1)), W, "; d_ff:b"),
     "scan in a scan": (nested, W, "; embed:b"),
     "while": (repeated, FOUR, "; embed:b"),
     "cond": (chosen, FOUR, "; embed:b"),
+    "scan in one branch of a cond": (stacked_in_one_branch, W, "; d_ff:b"),
 }
 
 
