@@ -125,7 +125,7 @@ def test_threads_trace_for_themselves():
 
 
 def test_an_unknown_backend_is_told_with_the_known_ones():
-    known = "unknown backend 'jaxx'; choose one of jax, jax_auto, numpy"
+    known = "unknown backend 'jaxx'; choose one of jax, jax_auto, tf, numpy"
     with pytest.raises(ValueError, match=known) as e:
         md.jit(double, backend="jaxx")
     assert str(e.value).endswith("Did you mean `jax`?")
