@@ -38,7 +38,8 @@ def _bytes(parts: Sequence[Part]) -> int:
 
 def _about_activations(program: SpmdProgram, kept: Sequence[Part]) -> str:
     saved = [part for part in kept if part.part == "activations"]
-    recomputes = any(i.op == "barrier" for i, _ in program.block.walk())
+    again = (i for i, _ in program.block.walk() if i.op == "barrier" and len(i.inputs) > 1)
+    recomputes = next(again, None) is not None
     if saved and not recomputes and _bytes(saved) > _bytes(kept) / 2:
         return (
             "most of the peak is kept for the backward pass. md.checkpoint around a layer "

@@ -36,10 +36,6 @@ from meshdsl.lowering.program import SpmdProgram
 # Lists of tensors, which loops stack their results in, become arrays; then all becomes StableHLO.
 _PASSES = ("tf-tensor-list-ops-decomposition", "tf-lower-to-mlprogram-and-hlo")
 
-# XLA:CPU would compute some values twice, where they are sent and where they are compared with what
-# has been received, such as by an argmax: with other last bits where it takes several at a time.
-_PLAIN = {"xla_backend_optimization_level": 0}
-
 
 def program_text(program: SpmdProgram) -> str:
     """Returns the program of a replica as StableHLO text."""
@@ -102,7 +98,7 @@ class Executable:
         self.text = program_text(program)
         self._devices = jax.devices()[:count]
         self._sharding = NamedSharding(Mesh(self._devices, "replica"), PartitionSpec())
-        options = get_compile_options(count, 1, np.arange(count), env_options_overrides=_PLAIN)
+        options = get_compile_options(count, 1, np.arange(count))
         client = self._devices[0].client
         self._loaded = client.compile_and_load(_held(self.text), self._devices, options)
 

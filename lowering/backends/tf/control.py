@@ -12,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move, tf_dtype
-from meshdsl.lowering.backends.tf.tpu import TpuLinks
 from meshdsl.lowering.program import Instruction, Value
 
 
@@ -64,7 +63,7 @@ def _blank(machine: Machine, value: Value) -> Any:
     branch of a `cond`; and a host would copy the tensor each time, or change it for all its users.
     """
     length, *sizes = value.local.sizes
-    if isinstance(machine.links, TpuLinks):
+    if machine.links.compiled:
         return tf.zeros([length, *sizes], tf_dtype(value.dtype))
     return tf.TensorArray(tf_dtype(value.dtype), length, element_shape=sizes)
 
@@ -107,7 +106,7 @@ def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
 
 
 def _barrier(machine: Machine, instruction: Instruction, inputs: Arrays) -> Arrays:
-    return machine.links.barrier(inputs, machine.device)
+    return machine.links.barrier(inputs)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -85,6 +85,7 @@ def _cpus(count: int) -> int:
     one = tf.config.LogicalDeviceConfiguration()
     with contextlib.suppress(RuntimeError):  # TensorFlow is in use, with as many as it has
         tf.config.set_logical_device_configuration(host, [one] * count)
+        _share_cores(count)
     return len(tf.config.get_logical_device_configuration(host) or [one])
 
 
@@ -97,3 +98,15 @@ def tokens(names: Sequence[str]) -> list[tf.Variable]:
 def _token(name: str) -> tf.Variable:
     with tf.device(name):
         return tf.Variable(-1, dtype=tf.int64)
+
+
+def _share_cores(count: int) -> None:
+    """Divides the cores among the logical CPUs, unless the user has said how many a kernel takes.
+
+    By default a kernel of each takes all the cores, and they get in each other's way.
+    """
+    threads = tf.config.threading
+    asked = threads.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS")
+    if count > 1 and not asked:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads.set_intra_op_parallelism_threads(max(1, (cores or 1) // count))

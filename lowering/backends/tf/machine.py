@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +27,12 @@ class Links(Protocol):
     """How the devices of a mesh reach each other; each method is called by all of them.
 
     Rows are for the devices along some axes, in their order, major first.
+
+    Attributes:
+        compiled: whether XLA compiles the program as a whole.
     """
+
+    compiled: ClassVar[bool]
 
     def packed(self, op: str) -> float:
         """Returns the bytes up to which tensors of one collective travel in one buffer."""
@@ -50,7 +55,7 @@ class Links(Protocol):
     def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
         """Returns the x of the device that is paired with this one as its source, or zeros."""
 
-    def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
+    def barrier(self, values: Arrays) -> Arrays:
         """Returns the values; none of them may be used before all of them are there."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshdsl.lowering.backends.tf import executable as host
+from meshdsl.lowering.backends.tf import host_executable as host
 from meshdsl.lowering.backends.tf import tpu_devices, tpu_executable
 from meshdsl.lowering.backends.tf.tpu_program import replica
 from meshdsl.lowering.program import SpmdProgram

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.emit import run, specs
-from meshdsl.lowering.backends.tf.tpu import TpuLinks
+from meshdsl.lowering.backends.tf.tpu_links import TpuLinks
 from meshdsl.lowering.program import SpmdProgram
 
 

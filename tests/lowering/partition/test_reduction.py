@@ -77,3 +77,21 @@ def test_where_the_extreme_is_costs_two_reductions_of_the_result(name):
         layout="embed:model; batch:data",
     )
     assert found == ["all_reduce model [batch=8]"] * 2
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_the_extreme_that_is_compared_is_the_one_that_was_sent(name):
+    """Compilers that compute it twice may round differently; then no device has the extreme."""
+    x = random([batch, embed])
+    program = lowered(lambda x: getattr(md, name)(md.exp(x), "embed"), x, layout="embed:model")
+    block = program.block.instructions
+    (sent, _) = [i for i in block if i.is_collective]
+    (compared,) = [i for i in block if i.op == "equal"]
+    (barrier,) = [i for i in block if i.op == "barrier"]
+    assert sent.inputs[0] is compared.inputs[0] is barrier.outputs[0]
+
+
+def test_whole_numbers_are_compared_without_a_barrier():
+    x = md.named(range(16), ["embed"])
+    program = lowered(lambda x: md.argmax(x, "embed"), x, layout="embed:model")
+    assert "barrier" not in [i.op for i in program.block.instructions]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf import executable as host
+from meshdsl.lowering.backends.tf import host_executable as host
 from meshdsl.lowering.backends.tf.tpu_executable import Executable
 
 batch, embed = md.dims(batch=8, embed=6)

@@ -209,6 +209,7 @@ def test_collectives_in_bodies(name):
 def test_what_a_checkpoint_computes_again_is_behind_a_barrier():
     program = tf_tpu.jit(md.grad(loss), "a:2,b:4", "batch:a; d_ff:b").lower(X, W)
     assert "barrier" in {instruction.op for instruction, _ in program.block.walk()}
+    assert "stablehlo.optimization_barrier" in tf_tpu.program_text(program)
 
 
 # Ends.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf.host import rounds
+from meshdsl.lowering.backends.tf.host_links import rounds
 from tests.lowering.backends.tf.moves import CASES, DTYPES, MOVES, data
 
 

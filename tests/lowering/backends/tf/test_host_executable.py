@@ -8,8 +8,8 @@ import tensorflow as tf
 import meshdsl as md
 from meshdsl.lowering.backends import DeviceError
 from meshdsl.lowering.backends.tf import host_devices
-from meshdsl.lowering.backends.tf.executable import Executable
 from meshdsl.lowering.backends.tf.failures import told
+from meshdsl.lowering.backends.tf.host_executable import Executable
 from meshdsl.lowering.backends.tf.placing import Shards
 from meshdsl.mesh import Mesh
 

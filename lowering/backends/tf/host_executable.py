@@ -16,8 +16,8 @@ import tensorflow as tf
 from meshdsl.cuts import Cuts
 from meshdsl.lowering.backends.tf.emit import run, specs
 from meshdsl.lowering.backends.tf.failures import told
-from meshdsl.lowering.backends.tf.host import HostLinks
 from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout, tokens
+from meshdsl.lowering.backends.tf.host_links import HostLinks
 from meshdsl.lowering.backends.tf.placing import Shards, Storage
 from meshdsl.lowering.backends.tf.watchdog import watched
 from meshdsl.lowering.program import Instruction, SpmdProgram

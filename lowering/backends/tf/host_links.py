@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -40,6 +40,7 @@ class HostLinks:
         token: a resource of that device, with room for a whole number.
     """
 
+    compiled: ClassVar[bool] = False
     mesh: Mesh
     device: tf.Tensor
     token: tf.Tensor
@@ -112,7 +113,7 @@ class HostLinks:
         rest = tf.zeros_like(x) if rest is None else rest
         return tf.where(self._own(list(map(int, wanted))) == 1, x, rest)
 
-    def barrier(self, values: Arrays, device: tf.Tensor) -> Arrays:
+    def barrier(self, values: Arrays) -> Arrays:
         return tf.identity_n(list(values))
 
     def _ranks(self, axes: Sequence[str]) -> list[int]:
