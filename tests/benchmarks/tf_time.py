@@ -4,7 +4,8 @@ All take the same step (loss, gradients, update) of the same layers from the sam
 the same way over eight logical CPU devices of one process, with TensorFlow's default threads. Each
 has a process of its own, since Mesh-TensorFlow needs the graphs and sessions of TensorFlow 1; they
 take turns, and what counts is the median of the ratios of neighbouring turns. Their losses must
-agree, and fall alike.
+agree, and fall alike. The time of the matrix products alone, without anything around them, tells
+what no program on these cores can fall below.
 
 DTensor takes every layout that is asked for here. Mesh-TensorFlow is not among our requirements:
 
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +68,7 @@ WEIGHTS = {  # the dims that are summed over, and the others
         "w_out": ("hidden", "d_model"),
     },
 }
+PRODUCTS = "products alone"
 FIRST = 10  # steps before the first round, whose losses are compared
 
 
@@ -168,6 +170,43 @@ def ours(problem: str, attention: Callable = written_out) -> Run:
         return [float(loss) for loss in losses]
 
     return run
+
+
+def products(problem: str) -> Run:
+    """Returns the matrix products of a step alone, without anything before, between or after."""
+    step = jitted(our_step(our_mlp if problem == "mlp" else our_transformer), [*SIZES[problem]])
+    program = step.lower(*our_arguments(problem, SIZES[problem]))
+    factors = [
+        sizes for one, _ in program.block.walk() if one.op == "einsum" for sizes in _factors(one)
+    ]
+    pairs = [[tf.random.normal(shape) for shape in both] for both in factors * program.mesh.size]
+
+    @tf.function(autograph=False)
+    def run_once(pairs: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        return [tf.matmul(left, right)[0, 0, 0] for left, right in pairs]
+
+    def run(count: int) -> Sequence[float]:
+        for _ in range(count):
+            for number in run_once(pairs):
+                number.numpy()
+        return []
+
+    return run
+
+
+def _factors(one: Any) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the shapes, on a device, of the two factors of a product as a matrix product."""
+    if len(one.inputs) != 2:
+        return
+    left, right, out = (value.local for value in (*one.inputs, *one.outputs))
+
+    def extent(names: set[str]) -> int:
+        sizes = {dim.name: dim.size for dim in (*left, *right)}
+        return math.prod(sizes[name] for name in names)
+
+    a, b, kept = (set(shape.names) for shape in (left, right, out))
+    both, over = extent(a & b & kept), extent((a & b) - kept)
+    yield [both, extent(a - b), over], [both, over, extent(b - a)]
 
 
 # DTensor's.
@@ -326,12 +365,14 @@ def contestant(name: str, problem: str, path: str) -> Run:
         return mesh_tensorflow(problem, path)
     if name == "dtensor":
         return dtensor(problem)
+    if name == PRODUCTS:
+        return products(problem)
     return ours(problem, in_one if name == "ours, md.attention" else written_out)
 
 
 def contestants(problem: str, path: str) -> list[str]:
     """Returns who takes part; ours is the first, to which the others are compared."""
-    found = ["ours", "dtensor"]
+    found = ["ours", "dtensor", PRODUCTS]
     if (Path(path or os.devnull) / "mesh_tensorflow").is_dir():
         found.append("mesh_tensorflow")
     return [*found, "ours, md.attention"] if problem == "transformer" else found
@@ -381,6 +422,8 @@ def check_losses(children: Sequence[Child]) -> None:
     """Asserts that all learn the same: the falls of the losses are far below the losses."""
     expected = children[0].losses
     for child in children[1:]:
+        if child.name == PRODUCTS:
+            continue
         np.testing.assert_allclose(child.losses, expected, rtol=1e-4, err_msg=child.name)
         falls = (expected[0] - expected[-1], child.losses[0] - child.losses[-1])
         np.testing.assert_allclose(*falls, rtol=0.02, err_msg=child.name)
@@ -401,10 +444,13 @@ def compare(problem: str, path: str, rounds: int, steps: int) -> None:
         median, losses = statistics.median(taken[child.name]), child.losses
         print(
             f"{problem:12s} {child.name:19s} {1e3 * median:8.1f} ms   {middle:.3f} x ours "
-            f"(quartiles {low:.3f} to {high:.3f})   loss {losses[0]:.6f}, {losses[1]:.6f} ... "
-            f"{losses[-1]:.6f}",
+            f"(quartiles {low:.3f} to {high:.3f})   {_told(losses)}",
             flush=True,
         )
+
+
+def _told(losses: Sequence[float]) -> str:
+    return f"loss {losses[0]:.6f}, {losses[1]:.6f} ... {losses[-1]:.6f}" if losses else ""
 
 
 # What waits before the first step, and around each.
