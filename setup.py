@@ -26,6 +26,7 @@ setup(
         "absl-py>=2.1",
         "rich>=13.7",
         "grain>=0.2.18",
+        "orbax-checkpoint>=0.12",
         "tensorboardX>=2.6.2",
     ],
     extras_require={

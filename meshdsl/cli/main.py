@@ -16,6 +16,7 @@ from typing import Any
 
 from meshdsl.dims import did_you_mean
 
+FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
 COMMANDS = {
     "train": "Train a language model on text.",
@@ -35,16 +36,16 @@ def console() -> int:
     """
     signal.signal(signal.SIGINT, lambda signum, frame: _quit(b"\nmeshdsl: interrupted\n"))
     code = run()
-    if code == INTERRUPTED:
-        _quit()
+    if code in (INTERRUPTED, FAILED):  # a framework may wait for devices that are gone
+        _quit(code=code)
     return code
 
 
-def _quit(message: bytes = b"") -> None:
+def _quit(message: bytes = b"", code: int = INTERRUPTED) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, message)
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -77,14 +78,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from meshdsl.lowering.backends import DeviceError
 
         if isinstance(error, DeviceError) and not values.debug:
-            return _fail(command, str(error), code=1)
+            return _fail(command, str(error), code=FAILED)
         if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
             raise
         return _fail(
             command,
             "out of memory on a device. `meshdsl explain` with the same flags shows what fills it; "
             "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
-            code=1,
+            code=FAILED,
         )
     except KeyboardInterrupt as error:
         return _fail(command, str(error) or "interrupted", code=INTERRUPTED)

@@ -11,12 +11,16 @@ import functools
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from meshdsl.lowering.backends import DeviceError
+
 _SECONDS = 2.0  # in which a process that lives answers
+_GLANCE = 0.2  # seconds between two looks
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,48 @@ def answers(address: str) -> bool:
 
 
 @functools.cache
-def join() -> Cluster:
-    """Returns the cluster, of which this process is now a member; waits for no other.
+def join(seconds: float) -> Cluster:
+    """Returns the cluster, of which this process is now a member.
+
+    TensorFlow would wait for the others without end, deaf to signals, and let no other thread run;
+    so it starts when all of them are there.
+
+    Args:
+        seconds: for how long the others are waited for.
 
     Raises:
-        ValueError: TF_CONFIG is malformed.
+        ValueError: TF_CONFIG is malformed, or its port is in use.
         RuntimeError: TensorFlow has been used before, so it is too late.
+        DeviceError: some of the others have not come; they are named.
     """
     cluster = Cluster.read()
     if len(cluster.addresses) > 1:
+        _meet(cluster, seconds)
         tf.distribute.MultiWorkerMirroredStrategy()
     return cluster
+
+
+def _meet(cluster: Cluster, seconds: float) -> None:
+    """Returns when all others listen, as this process does meanwhile; then TensorFlow's servers do.
+
+    Whoever has not seen it in time sees that.
+    """
+    end = time.monotonic() + seconds
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        address = cluster.addresses[cluster.index]
+        try:
+            own.bind(("", int(address.rpartition(":")[2])))
+            own.listen(len(cluster.addresses) * 8)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"process {cluster.index} of TF_CONFIG cannot listen at {address}: {error}"
+            ) from error
+        while missing := cluster.silent():
+            if time.monotonic() > end:
+                told = [f"process {place} at {cluster.addresses[place]}" for place in missing]
+                raise DeviceError(
+                    f"process {cluster.index} has waited {seconds:g} seconds for {', '.join(told)}"
+                    ", which TF_CONFIG names; start all processes of the job"
+                )
+            time.sleep(_GLANCE)

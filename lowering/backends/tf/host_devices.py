@@ -62,7 +62,7 @@ def host_devices(mesh: Mesh) -> Devices:
             f"--host_devices={share}, or in Python, before the first function runs, "
             f"jax.config.update('jax_num_cpu_devices', {share})"
         )
-    cluster = join()
+    cluster = join(timeout())
     names = tuple(cluster.name(f"{kind}:{number}") for number in range(share))
     first = cluster.index * share
     return Devices(names, tuple(range(first, first + share)), cluster)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from meshdsl.lowering.backends.tf.cluster import Cluster
+from meshdsl.lowering.backends.tf.cluster import Cluster, join
 from meshdsl.optim import AdamW
 from meshdsl.training.loop import train
 from tests.training import classifier
@@ -146,3 +146,27 @@ def test_what_cannot_be_a_cluster_is_told(config, told, monkeypatch):
     with pytest.raises(ValueError) as error:
         Cluster.read()
     assert str(error.value).startswith(told)
+
+
+def test_a_process_that_never_starts_is_named(start):
+    addresses, (only, other) = start(
+        2, {"mesh": "data:2", "layout": "batch:data", "steps": 2}, timeout=4
+    )
+    other.kill()
+    told = result(only)["error"]
+    assert told.startswith("process 0 has waited 4 seconds for ")
+    assert f"process 1 at {addresses[1]}" in told
+
+
+def test_a_port_in_use_is_told(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = {
+            "cluster": {"worker": [f"localhost:{port}", "localhost:1"]},
+            "task": {"type": "worker", "index": 0},
+        }
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        with pytest.raises(ValueError, match=f"cannot listen at localhost:{port}: .*in use"):
+            join.__wrapped__(1)

@@ -1,0 +1,98 @@
+"""Seals: checksums of a checkpoint's files, written beside them once it is complete.
+
+Storage formats notice files that are cut off, but not numbers that have changed. Each process seals
+the files that it has written itself, in a thread of its own, so that no step waits for it. A
+checkpoint without a seal, of a run that was killed in between, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+_NAME = "seal.{}.json"  # by process
+_PIECE = 2**24  # bytes
+_PATIENCE = 0.05  # seconds between two looks
+
+
+class Seals:
+    """Seals the checkpoints of a folder, each as soon as it is complete."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._settled = threading.Event()  # no more is being written
+        self._threads: list[threading.Thread] = []
+
+    def add(self, step: int) -> None:
+        """Seals the checkpoint of a step when it is there."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._seal, args=(self._folder / str(step),), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _seal(self, checkpoint: Path) -> None:
+        while not checkpoint.exists() and not self._settled.wait(_PATIENCE):
+            pass
+        if not checkpoint.exists():
+            return  # it was never completed
+        try:
+            sums = {str(file.relative_to(checkpoint)): _sum(file) for file in _own(checkpoint)}
+            target = checkpoint / _NAME.format(jax.process_index())
+            aside = target.with_suffix(".part")
+            aside.write_text(json.dumps(sums))
+            os.replace(aside, target)
+        except OSError:
+            return  # it has been deleted for a later one, or the disk is full: it stays unsealed
+
+    def wait(self) -> None:
+        """Returns when every checkpoint is sealed; all must have been completed, or given up."""
+        self._settled.set()
+        for thread in self._threads:
+            thread.join()
+        self._settled.clear()
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Returns what is wrong with the files of a checkpoint, of those that fall to this process."""
+    seals = sorted(checkpoint.glob(_NAME.format("*")))
+    for seal in seals[jax.process_index() :: jax.process_count()]:
+        try:
+            sums = json.loads(seal.read_text())
+        except (OSError, ValueError) as error:
+            return f"{seal.name} cannot be read ({error})"
+        for name, expected in sums.items():
+            try:
+                found = _sum(checkpoint / name)
+            except OSError as error:
+                return f"{name} cannot be read ({error.strerror})"
+            if found != expected:
+                return f"{name} is not as it was written"
+    return None
+
+
+def _own(checkpoint: Path) -> Iterator[Path]:
+    """Yields the files that this process has written; the first one's are all that nobody's are."""
+    index = jax.process_index()
+    for file in sorted(checkpoint.rglob("*")):
+        parts = file.relative_to(checkpoint).parts
+        if not file.is_file() or file.name.startswith("seal."):
+            continue
+        writers = [part for part in parts if part.startswith("ocdbt.process_")]
+        writer = int(writers[0].removeprefix("ocdbt.process_")) if writers else 0
+        if writer == index:
+            yield file
+
+
+def _sum(file: Path) -> list[int]:
+    """Returns the size of a file and the checksum of what is in it."""
+    size, total = 0, 0
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            size, total = size + len(piece), zlib.crc32(piece, total)
+    return [size, total]

@@ -1,0 +1,58 @@
+"""The folder of a run: one run at a time has it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def held(workdir: str | os.PathLike[str]) -> Iterator[Path]:
+    """Holds a folder, which is made, while its block runs; a process that dies lets go of it.
+
+    Raises:
+        ValueError: another run has it, or it cannot be written to.
+    """
+    folder = Path(workdir).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "run.lock").open("a+")
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {folder}: {error.strerror}. Choose another workdir"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"workdir {folder} is in use by {_owner(folder)}; wait for it to end, or choose "
+                "another"
+            ) from error
+        lock.truncate(0)
+        lock.write(json.dumps(_myself()))
+        lock.flush()
+        yield folder
+        lock.truncate(0)
+
+
+def _myself() -> dict[str, object]:
+    return {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _owner(folder: Path) -> str:
+    try:
+        told = json.loads((folder / "run.lock").read_text())
+        return f"process {told['process']} on {told['host']} since {told['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"
