@@ -1,7 +1,8 @@
 """TrainState: everything a training run carries from step to step, as one tree.
 
 Its paths are `state/step`, `state/params/...` and `state/optimizer/...`, so a layout can tell the
-optimizer's tensors from the parameters they mirror (`optimizer/embed:data`).
+optimizer's tensors from the parameters they mirror (`optimizer/embed:data`). What a run does not
+use is None, and so no leaf: `state/skipped`, and `state/scaling/...`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,39 @@ from meshdsl.module import Module
 from meshdsl.ops.random import KEY
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
+from meshdsl.training.loss_scaling import LossScaling, ScalingState
 
 
 class TrainState(Module):
-    """The number of steps taken (int32, no dims), the parameters and the optimizer's state."""
+    """Everything that a step takes and returns.
+
+    Attributes:
+        step: the number of batches seen; int32, no dims.
+        params: the parameters.
+        optimizer: the optimizer's state.
+        skipped: how many of these batches changed nothing, because the loss or gradients were not
+            finite; int32, no dims. None: steps are not checked.
+        scaling: the loss scale. None: the loss is not scaled.
+    """
 
     step: Any
     params: Any
     optimizer: Any
+    skipped: Any = None
+    scaling: ScalingState | None = None
+
+    @property
+    def updates(self) -> Any:
+        """The number of updates so far, which the optimizer and its schedule count by."""
+        return self.step if self.skipped is None else self.step - self.skipped
 
 
 def create(
-    init: Callable[[Tensor], Any], optimizer: Optimizer, policy: Policy | None = None
+    init: Callable[[Tensor], Any],
+    optimizer: Optimizer,
+    policy: Policy | None = None,
+    skip_nonfinite: bool = False,
+    loss_scaling: LossScaling | None = None,
 ) -> Callable[[Tensor], TrainState]:
     """Returns a function from a key to the state to start from, to be traced.
 
@@ -39,13 +61,20 @@ def create(
     Args:
         init: from a key to the parameters.
         policy: if given, the parameters take its dtype.
+        skip_nonfinite, loss_scaling: as in `make_train_step`, which needs what they add.
     """
 
     def create_state(key: Tensor) -> TrainState:
         params = init(key)
         if policy is not None:
             params = policy.to_params(params)
-        return TrainState(ops.zeros([], "int32"), params, optimizer.init(params))
+        return TrainState(
+            step=ops.zeros([], "int32"),
+            params=params,
+            optimizer=optimizer.init(params),
+            skipped=ops.zeros([], "int32") if skip_nonfinite or loss_scaling else None,
+            scaling=None if loss_scaling is None else loss_scaling.init(),
+        )
 
     return create_state
 

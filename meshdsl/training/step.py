@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+import jax
 
 import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
@@ -12,13 +14,24 @@ from meshdsl.optim.clipping import clip_by_global_norm, global_norm
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
+from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
+from meshdsl.training.nonfinite import first_nonfinite, squared_norms
 from meshdsl.training.state import TrainState
+from meshdsl.training.step_metrics import EXTRA_METRICS, check_metrics
 
 # (params, batch) -> the loss, without dims; or a pair of it and more metrics, by name.
 Loss: TypeAlias = Callable[[Any, Any], Any]
 Metrics: TypeAlias = dict[str, Any]
-_OWN = {"loss", "grad_norm", "learning_rate"}
+_OWN = {
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "skipped_steps",
+    "first_nonfinite",
+    "loss_scale",
+    *EXTRA_METRICS,
+}
 
 
 class StepResult(NamedTuple):
@@ -35,11 +48,18 @@ def make_train_step(
     policy: Policy | None = None,
     microbatches: int = 1,
     batch_dim: str = "batch",
+    skip_nonfinite: bool = False,
+    loss_scaling: LossScaling | None = None,
+    extra_metrics: Sequence[str] = (),
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
     The metrics are float32 without dims: `loss`, `grad_norm` (before clipping), `learning_rate`,
-    and what the loss function adds.
+    and what the loss function adds. With `skip_nonfinite` or `loss_scaling` there are also
+    `skipped_steps`, so far, and `first_nonfinite`: -1, or the place in `nonfinite.gradient_paths`
+    of the first gradient that is not finite (or, past its end, none by itself). With
+    `loss_scaling` there is `loss_scale`, and `first_nonfinite` is -1 as long as a smaller scale is
+    left to try.
 
     Args:
         loss: (params, batch) -> the loss, or (the loss, {name: metric}); all without dims.
@@ -49,30 +69,53 @@ def make_train_step(
             and metrics are the means of theirs, and gradients are reduced once; see
             `training.microbatches`.
         batch_dim: the dim that is split so.
+        skip_nonfinite: whether a step whose loss or gradients are not finite is skipped:
+            parameters and optimizer stay as they were, and the schedule does not move on.
+        loss_scaling: multiplies the loss to keep gradients in the range of half precision, and
+            skips such steps too.
+        extra_metrics: names of `step_metrics.EXTRA_METRICS` to compute as well.
 
     Raises:
-        ValueError: when traced: the loss returns what it must not, or the microbatches do not
-            divide the batch.
+        ValueError: an extra metric is unknown; when traced: the loss returns what it must not, the
+            microbatches do not divide the batch, or the state was not created for this step.
     """
+    check_metrics(extra_metrics)
     evaluate = _with_policy(loss, policy)
-    if microbatches == 1:
-        differentiated = value_and_grad(evaluate, has_aux=True)
-    else:
-        differentiated = accumulated(evaluate, microbatches, batch_dim)
+    guarded = skip_nonfinite or loss_scaling is not None
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
+        _check_state(state, guarded, loss_scaling)
+        function = evaluate if loss_scaling is None else _scaled(evaluate, state.scaling)
+        if microbatches == 1:
+            differentiated = value_and_grad(function, has_aux=True)
+        else:
+            differentiated = accumulated(function, microbatches, batch_dim)
         (value, more), grads = differentiated(state.params, batch)
-        norm = global_norm(grads)
+        if state.scaling is not None:
+            value, more = more
+            grads = unscaled(grads, state.scaling)
+        squares = squared_norms(grads) if guarded else None
+        norm = global_norm(grads) if squares is None else ops.sqrt(ops.sum(squares))
+        used = grads
         if clip_norm is not None:
-            grads, _ = clip_by_global_norm(grads, clip_norm, norm)
-        params, moments = optimizer.update(grads, state.optimizer, state.params, state.step)
+            used, _ = clip_by_global_norm(grads, clip_norm, norm)
+        count = state.updates
+        params, moments = optimizer.update(used, state.optimizer, state.params, count)
         metrics = {
             "loss": value,
             "grad_norm": norm,
-            "learning_rate": rate_at(optimizer.learning_rate, state.step),
-            **more,
+            "learning_rate": rate_at(optimizer.learning_rate, count),
         }
-        return StepResult(TrainState(state.step + 1, params, moments), _as_float32(metrics))
+        result = TrainState(state.step + 1, params, moments)
+        if squares is not None:
+            finite = ops.logical_and(ops.isfinite(norm), ops.isfinite(value))
+            result = _held_back(result, state, finite, loss_scaling)
+            metrics["skipped_steps"] = result.skipped
+            metrics["first_nonfinite"] = _told(squares, finite, state, loss_scaling)
+        if state.scaling is not None:
+            metrics["loss_scale"] = state.scaling.scale
+        metrics |= {one: EXTRA_METRICS[one](grads, result.params) for one in extra_metrics}
+        return StepResult(result, _as_float32({**metrics, **more}))
 
     return train_step
 
@@ -100,6 +143,59 @@ def _with_policy(loss: Loss, policy: Policy | None) -> Callable[[Any, Any], tupl
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
+
+
+def _scaled(
+    evaluate: Callable[[Any, Any], tuple[Tensor, Metrics]], state: ScalingState
+) -> Callable[[Any, Any], tuple[Tensor, tuple[Tensor, Metrics]]]:
+    """Returns a function whose value is the scaled loss, beside the loss and the metrics."""
+
+    def scaled_up(params: Any, batch: Any) -> tuple[Tensor, tuple[Tensor, Metrics]]:
+        value, more = evaluate(params, batch)
+        return scaled(value, state), (value, more)
+
+    return scaled_up
+
+
+def _held_back(
+    result: TrainState, before: TrainState, finite: Tensor, scaling: LossScaling | None
+) -> TrainState:
+    """Returns the state after a step, which changes only counts and the scale if not finite."""
+
+    def chosen(new: Tensor, old: Tensor) -> Tensor:
+        return new if new is old else ops.where(finite, new, old)
+
+    skips = ops.cast(ops.logical_not(finite), "int32")
+    return TrainState(
+        step=result.step,
+        params=jax.tree.map(chosen, result.params, before.params),
+        optimizer=jax.tree.map(chosen, result.optimizer, before.optimizer),
+        skipped=before.skipped + skips,
+        scaling=None if scaling is None else scaling.update(before.scaling, finite),
+    )
+
+
+def _told(
+    squares: Tensor, finite: Tensor, state: TrainState, scaling: LossScaling | None
+) -> Tensor:
+    """Returns the metric `first_nonfinite`."""
+    if scaling is not None:
+        finite = ops.logical_or(finite, scaling.can_fall(state.scaling))
+    return first_nonfinite(squares, finite)
+
+
+def _check_state(state: TrainState, guarded: bool, scaling: LossScaling | None) -> None:
+    wanted = {"skipped": guarded, "scaling": scaling is not None}
+    problems = [
+        f"the state has {'no' if on else 'a field'} `{name}`, which this step "
+        f"{'needs' if on else 'leaves out'}"
+        for name, on in wanted.items()
+        if (getattr(state, name) is not None) != on
+    ]
+    if problems:
+        raise ValueError(
+            f"{'; '.join(problems)}. Give `create` the step's skip_nonfinite and loss_scaling"
+        )
 
 
 def _as_float32(metrics: Metrics) -> Metrics:

@@ -1,0 +1,123 @@
+"""Loss scaling: gradients kept within the range of half precision.
+
+Micikevicius et al. 2018, "Mixed precision training", section 3.2: the loss is multiplied by a
+scale before it is differentiated, and the gradients, in float32, are divided by it. The scale is
+adjusted inside the traced step by the rule of Megatron-LM (`DynamicGradScaler`), on scalars that
+every device has, so it costs no communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.dtypes import accumulator
+from meshdsl.graph import Tensor
+from meshdsl.module import Module
+from meshdsl.optim.optimizer import check_ranges
+
+
+class ScalingState(Module):
+    """What loss scaling carries from step to step; no dims.
+
+    Attributes:
+        scale: float32, what the next step multiplies its loss by.
+        finite_steps: int32, steps with finite gradients since the scale last grew or one was not.
+        hysteresis: int32, how many more steps may be not finite before the scale falls.
+    """
+
+    scale: Any
+    finite_steps: Any
+    hysteresis: Any
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """A scale that grows while gradients are finite and falls when they are not.
+
+    `LossScaling()` is the dynamic scale of Megatron-LM, `LossScaling.constant(1024)` stays.
+
+    Attributes:
+        initial: the scale of the first step.
+        growth_interval: after so many steps in a row with finite gradients the scale grows.
+        hysteresis: the scale falls from so many steps on that are not finite. They are counted
+            since it last grew.
+        minimum: the scale falls no lower.
+        growth, backoff: the factors.
+
+    Raises:
+        ValueError: a number is out of range; all of them are told.
+    """
+
+    initial: float = 2.0**32
+    growth_interval: int = 1000
+    hysteresis: int = 2
+    minimum: float = 1.0
+    growth: float = 2.0
+    backoff: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            "LossScaling",
+            {
+                "initial": (self.initial, f"[{self.minimum}, inf)"),
+                "growth_interval": (self.growth_interval, "[1, inf)"),
+                "hysteresis": (self.hysteresis, "[1, inf)"),
+                "minimum": (self.minimum, "(0, inf)"),
+                "growth": (self.growth, "[1, inf)"),
+                "backoff": (self.backoff, "(0, 1]"),
+            },
+        )
+
+    @staticmethod
+    def constant(scale: float) -> LossScaling:
+        """Returns a scale that stays as it is."""
+        return LossScaling(initial=scale, minimum=scale, growth=1.0, backoff=1.0)
+
+    def init(self) -> ScalingState:
+        """Returns the state to start from."""
+        return ScalingState(
+            scale=ops.full([], self.initial, "float32"),
+            finite_steps=ops.zeros([], "int32"),
+            hysteresis=ops.full([], self.hysteresis, "int32"),
+        )
+
+    def update(self, state: ScalingState, finite: Tensor) -> ScalingState:
+        """Returns the state after a step whose gradients were finite, or not."""
+        finite_steps = state.finite_steps + 1
+        grows = ops.logical_and(finite, finite_steps >= self.growth_interval)
+        hysteresis = ops.where(finite, state.hysteresis, ops.maximum(state.hysteresis - 1, 0))
+        falls = ops.logical_and(ops.logical_not(finite), hysteresis <= 0)
+        grown = state.scale * self.growth
+        restarts = ops.logical_or(grows, ops.logical_not(finite))
+        return ScalingState(
+            scale=ops.where(grows, grown, ops.where(falls, self._lower(state), state.scale)),
+            finite_steps=ops.where(restarts, 0, finite_steps),
+            hysteresis=ops.where(grows, self.hysteresis, hysteresis),
+        )
+
+    def can_fall(self, state: ScalingState) -> Tensor:
+        """Returns whether a smaller scale is left to try, as a bool without dims."""
+        return self._lower(state) < state.scale
+
+    def _lower(self, state: ScalingState) -> Tensor:
+        return ops.maximum(state.scale * self.backoff, self.minimum)
+
+
+def scaled(loss: Tensor, state: ScalingState) -> Tensor:
+    """Returns the loss to differentiate, in float32 at least."""
+    wide = ops.cast(loss, accumulator(loss.dtype))
+    return wide * ops.cast(state.scale, wide.dtype)
+
+
+def unscaled(grads: Any, state: ScalingState) -> Any:
+    """Returns the gradients of the loss itself, in float32 at least."""
+
+    def one(g: Tensor) -> Tensor:
+        wide = ops.cast(g, accumulator(g.dtype))
+        return wide * ops.cast(1.0 / state.scale, wide.dtype)
+
+    return jax.tree.map(one, grads)

@@ -1,0 +1,68 @@
+"""Gradients that are not finite: found, and told by parameter, with one small all_reduce.
+
+The squared norm of each gradient is placed along one dim and all are added up, so devices add one
+vector, whatever the layouts of the parameters. Its sum is what clipping needs in any case; what is
+not finite in it names the parameter. A gradient too large for its square is not finite here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.dims import Dimension
+from meshdsl.dtypes import accumulator, is_differentiable
+from meshdsl.graph import Tensor
+from meshdsl.module import path_of
+
+_GRADIENTS = "gradients"
+
+
+def squared_norms(grads: Any) -> Tensor:
+    """Returns the sum of the squares of each gradient: [gradients], float32 at least.
+
+    They are in the order of `gradient_paths`.
+    """
+    leaves = [ops.cast(leaf, accumulator(leaf.dtype)) for leaf in jax.tree.leaves(grads)]
+    widest = max((leaf.dtype for leaf in leaves), key=lambda d: d.itemsize, default="float32")
+    total = ops.zeros([Dimension(_GRADIENTS, max(len(leaves), 1))], widest)
+    for place, leaf in enumerate(leaves):
+        norm = ops.cast(ops.sum(ops.square(leaf)), widest)
+        alone = ops.broadcast(norm, [Dimension(_GRADIENTS, 1)])
+        total = total + ops.pad(alone, _GRADIENTS, place, len(leaves) - 1 - place)
+    return total
+
+
+def first_nonfinite(squares: Tensor, finite: Tensor) -> Tensor:
+    """Returns the place of the first gradient that is not finite, int32 without dims.
+
+    It is -1 if the step is finite, and the number of gradients if each is finite by itself.
+    """
+    (gradients,) = squares.shape
+    places = ops.where(ops.isfinite(squares), gradients.size, ops.arange(gradients))
+    return ops.where(finite, -1, ops.min(places))
+
+
+def gradient_paths(params: Any) -> list[str]:
+    """Returns the paths of the parameters that have gradients, in the order of their tree.
+
+    Args:
+        params: a tree of tensors, of arrays, or of `md.spec`.
+    """
+    keyed = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, "dtype"))[0]
+    return [path_of(keys) for keys, leaf in keyed if is_differentiable(leaf.dtype)]
+
+
+def culprit(first: int, paths: Sequence[str]) -> str:
+    """Returns in words what was not finite in a step.
+
+    Args:
+        first: the metric `first_nonfinite`, at least 0.
+        paths: of `gradient_paths`.
+    """
+    if first < len(paths):
+        return f"the gradient of {paths[first]} is not finite"
+    return "the loss, or the norm of all gradients together, is not finite"

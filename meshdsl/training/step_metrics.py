@@ -1,0 +1,49 @@
+"""Metrics of a training step that are computed only if asked for, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.dims import did_you_mean
+from meshdsl.graph import Tensor
+from meshdsl.optim.clipping import global_norm
+
+
+def num_zeros(grads: Any, params: Any) -> Tensor:
+    """Returns how many elements of the gradients are zero; beyond 2**24, as rounding allows."""
+    total = ops.zeros([], "float32")
+    for grad in jax.tree.leaves(grads):
+        total = total + ops.sum(ops.cast(grad == 0, "float32"))
+    return total
+
+
+def params_norm(grads: Any, params: Any) -> Tensor:
+    """Returns the global norm of the parameters that have gradients, after the step."""
+    return global_norm(jax.tree.map(lambda g, p: p, grads, params))
+
+
+# Each: (gradients before clipping, parameters after the step) -> float32 without dims.
+EXTRA_METRICS: Mapping[str, Callable[[Any, Any], Tensor]] = MappingProxyType(
+    {"num_zeros": num_zeros, "params_norm": params_norm}
+)
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Checks names of `EXTRA_METRICS`.
+
+    Raises:
+        ValueError: there are others among them; all of these are told.
+    """
+    problems = [
+        f"unknown metric {name!r}; choose from {', '.join(EXTRA_METRICS)}"
+        f"{did_you_mean(name, EXTRA_METRICS)}"
+        for name in names
+        if name not in EXTRA_METRICS
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
