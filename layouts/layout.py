@@ -83,9 +83,7 @@ class Rule:
         >>> Rule.parse("params/*/embed:data").applies_to("state/params/mlp/w_in")
         True
         """
-        if not self.scope:
-            return True
-        return _begins(path.split("/") if path else [], ["**", *self.scope.split("/")])
+        return matches(self.scope, path)
 
     def __str__(self) -> str:
         return f"{self.target}:{'+'.join(self.axes) or '-'}{'?' if self.optional else ''}"
@@ -265,6 +263,13 @@ def _mark(text: str, parts: Sequence[re.Match[str]]) -> tuple[str, str]:
     for part in parts:
         carets[part.start() : part.end()] = "^" * len(part.group())
     return re.sub(r"\s", " ", text).rstrip(), "".join(carets).rstrip()
+
+
+def matches(scope: str, path: str) -> bool:
+    """Returns whether the components of a glob occur in a row in a path; "" does everywhere."""
+    if not scope:
+        return True
+    return _begins(path.split("/") if path else [], ["**", *scope.split("/")])
 
 
 def _begins(components: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from meshdsl.optim import schedules
 from meshdsl.optim.adamw import AdamState, AdamW
 from meshdsl.optim.clipping import clip_by_global_norm, global_norm
+from meshdsl.optim.masks import Excluding
 from meshdsl.optim.optimizer import Mask, Optimizer, is_matrix
 from meshdsl.optim.schedules import Schedule
 from meshdsl.optim.sgd import Sgd, SgdState
@@ -10,6 +11,7 @@ from meshdsl.optim.sgd import Sgd, SgdState
 __all__ = [
     "AdamState",
     "AdamW",
+    "Excluding",
     "Mask",
     "Optimizer",
     "Schedule",

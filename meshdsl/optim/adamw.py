@@ -12,6 +12,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
+from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 
@@ -37,7 +38,8 @@ class AdamW:
         learning_rate: a number, or a schedule.
         weight_decay: decay of the parameters that `mask` chooses.
         mask: (path, shape) -> whether a parameter decays. Paths are the parameters' own, as in
-            `blocks/attention/query`. By default all but biases and scales.
+            `blocks/attention/query`. By default all but biases and scales; `masks.Excluding` is for
+            others besides.
 
     Raises:
         ValueError: a hyperparameter is out of range.
@@ -62,7 +64,12 @@ class AdamW:
         )
 
     def init(self, params: Any) -> AdamState:
-        """Returns means of zero."""
+        """Returns means of zero.
+
+        Raises:
+            ValueError: the mask excludes what there is not; see `masks.Excluding`.
+        """
+        check_mask(self.mask, params)
         return AdamState(mean=zeros_like(params), mean_square=zeros_like(params))
 
     def update(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import meshdsl.ops as ops
+from meshdsl.dims import did_you_mean
 from meshdsl.graph import Tensor
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
@@ -88,6 +89,58 @@ def warmup_stable_decay(
     falling = linear(peak, end, decay_steps)
     stable = join([constant(peak), falling], [total_steps - decay_steps - warmup_steps])
     return _warmed_up(peak, warmup_steps, stable)
+
+
+def warmup_inverse_square_root(peak: float, warmup_steps: int, end: float = 0.0) -> Schedule:
+    """Rises linearly from 0 to `peak`, then falls as 1 / sqrt(step), to `end` and no lower.
+
+    Vaswani et al. 2017, section 5.3. Without warm-up it falls from step 1 on.
+    """
+    _check(warmup_steps=warmup_steps)
+    begins = max(warmup_steps, 1)
+
+    def falling(step: Tensor) -> Tensor:
+        share = ops.cast(step, "float32") * (1.0 / begins)
+        return ops.maximum(peak * ops.rsqrt(1.0 + share), end)
+
+    return _warmed_up(peak, warmup_steps, falling)
+
+
+NAMES = ("cosine", "linear", "wsd", "inverse_square_root", "constant")
+
+
+def by_name(
+    name: str,
+    peak: float,
+    warmup_steps: int,
+    total_steps: int,
+    end: float = 0.0,
+    decay_steps: int | None = None,
+) -> Schedule:
+    """Returns the schedule with warm-up of a name out of `NAMES`.
+
+    Args:
+        end: the lowest rate after the warm-up; "constant" stays at the peak.
+        decay_steps: how long "wsd" (warm-up, stable, decay) falls; by default a tenth of all.
+
+    Raises:
+        ValueError: the name is unknown, or numbers do not fit each other.
+    """
+    if name not in NAMES:
+        hint = did_you_mean(name, NAMES)
+        raise ValueError(f"unknown schedule {name!r}; choose one of {', '.join(NAMES)}{hint}")
+    if end > peak:
+        raise ValueError(f"the lowest learning rate, {end}, is above the peak, {peak}")
+    if name == "cosine":
+        return warmup_cosine(peak, warmup_steps, total_steps, end)
+    if name == "linear":
+        return warmup_linear(peak, warmup_steps, total_steps, end)
+    if name == "wsd":
+        decay_steps = max(total_steps // 10, 1) if decay_steps is None else decay_steps
+        return warmup_stable_decay(peak, warmup_steps, decay_steps, total_steps, end)
+    if name == "inverse_square_root":
+        return warmup_inverse_square_root(peak, warmup_steps, end)
+    return warmup_constant(peak, warmup_steps)
 
 
 def rate_at(learning_rate: float | Schedule, step: Tensor) -> Tensor:

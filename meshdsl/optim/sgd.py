@@ -8,6 +8,7 @@ from typing import Any
 import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
+from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule, rate_at
 
@@ -56,7 +57,8 @@ class Sgd:
             raise ValueError("Sgd: nesterov needs a momentum above 0")
 
     def init(self, params: Any) -> SgdState:
-        """Returns a velocity of zero, if there is momentum."""
+        """Returns a velocity of zero, if there is momentum; errors as in `AdamW.init`."""
+        check_mask(self.mask, params)
         return SgdState(velocity=zeros_like(params) if self.momentum else None)
 
     def update(

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.optim import AdamW, is_matrix, schedules
+from meshdsl.optim import AdamW, Excluding, Sgd, is_matrix, schedules
 from tests.optim import trees
 
 
@@ -36,6 +36,34 @@ def test_a_mask_chooses_by_path_and_shape():
     expected = trees.run_optax(optax.adamw(0.01, weight_decay=0.1, mask=chosen), 3)
     trees.assert_close(found, expected, 1e-6)
     assert ("blocks/query", ("layers", "embed", "heads")) in asked
+
+
+@pytest.mark.parametrize("patterns", [["blocks/query"], ["query"], ["block*/q*"], ["**/query"]])
+def test_parameters_are_excluded_from_decay_by_path(patterns):
+    optimizer = AdamW(0.01, weight_decay=0.1, mask=Excluding(patterns))
+    found, _ = trees.run(optimizer, 3)
+    chosen = trees.DECAYS | {"blocks": trees.DECAYS["blocks"] | {"query": False}}
+    expected = trees.run_optax(optax.adamw(0.01, weight_decay=0.1, mask=chosen), 3)
+    trees.assert_close(found, expected, 1e-6)
+
+
+def test_of_all_parameters_some_may_be_excluded():
+    optimizer = AdamW(0.01, weight_decay=0.1, mask=Excluding(["bias"], lambda path, shape: True))
+    found, _ = trees.run(optimizer, 3)
+    chosen = {"blocks": {"query": True, "bias": False, "w_in": True}, "scale": True}
+    expected = trees.run_optax(optax.adamw(0.01, weight_decay=0.1, mask=chosen), 3)
+    trees.assert_close(found, expected, 1e-6)
+
+
+@pytest.mark.parametrize("kind", [AdamW, Sgd])
+def test_excluding_what_there_is_not_is_told(kind):
+    optimizer = kind(0.01, weight_decay=0.1, mask=Excluding(["qery", "scale", "blocks/x"]))
+    with pytest.raises(ValueError) as error:
+        md.jit(optimizer.init, backend="numpy")(trees.tree(0))
+    assert str(error.value) == (
+        "excluded from weight decay: no parameter is meant by 'qery'. Did you mean `query`?; "
+        "no parameter is meant by 'blocks/x'. Did you mean `blocks` or `blocks/w_in`?"
+    )
 
 
 def test_a_schedule_sets_the_rate():

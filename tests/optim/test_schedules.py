@@ -63,6 +63,46 @@ def test_warmup_stable_decay_has_three_phases():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("warmup", "end"), [(4, 0.0), (0, 0.0), (4, 0.1)])
+def test_warmup_inverse_square_root(warmup, end):
+    """From the warm-up on, peak * sqrt(warmup / step), as in Megatron-LM."""
+    first = max(warmup, 1)
+    begun = np.arange(12) + (warmup == 0)
+    falling = np.maximum(0.2 * np.sqrt(first / np.maximum(begun, first)), end)
+    expected = np.where(np.arange(12) < warmup, 0.2 * np.arange(12) / first, falling)
+    found = values(schedules.warmup_inverse_square_root(0.2, warmup, end), 12)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("cosine", optax.warmup_cosine_decay_schedule(0.0, 0.2, 5, 40, 0.02)),
+        ("linear", [optax.linear_schedule(0, 0.2, 5), optax.linear_schedule(0.2, 0.02, 35)]),
+        (
+            "wsd",
+            [
+                optax.linear_schedule(0, 0.2, 5),
+                optax.constant_schedule(0.2),
+                optax.linear_schedule(0.2, 0.02, 4),
+            ],
+        ),
+        ("constant", optax.warmup_constant_schedule(0.0, 0.2, 5)),
+    ],
+)
+def test_by_name_they_are_those_of_optax(name, theirs):
+    if isinstance(theirs, list):
+        theirs = optax.join_schedules(theirs, [5, 36][: len(theirs) - 1])
+    assert_same(schedules.by_name(name, 0.2, 5, 40, 0.02), theirs, 44)
+
+
+def test_every_schedule_has_its_peak_after_the_warm_up_and_its_end():
+    for name in schedules.NAMES:
+        rates = values(schedules.by_name(name, 0.2, 4, 20, 0.15, decay_steps=3), 30)
+        np.testing.assert_allclose(rates[:5], [0, 0.05, 0.1, 0.15, 0.2], rtol=1e-6)
+        assert rates[20:].min() == rates[-1] == np.float32(0.2 if name == "constant" else 0.15)
+
+
 def test_a_rate_is_a_float32_without_dims():
     at = md.jit(lambda step: schedules.warmup_cosine(0.2, 3, 9)(step))
     assert repr(at(1)).startswith("NamedArray(f32[]")
@@ -75,6 +115,19 @@ def test_a_rate_is_a_float32_without_dims():
         (lambda: schedules.warmup_cosine(1, -1, 5), "warmup_steps must not be negative, got -1"),
         (
             lambda: schedules.warmup_cosine(1, 5, 5),
+            "warm-up and decay take 5 steps, which leaves none of total_steps=5",
+        ),
+        (
+            lambda: schedules.by_name("cosin", 1, 0, 5),
+            "unknown schedule 'cosin'; choose one of cosine, linear, wsd, inverse_square_root, "
+            "constant. Did you mean `cosine`?",
+        ),
+        (
+            lambda: schedules.by_name("cosine", 0.1, 0, 5, end=0.2),
+            "the lowest learning rate, 0.2, is above the peak, 0.1",
+        ),
+        (
+            lambda: schedules.by_name("wsd", 0.1, 2, 5, decay_steps=3),
             "warm-up and decay take 5 steps, which leaves none of total_steps=5",
         ),
         (

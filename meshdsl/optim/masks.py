@@ -1,0 +1,53 @@
+"""Masks: which parameters an optimizer decays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshdsl.dims import Shape, did_you_mean
+from meshdsl.layouts.layout import matches
+from meshdsl.module import path_of
+from meshdsl.optim.optimizer import Mask, is_matrix
+
+
+@dataclass(frozen=True)
+class Excluding:
+    """Chooses what another mask does, but for parameters by path.
+
+        AdamW(1e-3, weight_decay=0.1, mask=Excluding(["embedding", "blocks/mlp/router"]))
+
+    Attributes:
+        patterns: globs as in layouts: their components occur in a row in the path; `*` is one
+            component or a part of one, `**` any number.
+        otherwise: the mask of all other parameters; by default all but biases and scales.
+    """
+
+    patterns: Sequence[str]
+    otherwise: Mask = is_matrix
+
+    def __call__(self, path: str, shape: Shape) -> bool:
+        excluded = any(matches(pattern, path) for pattern in self.patterns)
+        return not excluded and self.otherwise(path, shape)
+
+
+def check_mask(mask: Mask, params: Any) -> None:
+    """Checks that each pattern of a mask is about some parameter.
+
+    Raises:
+        ValueError: some are not; all of these are told, with the nearest paths.
+    """
+    if not isinstance(mask, Excluding):
+        return
+    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    known = dict.fromkeys([*paths, *(part for path in paths for part in path.split("/"))])
+    problems = [
+        f"no parameter is meant by {pattern!r}{did_you_mean(pattern, known)}"
+        for pattern in mask.patterns
+        if not any(matches(pattern, path) for path in paths)
+    ]
+    if problems:
+        raise ValueError(f"excluded from weight decay: {'; '.join(problems)}")
