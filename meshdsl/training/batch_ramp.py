@@ -1,0 +1,79 @@
+"""Batch-size ramp-up: from a small batch to the full one, by samples seen.
+
+Brown et al. 2020, appendix B; the rule is that of Megatron-LM's `--rampup-batch-size`. The size is
+a function of the samples seen alone, so a run that is resumed goes on with the same sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchRamp:
+    """Grows the batch from `start` by `increment`, in equal parts of the first `samples`.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    start: int
+    increment: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be at least 1, got {value}"
+            for name, value in vars(self).items()
+            if value < 1
+        ]
+        if problems:
+            raise ValueError(f"batch ramp: {'; '.join(problems)}")
+
+    @staticmethod
+    def parse(text: str) -> BatchRamp:
+        """Reads `start,increment,samples`: "16,8,300_000".
+
+        Raises:
+            ValueError: the text is not of this form, or a number is below 1.
+        """
+        try:
+            start, increment, samples = (int(part.replace("_", "")) for part in text.split(","))
+        except ValueError:
+            raise ValueError(
+                f"needs start,increment,samples, as in 16,8,300_000; got {text!r}"
+            ) from None
+        return BatchRamp(start, increment, samples)
+
+    def sizes(self, full: int) -> list[int]:
+        """Returns the batch sizes in order, the full one last.
+
+        Raises:
+            ValueError: the increments do not lead from `start` to `full`.
+        """
+        if full < self.start or (full - self.start) % self.increment:
+            near = full - (full - self.start) % self.increment if full > self.start else self.start
+            raise ValueError(
+                f"batch ramp: steps of {self.increment} do not lead from {self.start} to a batch "
+                f"of {full}; take a batch of {near} or {near + self.increment}, or another start"
+            )
+        return list(range(self.start, full + 1, self.increment))
+
+    def size_at(self, seen: int, full: int) -> int:
+        """Returns the size of the next batch after `seen` samples; errors as in `sizes`."""
+        sizes = self.sizes(full)
+        increments = len(sizes) - 1
+        return sizes[min(seen * increments // self.samples, increments)]
+
+    def batches(self, full: int, seen: int = 0) -> Iterator[int]:
+        """Yields the sizes of the batches from `seen` samples on, without end; errors likewise."""
+        while (size := self.size_at(seen, full)) < full:
+            yield size
+            seen += size
+        yield from itertools.repeat(full)
+
+    def seen_after(self, steps: int, full: int) -> int:
+        """Returns how many samples the first `steps` batches have; errors as in `sizes`."""
+        return sum(itertools.islice(self.batches(full), steps))
