@@ -41,7 +41,7 @@ def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
 
 
 _INLINED = frozenset(["checkpoint", "custom_gradient"])
-_NAMES = frozenset(["name", "kept", "check_finite"])  # they are their last operand
+_NAMES = frozenset(["name", "kept", "check_finite"])  # they are their last operands
 _INT32 = np.dtype("int32")
 
 
@@ -59,7 +59,7 @@ class _Rebuilder:
             if op.name in _INLINED:
                 outputs = self.run(op.params["body"], arguments)
             elif op.name in _NAMES:
-                outputs = arguments[-1:]
+                outputs = arguments[-len(op.outputs) :]
                 if op.name == "name":
                     self.names[outputs[0]] = op.params["name"]
             elif op.name == "barrier":

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl.dims import Dimension
+from meshdsl.models import remat
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class TransformerConfig:
         balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
         tied: whether the embedding also makes the logits.
-        remat: "full" computes each block again in the backward pass rather than keep its values;
-            "keep_collectives" does, but keeps what a layout makes collectives of.
+        remat: what each block's backward pass computes again rather than keep: "none", "full", or
+            all but something: "dots", "names:attention_out+mlp_hidden", "keep_collectives". See
+            `models.remat`.
         policy: the dtypes of parameters, computation, and logits.
 
     Raises:
@@ -86,7 +88,7 @@ class TransformerConfig:
     router_z_weight: float = 0.001
     bias: bool = False
     tied: bool = True
-    remat: Literal["none", "full", "keep_collectives"] = "none"
+    remat: str = "none"
     policy: md.Policy = field(default_factory=md.Policy)
 
     def __post_init__(self) -> None:
@@ -156,6 +158,10 @@ class TransformerConfig:
 
     def _misfits(self) -> list[str]:
         problems = values_out_of_range(self, self.may_be_zero)
+        try:
+            remat.read(self.remat)
+        except ValueError as error:
+            problems.append(f"remat: {error}")
         if problems:
             return problems
         if self.kv is None and self.embed % self.heads:

@@ -19,11 +19,14 @@ def mlp(
     hidden: DimsLike = "d_ff",
     activation: Callable[[md.Tensor], md.Tensor] = gelu,
 ) -> md.Tensor:
-    """Returns activation(x w_in + bias_in) w_out + bias_out."""
+    """Returns activation(x w_in + bias_in) w_out + bias_out.
+
+    `md.checkpoint` knows what is activated as `mlp_hidden`.
+    """
     h = md.einsum(x, w_in, over=over)
     if bias_in is not None:
         h = h + bias_in
-    y = md.einsum(activation(h), w_out, over=hidden)
+    y = md.einsum(activation(md.name(h, "mlp_hidden")), w_out, over=hidden)
     return y if bias_out is None else y + bias_out
 
 
@@ -36,6 +39,10 @@ def gated_mlp(
     hidden: DimsLike = "d_ff",
     activation: Callable[[md.Tensor], md.Tensor] = silu,
 ) -> md.Tensor:
-    """Returns (activation(x w_gate) * x w_in) w_out (Shazeer 2020, "GLU variants", equation 6)."""
-    gate = activation(md.einsum(x, w_gate, over=over))
-    return md.einsum(gate * md.einsum(x, w_in, over=over), w_out, over=hidden)
+    """Returns (activation(x w_gate) * x w_in) w_out (Shazeer 2020, "GLU variants", equation 6).
+
+    `md.checkpoint` knows the two products within as `mlp_gate` and `mlp_hidden`.
+    """
+    gate = activation(md.name(md.einsum(x, w_gate, over=over), "mlp_gate"))
+    h = md.name(md.einsum(x, w_in, over=over), "mlp_hidden")
+    return md.einsum(gate * h, w_out, over=hidden)

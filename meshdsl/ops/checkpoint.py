@@ -5,29 +5,34 @@ is told to keep; the backward pass replays its body from these. The replay start
 that no later pass merges it with the forward computation.
 
 Kept values are further outputs of the forward body. In the replayed body a `kept` operation stands
-in the place of each `name`: its value is the one kept, its gradient flows to the computation that
-made it, and lowering drops what of that computation nothing else needs.
+in the place of the operation that made them: its values are those kept, its gradient is that of
+the operation, which finds its results in them, and lowering drops what nothing else needs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from meshdsl.dims import Shape, did_you_mean
-from meshdsl.graph import Graph, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor, Work
 from meshdsl.ops.body import is_array, subgraph
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import at_once, operation, told_as
-from meshdsl.replay import Cotangents, Replay
+from meshdsl.replay import Cotangents, Replay, passes
 from meshdsl.trace import bind, bind_one
 
 
-def checkpoint(function: Callable, keep: Sequence[str] = (), collectives: bool = False) -> Callable:
+def checkpoint(
+    function: Callable,
+    keep: Sequence[str] = (),
+    collectives: bool = False,
+    products: bool = False,
+) -> Callable:
     """Returns `function` so that its gradient computes its intermediate values again.
 
     Tensors among its arguments are kept; numbers, flags and the like belong to the function.
@@ -40,6 +45,8 @@ def checkpoint(function: Callable, keep: Sequence[str] = (), collectives: bool =
             always computed again.
         collectives: whether values are kept that a layout makes collectives of, rather than moved
             or reduced again. Which these are, lowering knows.
+        products: whether the results of matrix products, convolutions and attention are kept, so
+            that only what is cheap is computed again. Those in loops and branches as for `keep`.
 
     Raises:
         ValueError: when called: nothing in `function` has one of the names.
@@ -62,7 +69,12 @@ def checkpoint(function: Callable, keep: Sequence[str] = (), collectives: bool =
         graph, consts, out_tree = subgraph(of_tensors, inputs)
         with told_as("checkpoint"):
             _check_names(keep, graph, getattr(function, "__name__", "the function"))
-        params = {"body": graph.prune(), "keep": keep, "collectives": collectives}
+        params = {
+            "body": graph.prune(),
+            "keep": keep,
+            "products": products,
+            "collectives": collectives,
+        }
         outputs = bind(CHECKPOINT, [*consts, *inputs], params).outputs
         return jax.tree.unflatten(out_tree, outputs)
 
@@ -86,44 +98,89 @@ def _check_names(keep: Sequence[str], graph: Graph, function: str) -> None:
         if one not in known
     ]
     if problems:
-        raise ValueError("; ".join(problems))
+        told = f"; its names: {', '.join(known)}" if known else ""
+        raise ValueError("; ".join(problems) + told)
 
 
-def _names(graph: Graph, having: str | None = None) -> Iterator[str]:
-    """Yields the names given in a graph and its bodies; to tensors with the dim `having` only."""
+def _names(graph: Graph) -> Iterator[str]:
+    """Yields the names given in a graph and its bodies."""
     for op in graph.operations:
-        if op.name == "name" and (having is None or op.outputs[0].shape.find(having) is not None):
+        if op.name == "name":
             yield op.params["name"]
         for body in op.bodies:
-            yield from _names(body, having)
+            yield from _names(body)
 
 
 def _replay(
     op: Operation, arguments: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Sequence[Tensor], Callable]:
-    body, keep = op.params["body"], op.params["keep"]
-    given = bind(CHECKPOINT, arguments, {**op.params, "body": _showing(body, keep)}).outputs
+    body, choice = op.params["body"], _Choice(frozenset(op.params["keep"]), op.params["products"])
+    given = bind(CHECKPOINT, arguments, {**op.params, "body": _showing(body, choice)}).outputs
     outputs, kept = given[: len(op.outputs)], given[len(op.outputs) :]
 
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
         again = bind(
             BARRIER, [*arguments, *kept], {"collectives": op.params["collectives"]}
         ).outputs
-        replayed = Replay(_taking(body, keep), again, [*wanted, *(False for _ in kept)])
+        replayed = Replay(_taking(body, choice), again, [*wanted, *(False for _ in kept)])
         arriving = zip(cotangents, replayed.active_outputs, strict=True)
         return replayed.backward([c if on else None for c, on in arriving])[: len(arguments)]
 
     return outputs, pullback
 
 
-def _showing(graph: Graph, keep: Sequence[str]) -> Graph:
-    """Returns a graph that also returns its values named in `keep`, those in loops stacked."""
+@dataclass(frozen=True)
+class _Choice:
+    """What is kept of a graph: names, products, and nothing that has a dim of a loop around it."""
+
+    names: frozenset[str]
+    products: bool
+    loops: frozenset[str] = frozenset()
+
+    def inside(self, op: Operation) -> _Choice:
+        """Returns what is kept of an operation's body; a scan stacks it along its dim."""
+        if op.name != "scan":
+            return self
+        dim = op.params["dim"].name
+        if dim in self.loops:
+            return _Choice(frozenset(), False)
+        return replace(self, loops=self.loops | {dim})
+
+    def of(self, graph: Graph) -> set[Operation]:
+        """Returns the operations whose results are kept: for a name, the one that made it."""
+        makers = {t: op for op in graph.operations for t in op.outputs}
+        found = set()
+        for op in graph.operations:
+            if op.name == "name" and op.params["name"] in self.names:
+                maker = makers.get(op.inputs[0])
+                found.add(maker if maker is not None and _can_be_kept(maker) else op)
+            elif self.products and _is_product(op):
+                found.add(op)
+        return {op for op in found if not any(self.loops & {*t.shape.names} for t in op.outputs)}
+
+
+def _can_be_kept(op: Operation) -> bool:
+    """Whether keeping all results of an operation keeps the one that is named, and little else."""
+    single = len(op.outputs) == 1 or op.name == "attention"
+    return single and passes(op) and op.primitive.gradient is not None and not op.effect
+
+
+def _is_product(op: Operation) -> bool:
+    if op.name == "einsum":
+        contracted = {name for t in op.inputs for name in t.shape.names}
+        return not contracted <= {*op.outputs[0].shape.names}
+    return op.name in ("convolve", "attention")
+
+
+def _showing(graph: Graph, choice: _Choice) -> Graph:
+    """Returns a graph that also returns the values chosen, those in loops stacked."""
     operations, shown = [], []
+    kept = choice.of(graph)
     for op in graph.operations:
-        if op.name == "name" and op.params["name"] in keep:
-            shown.append(op.outputs[0])
+        if op in kept:
+            shown += op.outputs
         elif op.name in ("scan", "checkpoint"):
-            body = _showing(op.params["body"], _keepable(op, keep))
+            body = _showing(op.params["body"], choice.inside(op))
             extra = [_outside(op, t) for t in body.outputs[len(op.params["body"].outputs) :]]
             op = replace(op, outputs=(*op.outputs, *extra), params={**op.params, "body": body})
             shown += extra
@@ -131,18 +188,20 @@ def _showing(graph: Graph, keep: Sequence[str]) -> Graph:
     return replace(graph, operations=tuple(operations), outputs=(*graph.outputs, *shown))
 
 
-def _taking(graph: Graph, keep: Sequence[str]) -> Graph:
+def _taking(graph: Graph, choice: _Choice) -> Graph:
     """Returns a graph that takes what `_showing` makes it return as further inputs."""
     operations, taken = [], []
+    kept = choice.of(graph)
     for op in graph.operations:
         if op.name == "print":  # the forward pass does that
             continue
-        if op.name == "name" and op.params["name"] in keep:
-            (x,), (y,) = op.inputs, op.outputs
-            taken.append(Tensor(y.shape, y.dtype, y.source))
-            op = Operation(KEPT, (x, taken[-1]), (y,), {}, op.source)
+        if op in kept:
+            values = [Tensor(t.shape, t.dtype, t.source) for t in op.outputs]
+            params = {"primitive": op.primitive, "params": op.params, "outputs": len(values)}
+            op = Operation(KEPT, (*op.inputs, *values), op.outputs, params, op.source)
+            taken += values
         elif op.name in ("scan", "checkpoint"):
-            body = _taking(op.params["body"], _keepable(op, keep))
+            body = _taking(op.params["body"], choice.inside(op))
             extra = [_outside(op, t) for t in body.inputs[len(op.params["body"].inputs) :]]
             op = replace(op, inputs=(*op.inputs, *extra), params={**op.params, "body": body})
             taken += extra
@@ -150,18 +209,24 @@ def _taking(graph: Graph, keep: Sequence[str]) -> Graph:
     return replace(graph, operations=tuple(operations), inputs=(*graph.inputs, *taken))
 
 
-def _keepable(op: Operation, keep: Sequence[str]) -> Sequence[str]:
-    """Returns the names to keep in a body; a scan cannot stack what has its dim already."""
-    if op.name != "scan":
-        return keep
-    clashing = set(_names(op.params["body"], having=op.params["dim"].name))
-    return [one for one in keep if one not in clashing]
-
-
 def _outside(op: Operation, inner: Tensor) -> Tensor:
     """Returns what a tensor of an operation's body is outside of it."""
     dims = [op.params["dim"], *inner.shape] if op.name == "scan" else inner.shape
     return Tensor(Shape(dims), inner.dtype, inner.source)
+
+
+def _kept_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Sequence[Aval]:
+    count = params["outputs"]
+    return [(t.shape, t.dtype) for t in inputs[len(inputs) - count :]]
+
+
+def _kept_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cotangents:
+    """Returns the gradient of the operation in whose place it stands."""
+    count = len(op.inputs) - len(op.outputs)
+    primitive, params = op.params["primitive"], op.params["params"]
+    made = Operation(primitive, op.inputs[:count], op.outputs, params, op.source)
+    found = primitive.gradient(made, cotangents, wanted[:count])
+    return [*found, *(None for _ in op.outputs)]
 
 
 CHECKPOINT = Primitive(
@@ -175,12 +240,7 @@ NAME = Primitive(
     lambda op, cotangents, wanted: list(cotangents),
     work=Work.NONE,
 )
-KEPT = Primitive(
-    "kept",
-    lambda inputs, params: [(inputs[1].shape, inputs[1].dtype)],
-    lambda op, cotangents, wanted: [cotangents[0], None],
-    work=Work.NONE,
-)
+KEPT = Primitive("kept", _kept_rule, _kept_gradient, work=Work.NONE)
 BARRIER = Primitive(
     "barrier",
     lambda inputs, params: [(t.shape, t.dtype) for t in inputs],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import meshdsl as md
 from meshdsl import nn
@@ -50,15 +51,22 @@ class Attention(md.Module):
         if shared.rotation is not None:
             q, k = shared.rotation(q), shared.rotation(k)
         k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
-        mixed = md.attention(
-            q, k, v, causal=shared.causal, bias=shared.bias, window=self.window, scale=self._scale
+        return self._leave(
+            _attend(
+                q,
+                k,
+                v,
+                causal=shared.causal,
+                bias=shared.bias,
+                window=self.window,
+                scale=self._scale,
+            )
         )
-        return self._leave(mixed)
 
     def across(self, x: md.Tensor, memory: md.Tensor) -> md.Tensor:
         """Returns attention of the positions of x to memory: [batch, memory_length, embed]."""
         q, k, v = self._query(x), self._key(memory), self._value(memory)
-        return self._leave(md.attention(q, k, v, scale=self._scale))
+        return self._leave(_attend(q, k, v, scale=self._scale))
 
     @property
     def _scale(self) -> float | None:
@@ -117,8 +125,15 @@ class LatentAttention(md.Module):
         q = md.concat([q, q_rotary.rename(rotary_kv="kv")], "kv")
         k = md.concat([k, k_rotary.rename(rotary_kv="kv")], "kv").rename(length="memory_length")
         v = v.rename(length="memory_length")
-        mixed = md.attention(q, k, v, causal=shared.causal, window=self.window)
+        mixed = _attend(q, k, v, causal=shared.causal, window=self.window)
         return md.einsum(mixed, self.out, over=["heads", "kv"])
+
+
+def _attend(q: md.Tensor, k: md.Tensor, v: md.Tensor, **options: Any) -> md.Tensor:
+    """Returns attention with names for what it reads and leaves, which `remat` may keep."""
+    q, k = md.name(q, "attention_query"), md.name(k, "attention_key")
+    v = md.name(v, "attention_value")
+    return md.name(md.attention(q, k, v, **options), "attention_out")
 
 
 def init_attention(

@@ -15,6 +15,7 @@ from meshdsl.models.layers.attention import (
 from meshdsl.models.layers.drawing import Drawing
 from meshdsl.models.layers.mlp import MLP, Experts, init_mlp
 from meshdsl.models.layers.norm import Norm, init_norm
+from meshdsl.models.remat import rematerialised
 
 
 class Block(md.Module):
@@ -34,18 +35,19 @@ class Block(md.Module):
 
     def __call__(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, nn.RouterLosses | None]:
         """Returns the stream and, of a mixture of experts, the losses of its router."""
-        y = self.attention(self._read(self.attention_norm, x), shared)
+        y = md.name(self.attention(self._read(self.attention_norm, x), shared), "attention_added")
         x = self._leave(self.attention_norm, x, y)
         if self.cross is not None and self.cross_norm is not None:
             assert shared.memory is not None
             y = self.cross.across(self._read(self.cross_norm, x), shared.memory)
+            y = md.name(y, "attention_added")
             x = self._leave(self.cross_norm, x, y)
         h, losses = self._read(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
             y, losses = self.mlp(h)
         else:
             y = self.mlp(h)
-        return self._leave(self.mlp_norm, x, y), losses
+        return self._leave(self.mlp_norm, x, md.name(y, "mlp_added")), losses
 
     def _read(self, norm: Norm, x: md.Tensor) -> md.Tensor:
         return x if self.post_norm else norm(x)
@@ -77,13 +79,10 @@ def run_blocks(
 ) -> tuple[md.Tensor, nn.RouterLosses | None]:
     """Returns the stream after all blocks, and the mean losses of their routers."""
 
-    def apply(x: md.Tensor, block: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
-        return config.policy.to_compute(block)(x, shared)
+    def block(x: md.Tensor, params: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        return config.policy.to_compute(params)(x, shared)
 
-    step = apply
-    if config.remat != "none":
-        step = md.checkpoint(apply, collectives=config.remat == "keep_collectives")
-    x, losses = md.scan(step, x, blocks, dim="layers")
+    x, losses = md.scan(rematerialised(block, config.remat), x, blocks, dim="layers")
     if losses is None:
         return x, None
     return x, nn.RouterLosses(*(md.mean(one, "layers") for one in (losses.balance, losses.z)))

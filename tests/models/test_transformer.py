@@ -9,6 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl import models
+from meshdsl.models.remat import NAMES
 from meshdsl.module import path_of
 
 BASE = "layers=2,embed=16,d_ff=32,vocab=64,policy=float64"
@@ -137,8 +138,59 @@ def test_the_jax_backend_agrees_on_a_mesh():
     check(variant, mesh="data:2,model:4", layout=f"{TENSOR}; length:model?")
 
 
-def test_layers_scanned_with_rematerialisation_give_the_same():
-    check(f"{TINY},remat=full", like=TINY, mesh="data:2,model:4", layout=TENSOR, backend="numpy")
+@pytest.mark.parametrize(
+    "remat", ["full", "dots", "names:attention_out+mlp_hidden", "keep_collectives"]
+)
+def test_layers_scanned_with_rematerialisation_give_the_same(remat):
+    changes = f"{TINY},remat={remat}"
+    check(changes, like=TINY, mesh="data:2,model:4", layout=TENSOR, backend="numpy")
+
+
+def computed_again(remat, overrides=TINY):
+    """Returns what the loop of the backward pass has of the forward one, and the bytes kept."""
+    model, params, batch = problem(overrides)
+    model = model.with_overrides(f"remat={remat}")
+    program = md.jit(gradient_step(model), backend="numpy").lower(params, batch)
+    forward, backward = (i for i in program.block.instructions if i.op == "scan")
+    again = [i.op for i in backward.body.instructions if not i.source.backward]
+    stacked = sum(v.shape.volume * v.dtype.itemsize for v in forward.outputs[1:])
+    return {name: again.count(name) for name in ("einsum", "attention", "tanh")}, stacked
+
+
+def test_each_policy_computes_again_what_it_does_not_keep():
+    """A block has six products: three before attention, one after, two in the MLP."""
+    tokens, embed, d_ff, number, sums = 2 * 4 * 8, 16, 32, 8, 4 * 8
+    stream = tokens * embed * number  # of both layers
+
+    assert computed_again("none")[0] == {"einsum": 0, "attention": 0, "tanh": 0}
+    # The last product of a block is read by nothing in its backward pass.
+    assert computed_again("full") == ({"einsum": 5, "attention": 1, "tanh": 1}, stream)
+    hidden = tokens * d_ff * number
+    kept = {"einsum": 4, "attention": 1, "tanh": 1}
+    assert computed_again("names:mlp_hidden") == (kept, stream + hidden)
+    # With the result of attention goes the log-sum-exp of its rows.
+    kept = {"einsum": 5, "attention": 0, "tanh": 1}
+    assert computed_again("names:attention_out") == (kept, 2 * stream + tokens * sums)
+    # Queries, keys, values, what attention leaves, its projection, and the hidden layer.
+    kept = {"einsum": 0, "attention": 0, "tanh": 1}
+    assert computed_again("dots") == (kept, 6 * stream + hidden + tokens * sums)
+
+
+def test_every_name_that_may_be_kept_is_there():
+    gated = f"{TINY},mlp=swiglu"
+    for name in NAMES:
+        less, more = (computed_again(remat, gated)[1] for remat in ("full", f"names:{name}"))
+        assert more > less or name == "mlp_added"  # that one nothing reads
+
+
+def test_a_name_that_is_not_there_is_told():
+    model, params, batch = problem(TINY)
+    model = model.with_overrides("remat=names:attention_ot+mine")
+    with pytest.raises(ValueError) as error:
+        md.jit(gradient_step(model)).trace(params, batch)
+    text = str(error.value)
+    assert "nothing in block is named 'attention_ot'. Did you mean `attention_out`" in text
+    assert "nothing in block is named 'mine'; its names: attention_added, attention_key," in text
 
 
 def test_rematerialisation_keeps_only_what_enters_each_layer():

@@ -1,5 +1,6 @@
 """Checkpoint changes what is kept for the backward pass, and no number."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def summed(layer):
 
 
 def squared(layer):
-    return lambda x, w: md.sum(md.square(layer(x, w)))
+    return lambda *inputs: md.sum(md.square(layer(*inputs)))
 
 
 @pytest.mark.parametrize("keep", [(), "mixed", ["mixed"]])
@@ -217,7 +218,10 @@ def test_a_branch_s_names_are_computed_again():
 def test_a_name_that_nothing_has_is_told():
     text = message(lambda x, w: md.checkpoint(named_layer, keep=["mixd"])(x, w), random([a]),
                    random([a, b]))  # fmt: skip
-    assert "checkpoint: nothing in named_layer is named 'mixd'. Did you mean `mixed`?" in text
+    assert (
+        "checkpoint: nothing in named_layer is named 'mixd'. Did you mean `mixed`?; its names: "
+        "mixed" in text
+    )
 
 
 def test_kept_values_on_layouts_and_backends():
@@ -230,6 +234,100 @@ def test_kept_values_on_layouts_and_backends():
 
     expected = arrays_of(run(model, x, stacked))
     for backend, layout in [("numpy", "a:x; b:y"), ("numpy", "a:y+x"), ("jax", "b:x; a:y")]:
+        found = run(model, x, stacked, mesh="x:2,y:2", layout=layout, backend=backend)
+        for mine, want in zip(arrays_of(found), expected, strict=True):
+            assert_close(mine, want)
+
+
+# Matrix products.
+
+
+def mixing(x, w):
+    """Products between cheap operations: nothing of the last one is read again."""
+    h = md.tanh(md.einsum(md.sin(x), w, over="a"))
+    return md.einsum(md.exp(h), w, over="b")
+
+
+def reference_mixing(x, w):
+    return jnp.exp(jnp.tanh(jnp.sin(x) @ w)) @ w.T
+
+
+def test_kept_products_change_no_number():
+    ours = md.checkpoint(mixing, products=True)
+    assert_agree(ours, reference_mixing, random([a]), random([a, b]), order=2)
+    stacked = random([layers, a, b], seed=1)
+
+    def theirs(x, stacked):
+        for w in stacked:
+            x = reference_mixing(x, w)
+        return x
+
+    assert_agree(scanned(ours), theirs, random([a]), stacked, order=2)
+    around = md.checkpoint(scanned(mixing), products=True)
+    assert_agree(around, theirs, random([a]), stacked, order=2)
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_what_is_computed_again_is_what_jax_computes_again(products):
+    x, w = random([a]), random([a, b])
+    policies = jax.checkpoint_policies
+    policy = policies.dots_saveable if products else policies.nothing_saveable
+    theirs = jax.checkpoint(reference_mixing, policy=policy)
+    gradient = jax.grad(lambda x, w: jnp.sum(jnp.square(theirs(x, w))), (0, 1))
+    text = jax.jit(gradient).lower(np.asarray(x), np.asarray(w)).as_text()
+    ours = operations(md.grad(squared(md.checkpoint(mixing, products=products)), (0, 1)), x, w)
+    for name in ("sine", "tanh"):
+        assert ours.count({"sine": "sin"}.get(name, name)) == text.count(f"stablehlo.{name} ")
+    assert sum(op.startswith("einsum") for op in ours) == text.count("stablehlo.dot_general ")
+
+
+def attending(q, k, w):
+    mixed = md.name(md.attention(q, k, k, over="memory_length"), "mixed")
+    return md.einsum(md.tanh(mixed), w, over="kv")
+
+
+def reference_attending(q, k, w):
+    weights = jax.nn.softmax(q @ k.T / jnp.sqrt(q.shape[-1]), axis=-1)
+    return jnp.tanh(weights @ k) @ w
+
+
+@pytest.mark.parametrize("policy", [{"keep": "mixed"}, {"products": True}])
+def test_attention_that_is_kept_is_not_computed_again(policy):
+    length, memory, kv = md.dims(length=3, memory_length=5, kv=4)
+    inputs = random([length, kv]), random([memory, kv], seed=1), random([kv, a], seed=2)
+    assert_agree(md.checkpoint(attending, **policy), reference_attending, *inputs, order=2)
+    again = operations(md.grad(squared(md.checkpoint(attending)), (0, 1, 2)), *inputs)
+    kept = operations(md.grad(squared(md.checkpoint(attending, **policy)), (0, 1, 2)), *inputs)
+    assert (again.count("attention"), kept.count("attention")) == (2, 1)
+
+
+def test_products_that_a_scan_cannot_stack_are_computed_again():
+    """They have its dim already."""
+    table = random([layers, a], seed=3)
+
+    def layer(x, w):
+        return md.sin(x) * md.sum(md.tanh(md.einsum(md.cos(x), table, over="a"))) * w
+
+    def theirs(x, stacked):
+        for w in stacked:
+            x = jnp.sin(x) * jnp.tanh(table.data @ jnp.cos(x)).sum() * w
+        return x
+
+    stacked = random([layers, a], seed=1)
+    ours = scanned(md.checkpoint(layer, products=True))
+    assert_agree(ours, theirs, random([a]), stacked, order=2)
+
+
+def test_kept_products_on_layouts_and_backends():
+    stacked = random([layers, md.Dimension("a", 5), b], seed=1)
+    x = random([md.Dimension("a", 5)])
+
+    def model(x, stacked):
+        layer = md.checkpoint(mixing, products=True)
+        return md.value_and_grad(summed(scanned(layer)), (0, 1))(x, stacked)
+
+    expected = arrays_of(run(model, x, stacked))
+    for backend, layout in [("numpy", "a:x; b:y"), ("jax", "b:x; a:y")]:
         found = run(model, x, stacked, mesh="x:2,y:2", layout=layout, backend=backend)
         for mine, want in zip(arrays_of(found), expected, strict=True):
             assert_close(mine, want)
