@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -33,7 +33,9 @@ from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY, key
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
+from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.metrics import MetricsWriter, Progress
+from meshdsl.training.nonfinite import Watch, gradient_paths
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import Loss, make_eval_step, make_train_step
 
@@ -67,6 +69,9 @@ def train(
     policy: Policy | None = None,
     microbatches: int = 1,
     batch_dim: str = "batch",
+    nonfinite: Literal["stop", "skip"] = "stop",
+    loss_scaling: LossScaling | None = None,
+    extra_metrics: Sequence[str] = (),
     options: Options | None = None,
     steps_per_call: int = 1,
     batch_dims: Mapping[str, DimsLike] | None = None,
@@ -86,6 +91,9 @@ def train(
         mesh, layout, backend: as in `md.jit`.
         seed: of the initial parameters.
         clip_norm, policy, microbatches, batch_dim: as in `make_train_step`.
+        nonfinite: what a step does whose loss or gradients are not finite, which changes nothing:
+            it stops the run, or is skipped with a warning; both name the first such gradient.
+        loss_scaling, extra_metrics: as in `make_train_step`.
         options: as in `md.jit`.
         steps_per_call: how many steps the devices do without the host in between; numbers of steps
             are multiples of it.
@@ -103,7 +111,8 @@ def train(
 
     Raises:
         ValueError: the layout or the mesh do not fit, a batch differs from the first or has
-            unnamed entries, the data ends early, or a number is out of range.
+            unnamed entries, the data ends early, a number is out of range, or a step was not
+            finite and stops the run.
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written.
     """
     _check_at_least_one(
@@ -123,8 +132,18 @@ def train(
         source = stacked(source, steps_per_call)
     first = train_data.first(source)
 
-    make_state = create(init, optimizer, policy)
-    train_step = make_train_step(loss, optimizer, clip_norm, policy, microbatches, batch_dim)
+    make_state = create(init, optimizer, policy, True, loss_scaling)
+    train_step = make_train_step(
+        loss,
+        optimizer,
+        clip_norm,
+        policy,
+        microbatches,
+        batch_dim,
+        skip_nonfinite=True,
+        loss_scaling=loss_scaling,
+        extra_metrics=extra_metrics,
+    )
     state_spec, batch_spec = spec_of(make_state), _specs(first)
     step = jit(
         train_step,
@@ -168,6 +187,7 @@ def train(
             log_every=log_every,
             eval_every=eval_every or steps,
             tokens_per_batch=tokens_per_batch,
+            watch=Watch(nonfinite == "stop", gradient_paths(state_spec.params)),
             sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
         )
         run.run()
@@ -188,6 +208,7 @@ class _Run:
     log_every: int
     eval_every: int
     tokens_per_batch: int | None
+    watch: Watch
     sinks: list[Callable[[int, Mapping[str, Any]], None]]
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
@@ -231,10 +252,13 @@ class _Run:
         """Fetches what the steps since the last report returned, and passes it on."""
         if not pending:
             return
-        fetched = jax.device_get([m["loss"].data for m in pending])
-        self.losses += [float(value) for values in fetched for value in np.ravel(values)]
+        names = ("loss", "first_nonfinite")
+        fetched = jax.device_get([[m[name].data for m in pending] for name in names])
+        losses, firsts = ([float(v) for vs in found for v in np.ravel(vs)] for found in fetched)
+        self.losses += losses
         seconds = (time.perf_counter() - started) / (len(pending) * self.at_once)
         line = {name: float(np.ravel(value)[-1]) for name, value in pending[-1].items()}
+        del line["first_nonfinite"]  # a number for `watch`, which tells the name
         line["step_seconds"] = seconds
         if self.tokens_per_batch is not None:
             line["tokens_per_second"] = self.tokens_per_batch / seconds
@@ -243,6 +267,7 @@ class _Run:
         self.history.append({"step": number, **line})
         for sink in self.sinks:
             sink(number, line)
+        self.watch.look(number - len(losses) + 1, losses, firsts)
 
     def _evaluate(self) -> dict[str, float]:
         """Returns the metrics of the held-out batches, averaged over the batches."""

@@ -32,6 +32,7 @@ KEYS = (
     "eval_loss",
     "learning_rate",
     "grad_norm",
+    "skipped_steps",
     "step_seconds",
     "tokens_per_second",
 )

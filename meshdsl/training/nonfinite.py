@@ -7,7 +7,9 @@ not finite in it names the parameter. A gradient too large for its square is not
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -54,6 +56,36 @@ def gradient_paths(params: Any) -> list[str]:
     """
     keyed = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, "dtype"))[0]
     return [path_of(keys) for keys, leaf in keyed if is_differentiable(leaf.dtype)]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a trainer does about steps that were not finite, which have changed nothing.
+
+    Attributes:
+        stops: whether the first one ends the run; else each is told in a warning.
+        paths: of `gradient_paths`.
+    """
+
+    stops: bool
+    paths: Sequence[str]
+
+    def look(self, begins: int, losses: Sequence[float], firsts: Sequence[float]) -> None:
+        """Looks at the losses and the metric `first_nonfinite` of steps from `begins` on.
+
+        Raises:
+            ValueError: a step was not finite, and the run is to stop.
+        """
+        for step, (loss, first) in enumerate(zip(losses, firsts, strict=True), begins):
+            if first < 0:
+                continue
+            told = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
+            if self.stops:
+                raise ValueError(
+                    f"{told}. The update was left out. nonfinite=skip goes on without such steps; "
+                    "a lower learning rate or clip_norm may keep them from happening"
+                )
+            warnings.warn(f"{told}; the step is skipped", stacklevel=2)
 
 
 def culprit(first: int, paths: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
 from meshdsl.training.loop import train
+from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.metrics import KEYS
 from meshdsl.training.step import make_eval_step
 from tests.training import classifier
@@ -321,3 +322,53 @@ def test_numbers_out_of_range_are_told_together():
         "steps must be at least 1, got 0; log_every must be at least 1, got -1; "
         "eval_every must be at least 1, got 0"
     )
+
+
+def poisoned(bad, count=12):
+    """Returns batches of which the images of some are not finite, numbered from 1."""
+    batches = classifier.batches(count)
+    for number in bad:
+        batches[number - 1]["image"] = np.full_like(batches[number - 1]["image"], np.nan)
+    return batches
+
+
+def test_a_step_that_is_not_finite_stops_the_run_and_names_the_gradient(tmp_path):
+    with pytest.raises(ValueError) as error:
+        run(poisoned([5, 7]), steps=12, log_every=4, workdir=tmp_path)
+    assert str(error.value) == (
+        "step 5: the loss is nan, and the gradient of w_in is not finite. The update was left out. "
+        "nonfinite=skip goes on without such steps; a lower learning rate or clip_norm may keep "
+        "them from happening"
+    )
+    first, second = lines(tmp_path)
+    assert (first["skipped_steps"], second["skipped_steps"]) == (0, 2)
+    assert "first_nonfinite" not in second
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_or_is_skipped_with_a_warning(at_once):
+    with pytest.warns(UserWarning, match="the step is skipped") as told:
+        result = run(
+            poisoned([5, 8]), steps=12, log_every=4, nonfinite="skip", steps_per_call=at_once
+        )
+    assert [str(one.message).partition(":")[0] for one in told] == ["step 5", "step 8"]
+    rest = [batch for n, batch in enumerate(classifier.batches(12), 1) if n not in (5, 8)]
+    expected = run(rest, steps=10)
+    for name in ("w_in", "bias", "w_out"):
+        one, two = (getattr(r.state.params, name) for r in (result, expected))
+        np.testing.assert_array_equal(one, two)
+
+
+def test_half_precision_is_scaled_until_it_fits():
+    result = run(
+        steps=40,
+        log_every=40,
+        policy=md.Policy(compute="float16"),
+        loss_scaling=LossScaling(2.0**24),
+        extra_metrics=["num_zeros", "params_norm"],
+        nonfinite="stop",
+    )
+    (line,) = result.history
+    assert line["skipped_steps"] == 1 + np.log2(2.0**24 / line["loss_scale"])  # hysteresis of 2
+    assert line["params_norm"] > 0 and line["num_zeros"] == 0
+    assert result.losses[-1] < result.losses[0]

@@ -23,6 +23,7 @@ FULL = {
     "eval_loss": 2.4,
     "learning_rate": 3e-4,
     "grad_norm": 0.84,
+    "skipped_steps": 0.0,
     "step_seconds": 0.1,
     "tokens_per_second": 12345.0,
 }
