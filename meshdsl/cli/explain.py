@@ -58,14 +58,12 @@ def _lowered(job: jobs.Job, layout: Layout | None) -> SpmdProgram:
     """Returns the training step of a job under a layout."""
     from meshdsl.jit import jit
     from meshdsl.layouts.validate import ScopeWarning, check_scopes
-    from meshdsl.training.state import create, spec_of
-    from meshdsl.training.step import make_train_step
+    from meshdsl.training.state import spec_of
 
-    step = make_train_step(
-        job.model.loss, job.optimizer, job.clip_norm, job.policy, job.microbatches
+    state = spec_of(job.create_state())
+    jitted = jit(
+        job.train_step(), job.mesh, layout, job.backend, donate="state", options=job.options
     )
-    state = spec_of(create(job.model.init, job.optimizer, job.policy))
-    jitted = jit(step, job.mesh, layout, job.backend, donate="state", options=job.options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
         program = jitted.lower(state, job.batch_spec)

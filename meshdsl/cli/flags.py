@@ -21,7 +21,9 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
+from meshdsl.optim import schedules
 from meshdsl.policy import Policy
+from meshdsl.training.step_metrics import EXTRA_METRICS
 
 Reader = Callable[[str], Any]
 
@@ -102,6 +104,36 @@ def truth(text: str) -> bool:
     return words[text.lower()]
 
 
+def remat(text: str) -> str:
+    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`."""
+    from meshdsl.models.remat import read
+
+    return read(text)
+
+
+def some_of(*choices: str) -> Reader:
+    """Reads words of a few, separated by commas; nothing is none."""
+
+    def read(text: str) -> tuple[str, ...]:
+        words = words_of(text)
+        problems = [
+            f"unknown choice {word!r}; choose from {', '.join(choices)}"
+            f"{did_you_mean(word, choices)}"
+            for word in words
+            if word not in choices
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return words
+
+    return read
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Reads any words, separated by commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
 _OPTIONS = {
     "memory": "Bytes that a device may hold, as 16GiB. What fits and sends least is chosen.",
     "weights": "Weights gathered for the forward pass: kept, or gathered again for the backward.",
@@ -147,8 +179,9 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     ),
     "remat": (
         None,
-        one_of("none", "full", "keep_collectives"),
-        "What the backward pass computes again. Default: the model's.",
+        remat,
+        "What the backward pass computes again: none, full, or all but dots, keep_collectives or "
+        "names:attention_out,mlp_hidden. Default: the model's.",
     ),
     "host_devices": (None, whole(1), "Make this many virtual CPU devices, and use them."),
     "backend": ("jax", backend, f"What runs the program: {', '.join(BACKENDS)}."),
@@ -173,10 +206,45 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
     "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
     "steps": ("200", whole(1), "Training steps."),
-    "learning_rate": ("1e-3", number, "Peak of the learning rate, which then falls to a tenth."),
+    "learning_rate": ("1e-3", number, "Peak of the learning rate."),
+    "schedule": (
+        "cosine",
+        one_of(*schedules.NAMES),
+        f"How it falls after the warm-up: {', '.join(schedules.NAMES)}.",
+    ),
+    "min_learning_rate": (None, number, "What it falls to. Default: a tenth of the peak."),
     "warmup_steps": (None, whole(0), "Steps to that peak. Default: a tenth of the steps."),
+    "decay_steps": (
+        None,
+        whole(1),
+        "Steps in which --schedule=wsd falls, at the end. Default: a tenth of the steps.",
+    ),
     "weight_decay": ("0.1", number, "AdamW's weight decay, of parameters that are matrices."),
+    "weight_decay_except": (
+        "",
+        words_of,
+        "Parameters that do not decay either, by globs on their paths: embedding,blocks/*/router.",
+    ),
     "clip_norm": ("1.0", number, "Global norm above which gradients are scaled down; 0: never."),
+    "nonfinite": (
+        "stop",
+        one_of("stop", "skip"),
+        "What a step does whose loss or gradients are not finite: it changes nothing in any case.",
+    ),
+    "loss_scale": (
+        None,
+        number,
+        "A constant factor on the loss. Default: one that adapts if float16 is computed in.",
+    ),
+    "initial_loss_scale": (str(2**32), number, "What the scale that adapts starts from."),
+    "min_loss_scale": ("1", number, "It falls no lower."),
+    "loss_scale_window": ("1000", whole(1), "Finite steps in a row after which it doubles."),
+    "hysteresis": ("2", whole(1), "Steps that must overflow before it halves."),
+    "extra_metrics": (
+        "",
+        some_of(*EXTRA_METRICS),
+        f"Metrics to compute besides, at their cost: {', '.join(EXTRA_METRICS)}.",
+    ),
     "steps_per_call": (
         "1",
         whole(1),

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from absl import flags
 
 from meshdsl.array import Spec
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
+from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
-from meshdsl.optim import AdamW, schedules
+from meshdsl.optim import AdamW, Excluding, is_matrix, schedules
 from meshdsl.policy import Policy
+from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
+from meshdsl.training.state import TrainState, create
+from meshdsl.training.step import StepResult, make_train_step
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _BYTES = 256
@@ -32,6 +37,9 @@ class Job:
     clip_norm: float | None
     microbatches: int
     policy: Policy | None
+    loss_scaling: LossScaling | None
+    nonfinite: Literal["stop", "skip"]
+    extra_metrics: Sequence[str]
     batch_size: int
     length: int
     batch_spec: Mapping[str, Spec]
@@ -39,6 +47,23 @@ class Job:
     layout: Layout | None
     backend: str
     options: Options
+
+    def train_step(self) -> Callable[[TrainState, Any], StepResult]:
+        """Returns the training step, to be traced, as `train` makes it."""
+        return make_train_step(
+            self.model.loss,
+            self.optimizer,
+            self.clip_norm,
+            self.policy,
+            self.microbatches,
+            skip_nonfinite=True,
+            loss_scaling=self.loss_scaling,
+            extra_metrics=self.extra_metrics,
+        )
+
+    def create_state(self) -> Callable[[Tensor], TrainState]:
+        """Returns the function from a key to the state of that step, to be traced."""
+        return create(self.model.init, self.optimizer, self.policy, True, self.loss_scaling)
 
 
 def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
@@ -62,8 +87,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         problems.add(
             '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
         )
-    with problems.caught("--warmup_steps"):
-        optimizer = _optimizer(values)
+    optimizer = _optimizer(values, problems)
     problems.check()
     assert model is not None and optimizer is not None
 
@@ -95,6 +119,9 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
     if values.microbatches > 1:
         with problems.caught("--microbatches"):
             check_microbatches(batch_spec, values.microbatches)
+    scaling = None
+    with problems.caught("--loss_scale"):
+        scaling = _loss_scaling(values, getattr(model.config, "policy", policy))
     problems.check()
     options: dict[str, Any] = {field.name: values[field.name].value for field in fields(Options)}
     return Job(
@@ -103,6 +130,9 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         clip_norm=values.clip_norm or None,
         microbatches=values.microbatches,
         policy=policy,
+        loss_scaling=scaling,
+        nonfinite=values.nonfinite,
+        extra_metrics=values.extra_metrics,
         batch_size=batch_size,
         length=length,
         batch_spec=batch_spec,
@@ -131,11 +161,54 @@ def use_tpu(name: str | None) -> None:
         os.environ["TPU_NAME"] = name
 
 
-def _optimizer(values: flags.FlagValues) -> AdamW | None:
+def _optimizer(values: flags.FlagValues, problems: Problems) -> AdamW | None:
     """Returns AdamW as language models are trained: b2 of 0.95 (Brown et al. 2020, appendix B)."""
-    peak, steps, warmup = values.learning_rate, values.steps, values.warmup_steps
-    if any(isinstance(v, Mistake) for v in (peak, steps, warmup, values.weight_decay)):
+    names = ("learning_rate", "schedule", "min_learning_rate", "warmup_steps", "decay_steps")
+    given = {name: getattr(values, name) for name in (*names, "steps", "weight_decay")}
+    if any(isinstance(value, Mistake) for value in given.values()):
         return None
+    peak, end, steps = given["learning_rate"], given["min_learning_rate"], given["steps"]
+    warmup, decay = given["warmup_steps"], given["decay_steps"]
+    if decay is not None and given["schedule"] != "wsd":
+        problems.add("--decay_steps: only --schedule=wsd has a decay of its own length")
+    if end is not None and given["schedule"] == "constant":
+        problems.add("--min_learning_rate: --schedule=constant stays at its peak; leave it out")
     warmup = steps // 10 if warmup is None else warmup
-    schedule = schedules.warmup_cosine(peak, warmup, steps, end=0.1 * peak)
-    return AdamW(schedule, b2=0.95, weight_decay=values.weight_decay)
+    end = 0.1 * peak if end is None else end
+    rate = None
+    with problems.caught("--warmup_steps" if end <= peak else "--min_learning_rate"):
+        rate = schedules.by_name(given["schedule"], peak, warmup, steps, end, decay)
+    if rate is None:
+        return None
+    mask = Excluding(values.weight_decay_except) if values.weight_decay_except else is_matrix
+    return AdamW(rate, b2=0.95, weight_decay=given["weight_decay"], mask=mask)
+
+
+# The flags of the scale that adapts: the field each is of.
+_ADAPTING = {
+    "initial_loss_scale": "initial",
+    "min_loss_scale": "minimum",
+    "loss_scale_window": "growth_interval",
+    "hysteresis": "hysteresis",
+}
+
+
+def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScaling | None:
+    """Returns a constant scale if one is given, and one that adapts for float16.
+
+    Raises:
+        ValueError: numbers are out of range, or are for a scale that this job does not have.
+    """
+    half = policy is not None and policy.compute == np.float16
+    adapts = values.loss_scale is None and half
+    unused = [f"--{name}" for name in _ADAPTING if values[name].present and not adapts]
+    if unused:
+        raise ValueError(
+            f"{', '.join(unused)} are for a scale that adapts, which there is for "
+            "--policy=compute=float16 without --loss_scale"
+        )
+    if values.loss_scale is not None:
+        return LossScaling.constant(values.loss_scale)
+    if not half:
+        return None
+    return LossScaling(**{field: values[name].value for name, field in _ADAPTING.items()})

@@ -32,9 +32,20 @@ PROMISED = {
     "length": None,
     "steps": 200,
     "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "min_learning_rate": None,
     "warmup_steps": None,
+    "decay_steps": None,
     "weight_decay": 0.1,
+    "weight_decay_except": (),
     "clip_norm": 1.0,
+    "nonfinite": "stop",
+    "loss_scale": None,
+    "initial_loss_scale": 2.0**32,
+    "min_loss_scale": 1.0,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "extra_metrics": (),
     "steps_per_call": 1,
     "log_every": 10,
     "eval_every": 100,
@@ -113,6 +124,9 @@ def test_values_are_read_into_what_they_mean():
     assert values.mesh_shape.sizes == {"data": 2, "model": 4}
     assert str(values.layout) == "batch:data; length:model?"
     assert values.steps == 1000
+    values, problems = flags.read(["--remat=names:a,b", "--weight_decay_except=x, blocks/*/y,"])
+    assert problems.found == []
+    assert (values.remat, values.weight_decay_except) == ("names:a+b", ("x", "blocks/*/y"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +150,15 @@ def test_values_are_read_into_what_they_mean():
             "`keep`?",
         ),
         ("--context=rings", "--context: unknown choice 'rings'; choose one of auto, ring, gather,"),
-        ("--remat=keep", "--remat: unknown choice 'keep'; choose one of none, full, keep_coll"),
+        ("--remat=keep", "--remat: unknown choice 'keep'; choose one of none, full, dots, keep_co"),
+        ("--remat=names:", "--remat: 'names:': give names, of attention_query, attention_key, "),
+        ("--schedule=cosin", "--schedule: unknown choice 'cosin'; choose one of cosine, linear,"),
+        ("--nonfinite=go", "--nonfinite: unknown choice 'go'; choose one of stop, skip"),
+        ("--loss_scale=-2", "--loss_scale: needs a number of at least 0, got '-2'"),
+        (
+            "--extra_metrics=num_zeros,norm",
+            "--extra_metrics: unknown choice 'norm'; choose from num_zeros, params_norm",
+        ),
         ("--microbatches=0", "--microbatches: needs a whole number of at least 1, got '0'"),
         ("--backend=nump", "--backend: unknown backend 'nump'; choose one of "),
         ("--policy=compute=int32", "--policy: policy compute=int32: needs a floating-point dtype"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from meshdsl.cli.main import run
@@ -64,6 +65,23 @@ def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
     captured = capsys.readouterr()
     assert (code, captured.err) == (0, "")
     assert "held-out loss 5." in captured.out
+
+
+def test_half_precision_with_all_that_goes_with_it(capsys, tmp_path, text):
+    mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
+    how = ("--policy=compute=float16", "--initial_loss_scale=1048576", "--loss_scale_window=20")
+    more = ("--extra_metrics=num_zeros,params_norm", "--remat=names:attention_out,mlp_hidden")
+    rate = ("--schedule=wsd", "--decay_steps=5", "--weight_decay_except=embedding")
+    when = ("--steps=40", "--log_every=20", "--eval_every=40", "--eval_batches=2")
+    arguments = [*SMALL, *mesh, *how, *more, *rate, *when, text, "--backend=numpy"]
+    code = run(["train", *arguments, f"--workdir={tmp_path}/run"])
+    assert (code, capsys.readouterr().err) == (0, "")
+    first, last = lines(tmp_path / "run")
+    assert last["loss"] < first["loss"] and last["eval_loss"] < 5.5
+    assert 1 <= first["skipped_steps"] <= last["skipped_steps"] < 20
+    assert all(line["params_norm"] > 1 and line["num_zeros"] >= 0 for line in (first, last))
+    assert np.log2(last["loss_scale"]) % 1 == 0 and last["loss_scale"] < 2**20
+    assert "first_nonfinite" not in last
 
 
 def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):

@@ -1,0 +1,129 @@
+"""What the flags of precision, schedules and decay make of a job."""
+
+import numpy as np
+import optax
+import pytest
+
+import meshdsl as md
+from meshdsl.cli import flags, job
+from meshdsl.cli.problems import UsageError
+from meshdsl.dims import Shape
+from meshdsl.optim import is_matrix
+from meshdsl.training.loss_scaling import LossScaling
+
+
+def built(*arguments):
+    values, problems = flags.read(["--model=gpt_mini", *arguments])
+    return job.build(values, problems)
+
+
+def refused(*arguments):
+    values, problems = flags.read(["--model=gpt_mini", *arguments])
+    with pytest.raises(UsageError) as error:
+        job.build(values, problems)
+    return str(error.value)
+
+
+def test_a_loss_scale_adapts_in_half_precision_and_there_only():
+    assert built().loss_scaling is None
+    assert built("--policy=compute=bfloat16").loss_scaling is None
+    assert built("--policy=compute=float16").loss_scaling == LossScaling()
+    assert built("--model_args=policy=float16").loss_scaling == LossScaling()
+    found = built(
+        "--policy=compute=float16",
+        "--initial_loss_scale=65536",
+        "--min_loss_scale=4",
+        "--loss_scale_window=50",
+        "--hysteresis=1",
+    ).loss_scaling
+    assert found == LossScaling(65536, 50, 1, 4)
+
+
+@pytest.mark.parametrize("policy", ["float16", "compute=bfloat16"])
+def test_a_constant_loss_scale_may_be_given(policy):
+    found = built(f"--policy={policy}", "--loss_scale=128").loss_scaling
+    assert found == LossScaling.constant(128)
+
+
+def test_numbers_for_a_scale_that_is_not_there_are_told():
+    expected = (
+        "--loss_scale: --loss_scale_window, --hysteresis are for a scale that adapts, which there "
+        "is for --policy=compute=float16 without --loss_scale"
+    )
+    assert refused("--hysteresis=2", "--loss_scale_window=10") == expected
+    constant = ("--policy=float16", "--loss_scale=8")
+    assert refused("--hysteresis=2", "--loss_scale_window=10", *constant) == expected
+    assert refused("--loss_scale=0") == (
+        "--loss_scale: LossScaling: minimum must be in (0, inf), got 0.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "theirs"),
+    [
+        ([], optax.warmup_cosine_decay_schedule(0, 0.5, 4, 40, 0.05)),
+        (
+            ["--schedule=wsd", "--min_learning_rate=0", "--decay_steps=10"],
+            optax.join_schedules(
+                [
+                    optax.linear_schedule(0, 0.5, 4),
+                    optax.constant_schedule(0.5),
+                    optax.linear_schedule(0.5, 0, 10),
+                ],
+                [4, 30],
+            ),
+        ),
+        (["--schedule=constant"], optax.warmup_constant_schedule(0, 0.5, 4)),
+    ],
+)
+def test_the_schedule_is_that_of_optax(arguments, theirs):
+    schedule = built("--learning_rate=0.5", "--steps=40", *arguments).optimizer.learning_rate
+    rate = md.jit(lambda step: schedule(step), backend="numpy")
+    for step in range(0, 45, 3):
+        np.testing.assert_allclose(float(rate(step)), theirs(step), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--schedule=linear", "--decay_steps=3"],
+            "--decay_steps: only --schedule=wsd has a decay of its own length",
+        ),
+        (
+            ["--schedule=constant", "--min_learning_rate=0"],
+            "--min_learning_rate: --schedule=constant stays at its peak; leave it out",
+        ),
+        (
+            ["--min_learning_rate=0.01"],
+            "--min_learning_rate: the lowest learning rate, 0.01, is above the peak, 0.001",
+        ),
+    ],
+)
+def test_flags_that_do_not_fit_the_schedule_are_told(arguments, message):
+    assert refused(*arguments) == message
+
+
+def test_parameters_are_excluded_from_decay():
+    shape = Shape(md.dims(vocab=8, embed=4))
+    assert built().optimizer.mask is is_matrix
+    mask = built("--weight_decay_except=embedding,blocks/*/key").optimizer.mask
+    paths = ("embedding", "unembedding", "blocks/attention/key", "blocks/attention/query")
+    assert [mask(path, shape) for path in paths] == [False, True, False, True]
+
+
+def test_the_step_takes_the_state_that_the_job_creates():
+    found = built(
+        "--policy=compute=float16",
+        "--extra_metrics=num_zeros",
+        "--model_args=layers=1,embed=16,heads=2",
+    )
+    key = md.random.key(0)
+    state = md.jit(found.create_state(), backend="numpy")(key)
+    assert float(state.scaling.scale) == 2**32
+    batch = {
+        name: md.named(np.zeros([8, 4], "int32"), ["batch", "length"]) for name in found.batch_spec
+    }
+    state, metrics = md.jit(found.train_step(), backend="numpy")(state, batch)
+    assert (int(state.step), int(state.skipped)) == (1, 1)
+    assert "num_zeros" in metrics
