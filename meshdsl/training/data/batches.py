@@ -1,0 +1,253 @@
+"""Batches of examples, shuffled by grain, cut into the parts of processes, and read ahead.
+
+Guarantees:
+    The order of examples is a function of the number of examples (and the weights of a mixture),
+    the seed, the epoch and the position in it; batches do not depend on the number of processes or
+    workers, nor on where a run was interrupted.
+    Every epoch has each example once. Epochs follow without a gap: a batch may hold the end of one
+    and the start of the next.
+    A state is a position in that order, not that of a process: any number of processes goes on
+    from it.
+    Unless told to read ahead, reading happens in the calling thread; no thread or process outlives
+    an iterator that was closed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import flags
+
+from meshdsl.training.data.checks import check_at_least
+from meshdsl.training.data.examples import Batch, Source
+from meshdsl.training.data.mixtures import Mixture, Shares
+
+if TYPE_CHECKING:
+    import grain
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which of several processes reads: it gets its run of rows of every batch.
+
+    Raises:
+        ValueError: there is no such process.
+    """
+
+    process: int = 0
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least(1, processes=self.processes)
+        if not 0 <= self.process < self.processes:
+            raise ValueError(f"process must be from 0 to {self.processes - 1}, got {self.process}")
+
+    def rows(self, batch_size: int) -> slice:
+        """Returns the rows of a batch: those of all processes cover it, in their order."""
+        ends = [batch_size * n // self.processes for n in (self.process, self.process + 1)]
+        return slice(*ends)
+
+
+WHOLE = Part()
+
+
+class Batches(Iterator[Batch]):
+    """Batches without end, with a state that can be stored as JSON."""
+
+    def __init__(
+        self, source: Source, batch_size: int, seed: int, part: Part, workers: int, ahead: int
+    ) -> None:
+        self._source, self._batch_size, self._seed = source, batch_size, seed
+        self._part, self._workers, self._ahead = part, workers, ahead
+        self._order = _shuffled(source, seed)
+        self._position = 0
+        self._reader: Any = None
+
+    def __next__(self) -> Batch:
+        if self._reader is None:
+            self._reader = iter(self._read())
+        batch: Batch = next(self._reader)
+        self._position += self._batch_size
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Returns how many examples all processes were given, and what tells the order."""
+        return {"position": self._position, **self._identity()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where a state was taken, by any number of processes and with any batch size.
+
+        Raises:
+            ValueError: the state is of another order; every difference is told.
+        """
+        problems = [
+            f"{name} was {state.get(name)}, and is {value}"
+            for name, value in self._identity().items()
+            if state.get(name) != value
+        ]
+        position = state.get("position")
+        if not isinstance(position, int) or position < 0:
+            problems.append(f"position must be a whole number of at least 0, got {position!r}")
+        if problems:
+            raise ValueError(
+                "the data is not that of the stored state, so a run cannot go on in it: "
+                + "; ".join(problems)
+            )
+        self.close()
+        self._position = int(state["position"])
+
+    def close(self) -> None:
+        """Ends the threads and processes that read ahead; the next batch starts them again."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _identity(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"seed": self._seed, "examples": len(self._source)}
+        if isinstance(self._source, Mixture):
+            found["weights"] = [str(weight) for weight in self._source.weights]
+            found["ends"] = self._source.ends.tolist()
+        return found
+
+    def _read(self) -> grain.IterDataset:
+        order = self._order[self._position :] if self._position else self._order
+        return _batches(
+            self._source, order, self._batch_size, self._part, self._workers, self._ahead
+        )
+
+
+def shuffled_batches(
+    source: Source,
+    batch_size: int,
+    seed: int,
+    *,
+    part: Part = WHOLE,
+    workers: int = 0,
+    ahead: int = 0,
+) -> Batches:
+    """Returns batches without end: every epoch visits each example once, in an order of its own.
+
+    Of a `Mixture`, every source does so, and gives its share of the examples.
+
+    Args:
+        source: the examples; with workers, something that can be pickled.
+        batch_size: examples in a batch of all processes.
+        seed: of the order.
+        part: which rows of each batch are read; by default all.
+        workers: processes that read, batch by batch in turn; 0: this one does. A script that uses
+            them is imported by each, so its work belongs below `if __name__ == "__main__":`.
+        ahead: batches read ahead of their use, by a thread or by each worker, which read at least
+            one ahead; 0: none.
+
+    Raises:
+        ValueError: fewer examples than one batch, or a number out of range.
+    """
+    check_at_least(0, seed=seed, workers=workers, ahead=ahead)
+    _check_one_batch(source, batch_size)
+    return Batches(source, batch_size, seed, part, workers, ahead)
+
+
+def ordered_batches(
+    source: Source, batch_size: int, count: int | None = None, *, part: Part = WHOLE
+) -> Iterable[Batch]:
+    """Returns whole batches in a fixed order, the same on every pass: for evaluation.
+
+    Args:
+        source: the examples; those of a `Mixture` follow one another, whatever its weights.
+        batch_size: examples in a batch; a rest that does not fill one is left out.
+        count: at most this many batches, of examples spread evenly over the source. None: all.
+        part: which rows of each batch are read; by default all.
+
+    Raises:
+        ValueError: fewer examples than one batch, or a number out of range.
+    """
+    import grain
+
+    _check_one_batch(source, batch_size)
+    if count is None:
+        rows = np.arange(len(source))
+    else:
+        check_at_least(1, count=count)
+        used = min(count, len(source) // batch_size) * batch_size
+        rows = np.arange(used) * len(source) // used
+    return _batches(source, grain.MapDataset.source(rows), batch_size, part)
+
+
+def _shuffled(source: Source, seed: int) -> grain.MapDataset:
+    """Returns the numbers of the examples in their order, without end."""
+    import grain  # with JAX behind it, the slowest import here: only for those who read data
+
+    def endless(start: int, stop: int, seed: int) -> grain.MapDataset:
+        return grain.MapDataset.range(start, stop).seed(seed).shuffle().repeat()
+
+    if not isinstance(source, Mixture):
+        return endless(0, len(source), seed)
+    ends = source.ends
+    orders = [
+        endless(int(end) - len(inner), int(end), seed + number)
+        for number, (inner, end) in enumerate(zip(source.sources, ends, strict=True))
+    ]
+    return grain.MapDataset.select_from_datasets(orders, Shares(source.weights))
+
+
+@dataclass(frozen=True)
+class _Pick:
+    """Numbers of the examples of a batch -> the rows of it that are this process's part."""
+
+    source: Source
+    rows: slice
+
+    def __call__(self, numbers: np.ndarray) -> Batch:
+        return self.source[numbers[self.rows]]
+
+
+def _batches(
+    source: Source,
+    order: grain.MapDataset,
+    batch_size: int,
+    part: Part,
+    workers: int = 0,
+    ahead: int = 0,
+) -> grain.IterDataset:
+    import grain
+
+    pick = _Pick(source, part.rows(batch_size))
+    batches = order.batch(batch_size, drop_remainder=True).map(pick)
+    threads = 1 if ahead and not workers else 0
+    reading = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead * threads)
+    result = batches.to_iter_dataset(reading)
+    if workers:
+        if not flags.FLAGS.is_parsed():  # grain reads flags of its own when it starts workers
+            flags.FLAGS.mark_as_parsed()
+        options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=max(ahead, 1))
+        result = result.mp_prefetch(options, worker_init_fn=_follow_parent)
+    return result
+
+
+def _follow_parent(worker: int, workers: int) -> None:
+    """Leaves Ctrl-C to the process that trains, which all of a terminal get, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _check_one_batch(source: Source, batch_size: int) -> None:
+    check_at_least(1, batch_size=batch_size)
+    if len(source) < batch_size:
+        raise ValueError(
+            f"batch_size={batch_size} needs at least {batch_size:,} examples, there are only "
+            f"{len(source):,}"
+        )

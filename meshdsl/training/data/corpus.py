@@ -1,0 +1,179 @@
+"""All the data of a run: what `--data` names, made tokens, and split.
+
+Guarantees:
+    The examples are a function of the files, the tokenizer, the length, the ratios and packing.
+    No document (without ratios, no window) is in two splits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from meshdsl.training.data.checks import check_at_least, numbered
+from meshdsl.training.data.documents import Documents
+from meshdsl.training.data.entries import parse_entries
+from meshdsl.training.data.examples import Source
+from meshdsl.training.data.files import find
+from meshdsl.training.data.mixtures import Mixture
+from meshdsl.training.data.packing import PackedRows
+from meshdsl.training.data.records import TOKENS
+from meshdsl.training.data.splits import SPLITS, Ratios, splits_of
+from meshdsl.training.data.tokenizers import Bytes, Tokenizer
+from meshdsl.training.data.tokenizing import read_tokens
+from meshdsl.training.data.windows import DocumentWindows
+
+HELD_OUT = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Examples to train on, and those kept from it; None: that split gets nothing."""
+
+    train: Source
+    valid: Source | None
+    test: Source | None
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """Documents that are taken together, and their weight in a mixture, if there is one."""
+
+    name: str
+    documents: Documents
+    weight: Fraction | None
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """The documents of a run.
+
+    Attributes:
+        components: several are a mixture.
+        files: how many files they come from.
+        unit: what a token is, in the singular.
+    """
+
+    components: tuple[Component, ...]
+    files: int
+    unit: str
+
+    @staticmethod
+    def read(
+        data: str | None,
+        vocabulary: int,
+        tokenizer: Tokenizer | None = None,
+        column: str = "text",
+        cache: Path | None = None,
+    ) -> Corpus:
+        """Reads what `--data` names.
+
+        Args:
+            data: as of `parse_entries`; None: the sources of Python's standard library.
+            vocabulary: the model's; ids are below it.
+            tokenizer: of text; None: `Bytes`.
+            column, cache: as of `read_tokens`.
+
+        Raises:
+            ValueError: whatever is wrong with the files; or tokens outside of the vocabulary in the
+                first 2**28 of a file (those behind are found when they are read).
+        """
+        tokenizer = tokenizer or Bytes()
+        entries = parse_entries(data)
+        patterns = [pattern for entry in entries for pattern in entry.patterns]
+        found = find(patterns)
+        components, problems, read = [], list[str](), set[Path]()
+        for entry in entries:
+            take = len(entry.patterns) or 1
+            paths = sorted({p for paths in found[:take] for p in paths}, key=Path.as_posix)
+            found, read = found[take:], read | set(paths)
+            tokens = read_tokens(paths, tokenizer, problems, column, cache)
+            documents = Documents.of(tokens, vocabulary)
+            problems += documents.outside()
+            components.append(Component(entry.name, documents, entry.weight))
+        if problems:
+            raise ValueError(numbered("cannot read the data", problems))
+        mapped = any(path.suffix in TOKENS for path in read)
+        return Corpus(tuple(components), len(read), "token" if mapped else tokenizer.unit)
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return sum(int(component.documents.sizes.sum()) for component in self.components)
+
+    def fingerprint(self) -> str:
+        """Returns a hash that tells different data apart; see `Tokens.fingerprint`."""
+        found = hashlib.sha256()
+        for component in self.components:
+            told = [file.fingerprint() for file in component.documents.files]
+            found.update(f"{component.weight} {told}".encode())
+        return found.hexdigest()[:16]
+
+    def split(
+        self,
+        length: int,
+        *,
+        batch_size: int,
+        ratios: Ratios | None = None,
+        packing: bool = False,
+    ) -> Splits:
+        """Returns examples of `length` tokens: windows of the text, or packed documents.
+
+        Args:
+            length: tokens in an example.
+            batch_size: the examples that each split must have at least.
+            ratios: parts of the documents; None: one window (or row) in `HELD_OUT` is kept.
+            packing: documents are packed into rows.
+
+        Raises:
+            ValueError: there is too little of something; all of it is told.
+        """
+        check_at_least(1, length=length, batch_size=batch_size)
+        make: Callable[[Documents, int], DocumentWindows | PackedRows]
+        make = PackedRows.of if packing else DocumentWindows.of
+        problems: list[str] = []
+        parts: list[list[Source]] = [[], [], []]
+        for component in self.components:
+            if ratios is None:
+                pair = make(component.documents, length).split(HELD_OUT)
+                made: list[Source | None] = [*pair, None]
+            else:
+                chosen = splits_of(len(component.documents), ratios)
+                made = [
+                    make(component.documents.chosen(chosen == number), length) if ratio else None
+                    for number, ratio in enumerate(ratios)
+                ]
+            for name, found, source in zip(SPLITS, parts, made, strict=True):
+                if source is not None:
+                    found.append(source)
+                    if not len(source) and len(self.components) > 1:
+                        problems.append(f"`{component.name}` has no example for {name}")
+        kind = "packed rows" if packing else "windows"
+        for name, found in zip(SPLITS, parts, strict=True):
+            count = sum(map(len, found))
+            if found and count < batch_size:
+                problems.append(
+                    f"there are {count} {kind} of {length} tokens for {name}, fewer than "
+                    f"batch_size={batch_size}"
+                )
+        if problems:
+            raise ValueError(self._too_little(problems, ratios))
+        train, valid, test = (self._together(found) for found in parts)
+        assert train is not None
+        return Splits(train, valid, test)
+
+    def _together(self, sources: list[Source]) -> Source | None:
+        weights = [component.weight for component in self.components]
+        if len(sources) < 2:
+            return sources[0] if sources else None
+        return Mixture(tuple(sources), tuple(weight or Fraction(1) for weight in weights))
+
+    def _too_little(self, problems: list[str], ratios: Ratios | None) -> str:
+        documents = sum(len(component.documents) for component in self.components)
+        has = f"{self.size:,} {self.unit}s in {documents:,} documents"
+        title = numbered(f"the text is too short: it has {has}", problems)
+        others = "" if ratios is None else ", or a larger part for that split"
+        return f"{title}\n\n  Give more text, or a smaller batch_size or length{others}."

@@ -1,0 +1,102 @@
+"""Packed documents: whole documents side by side in rows, none of which sees another.
+
+Guarantees:
+    Every token but the first of a document is a target exactly once, and the token before it in the
+    same document is its input.
+    A document of more than `length` inputs is cut into pieces of `length`, the last one shorter;
+    pieces are segments like documents.
+    Rows are a function of the documents and the length: first the full pieces, then the others,
+    greedily: each goes in the row at hand, or, where it has no room, in a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.training.data.documents import Documents
+from meshdsl.training.data.examples import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Rows of pieces, as `tokens`, `targets`, `segments` and `positions`: int32 [batch, length].
+
+    Segments count from 1 in each row; where nothing is left to fill it with, they are 0, as are
+    tokens and targets. Positions count from 0 in each segment.
+
+    Attributes:
+        starts, sizes: where the inputs of each piece are, as `Documents.read` counts.
+        bounds: the first piece of each row, and the end.
+        chosen: the rows that belong to this split.
+    """
+
+    documents: Documents
+    length: int
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+
+    @staticmethod
+    def of(documents: Documents, length: int) -> PackedRows:
+        """Packs documents; those of one token, which have no target, are left out."""
+        inputs = documents.sizes - 1
+        full, rest = inputs // length, inputs % length
+        owners = np.repeat(np.arange(len(documents)), full)
+        turn = np.arange(len(owners)) - np.repeat(np.cumsum(full) - full, full)
+        short = rest > 0
+        starts = documents.starts[owners] + turn * length
+        ends = (documents.starts + full * length)[short]
+        bounds = np.concatenate(
+            [np.arange(len(owners)), len(owners) + _greedy(rest[short], length)]
+        )
+        return PackedRows(
+            documents=documents,
+            length=length,
+            starts=np.concatenate([starts, ends]),
+            sizes=np.concatenate([np.full(len(owners), length), rest[short]]),
+            bounds=bounds,
+            chosen=np.arange(len(bounds) - 1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Batch:
+        names = ("tokens", "targets", "segments", "positions")
+        batch = {name: np.zeros((len(rows), self.length), np.int32) for name in names}
+        for number, row in enumerate(self.chosen[rows]):
+            at = 0
+            pieces = range(self.bounds[row], self.bounds[row + 1])
+            for segment, piece in enumerate(pieces, start=1):
+                start, size = int(self.starts[piece]), int(self.sizes[piece])
+                ids = self.documents.read(start, start + size + 1)
+                place = number, slice(at, at + size)
+                batch["tokens"][place], batch["targets"][place] = ids[:-1], ids[1:]
+                batch["segments"][place], batch["positions"][place] = segment, np.arange(size)
+                at += size
+        return batch
+
+    @property
+    def filled(self) -> float:
+        """The share of the positions of all rows that hold tokens."""
+        return float(self.sizes.sum()) / max((len(self.bounds) - 1) * self.length, 1)
+
+    def split(self, held_out: int = 20) -> tuple[PackedRows, PackedRows]:
+        """Returns rows to train on, and one in `held_out` kept from it: the last of each run."""
+        is_held_out = self.chosen % held_out == held_out - 1
+        first, second = self.chosen[~is_held_out], self.chosen[is_held_out]
+        return replace(self, chosen=first), replace(self, chosen=second)
+
+
+def _greedy(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Returns the first piece of each row, and the end, of pieces no longer than a row."""
+    ends = np.cumsum(sizes)
+    bounds, filled = [0], 0
+    while bounds[-1] < len(sizes):
+        bounds.append(int(np.searchsorted(ends, filled + length, side="right")))
+        filled = int(ends[bounds[-1] - 1])
+    return np.asarray(bounds, np.int64)

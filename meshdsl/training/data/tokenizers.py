@@ -1,0 +1,128 @@
+"""From text to tokens: bytes, or a `tokenizer.json` of the `tokenizers` library.
+
+A tokenizer's file is read as JSON by that library; nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.dims import did_you_mean
+from meshdsl.training.data.windows import SEPARATOR, VOCABULARY
+
+# How vocabularies call what ends a document: GPT-2, LLaMA 1 and 2, LLaMA 3, Gemma, ..., BERT.
+END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """Makes tokens of documents, each ended by a token that says so.
+
+    Attributes:
+        name: for reports and errors.
+        identity: differs where the tokens may differ.
+        vocabulary: ids are below it.
+        unit: what a token is, in the singular.
+    """
+
+    name: str
+    identity: str
+    vocabulary: int
+    unit: str
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
+        """Returns the tokens of each document.
+
+        Raises:
+            UnicodeDecodeError: the text is not UTF-8, which only bytes may be.
+        """
+
+
+class Bytes:
+    """Every byte is a token; `SEPARATOR` ends a document."""
+
+    name = identity = "bytes"
+    vocabulary = VOCABULARY
+    unit = "byte"
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
+        return [np.frombuffer(text + bytes([SEPARATOR]), np.uint8) for text in texts]
+
+
+class FileTokenizer:
+    """A tokenizer of the `tokenizers` library, without the special tokens it may add.
+
+    Raises:
+        ValueError: the library is missing, or the file or the end token is not what is needed.
+    """
+
+    unit = "token"
+
+    def __init__(self, path: str | Path, end_token: str | None = None) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise ValueError(
+                "tokenizers are read by the `tokenizers` library: pip install 'meshdsl[data]'"
+            ) from None
+        self.name = str(path)
+        try:
+            content = Path(path).expanduser().read_bytes()
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        try:
+            self._inner: Any = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library raises no kind of its own
+            raise ValueError(
+                f"{path} is not a tokenizer.json of the `tokenizers` library: {error}"
+            ) from None
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        self.vocabulary = max(self._inner.get_vocab().values(), default=-1) + 1
+        self._end = self._end_id(end_token)
+        self.identity = f"{hashlib.sha256(content).hexdigest()} {self._end}"
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
+        decoded = [text.decode() for text in texts]
+        found = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.asarray([*encoding.ids, self._end], np.int64) for encoding in found]
+
+    def _end_id(self, wanted: str | None) -> int:
+        known = self._inner.get_vocab()
+        for token in END_TOKENS if wanted is None else [wanted]:
+            if token in known:
+                return int(known[token])
+        if wanted is None:
+            raise ValueError(
+                f"{self.name} has none of the usual tokens that end a document "
+                f"({', '.join(END_TOKENS)}): name its own with --end_token"
+            )
+        raise ValueError(f"{self.name} has no token {wanted!r}{did_you_mean(wanted, known)}")
+
+
+def load_tokenizer(path: str | None, end_token: str | None = None) -> Tokenizer:
+    """Returns the tokenizer of a file, or `Bytes` without one; errors as of `FileTokenizer`."""
+    if path is not None:
+        return FileTokenizer(path, end_token)
+    if end_token is not None:
+        raise ValueError(f"the end token {end_token!r} is one of a tokenizer: give --tokenizer too")
+    return Bytes()
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocabulary: int, model: str) -> None:
+    """Checks that a model knows all tokens.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if tokenizer.vocabulary > vocabulary:
+        raise ValueError(
+            f"{tokenizer.name} makes tokens of a vocabulary of {tokenizer.vocabulary:,}, but "
+            f"{model} has {vocabulary:,}: take the tokenizer of the model, or "
+            f"--model_args=vocab={tokenizer.vocabulary}"
+        )

@@ -1,0 +1,149 @@
+"""Files to tokens: text is tokenised, in memory or once into a folder; token files are mapped.
+
+Guarantees:
+    Tokens are a function of the files and the tokenizer.
+    Reading goes on after a file that cannot be read, so that all of them are told.
+    With a folder, text is never whole in memory, and a second run with the same files (by name,
+    size and time of change) and tokenizer finds what the first one wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.training.data.documents import Tokens
+from meshdsl.training.data.records import TOKENS, read_documents
+from meshdsl.training.data.token_files import TokenFile, write_token_file
+from meshdsl.training.data.tokenizers import Tokenizer
+
+_AT_ONCE = 512  # documents that the tokenizer is given together, for its threads
+
+
+class _Incomplete(Exception):
+    """Something could not be read, so what was read is not kept."""
+
+
+def read_tokens(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    problems: list[str],
+    column: str = "text",
+    cache: Path | None = None,
+) -> list[Tokens]:
+    """Returns the tokens of files: those of all text together, then each token file's.
+
+    Args:
+        paths: in the order in which their documents follow one another.
+        problems: is added to where files cannot be read, or are not what their names say.
+        column: the one of Parquet files that holds the text.
+        cache: the folder for the tokens of text; None: they stay in memory.
+    """
+    found: list[Tokens] = []
+    text = [path for path in paths if path.suffix not in TOKENS]
+    if text:
+        documents = _tokenised(text, tokenizer, column, problems)
+        dtype = _dtype(tokenizer.vocabulary)
+        if cache is None:
+            found.append(_in_memory(text, documents, dtype))
+        else:
+            try:
+                found.append(_cached(cache, text, tokenizer, column, documents, dtype, problems))
+            except _Incomplete:
+                pass
+            except OSError as error:
+                problems.append(f"tokens cannot be kept in {cache}: {error.strerror}")
+            except ValueError as error:
+                problems.append(str(error))
+    for path in paths:
+        if path.suffix in TOKENS:
+            try:
+                found.append(TokenFile(path))
+            except OSError as error:
+                problems.append(f"{path} cannot be read: {error.strerror}")
+            except ValueError as error:
+                problems.append(str(error))
+    return found
+
+
+def _tokenised(
+    paths: Sequence[Path], tokenizer: Tokenizer, column: str, problems: list[str]
+) -> Iterator[NDArray[np.integer]]:
+    """Yields the tokens of documents, and adds to the problems what cannot be read."""
+    for path in paths:
+        try:
+            documents = read_documents(path, column)
+            while group := list(islice(documents, _AT_ONCE)):
+                try:
+                    yield from tokenizer.encode([text for _, text in group])
+                except UnicodeDecodeError:
+                    problems += _not_utf8(group)
+                    break
+        except OSError as error:
+            problems.append(f"{path} cannot be read: {error.strerror or error}")
+        except ValueError as error:
+            problems.append(str(error))
+
+
+def _not_utf8(documents: Sequence[tuple[str, bytes]]) -> list[str]:
+    found = []
+    for where, text in documents:
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            found.append(
+                f"{where}: byte {error.start:,} is not UTF-8, which the tokenizer needs; without "
+                "--tokenizer, text may be any bytes"
+            )
+    return found
+
+
+def _in_memory(
+    paths: Sequence[Path], documents: Iterator[NDArray[np.integer]], dtype: np.dtype
+) -> Tokens:
+    ids, bounds = bytearray(), [0]
+    for document in documents:
+        ids += document.astype(dtype, copy=False).tobytes()
+        bounds.append(bounds[-1] + document.size)
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    return Tokens(name, np.frombuffer(ids, dtype), np.asarray(bounds, np.int64))
+
+
+def _cached(
+    folder: Path,
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    column: str,
+    documents: Iterator[NDArray[np.integer]],
+    dtype: np.dtype,
+    problems: list[str],
+) -> Tokens:
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    key = json.dumps([stats, tokenizer.identity, column, dtype.name])
+    target = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.bin"
+    if not target.with_suffix(".idx").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_token_file(target, _whole(documents, problems), dtype)
+    return TokenFile(target)
+
+
+def _whole(
+    documents: Iterator[NDArray[np.integer]], problems: list[str]
+) -> Iterator[NDArray[np.integer]]:
+    """Yields documents; if problems came up with them, nothing is to be kept."""
+    before = len(problems)
+    yield from documents
+    if len(problems) > before:
+        raise _Incomplete
+
+
+def _dtype(vocabulary: int) -> np.dtype:
+    """Returns the smallest dtype of token files for the ids of a vocabulary."""
+    kinds = [np.dtype(name) for name in ("uint8", "uint16", "int32")]
+    return next(kind for kind in kinds if vocabulary - 1 <= np.iinfo(kind).max)

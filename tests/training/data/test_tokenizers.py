@@ -1,0 +1,113 @@
+"""Tokenizers: bytes, and files of the `tokenizers` library."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from meshdsl.training.data import Bytes, FileTokenizer, check_vocabulary, load_tokenizer
+from tests.training.data.files import WORDS, write_tokenizer
+
+
+def test_without_a_file_tokens_are_bytes_and_a_zero_ends_documents():
+    tokenizer = load_tokenizer(None)
+    assert isinstance(tokenizer, Bytes)
+    found = tokenizer.encode([b"ab", b"", "é".encode()])
+    assert [ids.tolist() for ids in found] == [[97, 98, 0], [0], [0xC3, 0xA9, 0]]
+    assert (tokenizer.vocabulary, tokenizer.unit) == (256, "byte")
+
+
+def test_a_tokenizer_file_makes_tokens_and_ends_documents(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json"))
+    found = tokenizer.encode([b"named dim of a tensor", b""])
+    assert [ids.tolist() for ids in found] == [[1, 2, 3, 0, 4, 5], [5]]
+    assert (tokenizer.vocabulary, tokenizer.unit) == (6, "token")
+    named = load_tokenizer(write_tokenizer(tmp_path / "t.json"), "dim")
+    assert named.encode([b"of"])[0].tolist() == [3, 2]
+    assert named.identity != tokenizer.identity
+
+
+def test_a_vocabulary_with_holes_is_as_large_as_its_last_id(tmp_path):
+    path = write_tokenizer(tmp_path / "t.json", ids=[0, 1, 2, 3, 4, 1000])
+    assert FileTokenizer(path).vocabulary == 1001
+
+
+def test_a_tokenizer_that_truncates_or_pads_does_neither_here(tmp_path):
+    import tokenizers
+
+    path = write_tokenizer(tmp_path / "t.json")
+    inner = tokenizers.Tokenizer.from_file(path)
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9)
+    inner.save(path)
+    found = FileTokenizer(path).encode([b"a named dim of", b"a"])
+    assert [ids.tolist() for ids in found] == [[0, 1, 2, 3, 5], [0, 5]]
+
+
+def refused(call):
+    with pytest.raises(ValueError) as error:
+        call()
+    return str(error.value)
+
+
+def test_files_that_are_no_tokenizer_are_refused(tmp_path):
+    gone, wrong = tmp_path / "gone.json", tmp_path / "wrong.json"
+    wrong.write_text('{"model": 3}')
+    assert refused(lambda: load_tokenizer(str(gone))) == (
+        f"{gone} cannot be read: No such file or directory"
+    )
+    assert refused(lambda: load_tokenizer(str(wrong))).startswith(
+        f"{wrong} is not a tokenizer.json of the `tokenizers` library: "
+    )
+
+
+def test_an_end_token_must_be_known(tmp_path):
+    bare = write_tokenizer(tmp_path / "bare.json", WORDS[:-1])
+    assert refused(lambda: load_tokenizer(bare)) == (
+        f"{bare} has none of the usual tokens that end a document (<|endoftext|>, </s>, "
+        "<|end_of_text|>, <eos>, <|eos|>, [EOS], [SEP]): name its own with --end_token"
+    )
+    assert refused(lambda: load_tokenizer(bare, "tensr")) == (
+        f"{bare} has no token 'tensr'. Did you mean `tensor`?"
+    )
+    assert refused(lambda: load_tokenizer(None, "</s>")) == (
+        "the end token '</s>' is one of a tokenizer: give --tokenizer too"
+    )
+
+
+def test_without_the_library_it_is_named(tmp_path, monkeypatch):
+    path = write_tokenizer(tmp_path / "t.json")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert refused(lambda: load_tokenizer(path)) == (
+        "tokenizers are read by the `tokenizers` library: pip install 'meshdsl[data]'"
+    )
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "t.json", ids=[*range(5), 1999]))
+    check_vocabulary(tokenizer, 2000, "gpt_mini")
+    assert refused(lambda: check_vocabulary(tokenizer, 1024, "gpt_mini")) == (
+        f"{tokenizer.name} makes tokens of a vocabulary of 2,000, but gpt_mini has 1,024: take the "
+        "tokenizer of the model, or --model_args=vocab=2000"
+    )
+
+
+def test_the_usual_tokenizer_of_bytes_and_merges_is_exact(tmp_path):
+    """Byte-pair encoding as of GPT-2, trained here: its tokens decode to the text again."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    text = "A named dim is a dim with a name; é, 字 and 🙂 are text too.\n" * 3
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    inner.train_from_iterator([text], trainer)
+    inner.save(str(tmp_path / "bpe.json"))
+    ids = load_tokenizer(str(tmp_path / "bpe.json")).encode([text.encode()])[0]
+    assert ids[-1] == 0 and np.all(ids[:-1] > 0)
+    assert inner.decode(ids[:-1].tolist()) == text
