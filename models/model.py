@@ -17,6 +17,16 @@ def token_batch(batch_size: int, length: int) -> dict[str, Spec]:
     return {"tokens": md.spec(dims, "int32"), "targets": md.spec(dims, "int32")}
 
 
+def packed_batch(batch_size: int, length: int) -> dict[str, Spec]:
+    """Returns the batch of a language model whose rows hold several documents.
+
+    `segments` tells them apart, from 1, with 0 where there is nothing; `positions` count in each.
+    """
+    dims = md.dims(batch=batch_size, length=length)
+    more = {"segments": md.spec(dims, "int32"), "positions": md.spec(dims, "int32")}
+    return token_batch(batch_size, length) | more
+
+
 @dataclass(frozen=True)
 class Model:
     """A model that can be trained.
@@ -27,6 +37,7 @@ class Model:
         loss: traced; parameters and a batch -> a scalar.
         batch_size, length: sensible defaults for training.
         batch_spec: (batch_size, length) -> the dims and dtypes of a batch.
+        packed: whether the loss takes batches as of `packed_batch` too.
         config: the configuration it was made of: a frozen dataclass, or None.
         rebuild: makes the model of another configuration; needed for overrides.
     """
@@ -37,6 +48,7 @@ class Model:
     batch_size: int = 16
     length: int = 128
     batch_spec: Callable[[int, int], Mapping[str, Spec]] = token_batch
+    packed: bool = False
     config: Any = None
     rebuild: Callable[[Any], Model] | None = None
 

@@ -21,11 +21,11 @@ from meshdsl.models.layers import (
     Norm,
     Shared,
     distance_bias,
-    first_positions,
     init_blocks,
     init_distances,
     init_learned,
     init_norm,
+    learned_positions,
     rotation_of,
     router_loss,
     run_blocks,
@@ -65,9 +65,18 @@ def init(config: TransformerConfig, key: md.Tensor) -> Transformer:
 
 
 def states(
-    config: TransformerConfig, params: Transformer, tokens: md.Tensor
+    config: TransformerConfig,
+    params: Transformer,
+    tokens: md.Tensor,
+    segments: md.Tensor | None = None,
+    positions: md.Tensor | None = None,
 ) -> tuple[md.Tensor, nn.RouterLosses | None]:
     """Returns what the last block leaves, normalised: [batch, length, embed], and router losses.
+
+    Args:
+        segments: integers [batch, length]; a token sees those of its own segment only.
+        positions: integers [batch, length], 0, 1, ... along `length` by default. Only learned
+            positions need them: the other kinds tell distances, the same in a segment.
 
     Raises:
         ValueError: `tokens` are longer than the learned positions.
@@ -77,9 +86,10 @@ def states(
     # The look-up comes before the cast, so that the table's gradient is summed in full precision.
     x = md.take(params.embedding, tokens, "vocab")
     if params.positions is not None:
-        x = x + first_positions(params.positions, length)
+        x = x + learned_positions(params.positions, length, positions)
     bias = distance_bias(config, params.distances, length, causal=True)
-    shared = Shared(causal=True, rotation=rotation_of(config, length), bias=bias)
+    rotation = rotation_of(config, length)
+    shared = Shared(causal=True, rotation=rotation, bias=bias, segments=segments)
     x, losses = run_blocks(config, params.blocks, policy.to_compute(x), shared)
     if params.final_norm is not None:
         x = policy.to_compute(params.final_norm)(x)
@@ -100,11 +110,18 @@ def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.
 def loss(config: TransformerConfig, params: Transformer, batch: Mapping[str, Any]) -> md.Tensor:
     """Returns the mean negative log-likelihood of the targets, in nats per token.
 
-    With a mixture of experts, the weighted losses of the routers are added.
+    With a mixture of experts, the weighted losses of the routers are added. Of packed documents
+    (see `packed_batch`), the mean is over the tokens there are.
     """
-    x, losses = states(config, params, batch["tokens"])
+    segments = batch.get("segments")
+    x, losses = states(config, params, batch["tokens"], segments, batch.get("positions"))
     scores = _scores(config, params, x)
-    value = md.mean(nn.softmax_cross_entropy(scores, batch["targets"], over="vocab"))
+    each = nn.softmax_cross_entropy(scores, batch["targets"], over="vocab")
+    if segments is None:
+        value = md.mean(each)
+    else:
+        count = md.sum(md.cast(segments > 0, each.dtype))
+        value = md.sum(md.where(segments > 0, each, 0)) / md.maximum(count, 1)
     return value if losses is None else value + router_loss(config, losses)
 
 
@@ -116,6 +133,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         loss=partial(loss, config),
         batch_size=batch_size,
         length=min(length, config.max_length) if config.positions == "learned" else length,
+        packed=True,
         config=config,
         rebuild=lambda config: transformer(name, config, batch_size, length),
     )

@@ -10,5 +10,6 @@ from meshdsl.models.layers.positions import (
     first_positions,
     init_distances,
     init_learned,
+    learned_positions,
     rotation_of,
 )

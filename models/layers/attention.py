@@ -23,12 +23,14 @@ class Shared:
         rotation: turns queries and keys by their positions.
         bias: is added to the scores: [heads, group, length, memory_length].
         memory: what cross-attention reads: [batch, memory_length, embed].
+        segments: integers [batch, length]; self-attention stays in one.
     """
 
     causal: bool
     rotation: nn.Rotation | None = None
     bias: md.Tensor | None = None
     memory: md.Tensor | None = None
+    segments: md.Tensor | None = None
 
 
 class Attention(md.Module):
@@ -57,6 +59,7 @@ class Attention(md.Module):
                 k,
                 v,
                 causal=shared.causal,
+                segments=shared.segments,
                 bias=shared.bias,
                 window=self.window,
                 scale=self._scale,
@@ -125,7 +128,7 @@ class LatentAttention(md.Module):
         q = md.concat([q, q_rotary.rename(rotary_kv="kv")], "kv")
         k = md.concat([k, k_rotary.rename(rotary_kv="kv")], "kv").rename(length="memory_length")
         v = v.rename(length="memory_length")
-        mixed = _attend(q, k, v, causal=shared.causal, window=self.window)
+        mixed = _attend(q, k, v, causal=shared.causal, segments=shared.segments, window=self.window)
         return md.einsum(mixed, self.out, over=["heads", "kv"])
 
 

@@ -40,6 +40,14 @@ def first_positions(positions: md.Tensor, length: Dimension) -> md.Tensor:
     return positions["max_length", : length.size].rename(max_length=length.name)
 
 
+def learned_positions(
+    table: md.Tensor, length: Dimension, positions: md.Tensor | None = None
+) -> md.Tensor:
+    """Returns the embeddings of positions, of the first ones by default; errors as there."""
+    first = first_positions(table, length)
+    return first if positions is None else md.take(table, positions, "max_length")
+
+
 def rotation_of(config: TransformerConfig, length: Dimension) -> nn.Rotation | None:
     """Returns the tables of rotary positions, if the configuration has them."""
     if config.positions != "rotary":
