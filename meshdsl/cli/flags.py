@@ -23,6 +23,7 @@ from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import schedules
 from meshdsl.policy import Policy
+from meshdsl.training.data.splits import parse_ratios
 from meshdsl.training.step_metrics import EXTRA_METRICS
 
 Reader = Callable[[str], Any]
@@ -200,8 +201,29 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "data": (
         None,
         str,
-        "Text files to train on: 'corpus/**/*.txt,notes/*.md'. Default: the sources of Python's "
-        "standard library.",
+        "Files to train on: text, 'corpus/**/*.txt,notes/*.md', .parquet, .arrayrecord, or "
+        "Megatron-LM's token files, .bin. A mixture: 'web/*.parquet:0.7,code.bin:0.3'. Default: "
+        "the sources of Python's standard library.",
+    ),
+    "data_column": ("text", str, "Column of Parquet files that holds the text."),
+    "data_cache": (None, str, "Folder for the tokens of text. Default: they stay in memory."),
+    "data_workers": ("0", whole(0), "Processes that read batches ahead. Default: a thread does."),
+    "tokenizer": (
+        None,
+        str,
+        "A tokenizer.json of the `tokenizers` library. Default: tokens are bytes.",
+    ),
+    "end_token": (None, str, "The tokenizer's token that ends a document. Default: the usual one."),
+    "split": (
+        None,
+        parse_ratios,
+        'Parts of the documents to train, validate and test with: "949,50,1". Default: one window '
+        "in 20 is held out.",
+    ),
+    "packing": (
+        "false",
+        truth,
+        "Pack whole documents into rows, which do not see each other. Default: one long text.",
     ),
     "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
     "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),

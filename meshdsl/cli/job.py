@@ -19,6 +19,8 @@ from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import AdamW, Excluding, is_matrix, schedules
 from meshdsl.policy import Policy
+from meshdsl.training.data.entries import parse_entries
+from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
 from meshdsl.training.state import TrainState, create
@@ -76,6 +78,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
     """
     from meshdsl.models import load
+    from meshdsl.models.model import packed_batch
 
     model, optimizer, policy = None, None, values.policy
     if not isinstance(values.model, Mistake):
@@ -110,12 +113,15 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
             "feeds text (tokens and targets); train it from Python, with "
             "meshdsl.training.loop.train"
         )
-    vocab = getattr(model.config, "vocab", _BYTES)
-    if set(batch_spec) == _TEXT and vocab < _BYTES:
-        problems.add(
-            f"--model: {values.model} has a vocabulary of {vocab}, but text is bytes and needs "
-            f"{_BYTES}: --model_args=vocab={_BYTES}"
-        )
+    if set(batch_spec) == _TEXT:
+        _check_vocabulary(values, vocabulary(model), problems)
+        if values.packing and not model.packed:
+            problems.add(
+                f"--packing: the loss of {values.model} does not take the `segments` and "
+                "`positions` of packed documents"
+            )
+        elif values.packing:
+            batch_spec = packed_batch(batch_size, length)
     if values.microbatches > 1:
         with problems.caught("--microbatches"):
             check_microbatches(batch_spec, values.microbatches)
@@ -141,6 +147,28 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         backend=values.backend,
         options=Options(**options),
     )
+
+
+def vocabulary(model: Any) -> int:
+    """Returns how many tokens a model knows: as many as there are bytes, if it does not say."""
+    return int(getattr(model.config, "vocab", _BYTES))
+
+
+def _check_vocabulary(values: flags.FlagValues, vocab: int, problems: Problems) -> None:
+    """Checks that the model knows what the tokenizer makes."""
+    if values.tokenizer or values.end_token:
+        with problems.caught("--tokenizer"):
+            tokenizer = load_tokenizer(values.tokenizer, values.end_token)
+            check_vocabulary(tokenizer, vocab, values.model)
+        return
+    names: list[str] = []
+    with problems.caught("--data"):
+        names = [name for entry in parse_entries(values.data) for name in entry.patterns]
+    if vocab < _BYTES and not (names and all(name.endswith(".bin") for name in names)):
+        problems.add(
+            f"--model: {values.model} has a vocabulary of {vocab}, but text is bytes and needs "
+            f"{_BYTES}: --model_args=vocab={_BYTES}"
+        )
 
 
 def use_host_devices(count: int | None) -> None:

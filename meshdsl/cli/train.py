@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.problems import Problems
+from meshdsl.training.data.entries import parse_entries
+from meshdsl.training.data.files import find
+
+if TYPE_CHECKING:
+    from meshdsl.training.data import Corpus
+
+_AHEAD = 4  # batches read ahead of their steps
 
 
 def main(values: flags.FlagValues, problems: Problems) -> None:
@@ -16,49 +24,70 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     Raises:
         ValueError: anything the user can put right; as many problems as possible at once.
     """
-    from meshdsl.training.data import ByteCorpus, ordered_batches, shuffled_batches, text_files
+    from meshdsl.training.data import Corpus, load_tokenizer, ordered_batches, shuffled_batches
     from meshdsl.training.loop import train
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    files: list[Path] = []
     with problems.caught("--data"):
-        files = text_files(values.data)
+        find([name for entry in parse_entries(values.data) for name in entry.patterns])
     job = jobs.build(values, problems)
     jobs.use_tpu(values.tpu)
-    corpus = ByteCorpus.read(files)
-    training, held_out = corpus.split(job.length, batch_size=job.batch_size)
-    print(_headline(job, len(files), corpus.text.size), flush=True)
-    result = train(
-        job.model.init,
-        job.model.loss,
-        job.optimizer,
-        shuffled_batches(training, job.batch_size, values.seed),
-        steps=values.steps,
-        mesh=job.mesh,
-        layout=job.layout,
-        backend=job.backend,
-        seed=values.seed,
-        clip_norm=job.clip_norm,
-        policy=job.policy,
-        microbatches=job.microbatches,
-        nonfinite=job.nonfinite,
-        loss_scaling=job.loss_scaling,
-        extra_metrics=job.extra_metrics,
-        options=job.options,
-        steps_per_call=values.steps_per_call,
-        batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
-        eval_batches=ordered_batches(held_out, job.batch_size, values.eval_batches),
-        log_every=values.log_every,
-        eval_every=values.eval_every,
-        tokens_per_batch=job.batch_size * job.length,
-        workdir=values.workdir,
+    with problems.caught("--data"):
+        corpus = Corpus.read(
+            values.data,
+            jobs.vocabulary(job.model),
+            load_tokenizer(values.tokenizer, values.end_token),
+            values.data_column,
+            Path(values.data_cache) if values.data_cache else None,
+        )
+    problems.check()
+    splits = corpus.split(
+        job.length, batch_size=job.batch_size, ratios=values.split, packing=values.packing
     )
+    print(_headline(job, corpus), flush=True)
+    batches = shuffled_batches(
+        splits.train, job.batch_size, values.seed, workers=values.data_workers, ahead=_AHEAD
+    )
+    held_out = splits.valid
+    try:
+        result = train(
+            job.model.init,
+            job.model.loss,
+            job.optimizer,
+            batches,
+            steps=values.steps,
+            mesh=job.mesh,
+            layout=job.layout,
+            backend=job.backend,
+            seed=values.seed,
+            clip_norm=job.clip_norm,
+            policy=job.policy,
+            microbatches=job.microbatches,
+            nonfinite=job.nonfinite,
+            loss_scaling=job.loss_scaling,
+            extra_metrics=job.extra_metrics,
+            options=job.options,
+            steps_per_call=values.steps_per_call,
+            batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
+            eval_batches=None
+            if held_out is None
+            else ordered_batches(held_out, job.batch_size, values.eval_batches),
+            log_every=values.log_every,
+            eval_every=values.eval_every,
+            tokens_per_batch=job.batch_size * job.length,
+            workdir=values.workdir,
+        )
+    finally:
+        batches.close()
     where = f"; metrics in {values.workdir}" if values.workdir else ""
-    print(f"held-out loss {result.history[-1]['eval_loss']:.4f} nats per byte{where}")
+    kind, loss = "held-out", result.history[-1].get("eval_loss")
+    if loss is None:
+        kind, loss = "training", result.losses[-1]
+    print(f"{kind} loss {loss:.4f} nats per {corpus.unit}{where}")
 
 
-def _headline(job: jobs.Job, files: int, size: int) -> str:
+def _headline(job: jobs.Job, corpus: Corpus) -> str:
     mesh = f"mesh {job.mesh}" if job.mesh else "unsharded"
     batch = f"batches of {job.batch_size} x {job.length} tokens"
-    text = f"{size:,} bytes of text in {files:,} file{'' if files == 1 else 's'}"
-    return f"{job.model.name}, {mesh}, {batch}, {text}"
+    files = f"{corpus.files:,} file{'' if corpus.files == 1 else 's'}"
+    return f"{job.model.name}, {mesh}, {batch}, {corpus.size:,} {corpus.unit}s of text in {files}"

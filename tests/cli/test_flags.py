@@ -28,6 +28,13 @@ PROMISED = {
     "policy": None,
     "seed": 0,
     "data": None,
+    "data_column": "text",
+    "data_cache": None,
+    "data_workers": 0,
+    "tokenizer": None,
+    "end_token": None,
+    "split": None,
+    "packing": False,
     "batch_size": None,
     "length": None,
     "steps": 200,
@@ -160,6 +167,13 @@ def test_values_are_read_into_what_they_mean():
             "--extra_metrics: unknown choice 'norm'; choose from num_zeros, params_norm",
         ),
         ("--microbatches=0", "--microbatches: needs a whole number of at least 1, got '0'"),
+        (
+            "--split=0,50",
+            "--split: needs the parts for training, validation and test, as 949,50,1, the first "
+            "of them above 0; got '0,50'",
+        ),
+        ("--packing=often", "--packing: needs true or false, got 'often'"),
+        ("--data_workers=-1", "--data_workers: needs a whole number of at least 0, got '-1'"),
         ("--backend=nump", "--backend: unknown backend 'nump'; choose one of "),
         ("--policy=compute=int32", "--policy: policy compute=int32: needs a floating-point dtype"),
         (

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from meshdsl.cli.main import run
+from meshdsl.training.data import write_token_file
+from tests.training.data.files import write_parquet, write_tokenizer
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
 CONSOLE = (
@@ -122,3 +124,79 @@ def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text):
     _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message
     assert "Traceback" not in message and "interrupted" in message
+
+
+def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp_path):
+    """The losses are those without workers and with a cache of tokens, to the last digit."""
+    tokenizer = write_tokenizer(tmp_path / "t.json")
+    write_parquet(tmp_path / "a.parquet", body=["a named dim of a tensor"] * 150)
+    write_token_file(tmp_path / "b.bin", [np.arange(n % 7 + 2) % 6 for n in range(150)])
+    data = (f"--data={tmp_path}/*.parquet:0.7,{tmp_path}/b.bin:0.3", "--data_column=body")
+    how = (f"--tokenizer={tokenizer}", "--split=8,1,1", "--packing", "--eval_batches=1")
+    small = ("--model_args=layers=1,embed=16,heads=2,vocab=6", "--batch_size=4", "--length=12")
+    found = []
+    for name, more in [("a", ("--data_workers=1",)), ("b", (f"--data_cache={tmp_path}/cache",))]:
+        workdir = (f"--workdir={tmp_path}/{name}", "--steps=4", "--log_every=1", "--backend=numpy")
+        code = run(["train", *small, *data, *how, *workdir, *more])
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, "")
+        first, *_, last = captured.out.splitlines()
+        assert first == (
+            "gpt_mini, unsharded, batches of 4 x 12 tokens, 1,794 tokens of text in 2 files"
+        )
+        assert "nats per token; metrics in" in last
+        found.append([(line["loss"], line.get("eval_loss")) for line in lines(tmp_path / name)])
+    assert found[0] == found[1]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_without_a_part_to_validate_with_the_training_loss_is_told(capsys, text):
+    arguments = [*SMALL, text, "--steps=2", "--split=1,0", "--backend=numpy"]
+    assert run(["train", *arguments]) == 0
+    assert "\ntraining loss 5." in capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    assert run(["train", *SMALL, *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_told_at_start(capsys, tmp_path, text):
+    tokenizer = write_tokenizer(tmp_path / "t.json", ids=[0, 1, 2, 3, 4, 999])
+    assert refused(capsys, text, f"--tokenizer={tokenizer}") == (
+        f"meshdsl train: --tokenizer: {tokenizer} makes tokens of a vocabulary of 1,000, but "
+        "gpt_mini has 256: take the tokenizer of the model, or --model_args=vocab=1000\n"
+    )
+    small = "--model_args=layers=1,embed=16,heads=2,vocab=100"
+    assert refused(capsys, text, small) == (
+        "meshdsl train: --model: gpt_mini has a vocabulary of 100, but text is bytes and needs "
+        "256: --model_args=vocab=256\n"
+    )
+    write_token_file(tmp_path / "a.bin", [np.arange(120)])
+    assert refused(capsys, f"--data={tmp_path}/a.bin", small) == (
+        "meshdsl train: --data: cannot read the data (1 problem)\n"
+        "\n"
+        f"  1. {tmp_path}/a.bin: token 100 has the id 100, outside of the vocabulary of 100; the "
+        "data was made with another tokenizer, or the file is damaged\n"
+    )
+
+
+def test_a_model_that_packs_nothing_is_told(capsys, tmp_path, text):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\n"
+        + MODEL.replace("return load(", "return replace(load(").replace(
+            '16")', '16"), packed=False)'
+        )
+    )
+    assert refused(
+        capsys, text, f"--model={tmp_path}/mine.py:tiny", "--model_args=", "--packing"
+    ) == (
+        f"meshdsl train: --packing: the loss of {tmp_path}/mine.py:tiny does not take the "
+        "`segments` and `positions` of packed documents\n"
+    )
+
+
+def test_weights_for_some_of_the_data_are_told_with_other_mistakes(capsys, tmp_path):
+    told = refused(capsys, "--data=a.txt:1,b.txt", "--end_token=</s>", "--layout=batch:data")
+    assert told.startswith("meshdsl train: 2 problems\n\n  1. --data: `b.txt` has no weight, but")
+    assert "\n  2. --layout needs a mesh" in told

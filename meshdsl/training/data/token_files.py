@@ -107,17 +107,16 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], np.dtype]:
         raise ValueError(f"{index} is cut short: it has {length:,} bytes, and needs {needed:,}")
     dtype = np.dtype(DTYPES[code]).newbyteorder("<")
     at = _HEAD.size
-    sizes = np.array(np.memmap(index, "<i4", "r", at, (sequences,)), np.int64) if sequences else []
-    starts = np.memmap(index, "<i8", "r", at + 4 * sequences, (sequences,)) if sequences else []
-    bounds = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    if np.any(np.asarray(sizes) < 0) or not np.array_equal(starts, bounds[:-1] * dtype.itemsize):
+    sizes = np.fromfile(index, "<i4", sequences, offset=at).astype(np.int64)
+    starts = np.fromfile(index, "<i8", sequences, offset=at + 4 * sequences)
+    first = np.fromfile(index, "<i8", documents, offset=at + 12 * sequences)
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    if np.any(sizes < 0) or not np.array_equal(starts, bounds[:-1] * dtype.itemsize):
         raise ValueError(f"{index} is damaged: its sequences do not follow one another")
-    at += 12 * sequences
-    first = np.array(np.memmap(index, "<i8", "r", at, (documents,))) if documents else np.zeros(1)
-    first = first.astype(np.int64)
-    if first[0] != 0 or first[-1] != sequences or np.any(np.diff(first) < 0):
+    ends = (first[0], first[-1]) if documents else (0, 0)
+    if ends != (0, sequences) or np.any(np.diff(first) < 0):
         raise ValueError(f"{index} is damaged: its documents do not cover its sequences")
-    return bounds[first], dtype
+    return bounds[first] if documents else bounds[:1], dtype
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> NDArray[np.integer]:
