@@ -1,6 +1,7 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
-Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices, 130 after Ctrl-C.
+Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices, 130 after Ctrl-C, 143
+after SIGTERM, and 75 for a run that has come to the end of its time and is to be started again.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         with _told_plainly(command):
-            importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
+            code = importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
         sys.stdout.flush()
+        return code or 0
     except ValueError as error:
         if values.debug:
             raise
@@ -87,6 +89,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
             code=FAILED,
         )
+    except SystemExit as stopped:  # a signal has ended a run between two steps
+        return _fail(command, getattr(stopped, "reason", "stopped"), code=int(stopped.code or 0))
     except KeyboardInterrupt as error:
         return _fail(command, str(error) or "interrupted", code=INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from meshdsl.cli import job as jobs
+from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems
+from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 
 if TYPE_CHECKING:
     from meshdsl.training.data import Corpus
+    from meshdsl.training.saving import Saving
 
 _AHEAD = 4  # batches read ahead of their steps
 
 
-def main(values: flags.FlagValues, problems: Problems) -> None:
-    """Runs the command.
+def main(values: flags.FlagValues, problems: Problems) -> int:
+    """Runs the command; returns its exit code.
 
     Raises:
         ValueError: anything the user can put right; as many problems as possible at once.
     """
     from meshdsl.training.data import Corpus, load_tokenizer, ordered_batches, shuffled_batches
     from meshdsl.training.loop import train
+    from meshdsl.training.stopping import UNFINISHED, Stops
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
     job = jobs.build(values, problems)
     jobs.use_tpu(values.tpu)
+    saving = _saving(values, problems)
     with problems.caught("--data"):
         corpus = Corpus.read(
             values.data,
@@ -76,14 +82,70 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
             eval_every=values.eval_every,
             tokens_per_batch=job.batch_size * job.length,
             workdir=values.workdir,
+            saving=saving,
+            stops=Stops(values.exit_after_minutes, values.exit_at_step),
         )
     finally:
         batches.close()
+    if result.step < values.steps:
+        print(f"ended after step {result.step:,} of {values.steps:,}; start again to go on")
+        return UNFINISHED
+    if not result.history:
+        print(f"all {values.steps:,} steps had been taken before")
+        return 0
     where = f"; metrics in {values.workdir}" if values.workdir else ""
     kind, loss = "held-out", result.history[-1].get("eval_loss")
     if loss is None:
         kind, loss = "training", result.losses[-1]
     print(f"{kind} loss {loss:.4f} nats per {corpus.unit}{where}")
+
+
+# What a run may change when it goes on: where it runs, what it tells, and when it ends.
+_FREE = frozenset(
+    "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
+    "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
+    "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
+    "extra_metrics".split()
+)
+
+
+def _saving(values: flags.FlagValues, problems: Problems) -> Saving | None:
+    """Returns what is saved in the workdir, if there is one."""
+    from meshdsl.training.saving import Saving
+
+    if (values.local_checkpoints is None) != (values.local_every is None):
+        problems.add("--local_checkpoints and --local_every go together: a folder, and how often")
+    asked = [name for name in _NEEDS_WORKDIR if values[name].value is not None]
+    if not values.workdir:
+        if asked:
+            listed = ", ".join(f"--{name}" for name in asked)
+            problems.add(f"{listed}: checkpoints are kept in a --workdir, which is missing")
+        return None
+    free = _FREE | {field.name for field in fields(Options)}
+    config = {
+        name: values[name].default if values[name].using_default_value else str(values[name].value)
+        for name in FLAGS
+        if name not in free
+    }
+    return Saving(
+        every=values.checkpoint_every,
+        keep=values.keep,
+        keep_best=values.keep_best,
+        local=values.local_checkpoints,
+        local_every=values.local_every,
+        config={name: text for name, text in config.items() if text is not None},
+        override=values.override,
+        resume=values.resume,
+    )
+
+
+_NEEDS_WORKDIR = (
+    "checkpoint_every",
+    "local_checkpoints",
+    "local_every",
+    "exit_after_minutes",
+    "exit_at_step",
+)
 
 
 def _headline(job: jobs.Job, corpus: Corpus) -> str:

@@ -2,56 +2,61 @@
 
 Guarantees:
     The layout is checked against the training step before anything is allocated.
-    Between two reports the host does not wait for the device, except that it stays at most
-    `_AHEAD` steps ahead, so that batches do not pile up.
-    Ctrl-C ends the run after the step at hand, with its metrics written; a second one at once.
+    A run that goes on from a checkpoint takes the same steps, to the same losses, as one that was
+    never stopped. Where the run saves, Ctrl-C and SIGTERM lose nothing.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import numpy as np
 
-from meshdsl.array import NamedArray, named, spec
-from meshdsl.dims import DimsLike, did_you_mean
+from meshdsl.array import NamedArray, Spec, spec
+from meshdsl.dims import DimsLike
 from meshdsl.graph import Tensor
-from meshdsl.jit import STEPS, Compiled, jit
+from meshdsl.jit import Compiled, jit
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY, key
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
+from meshdsl.training.feeding import Feed, Named, first_of
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.metrics import MetricsWriter, Progress
 from meshdsl.training.nonfinite import Watch, gradient_paths
+from meshdsl.training.run import Run
+from meshdsl.training.saving import Saving
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import Loss, make_eval_step, make_train_step
+from meshdsl.training.stopping import Stops
+from meshdsl.training.workdir import held
 
 if TYPE_CHECKING:
     from meshdsl.jit import Options
 
-_AHEAD = 2  # steps that may wait for the device
-
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run leaves: its last state, the loss of every step, and what was reported."""
+    """What a run leaves.
+
+    Attributes:
+        state: the last one.
+        losses: of every step that this run took.
+        history: what was reported.
+        step: how many steps had been taken at the end, those of the run it went on from included.
+    """
 
     state: TrainState
     losses: list[float]
     history: list[dict[str, float]]
+    step: int
 
 
 def train(
@@ -80,9 +85,11 @@ def train(
     eval_every: int | None = None,
     tokens_per_batch: int | None = None,
     workdir: str | os.PathLike[str] | None = None,
+    saving: Saving | None = None,
+    stops: Stops | None = None,
     quiet: bool = False,
 ) -> TrainResult:
-    """Trains a model for a number of steps.
+    """Trains a model for a number of steps, or goes on where an earlier run was stopped.
 
     Args:
         init: from a key to the parameters; traced.
@@ -104,6 +111,9 @@ def train(
         tokens_per_batch: what `tokens_per_second` counts, if anything.
         workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing. Of several
             processes only the first writes, and shows progress.
+        saving: what is saved in the workdir, and when; see `Saving`. A run whose workdir has a
+            checkpoint goes on from there, with its state and at its place in the data.
+        stops: what ends the run early, besides signals: see `Stops`.
         quiet: show no progress.
 
     Returns:
@@ -112,25 +122,34 @@ def train(
     Raises:
         ValueError: the layout or the mesh do not fit, a batch differs from the first or has
             unnamed entries, the data ends early, a number is out of range, or a step was not
-            finite and stops the run.
-        KeyboardInterrupt: after Ctrl-C; the metrics up to there are written.
+            finite and stops the run; another run has the workdir, or its checkpoint is of another
+            job.
+        KeyboardInterrupt: after Ctrl-C; the metrics up to there are written, and the state saved.
+        Stopped: likewise, after SIGTERM.
     """
+    saving, stops = _endings(workdir, saving, stops)
     _check_at_least_one(
         steps=steps,
         log_every=log_every,
         eval_every=eval_every,
         microbatches=microbatches,
         steps_per_call=steps_per_call,
+        checkpoint_every=saving and saving.every,
+        local_every=saving and saving.local_every,
+        exit_at_step=stops.at_step,
     )
-    _check_multiples(steps_per_call, steps=steps, log_every=log_every, eval_every=eval_every)
+    _check_multiples(
+        steps_per_call,
+        steps=steps,
+        log_every=log_every,
+        eval_every=eval_every,
+        checkpoint_every=saving and saving.every,
+        local_every=saving and saving.local_every,
+    )
     if eval_batches is not None and iter(eval_batches) is eval_batches:
         raise ValueError("eval_batches can be gone through only once; give a list of batches")
-    train_data = _Named(batches, batch_dims, "batches")
-    eval_data = None if eval_batches is None else _Named(eval_batches, batch_dims, "eval_batches")
-    source = iter(train_data)
-    if steps_per_call > 1:
-        source = stacked(source, steps_per_call)
-    first = train_data.first(source)
+    feed = Feed(batches, batch_dims, steps_per_call)
+    eval_data = None if eval_batches is None else Named(eval_batches, batch_dims, "eval_batches")
 
     make_state = create(init, optimizer, policy, True, loss_scaling)
     train_step = make_train_step(
@@ -144,7 +163,7 @@ def train(
         loss_scaling=loss_scaling,
         extra_metrics=extra_metrics,
     )
-    state_spec, batch_spec = spec_of(make_state), _specs(first)
+    state_spec, batch_spec = spec_of(make_state), _specs(feed.first)
     step = jit(
         train_step,
         mesh,
@@ -161,7 +180,7 @@ def train(
         warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
         eval_program = None
         if eval_data is not None:
-            eval_spec = _specs(eval_data.first(iter(eval_data)))
+            eval_spec = _specs(first_of(iter(eval_data), eval_data.role))
             eval_step = make_eval_step(loss, policy)
             evaluation = jit(eval_step, mesh, layout, backend, options=options)
             eval_program = evaluation.lower(state_spec.params, eval_spec)
@@ -169,201 +188,74 @@ def train(
     def create_state(key: Tensor) -> dict[str, TrainState]:
         return {"state": make_state(key)}  # the result's paths are then those of the step's state
 
-    creation = jit(create_state, mesh, layout, backend, options=options)
-    init_program = creation.lower(spec([KEY], "uint32"))
     with ExitStack() as stack:
         folder = workdir if step.reports else None
+        if folder is not None:
+            stack.enter_context(held(folder))
+        compiled = step_program.compile()
+        checkpoints, found = None, None
+        if saving is not None and workdir is not None:
+            checkpoints = stack.enter_context(saving.open(workdir))
+            found = saving.find(checkpoints, state_spec, _places(compiled, state_spec))
+        if found is None:
+            creation = jit(create_state, mesh, layout, backend, options=options)
+            state = creation.lower(spec([KEY], "uint32")).compile()(key(seed))["state"]
+        else:
+            state = found.state
+            feed.seek(found.step, found.position)
+        begun = 0 if found is None else found.step
         shows = step.reports and not quiet
+        if shows and found is not None:
+            print(f"going on from step {begun:,}, {found.folder}", flush=True)
         progress = stack.enter_context(Progress(steps)) if shows else None
-        writer = None if folder is None else stack.enter_context(MetricsWriter(folder))
-        run = _Run(
-            step=step_program.compile(),
+        writer = None if folder is None else stack.enter_context(MetricsWriter(folder, begun))
+        run = Run(
+            step=compiled,
             evaluate=None if eval_program is None else eval_program.compile(),
-            state=init_program.compile()(key(seed))["state"],
-            batches=itertools.chain([first], source),
+            state=state,
+            feed=feed,
             eval_batches=eval_data,
+            begun=begun,
             steps=steps,
             at_once=steps_per_call,
             log_every=log_every,
             eval_every=eval_every or steps,
             tokens_per_batch=tokens_per_batch,
             watch=Watch(nonfinite == "stop", gradient_paths(state_spec.params)),
+            stops=stops,
+            saving=saving,
+            checkpoints=checkpoints,
             sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
         )
         run.run()
-    return TrainResult(run.state, run.losses, run.history)
+    stops.check(run.done, steps)
+    return TrainResult(run.state, run.losses, run.history, run.done)
 
 
-@dataclass
-class _Run:
-    """One run, between its first step and its last."""
-
-    step: Compiled
-    evaluate: Compiled | None
-    state: TrainState
-    batches: Iterator[Any]
-    eval_batches: Iterable[Any] | None
-    steps: int
-    at_once: int
-    log_every: int
-    eval_every: int
-    tokens_per_batch: int | None
-    watch: Watch
-    sinks: list[Callable[[int, Mapping[str, Any]], None]]
-    losses: list[float] = field(default_factory=list)
-    history: list[dict[str, float]] = field(default_factory=list)
-    interrupted: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        jax.block_until_ready([array.data for array in _arrays(self.state)])
-        pending: list[dict[str, NamedArray]] = []
-        started = time.perf_counter()
-        with _interruptible() as self.interrupted:
-            for number in range(self.at_once, self.steps + 1, self.at_once):
-                batch = next(self.batches, None)
-                if batch is None:
-                    done = number - self.at_once
-                    self._report(done, pending, started)
-                    raise ValueError(
-                        f"the data ended after {done} of {self.steps} steps; give batches "
-                        "without end (itertools.cycle repeats a list), or fewer steps"
-                    )
-                self.state, metrics = self.step(self.state, batch)
-                pending.append(metrics)
-                if len(pending) > _AHEAD:
-                    jax.block_until_ready(pending[-1 - _AHEAD]["loss"].data)
-                stops = self.interrupted.is_set()
-                evaluates = not stops and (number == self.steps or number % self.eval_every == 0)
-                if stops or evaluates or number % self.log_every == 0:
-                    self._report(number, pending, started, evaluates)
-                    started, pending = time.perf_counter(), []
-                if stops:
-                    break
-        if self.interrupted.is_set():
-            raise KeyboardInterrupt(f"interrupted after step {number} of {self.steps}")
-
-    def _report(
-        self,
-        number: int,
-        pending: Sequence[dict[str, NamedArray]],
-        started: float,
-        evaluates: bool = False,
-    ) -> None:
-        """Fetches what the steps since the last report returned, and passes it on."""
-        if not pending:
-            return
-        names = ("loss", "first_nonfinite")
-        fetched = jax.device_get([[m[name].data for m in pending] for name in names])
-        losses, firsts = ([float(v) for vs in found for v in np.ravel(vs)] for found in fetched)
-        self.losses += losses
-        seconds = (time.perf_counter() - started) / (len(pending) * self.at_once)
-        line = {name: float(np.ravel(value)[-1]) for name, value in pending[-1].items()}
-        del line["first_nonfinite"]  # a number for `watch`, which tells the name
-        line["step_seconds"] = seconds
-        if self.tokens_per_batch is not None:
-            line["tokens_per_second"] = self.tokens_per_batch / seconds
-        if evaluates:
-            line |= {f"eval_{name}": value for name, value in self._evaluate().items()}
-        self.history.append({"step": number, **line})
-        for sink in self.sinks:
-            sink(number, line)
-        self.watch.look(number - len(losses) + 1, losses, firsts)
-
-    def _evaluate(self) -> dict[str, float]:
-        """Returns the metrics of the held-out batches, averaged over the batches."""
-        if self.evaluate is None or self.eval_batches is None:
-            return {}
-        found = []
-        for batch in self.eval_batches:
-            found.append(self.evaluate(self.state.params, batch))
-            if len(found) > _AHEAD:
-                jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
-            if self.interrupted.is_set():
-                return {}  # an average over some of the batches would be taken for another
-        return {name: float(np.mean([float(m[name]) for m in found])) for name in found[0]}
-
-
-@dataclass(frozen=True)
-class _Named:
-    """Batches with the names of their dims put on."""
-
-    batches: Iterable[Mapping[str, Any]]
-    dims: Mapping[str, DimsLike] | None
-    role: str
-
-    def __iter__(self) -> Iterator[dict[str, NamedArray]]:
-        return map(self._name, self.batches)
-
-    def first(self, source: Iterator[dict[str, NamedArray]]) -> dict[str, NamedArray]:
-        for batch in source:
-            return batch
-        raise ValueError(f"{self.role}: there is no batch")
-
-    def _name(self, batch: Mapping[str, Any]) -> dict[str, NamedArray]:
-        dims = self.dims or {}
-        result, problems = {}, []
-        for name, entry in batch.items():
-            if isinstance(entry, NamedArray):
-                result[name] = entry
-            elif name in dims:
-                result[name] = named(entry, dims[name])
-            else:
-                hint = did_you_mean(name, dims)
-                problems.append(
-                    f"entry `{name}` of a batch has no dim names: give NamedArrays, or "
-                    f"batch_dims={{{name!r}: [...]}}{hint}"
-                )
-        if problems:
-            raise ValueError("; ".join([f"{self.role}: {problems[0]}", *problems[1:]]))
-        return result
-
-
-def stacked(
-    batches: Iterator[dict[str, NamedArray]], count: int
-) -> Iterator[dict[str, NamedArray]]:
-    """Yields batches together, `count` of them along a first dim `steps`; an end too short is left.
+def _endings(
+    workdir: str | os.PathLike[str] | None, saving: Saving | None, stops: Stops | None
+) -> tuple[Saving | None, Stops]:
+    """Returns what a run saves, and what ends it.
 
     Raises:
-        ValueError: a batch differs from the one before; every difference is told.
+        ValueError: there is something to save and no folder for it, or half of what it needs.
     """
-    while len(group := list(itertools.islice(batches, count))) == count:
-        found = {}
-        for name, first in group[0].items():
-            arrays = [batch[name] for batch in group]
-            for array in arrays:
-                if (array.dims, array.dtype) != (first.dims, first.dtype):
-                    raise ValueError(f"batches differ: `{name}` is {first!r} and {array!r}")
-            data = np.stack([np.asarray(array) for array in arrays])
-            found[name] = named(data, [STEPS, *first.dims])
-        yield found
+    if saving is not None and workdir is None:
+        raise ValueError("saving needs a workdir, where checkpoints are kept")
+    if saving is not None and (saving.local is None) != (saving.local_every is None):
+        raise ValueError("local checkpoints need both a folder and how often they are saved")
+    return saving, stops or Stops()
+
+
+def _places(compiled: Compiled, state: TrainState) -> list[Any]:
+    """Returns the shardings of a state without pads, as a step takes it; None on other backends."""
+    count = len(jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, Spec)))
+    stored = getattr(compiled.executable, "inputs", [None] * count)
+    return [getattr(each, "even", None) for each in stored[:count]]
 
 
 def _specs(batch: Mapping[str, NamedArray]) -> dict[str, Any]:
     return {name: spec(array.dims, array.dtype) for name, array in batch.items()}
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Turns the first Ctrl-C into an event, so that it falls between two steps."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event  # signals are the main thread's
-        return
-
-    def stop(signum: int, frame: Any) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, before)
-        os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _arrays(tree: Any) -> list[NamedArray]:
-    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, NamedArray))
 
 
 def _check_multiples(of: int, **numbers: int | None) -> None:

@@ -4,7 +4,8 @@ Guarantees:
     Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line goes to
     the system in one unbuffered write.
     A run never adds to the metrics of another. Those of earlier runs in the same folder are kept as
-    `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first.
+    `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first. A run that
+    goes on from a checkpoint takes up its own, up to the step it goes on from.
     No thread is started, so nothing competes with the training loop or outlives it.
 """
 
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 KEYS = (
@@ -47,18 +48,29 @@ class MetricsWriter:
     value is null. JSON has no numbers for what is not finite: these are the strings "NaN",
     "Infinity" and "-Infinity", which Python's `float` reads back.
 
+    Args:
+        begun: how many steps had been taken where the run goes on from; what was written of later
+            ones is dropped, since they are taken again.
+
     Raises:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str]) -> None:
+    def __init__(self, workdir: str | os.PathLike[str], begun: int = 0) -> None:
         folder = Path(workdir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _set_aside_earlier_run(folder)
-            (folder / "tensorboard").mkdir()
-            self._events = EventsWriter(str(folder / "tensorboard" / "events"))
-            self._lines = (folder / "metrics.jsonl").open("wb", buffering=0)
+            if begun:
+                _drop_later_lines(folder / "metrics.jsonl", begun)
+            else:
+                _set_aside_earlier_run(folder)
+            (folder / "tensorboard").mkdir(exist_ok=bool(begun))
+            self._events = EventsWriter(str(folder / "tensorboard" / f"events.{begun}"))
+            if begun:  # viewers drop what was shown of later steps
+                started = SessionLog(status=SessionLog.START)
+                now = time.time()
+                self._events.write_event(Event(step=begun + 1, wall_time=now, session_log=started))
+            self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
         except OSError as error:
             raise ValueError(
                 f"cannot write metrics to {folder}: {error.strerror}. Choose another workdir"
@@ -98,6 +110,22 @@ def _set_aside_earlier_run(folder: Path) -> None:
     for path, kept in renamed.items():
         if path.exists():
             path.rename(kept)
+
+
+def _drop_later_lines(file: Path, step: int) -> None:
+    """Leaves the lines of steps up to one, without one that a kill has cut off."""
+    if not file.exists():
+        return
+    kept = []
+    for line in file.read_bytes().splitlines(keepends=True):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    aside = file.with_suffix(".part")
+    aside.write_bytes(b"".join(kept))
+    os.replace(aside, file)
 
 
 def _number(value: SupportsFloat) -> int | float:

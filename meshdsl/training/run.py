@@ -1,0 +1,150 @@
+"""One run: its steps, and what happens between them.
+
+Guarantees:
+    Between two reports the host does not wait for the device, except that it stays at most
+    `_AHEAD` steps ahead, so that batches do not pile up.
+    Whatever ends a run, it falls between two steps, with what they reported written and, where the
+    run saves, the state after the last of them saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.array import NamedArray
+from meshdsl.jit import Compiled
+from meshdsl.training.checkpoints import Checkpoints
+from meshdsl.training.feeding import Feed
+from meshdsl.training.nonfinite import Watch
+from meshdsl.training.saving import Saving
+from meshdsl.training.state import TrainState
+from meshdsl.training.stopping import Stops
+
+_AHEAD = 2  # steps that may wait for the device
+
+
+@dataclass
+class Run:
+    """One run, between its first step and its last.
+
+    Attributes:
+        begun: how many steps earlier runs have taken.
+        done: how many have been taken.
+    """
+
+    step: Compiled
+    evaluate: Compiled | None
+    state: TrainState
+    feed: Feed
+    eval_batches: Iterable[Any] | None
+    begun: int
+    steps: int
+    at_once: int
+    log_every: int
+    eval_every: int
+    tokens_per_batch: int | None
+    watch: Watch
+    stops: Stops
+    saving: Saving | None
+    checkpoints: Checkpoints | None
+    sinks: list[Callable[[int, Mapping[str, Any]], None]]
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list)
+    done: int = 0
+
+    def run(self) -> None:
+        """Takes the steps that are left, as far as nothing ends the run."""
+        jax.block_until_ready([array.data for array in _arrays(self.state)])
+        self.done = self.begun
+        pending: list[dict[str, NamedArray]] = []
+        started = time.perf_counter()
+        with self.stops.listening():
+            for number in range(self.begun + self.at_once, self.steps + 1, self.at_once):
+                batch = next(self.feed, None)
+                if batch is None:
+                    self._report(self.done, pending, started)
+                    raise ValueError(
+                        f"the data ended after {self.done} of {self.steps} steps; give batches "
+                        "without end (itertools.cycle repeats a list), or fewer steps"
+                    )
+                self.state, metrics = self.step(self.state, batch)
+                self.done = number
+                pending.append(metrics)
+                if len(pending) > _AHEAD:
+                    jax.block_until_ready(pending[-1 - _AHEAD]["loss"].data)
+                stops = self.stops.due(number)
+                last = number == self.steps or stops
+                evaluates = (number == self.steps or number % self.eval_every == 0) and not (
+                    self.stops.signalled
+                )
+                eval_loss = None
+                if last or evaluates or number % self.log_every == 0:
+                    eval_loss = self._report(number, pending, started, evaluates)
+                    started, pending = time.perf_counter(), []
+                self._save(number, eval_loss, last)
+                if stops:
+                    break
+
+    def _save(self, number: int, eval_loss: float | None, last: bool) -> None:
+        """Saves the state after a step, if it is to be."""
+        if self.saving is None or self.checkpoints is None:
+            return
+        if last or self.saving.due(number):
+            self.checkpoints.save(number, self.state, self.feed.position(), eval_loss)
+        elif self.saving.due_locally(number):
+            self.checkpoints.save(number, self.state, self.feed.position(), local=True)
+
+    def _report(
+        self,
+        number: int,
+        pending: Sequence[dict[str, NamedArray]],
+        started: float,
+        evaluates: bool = False,
+    ) -> float | None:
+        """Fetches what the steps since the last report returned, and passes it on.
+
+        Returns:
+            The loss of the held-out batches, if they were gone through.
+        """
+        if not pending:
+            return None
+        names = ("loss", "first_nonfinite")
+        fetched = jax.device_get([[m[name].data for m in pending] for name in names])
+        losses, firsts = ([float(v) for vs in found for v in np.ravel(vs)] for found in fetched)
+        self.losses += losses
+        seconds = (time.perf_counter() - started) / (len(pending) * self.at_once)
+        line = {name: float(np.ravel(value)[-1]) for name, value in pending[-1].items()}
+        del line["first_nonfinite"]  # a number for `watch`, which tells the name
+        line["step_seconds"] = seconds
+        if self.tokens_per_batch is not None:
+            line["tokens_per_second"] = self.tokens_per_batch / seconds
+        if evaluates:
+            line |= {f"eval_{name}": value for name, value in self._evaluate().items()}
+        self.history.append({"step": number, **line})
+        for sink in self.sinks:
+            sink(number, line)
+        self.watch.look(number - len(losses) + 1, losses, firsts)
+        return line.get("eval_loss")
+
+    def _evaluate(self) -> dict[str, float]:
+        """Returns the metrics of the held-out batches, averaged over the batches."""
+        if self.evaluate is None or self.eval_batches is None:
+            return {}
+        found = []
+        for batch in self.eval_batches:
+            found.append(self.evaluate(self.state.params, batch))
+            if len(found) > _AHEAD:
+                jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
+            if self.stops.signalled:
+                return {}  # an average over some of the batches would be taken for another
+        return {name: float(np.mean([float(m[name]) for m in found])) for name in found[0]}
+
+
+def _arrays(tree: Any) -> list[NamedArray]:
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, NamedArray))

@@ -1,0 +1,294 @@
+"""Runs that were stopped go on to the same losses, on any mesh, whatever stopped them."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from meshdsl.optim import AdamW
+from meshdsl.training.checkpoints import CheckpointWarning
+from meshdsl.training.data import Arrays, shuffled_batches
+from meshdsl.training.loop import train
+from meshdsl.training.saving import Saving
+from meshdsl.training.stopping import Stopped, Stops
+from tests.training import classifier
+from tests.training.test_checkpoints import flip, largest, steps_in
+
+STEPS = 8
+MESHES = [
+    (None, None),
+    ("data:8", "batch:data; params/pixel:data"),
+    ("data:2,model:4", classifier.LAYOUT),
+]
+
+
+def run(workdir=None, batches=None, **options):
+    """Trains on the numpy backend, which compiles nothing, unless told otherwise."""
+    defaults = {
+        "steps": STEPS,
+        "batch_dims": classifier.BATCH_DIMS,
+        "quiet": True,
+        "backend": "numpy",
+        "log_every": 2,
+    }
+    batches = classifier.endless() if batches is None else batches
+    return train(
+        classifier.init,
+        classifier.loss,
+        AdamW(0.05),
+        batches,
+        workdir=workdir,
+        **defaults | options,
+    )
+
+
+def examples():
+    parts = classifier.batches(6)
+    return Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_losses_are_those_of_a_run_that_was_never_stopped(backend, at_once, tmp_path):
+    options = {
+        "backend": backend,
+        "mesh": "data:2,model:4",
+        "layout": classifier.LAYOUT,
+        "steps_per_call": at_once,
+    }
+    whole = run(**options)
+    first = run(tmp_path, saving=Saving(every=2), stops=Stops(at_step=4), **options)
+    assert (first.step, len(first.losses)) == (4, 4)
+    second = run(tmp_path, saving=Saving(every=2), **options)
+    assert second.step == STEPS
+    assert first.losses + second.losses == whole.losses
+    assert [line["step"] for line in lines(tmp_path)] == [2, 4, 6, 8]
+    assert steps_in(tmp_path / "checkpoints") == [4, 6, 8]
+
+
+def test_it_goes_on_with_another_mesh_and_layout(tmp_path):
+    whole = run(backend="jax")
+    found = []
+    for (mesh, layout), at in zip(MESHES, [2, 5, STEPS], strict=True):
+        one = run(
+            tmp_path,
+            mesh=mesh,
+            layout=layout,
+            backend="jax",
+            saving=Saving(),
+            stops=Stops(at_step=at),
+        )
+        found += one.losses
+    np.testing.assert_allclose(found, whole.losses, atol=2e-6)
+
+
+def test_it_goes_on_from_one_backend_to_another(tmp_path):
+    whole = run()
+    found = run(tmp_path, saving=Saving(), stops=Stops(at_step=3)).losses
+    found += run(
+        tmp_path,
+        saving=Saving(),
+        stops=Stops(at_step=6),
+        backend="jax",
+        mesh="data:8",
+        layout="batch:data",
+    ).losses
+    found += run(tmp_path, saving=Saving(), backend="tf", mesh="data:2", layout="batch:data").losses
+    np.testing.assert_allclose(found, whole.losses, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["ours", "plain"])
+def test_data_goes_on_where_it_was(kind, tmp_path):
+    def batches():
+        if kind == "ours":
+            return shuffled_batches(examples(), classifier.batch.size, 3)
+        return itertools.cycle(classifier.batches(5))
+
+    whole = run(batches=batches())
+    first = run(tmp_path, batches(), saving=Saving(), stops=Stops(at_step=3))
+    second = run(tmp_path, batches(), saving=Saving())
+    assert first.losses + second.losses == whole.losses
+
+
+def test_what_was_reported_after_the_checkpoint_is_reported_again(tmp_path):
+    run(tmp_path, saving=Saving(every=4), stops=Stops(at_step=6), steps=STEPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        flip(largest(tmp_path / "checkpoints" / "6"))
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 7, "lo')  # a kill has cut it off
+        second = run(tmp_path, saving=Saving(every=4))
+    assert len(second.losses) == STEPS - 4
+    assert [line["step"] for line in lines(tmp_path)] == [2, 4, 6, 8]
+    assert not (tmp_path / "metrics.1.jsonl").exists()
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    run(tmp_path, saving=Saving())
+    again = run(tmp_path, saving=Saving())
+    assert (again.step, again.losses) == (STEPS, [])
+
+
+def test_the_best_is_kept_by_the_loss_on_held_out_batches(tmp_path):
+    held_out = classifier.batches(2, seed=9)
+    result = run(
+        tmp_path,
+        steps=6,
+        eval_every=1,
+        log_every=1,
+        eval_batches=held_out,
+        saving=Saving(every=1, keep=1),
+    )
+    best = min(result.history, key=lambda line: line["eval_loss"])["step"]
+    assert steps_in(tmp_path / "checkpoints") == sorted({best, 6})
+
+
+def test_local_checkpoints_are_taken_up(tmp_path):
+    saving = Saving(every=4, local=tmp_path / "local", local_every=1)
+    whole = run()
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "work", failing(6), saving=saving)
+    assert steps_in(tmp_path / "work" / "checkpoints") == [4] and steps_in(tmp_path / "local") == [
+        6
+    ]
+    second = run(tmp_path / "work", saving=saving)
+    assert second.losses == whole.losses[6:]
+
+
+def failing(after):
+    for number, batch in enumerate(classifier.endless()):
+        if number == after:
+            raise ZeroDivisionError
+        yield batch
+
+
+def test_other_settings_are_shown_and_taken_only_if_overridden(tmp_path):
+    run(
+        tmp_path,
+        saving=Saving(config={"learning_rate": "0.05", "data": "a"}),
+        stops=Stops(at_step=2),
+    )
+    other = {"learning_rate": "0.1", "seed": "1", "data": "a"}
+    with pytest.raises(ValueError, match="is of a job with other settings") as error:
+        run(tmp_path, saving=Saving(config=other))
+    assert str(error.value).splitlines()[1:] == [
+        "  learning_rate: 0.05 in the checkpoint, 0.1 here",
+        "  seed: none in the checkpoint, 1 here",
+    ]
+    told = r"other settings: learning_rate: 0\.05 in the checkpoint, 0\.1 here; seed: none"
+    with pytest.warns(UserWarning, match=told):
+        assert run(tmp_path, saving=Saving(config=other, override=True)).step == STEPS
+
+
+def test_without_resuming_an_earlier_run_is_not_written_over(tmp_path):
+    run(tmp_path, saving=Saving(), stops=Stops(at_step=2))
+    with pytest.raises(ValueError, match="has checkpoints of an earlier run"):
+        run(tmp_path, saving=Saving(resume=False))
+
+
+def test_a_workdir_in_use_is_told(tmp_path):
+    def batches():
+        for batch in classifier.endless():
+            with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on "):
+                run(tmp_path)
+            yield batch
+
+    def once():  # the first batch is read before the folder is held
+        yield from itertools.chain(itertools.islice(classifier.endless(), 1), batches())
+
+    run(tmp_path, once(), steps=2)
+
+
+@pytest.mark.parametrize(
+    "number, raised", [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_saves_and_ends_the_run(number, raised, tmp_path):
+    def batches():
+        for place, batch in enumerate(classifier.endless()):
+            if place == 3:
+                os.kill(os.getpid(), number)
+            yield batch
+
+    with pytest.raises(raised) as error:
+        run(tmp_path, batches(), saving=Saving())
+    if raised is Stopped:
+        assert (error.value.code, error.value.reason) == (143, "interrupted after step 4 of 8")
+    assert steps_in(tmp_path / "checkpoints") == [4]
+    assert run(tmp_path, saving=Saving()).losses == run().losses[4:]
+
+
+def test_time_ends_a_run(tmp_path):
+    result = run(tmp_path, saving=Saving(), stops=Stops(after_minutes=0.0))
+    assert result.step == 1 and steps_in(tmp_path / "checkpoints") == [1]
+
+
+def test_saving_needs_a_folder_and_whole_calls():
+    with pytest.raises(ValueError, match="saving needs a workdir"):
+        run(saving=Saving())
+    with pytest.raises(ValueError, match="local checkpoints need both"):
+        run("x", saving=Saving(local="y"))
+    with pytest.raises(ValueError, match="do not divide checkpoint_every=3"):
+        run("x", saving=Saving(every=3), steps_per_call=2)
+
+
+KILLED = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+from pathlib import Path
+from tests.training import classifier
+from tests.training.test_resume import run
+from meshdsl.training.saving import Saving
+result = run(Path(sys.argv[1]), backend="jax", steps=10_000, saving=Saving(every=2, keep=2))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """Killed 50 times, most of them during a save: there is nearly always one under way."""
+    rng, reached = random.Random(0), 0
+    whole = None
+    for _ in range(50):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
+        began = (
+            set(steps_in(tmp_path / "checkpoints"))
+            if (tmp_path / "checkpoints").exists()
+            else set()
+        )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:  # until it saves
+            folder = tmp_path / "checkpoints"
+            if folder.exists() and set(steps_in(folder)) - began:
+                break
+            time.sleep(0.05)
+        time.sleep(rng.random() * 0.7)
+        process.kill()
+        process.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", CheckpointWarning)
+            result = run(
+                tmp_path,
+                backend="jax",
+                steps=10_000,
+                saving=Saving(every=2, keep=2),
+                stops=Stops(at_step=1),
+            )
+        assert result.step > reached
+        reached = result.step
+    whole = run(backend="jax", steps=reached + 2)
+    final = run(
+        tmp_path, backend="jax", steps=10_000, saving=Saving(), stops=Stops(at_step=reached + 2)
+    )
+    assert final.losses == whole.losses[reached:]
