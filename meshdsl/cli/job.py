@@ -239,4 +239,5 @@ def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScalin
         return LossScaling.constant(values.loss_scale)
     if not half:
         return None
-    return LossScaling(**{field: values[name].value for name, field in _ADAPTING.items()})
+    given: dict[str, Any] = {field: values[name].value for name, field in _ADAPTING.items()}
+    return LossScaling(**given)

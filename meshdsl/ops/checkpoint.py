@@ -174,7 +174,8 @@ def _is_product(op: Operation) -> bool:
 
 def _showing(graph: Graph, choice: _Choice) -> Graph:
     """Returns a graph that also returns the values chosen, those in loops stacked."""
-    operations, shown = [], []
+    operations: list[Operation] = []
+    shown: list[Tensor] = []
     kept = choice.of(graph)
     for op in graph.operations:
         if op in kept:
@@ -190,7 +191,8 @@ def _showing(graph: Graph, choice: _Choice) -> Graph:
 
 def _taking(graph: Graph, choice: _Choice) -> Graph:
     """Returns a graph that takes what `_showing` makes it return as further inputs."""
-    operations, taken = [], []
+    operations: list[Operation] = []
+    taken: list[Tensor] = []
     kept = choice.of(graph)
     for op in graph.operations:
         if op.name == "print":  # the forward pass does that

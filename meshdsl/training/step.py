@@ -85,7 +85,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
         _check_state(state, guarded, loss_scaling)
-        function = evaluate if loss_scaling is None else _scaled(evaluate, state.scaling)
+        function = evaluate if state.scaling is None else _scaled(evaluate, state.scaling)
         if microbatches == 1:
             differentiated = value_and_grad(function, has_aux=True)
         else:
@@ -166,12 +166,15 @@ def _held_back(
         return new if new is old else ops.where(finite, new, old)
 
     skips = ops.cast(ops.logical_not(finite), "int32")
+    held = before.scaling
+    if scaling is not None and held is not None:
+        held = scaling.update(held, finite)
     return TrainState(
         step=result.step,
         params=jax.tree.map(chosen, result.params, before.params),
         optimizer=jax.tree.map(chosen, result.optimizer, before.optimizer),
         skipped=before.skipped + skips,
-        scaling=None if scaling is None else scaling.update(before.scaling, finite),
+        scaling=held,
     )
 
 
@@ -179,7 +182,7 @@ def _told(
     squares: Tensor, finite: Tensor, state: TrainState, scaling: LossScaling | None
 ) -> Tensor:
     """Returns the metric `first_nonfinite`."""
-    if scaling is not None:
+    if scaling is not None and state.scaling is not None:
         finite = ops.logical_or(finite, scaling.can_fall(state.scaling))
     return first_nonfinite(squares, finite)
 

@@ -45,6 +45,8 @@ def program(
     counts = [n for n in (1, 1, 2, 3, 4) if rows.size % n == 0]
     microbatches = int(rng.choice(counts))
     clips, remat = bool(rng.random() < 0.3), str(rng.choice(["none", "full", "collectives"]))
+    if remat == "full" and number % 2:
+        remat = "products"
 
     def function(inputs: dict[str, Any]) -> Any:
         drawn = np.random.default_rng([number, 2])
@@ -130,7 +132,7 @@ def _loss(
 
     run = block
     if remat != "none":
-        run = md.checkpoint(block, collectives=remat == "collectives")
+        run = md.checkpoint(block, collectives=remat == "collectives", products=remat == "products")
     x, means = md.scan(run, x, params["blocks"], "layers")
     author.keep(x)
     for _ in range(author.rng.integers(0, 3)):
