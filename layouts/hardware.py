@@ -3,15 +3,19 @@
 All figures are peaks per device, as published. From them follow lower bounds: a program can be
 slower, for reasons a model of peaks does not see.
 
-* TPUs: "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" of the Cloud TPU documentation
+* TPUs: "TPU v3", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" of the Cloud TPU documentation
   (docs.cloud.google.com/tpu/docs/v5p and so on): flops, memory, bandwidth of memory, chips of a
   pod. Austin et al. 2025, "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapter 2,
   "TPU specs": bytes per second of one link, one way, and of the data-centre network; chapter 3:
   collectives on rings, a hop of 1 us, and which axes close to a ring (multiples of 4 on v4 and v5p,
-  of 16 on v5e and v6e).
-* H100 SXM, A100 SXM 80 GB: NVIDIA's data sheets of both: dense flops, memory, NVLink. Data sheets
-  of DGX H100 and DGX A100: 8 GPUs on one switch; 400 and 200 Gb/s of network for each. NCCL 2.28,
-  `src/graph/tuning.cc`: 6.6 us to start a ring.
+  of 16 on v5e and v6e). Of v3, whose two cores are two devices, half of what a chip has: Jouppi et
+  al. 2020, "A domain-specific supercomputer for training deep neural networks", CACM 63(7), table
+  3: 656 Gb/s of one link; only a whole pod of 32 x 32 chips closes to rings. Its slices cannot be
+  joined; its hosts of 8 cores have the 32 Gb/s of N1 machines (Compute Engine, "Network
+  bandwidth").
+* A100 SXM 80 GB, H100 SXM, H200 SXM, HGX B200: NVIDIA's data sheets: dense flops, memory, NVLink.
+  Data sheets of DGX A100, H100, H200 and B200: 8 GPUs on one switch; 200 Gb/s of network for each,
+  400 of the others. NCCL 2.28, `src/graph/tuning.cc`: 6.6 us to start a ring.
 * cpu: one core with AVX2 at 2.5 GHz, two fused multiply-adds of 256 bits in a cycle ("Intel 64 and
   IA-32 Architectures Optimization Reference Manual"), and one channel of DDR4-3200 (JEDEC
   JESD79-4); a "collective" between virtual devices is a copy, which reads and writes memory.
@@ -119,7 +123,7 @@ def _tpu(
     name: str, tflops: float, memory: int, bandwidth: float, link: float, dcn: float, **rest: int
 ) -> Hardware:
     half, whole = tflops * 1e12, 2 * tflops * 1e12
-    eighth = whole if name != "v4" else half  # v4 has no faster int8
+    eighth = half if name in ("v3", "v4") else whole  # which have no faster int8
     flops = MappingProxyType({4: half, 2: half, 1: eighth})
     return Hardware(
         name,
@@ -134,33 +138,39 @@ def _tpu(
     )
 
 
+def _gpu(
+    name: str,
+    title: str,
+    tflops: tuple[float, float, float, float],
+    memory: int,
+    bandwidth: float,
+    link: float,
+    network: float,
+) -> Hardware:
+    """Returns a GPU; the teraflops are those of numbers of 8, 4, 2 and 1 bytes."""
+    return Hardware(
+        name,
+        f"NVIDIA {title}",
+        MappingProxyType({8 >> i: one * 1e12 for i, one in enumerate(tflops)}),
+        memory * _GIB,
+        bandwidth * 1e12,
+        link * 1e9,
+        network * 1e9,
+        joined=8,
+        latency=6.6e-6,
+    )
+
+
 _ALL = (
+    _tpu("v3", 61.5, 16, 450, 41, 0.5, joined=2048, torus=2, ring=32),
     _tpu("v4", 275, 32, 1228, 45, 6.25, joined=4096, torus=3, ring=4),
     _tpu("v5e", 197, 16, 819, 45, 3.125, joined=256, torus=2, ring=16),
     _tpu("v5p", 459, 95, 2765, 90, 6.25, joined=8960, torus=3, ring=4),
     _tpu("v6e", 918, 32, 1640, 90, 12.5, joined=256, torus=2, ring=16),
-    Hardware(
-        "h100",
-        "NVIDIA H100 SXM",
-        MappingProxyType({8: 66.9e12, 4: 494.7e12, 2: 989.4e12, 1: 1978.9e12}),
-        80 * _GIB,
-        3.35e12,
-        450e9,
-        50e9,
-        joined=8,
-        latency=6.6e-6,
-    ),
-    Hardware(
-        "a100",
-        "NVIDIA A100 SXM 80 GB",
-        MappingProxyType({8: 19.5e12, 4: 156e12, 2: 312e12, 1: 624e12}),
-        80 * _GIB,
-        2.039e12,
-        300e9,
-        25e9,
-        joined=8,
-        latency=6.6e-6,
-    ),
+    _gpu("a100", "A100 SXM 80 GB", (19.5, 156, 312, 624), 80, 2.039, 300, 25),
+    _gpu("h100", "H100 SXM", (66.9, 494.7, 989.4, 1978.9), 80, 3.35, 450, 50),
+    _gpu("h200", "H200 SXM", (66.9, 494.7, 989.4, 1978.9), 141, 4.8, 450, 50),
+    _gpu("b200", "HGX B200", (37, 1125, 2250, 4500), 180, 8.0, 900, 50),
     Hardware(
         "cpu",
         "one CPU core",

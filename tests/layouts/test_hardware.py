@@ -10,16 +10,16 @@ from meshdsl.mesh import Mesh
 
 MESH = Mesh.parse("slice@dcn:2,data:8,model:4,pair:2,one:1")
 V5P = hardware("v5p")
+KNOWN = ["v3", "v4", "v5e", "v5p", "v6e", "a100", "h100", "h200", "b200", "cpu"]
 
 
 def test_the_names_are_these_and_others_are_refused():
-    assert list(HARDWARE) == ["v4", "v5e", "v5p", "v6e", "h100", "a100", "cpu"]
+    assert list(HARDWARE) == KNOWN
     assert all(one.name == name for name, one in HARDWARE.items())
     with pytest.raises(ValueError) as error:
         hardware("h10")
     assert str(error.value) == (
-        "unknown hardware 'h10'; choose one of v4, v5e, v5p, v6e, h100, a100, cpu. "
-        "Did you mean `h100`?"
+        f"unknown hardware 'h10'; choose one of {', '.join(KNOWN)}. Did you mean `h100`?"
     )
 
 
@@ -35,6 +35,10 @@ def test_the_names_are_these_and_others_are_refused():
         ("h100", "float64", 66.9),
         ("h100", "complex128", 66.9),
         ("a100", "float16", 312),
+        ("h200", "bfloat16", 989.4),
+        ("b200", "bfloat16", 2250),
+        ("v3", "bfloat16", 61.5),  # one of two cores
+        ("v3", "int8", 61.5),
         ("cpu", "float32", 0.08),
         ("cpu", "bfloat16", 0.08),  # computed as float32
         ("cpu", "float64", 0.04),
