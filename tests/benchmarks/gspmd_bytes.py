@@ -25,8 +25,8 @@ import numpy as np
 from jax.sharding import AxisType
 
 from meshdsl.lowering import attention_sizes, backends
+from meshdsl.lowering.backends.hlo_wire import wire_bytes
 from meshdsl.mesh import Mesh
-from tests.benchmarks.hlo_wire import wire_bytes
 from tests.benchmarks.pairs import PAIRS, TOPOLOGY, Pair, jitted
 
 BACKENDS = ("jax", "jax_auto")

@@ -12,7 +12,7 @@
 * How often a loop runs stands in `known_trip_count`, or has to be read off its counter: the start,
   the step in the body, and the limit in the condition.
 
-Run: python -m tests.benchmarks.hlo_wire FILE [DEVICES]
+Run: python -m meshdsl.lowering.backends.hlo_wire FILE [DEVICES]
 """
 
 import re
@@ -274,7 +274,7 @@ def _trips(module: Module, name: str, loop: Line) -> int:
                 last = _number(module, name, _element(module, name, start, passed))
             if first is not None and last is not None and step:
                 return max(0, -(-(last - first) // step))
-    raise ValueError(f"how often {loop.name} runs is not known: {root}")
+    raise ValueError(f"how often {loop.name} runs is not known: {root.op}({root.arguments})")
 
 
 def _plain(module: Module, computation: str, name: str | None) -> Line | None:
