@@ -33,6 +33,7 @@ setup(
         "gpu": ["jax[cuda12]>=0.10,<0.12"],
         "tf": ["tensorflow>=2.18"],
         "data": ["pyarrow>=18", "tokenizers>=0.21"],
+        "tpu": ["libtpu>=0.0.42"],
         "test": [
             "hypothesis>=6.100",
             "keras-hub>=0.32",

@@ -34,6 +34,8 @@ class Options:
         zigzag: whether a causal ring deals its queries out so that every device has as much to do
             in every step: half the work of the busiest device, for sending queries, keys, values
             and results to their devices and back once more.
+        compiler_flags: of the compiler behind the JAX backend, (name, value) each, beside those
+            recommended for its devices; after `("none", True)`, instead of them.
 
     Raises:
         ValueError: a number is negative or no number, or a word is none of those there are.
@@ -46,6 +48,7 @@ class Options:
     prefetch: bool = False
     context: Context = "auto"
     zigzag: bool = False
+    compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):

@@ -424,6 +424,7 @@ class Jitted:
         details = {
             **program.details,
             "output_tree": tree,
+            "compiler_flags": self.options.compiler_flags if self.options else (),
             "compile": lambda program: self._finish(signature, program),
         }
         return replace(program, details=details)

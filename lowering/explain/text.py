@@ -34,13 +34,14 @@ MEANING = {
 
 def show(explanation: Explanation) -> str:
     """Returns the report."""
-    sections = [_head(explanation), _memory(explanation), _pads(explanation)]
+    sections = [head(explanation), _memory(explanation), _pads(explanation)]
     sections += [_wire(explanation), _alternatives(explanation)]
     sections += [_parameters(explanation), _legend(explanation)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
-def _head(explanation: Explanation) -> list[str]:
+def head(explanation: Explanation) -> list[str]:
+    """Returns the lines that say what is explained, and how long a step takes at least."""
     mesh = explanation.mesh
     devices = f"{mesh.size:,} device{'s' if mesh.size > 1 else ''}"
     facts = [f"{show_count(explanation.parameter_count)} parameters"]
@@ -69,20 +70,33 @@ def _memory(explanation: Explanation) -> list[str]:
     rows.append(("peak", show_bytes(explanation.memory.peak_bytes), moment))
     lines = ["memory per device, at the peak", *table(rows, right=(1,))]
     inputs = ("parameters", "optimizer", "batch")
-    largest = [part for part in explanation.parts if part.part not in inputs]
-    if largest:
-        lines += ["  the largest values then:"]
-        shown = [_value(part, explanation) for part in largest[:_MOST_VALUES]]
-        lines += [f"  {line}" for line in table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)]
+    lines += largest_values(explanation, without=inputs, most=_MOST_VALUES)
     return lines + (
         wrapped("  to use less: ", explanation.advice, _WIDTH) if explanation.advice else []
     )
 
 
+def largest_values(
+    explanation: Explanation, without: Sequence[str] = (), most: int = 2 * _MOST_VALUES
+) -> list[str]:
+    """Returns a table of what is largest at the peak.
+
+    Args:
+        without: parts that are left out.
+        most: how many values are listed.
+    """
+    largest = [part for part in explanation.parts if part.part not in without]
+    if not largest:
+        return []
+    shown = [_value(part, explanation) for part in largest[:most]]
+    rows = table(shown, right=(2,), squeezed=1, width=_WIDTH - 2)
+    return ["  the largest values then:", *(f"  {line}" for line in rows)]
+
+
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
     held = part.held
     kind = _type(held.value, explanation).replace(", ", ",")
-    return part.name, kind, show_bytes(held.bytes), held.source.place
+    return part.name, kind, show_bytes(held.bytes), held.path or held.source.place
 
 
 def _type(value: Value, explanation: Explanation) -> str:

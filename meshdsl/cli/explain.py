@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
+from meshdsl.cli.planned import training_step
 from meshdsl.cli.problems import Problems, UsageError
-from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:
@@ -32,12 +31,12 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
             "--backend out to see what meshdsl sends"
         )
     job = jobs.build(values, problems, feeds_text=False)
-    program = _lowered(job, job.layout)
+    program = training_step(job, job.layout)
     others = {} if values.compare_layout else _others(program, job)
     report = explain(program, values.hardware, others)
     told: Explanation | Comparison = report
     if values.compare_layout:
-        told = compare(report, explain(_lowered(job, values.compare_layout), values.hardware))
+        told = compare(report, explain(training_step(job, values.compare_layout), values.hardware))
     if values.html:
         _write(values.html, page(told))
     else:
@@ -49,26 +48,9 @@ def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
     from meshdsl.lowering.explain import alternatives
 
     def lower(options: Options) -> SpmdProgram:
-        return _lowered(replace(job, options=options), job.layout)
+        return training_step(replace(job, options=options), job.layout)
 
     return alternatives(program, job.options, lower)
-
-
-def _lowered(job: jobs.Job, layout: Layout | None) -> SpmdProgram:
-    """Returns the training step of a job under a layout."""
-    from meshdsl.jit import jit
-    from meshdsl.layouts.validate import ScopeWarning, check_scopes
-    from meshdsl.training.state import spec_of
-
-    state = spec_of(job.create_state())
-    jitted = jit(
-        job.train_step(), job.mesh, layout, job.backend, donate="state", options=job.options
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
-        program = jitted.lower(state, job.batch_spec)
-    check_scopes(program.layout, program.mesh, program.details["paths"])
-    return program
 
 
 def _write(name: str, text: str) -> None:

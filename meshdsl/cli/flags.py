@@ -18,7 +18,7 @@ from meshdsl.cli.problems import Problems
 from meshdsl.dims import did_you_mean
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
-from meshdsl.lowering.backends import BACKENDS
+from meshdsl.lowering.backends import BACKENDS, compiler_flags
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import schedules
@@ -143,6 +143,7 @@ _OPTIONS = {
     "prefetch": "Gather what a layer needs while the one before is computed.",
     "context": "How attention reaches a split memory: ring, gather, sums (of partial results).",
     "zigzag": "Deal a causal ring's queries out so that all devices have as much to do.",
+    "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
 }
 
 
@@ -157,6 +158,8 @@ def _of_options() -> dict[str, tuple[str | None, Reader, str]]:
             reader = truth
         elif typing.get_origin(kind) is Literal:
             reader = one_of(*typing.get_args(kind))
+        elif field.name == "compiler_flags":
+            reader, default = compiler_flags.parse, ""
         text = None if default is None else str(default).lower()
         found[field.name] = text, reader, _OPTIONS.get(field.name, "See `lowering.options`.")
     return found
@@ -305,6 +308,13 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "hardware": ("v5p", one_of(*HARDWARE), "What `explain` takes the time of a step for."),
+    "topology": (
+        None,
+        str,
+        "What `compile` compiles for: v5p:8x8x8 (chips of a slice), h100:8x16 (GPUs of a node, "
+        "nodes).",
+    ),
+    "slices": ("1", whole(1), "Slices of that, joined by a network, along axes marked @dcn."),
 }
 
 

@@ -1,7 +1,8 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
-Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices, 130 after Ctrl-C, 143
-after SIGTERM, and 75 for a run that has come to the end of its time and is to be started again.
+Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices or would not fit them,
+130 after Ctrl-C, 143 after SIGTERM, and 75 for a run that has come to the end of its time and is to
+be started again. A command returns its own, or None for 0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ INTERRUPTED = 130  # as shells count a process ended by SIGINT
 COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
+    "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
 }
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'

@@ -8,18 +8,19 @@ inputs placed and its donated buffers reused.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 
 from meshdsl.dtypes import is_float
+from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.placing import Storage, partition_spec, taking_logical
+from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.mesh import Mesh
 
@@ -32,6 +33,8 @@ class Executable:
         devices: the devices of the mesh; by default the first ones there are. Those of a topology
             will do (`jax.experimental.topologies`), to compile for machines that are not there.
         platform: whose fused kernels are used; by default that of the devices.
+        compiler_options: XLA's, by name; by default those recommended for the devices, with what
+            `program.details["compiler_flags"]` says (see `backends.compiler_flags`).
 
     Attributes:
         inputs, outputs: how each is stored.
@@ -39,7 +42,8 @@ class Executable:
         cuts: those of the outputs.
 
     Raises:
-        ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode.
+        ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode,
+            or the compiler does not know a flag.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Executable:
         donated: Sequence[bool] = (),
         devices: jax.sharding.Mesh | None = None,
         platform: str | None = None,
+        compiler_options: Mapping[str, Flag] | None = None,
     ) -> None:
         self.program = program
         block = program.block
@@ -67,7 +72,16 @@ class Executable:
         )
         rows = zip(self.inputs, block.inputs, strict=True)
         avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
-        self.compiled = jitted.lower(*avals).compile()
+        if compiler_options is None:
+            device = mesh.devices.flat[0]
+            default = recommended(device.device_kind, device.platform)
+            compiler_options = chosen(program.details.get("compiler_flags", ()), default)
+        try:
+            self.compiled = jitted.lower(*avals).compile(dict(compiler_options) or None)
+        except jax.errors.JaxRuntimeError as error:
+            if reason := unknown(error, compiler_options):
+                raise ValueError(reason) from error
+            raise
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
         """Returns the program as a jittable function of global arrays, as they are stored."""
@@ -153,7 +167,7 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """Returns the devices of a mesh.
 
     Raises:
-        ValueError: there are fewer devices than the mesh has.
+        ValueError: there are fewer devices than the mesh has, or they cannot be laid out so.
     """
     devices = jax.devices()
     if mesh.size > len(devices):
@@ -163,9 +177,7 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
             f"--host_devices={mesh.size}, or in Python, before JAX is first used, "
             f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
         )
-    sizes = tuple(size for _, size in mesh.axes)
-    kinds = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(sizes, mesh.names, axis_types=kinds, devices=devices[: mesh.size])
+    return placed(mesh, devices[: mesh.size])
 
 
 def check_dtypes(program: SpmdProgram) -> None:

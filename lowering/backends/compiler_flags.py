@@ -1,0 +1,121 @@
+"""Compiler flags: what XLA is asked for beyond its defaults, on each kind of device, by name.
+
+They let what is sent travel beside the work: collectives are asynchronous, and the scheduler hides
+their latency. None changes what is computed, or how many bytes are sent. The names are those of
+`benchmarks/xla_flags_library.py` in MaxText and of OpenXLA's "Flags guidance"; that libtpu knows
+those of TPUs, each on its kind, is tested. Fusions of gathers with products that run on beside them
+("continuation fusion") are for v5e alone: the compiler refuses them for the others.
+
+Products taken apart around what is sent (collective matmul) are no flag here: XLA makes them as it
+splits whole tensors, while our programs are split, and have the option `overlap` for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from meshdsl.dims import did_you_mean
+
+Flag = bool | int | float | str
+Flags = tuple[tuple[str, Flag], ...]
+NONE = "none"
+
+_TPU: Mapping[str, Flag] = {
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_all_reduce": True,
+    "xla_enable_async_collective_permute": True,
+    "xla_tpu_enable_async_all_to_all": True,
+    "xla_tpu_enable_latency_hiding_scheduler": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+}
+_FUSED: Mapping[str, Flag] = {
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+}
+_GPU: Mapping[str, Flag] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
+    {
+        **dict.fromkeys(("v3", "v4", "v5p", "v6e"), _TPU),
+        "v5e": {**_TPU, **_FUSED},
+        **dict.fromkeys(("a100", "h100", "h200", "b200"), _GPU),
+    }
+)
+_KINDS = {
+    "v3": "TPU v3",
+    "v4": "TPU v4",
+    "v5e": "TPU v5 lite",
+    "v5p": "TPU v5",
+    "v6e": "TPU v6 lite",
+}
+
+
+def recommended(device_kind: str, platform: str) -> Mapping[str, Flag]:
+    """Returns the flags for a device, as JAX calls it: `recommended("TPU v5 lite", "tpu")`."""
+    if platform in ("gpu", "cuda"):
+        return _GPU
+    names = {kind: name for name, kind in _KINDS.items()}
+    return RECOMMENDED[names[device_kind]] if device_kind in names else {}
+
+
+def parse(text: str) -> Flags:
+    """Reads `name=value,...`, which go beside the recommended flags; after `none`, alone.
+
+    `none` is kept as the first name. A value is true, false, a number or a word.
+
+    Raises:
+        ValueError: a part has no value, or a flag is given twice.
+    """
+    found: dict[str, Flag] = {}
+    for part in filter(None, re.split(r"[,;\s]+", text)):
+        name, equals, value = part.removeprefix("--").partition("=")
+        if name == NONE and not equals and not found:
+            found[NONE] = True
+            continue
+        if not (name and equals and value):
+            raise ValueError(
+                f"needs name=value pairs, as in xla_tpu_enable_latency_hiding_scheduler=false, or "
+                f"{NONE} first to leave out those recommended; got {part!r}"
+            )
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        found[name] = _value(value)
+    return tuple(found.items())
+
+
+def chosen(flags: Flags, default: Mapping[str, Flag]) -> dict[str, Flag]:
+    """Returns flags given beside the recommended ones, or instead of them."""
+    given = dict(flags)
+    return given if given.pop(NONE, False) else {**default, **given}
+
+
+def show(flags: Mapping[str, Flag]) -> list[str]:
+    """Returns flags as they are written: `xla_enable_async_all_gather=true`."""
+    return [f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in flags.items()]
+
+
+def unknown(error: Exception, flags: Mapping[str, Flag]) -> str:
+    """Returns what to say if a compiler's error is about a flag of those given, else nothing."""
+    match = re.search(r"No such compile option: '([^']*)'|into flag (\w+)", str(error))
+    if match is None:
+        return ""
+    if match.group(1) is None:
+        name = match.group(2)
+        value = show({name: flags.get(name, "")})[0].partition("=")[2]
+        return f"compiler flag {name} cannot be {value!r}"
+    name = match.group(1)
+    known = {n for each in RECOMMENDED.values() for n in each} - {name}
+    return f"the compiler knows no flag {name!r}{did_you_mean(name, known)}"
+
+
+def _value(text: str) -> Flag:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

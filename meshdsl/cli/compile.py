@@ -1,0 +1,65 @@
+"""`meshdsl compile`: the training step compiled for a machine that is not there, and its plan."""
+
+from __future__ import annotations
+
+import jax
+from absl import flags
+
+from meshdsl.cli import job as jobs
+from meshdsl.cli.flags import Mistake
+from meshdsl.cli.planned import training_step
+from meshdsl.cli.problems import Problems
+from meshdsl.layouts.topologies import Topology
+from meshdsl.mesh import Mesh
+
+_NO_ROOM = 1
+
+
+def main(values: flags.FlagValues, problems: Problems) -> int:
+    """Runs the command: exit code 0 if the step fits, 1 if it does not.
+
+    Raises:
+        ValueError: mistakes as in `explain`, a machine that there is not, a mesh that does not
+            cover it, or a compiler that is not installed or does not know a flag.
+    """
+    from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen, show
+    from meshdsl.lowering.explain import explain
+    from meshdsl.lowering.explain.compiled import fits, report
+
+    topology = _topology(values, problems)
+    if values.backend != "jax":
+        problems.add(f"--backend: {values.backend} is not compiled ahead of time; leave it out")
+    job = jobs.build(values, problems, feeds_text=False)
+    assert topology is not None
+    program = training_step(job, job.layout)
+    used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
+    compiled = None
+    if topology.is_tpu:
+        jax.config.update("jax_platforms", "cpu")  # devices are described, and not looked for
+        from meshdsl.lowering.backends.jax.ahead import compile_ahead
+
+        compiled = compile_ahead(program, topology, used)
+    told = report(program, explain(program, topology.name), topology, compiled, show(used))
+    print(told)
+    return 0 if fits(program, topology, compiled) else _NO_ROOM
+
+
+def _topology(values: flags.FlagValues, problems: Problems) -> Topology | None:
+    """Returns the machine that the flags name; everything that is wrong with it is a problem."""
+    if values.topology is None:
+        problems.add("--topology says what to compile for, as in --topology=v5p:8x8x8")
+        return None
+    if isinstance(values.slices, Mistake):
+        return None
+    with problems.caught("--topology"):
+        topology = Topology.parse(values.topology, values.slices)
+        if topology.is_tpu:
+            from meshdsl.lowering.backends.jax.ahead import require_compiler
+
+            require_compiler()
+        mesh = values.mesh_shape
+        if not isinstance(mesh, Mistake):
+            for problem in topology.problems(mesh or Mesh()):
+                problems.add(f"--mesh_shape: {problem}")
+        return topology
+    return None
