@@ -76,8 +76,9 @@ class Executable:
             device = mesh.devices.flat[0]
             default = recommended(device.device_kind, device.platform)
             compiler_options = chosen(program.details.get("compiler_flags", ()), default)
+        options: Any = dict(compiler_options) or None
         try:
-            self.compiled = jitted.lower(*avals).compile(dict(compiler_options) or None)
+            self.compiled = jitted.lower(*avals).compile(options)
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
