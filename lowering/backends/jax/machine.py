@@ -43,7 +43,12 @@ class Machine:
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
         """Emits a block on one device's arrays."""
         held: dict[Value, Any] = dict(zip(block.inputs, inputs, strict=True))
+        early = _early(block) if self.torus else {}
         for instruction in block.instructions:
+            if instruction in early:
+                tied = early[instruction]
+                fixed = lax.optimization_barrier(tuple(held[v] for v in tied))
+                held.update(zip(tied, fixed, strict=True))
             arguments = [held[v] for v in instruction.inputs]
             results = self.emitters[instruction.op](self, instruction, arguments)
             if len(instruction.outputs) == 1 and not isinstance(results, list | tuple):
@@ -80,6 +85,29 @@ class Machine:
         if token:
             self.token[:] = [results.pop()]
         return results
+
+
+def _early(block: Block) -> dict[Instruction, list[Value]]:
+    """Returns what loops of the backward pass wait for, with the starts of their carries.
+
+    Those are gradients that come before a loop, and are read after it. XLA:TPU would compute them
+    after it, and hold what they are made of while it runs: the logits, for that of an embedding.
+    """
+    last = {v: place for place, one in enumerate(block.instructions) for v in one.inputs}
+    last |= dict.fromkeys(block.outputs, len(block.instructions))
+    gradients: list[Value] = []
+    found: dict[Instruction, list[Value]] = {}
+    for place, one in enumerate(block.instructions):
+        if not one.source.backward:
+            continue
+        if one.op == "scan":
+            first = one.params["consts"]
+            starts = one.inputs[first : first + one.params["carries"]]
+            late = [v for v in gradients if last.get(v, -1) > place]
+            if starts and late:
+                found[one] = list(dict.fromkeys([*starts, *late]))
+        gradients += one.outputs
+    return found
 
 
 def align(array: Any, have: Shape, want: Shape) -> Any:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.lowering.backends.jax import executable
+from meshdsl.lowering.backends.jax import EMITTERS, executable
+from meshdsl.lowering.backends.jax.machine import Machine
 
 layers, embed, other = md.dims(layers=3, embed=8, other=8)
 W = md.named(
@@ -62,3 +63,32 @@ def test_gathered_outputs_are_written_once_more_to_the_place_of_an_input():
     same = executable._apart(block, results)
     for one, two in zip(same, results, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+
+
+def test_gradients_before_a_loop_of_the_backward_pass_do_not_wait_for_its_end():
+    def loss(both):
+        w, v = both
+        x = through_layers(md.full([embed], 0.5), w, lambda w: w)
+        return md.sum(md.square(md.einsum(x, v, over="embed")))
+
+    v = md.named(np.ones((8, 8), np.float32), [embed, other])
+    f = md.jit(md.grad(loss))
+    block = f.lower((W, v)).block
+    arrays = [jnp.asarray(np.asarray(leaf)) for leaf in (W, v)]
+
+    def emitted(torus):
+        return lambda *arrays: Machine(md.Mesh(), EMITTERS, torus=torus).run(block, arrays)
+
+    scans, early = _scans_and_barriers(jax.make_jaxpr(emitted(True))(*arrays))
+    assert (scans, early) == (2, [[(8,), (8, 8)]])  # the carry, and the gradient of v
+    assert _scans_and_barriers(jax.make_jaxpr(emitted(False))(*arrays)) == (2, [])
+    for one, other_one in zip(emitted(True)(*arrays), emitted(False)(*arrays), strict=True):
+        np.testing.assert_array_equal(one, other_one)
+
+
+def _scans_and_barriers(jaxpr):
+    """Returns how many loops there are, and the shapes that each barrier ties."""
+    equations = jaxpr.jaxpr.eqns
+    barriers = [e for e in equations if e.primitive.name == "optimization_barrier"]
+    shapes = [[variable.aval.shape for variable in e.invars] for e in barriers]
+    return sum(e.primitive.name == "scan" for e in equations), shapes
