@@ -28,9 +28,10 @@ That is XLA's compiler for TPUs. On CPUs, what is joined stays together, product
 operands from memory, and what is costly (exp, tanh, divide, ...) is computed once unless it has a
 single reader; `target` chooses.
 
-What is left out: compilers reorder (XLA:TPU computes gradients of weights late in a layer's backward
-pass, and then holds what they are made of instead), copy into other orders of dims, and prefetch. `tests.benchmarks.memory` prints this model beside the TPU compiler's own account of whole
-training steps. CPUs compute bfloat16 in float32, and take about twice.
+What is left out: compilers reorder (XLA:TPU computes gradients of weights late in the backward pass
+of a layer, and holds what they are made of instead), copy into other orders of dims, and prefetch.
+`tests.benchmarks.memory` prints this model beside the TPU compiler's own account of whole training
+steps. CPUs compute bfloat16 in float32, and take about twice.
 """
 
 from __future__ import annotations
