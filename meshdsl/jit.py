@@ -312,6 +312,7 @@ class Jitted:
                     f"donate={name!r} is no parameter of {self.name}({', '.join(names)}){hint}"
                 )
         self._compiled: dict[Signature, Compiled] = {}
+        self._traces: dict[Signature, tuple[Graph, Any]] | None = None  # see `on`
 
     @property
     def reports(self) -> bool:
@@ -334,6 +335,18 @@ class Jitted:
     def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
         return self._lower(self.flatten(args, kwargs)[1])
+
+    def on(self, mesh: Mesh | str | None, layout: Layout | str | None) -> Jitted:
+        """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
+
+        All that come from one function trace it once for arguments of one signature.
+        """
+        if self._traces is None:
+            self._traces = {}
+        rest = self.donate, self.check_finite, self.options, self.steps_per_call
+        other = Jitted(self.function, mesh, layout, self.backend, *rest)
+        other._traces = self._traces
+        return other
 
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
         """Returns the program as a plain, jittable JAX function of the leaves.
@@ -404,8 +417,15 @@ class Jitted:
         )
         return graph, tree
 
+    def _traced(self, signature: Signature) -> tuple[Graph, Any]:
+        if self._traces is None:
+            return self._trace(signature)
+        if signature not in self._traces:
+            self._traces[signature] = self._trace(signature)
+        return self._traces[signature]
+
     def _lower(self, signature: Signature) -> SpmdProgram:
-        graph, tree = self._trace(self._of_one_run(signature))
+        graph, tree = self._traced(self._of_one_run(signature))
         given_up = () if self.check_finite else self.donate
         program = _lower(
             graph,

@@ -44,6 +44,29 @@ def test_each_signature_is_traced_once():
     assert [str(t) for t in traced] == ["f64[a=4]", "f64[b=2]", "f64[b=2, a=4]"]
 
 
+def test_a_function_is_traced_once_for_all_meshes_and_layouts():
+    traced = []
+
+    def double(x):
+        traced.append(x)
+        return x + x
+
+    x = md.named(np.arange(8, dtype=np.float32), [md.Dimension("row", 8)])
+    first = md.jit(double, donate="x")
+    for mesh, layout in [("data:2", "row:data"), ("data:4", "row:data"), ("data:2,model:2", "")]:
+        other = first.on(mesh, layout)
+        assert (str(other.mesh), str(other.layout)) == (mesh.replace(",", " "), layout)
+        program = other.lower(md.spec(x.dims, x.dtype))
+        assert (
+            program.block.inputs[0].local.volume * (other.mesh.sizes["data"] if layout else 1) == 8
+        )
+        assert program.details["donated"] == [True]
+        np.testing.assert_array_equal(np.asarray(other(x)), 2 * np.arange(8))
+    assert len(traced) == 1
+    first.on("data:2", "").lower(md.spec([md.Dimension("row", 4)], "float32"))
+    assert len(traced) == 2
+
+
 def test_numbers_are_tensors_without_dims():
     found = md.jit(lambda x, n, on: (x * 2, n, on), backend="numpy")(1.5, np.float64(2), True)
     assert [leaf.dtype.name for leaf in found] == ["float32", "float64", "bool"]
