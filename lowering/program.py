@@ -91,7 +91,7 @@ class Instruction:
     @property
     def bodies(self) -> tuple[Block, ...]:
         """The blocks that this instruction runs: a loop's body, the branches of a `cond`."""
-        return tuple(value for value in self.params.values() if isinstance(value, Block))
+        return tuple([value for value in self.params.values() if isinstance(value, Block)])
 
     @property
     def runs(self) -> int:
@@ -238,6 +238,14 @@ def wire_bytes(kind: str, payload: float, devices: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (devices - 1) / devices * payload
 
 
+def wire_of(instruction: Instruction, mesh: Mesh) -> float:
+    """Returns what a device sends for one execution of an instruction: 0 if it sends nothing."""
+    if not instruction.is_collective:
+        return 0.0
+    payload = payload_bytes(instruction, mesh)
+    return wire_bytes(instruction.op, payload, mesh.extent(instruction.params["axes"]))
+
+
 @dataclass(frozen=True, eq=False)
 class SpmdProgram:
     """A lowered program: the block all devices run, and how its ends meet the user's arguments."""
@@ -290,7 +298,7 @@ class SpmdProgram:
         """Bytes one device sends per run: of a `while` one iteration, of a `cond` the worse."""
 
         def sent(instruction: Instruction) -> float:
-            return self._collective(instruction, 1).wire_bytes if instruction.is_collective else 0.0
+            return wire_of(instruction, self.mesh)
 
         return math.fsum(sent(one) * times for one, times in self.block.counted(sent))
 

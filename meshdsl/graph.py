@@ -124,7 +124,7 @@ class Operation:
     @property
     def bodies(self) -> tuple[Graph, ...]:
         """The graphs that this operation runs: the body of a loop, the branches of a cond."""
-        return tuple(value for value in self.params.values() if isinstance(value, Graph))
+        return tuple([value for value in self.params.values() if isinstance(value, Graph)])
 
     @property
     def effect(self) -> bool:

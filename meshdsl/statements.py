@@ -31,12 +31,24 @@ class Statement:
 
 def statement_at(source: Source) -> Statement:
     """Returns the innermost statement at a source line; without its file, the line itself."""
-    found = _statements("".join(linecache.getlines(source.file))).get(source.line)
+    found = _statements_in(source.file).get(source.line)
     first, names = found if found else (source.line, ())
     if not names:
         function = "" if source.function.startswith("<") else source.function.strip("_")
         names = (function or "value",)
     return Statement(source.file, first, names, source.backward)
+
+
+def _statements_in(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Returns what `_statements` does; as long as linecache has the same lines, without a look."""
+    lines = linecache.getlines(file)
+    known = _known.get(file)
+    if known is None or known[0] is not lines:
+        known = _known[file] = lines, _statements("".join(lines))
+    return known[1]
+
+
+_known: dict[str, tuple[list[str], dict[int, tuple[int, tuple[str, ...]]]]] = {}
 
 
 @lru_cache(maxsize=256)

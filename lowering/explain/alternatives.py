@@ -71,6 +71,8 @@ def compared(
 
     Nothing if none differs.
     """
+    if not others:
+        return ()
     first, *rest = (
         _measured(how, one, hardware) for how, one in [("as it is", program), *others.items()]
     )

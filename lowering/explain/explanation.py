@@ -39,6 +39,7 @@ from meshdsl.lowering.program import (
     Value,
     payload_bytes,
     wire_bytes,
+    wire_of,
 )
 from meshdsl.mesh import Mesh
 from meshdsl.source import Source
@@ -231,10 +232,7 @@ def _count(program: SpmdProgram) -> int:
     """Returns how many collectives there are, of a cond in the branch that sends more."""
 
     def sent(one: Instruction) -> float:
-        if not one.is_collective:
-            return 0.0
-        devices = program.mesh.extent(one.params["axes"])
-        return wire_bytes(one.op, payload_bytes(one, program.mesh), devices)
+        return wire_of(one, program.mesh)
 
     return sum(times for one, times in program.block.counted(sent) if one.is_collective)
 
