@@ -8,6 +8,7 @@ script everything is shown and folds; sorting, filtering and reading the strip n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -26,6 +27,16 @@ def page(report: Explanation | Comparison) -> str:
     Path("report.html").write_text(page(explain(program)), encoding="utf-8")
     """
     title = f"{report.name} on {report.mesh}" if report.mesh.axes else report.name
+    return document(title, *_content(report))
+
+
+def fragment(report: Explanation | Comparison) -> str:
+    """Returns the report for a notebook's cell."""
+    return str(_styled(_content(report), "meshdsl"))
+
+
+def document(title: str, *content: Child) -> str:
+    """Returns a whole page with some content, in the style of the reports."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -33,21 +44,17 @@ def page(report: Explanation | Comparison) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
     )
-    body = tag("body", _report(report, "meshdsl meshdsl-page"), style="margin: 0")
+    body = tag("body", _styled(content, "meshdsl meshdsl-page"), style="margin: 0")
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def fragment(report: Explanation | Comparison) -> str:
-    """Returns the report for a notebook's cell."""
-    return str(_report(report, "meshdsl"))
-
-
-def _report(report: Explanation | Comparison, kind: str) -> Html:
-    content: list[Child]
+def _content(report: Explanation | Comparison) -> list[Child]:
     if isinstance(report, Comparison):
-        content = list(comparing.everything(report))
-    else:
-        content = [sections.header(report), *sections.everything(report)]
+        return list(comparing.everything(report))
+    return [sections.header(report), *sections.everything(report)]
+
+
+def _styled(content: Iterable[Child], kind: str) -> Html:
     return tag(
         "div",
         tag("style", Html(_file("style.css"))),
