@@ -1,0 +1,1 @@
+"""Sweeps: one training step under many meshes and layouts, ranked."""

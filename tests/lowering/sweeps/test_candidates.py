@@ -1,0 +1,123 @@
+"""What a sweep is asked for: texts, files, alternatives, and what is wrong with them."""
+
+import itertools
+
+import pytest
+
+from meshdsl.lowering.sweeps.candidates import MOST, Candidate, expanded, read
+
+
+def pairs(meshes, layouts):
+    reading = read(meshes, layouts)
+    assert reading.problems == []
+    return [(one.mesh, one.layout) for one in reading.candidates]
+
+
+def problems(meshes, layouts):
+    return read(meshes, layouts).problems
+
+
+def test_every_layout_goes_with_every_mesh():
+    meshes, layouts = ["data:2,model:4", "data:8"], ["batch:data", "batch:data; heads:model", ""]
+    found = pairs(meshes, layouts)
+    assert sorted(found) == sorted(itertools.product(["data:2 model:4", "data:8"], layouts))
+
+
+def test_alternatives_in_braces_are_all_combined():
+    assert pairs(["data:{2,4},model:2"], ["heads:{model,-}; d_ff:{model,-}"]) == [
+        (f"data:{n} model:2", f"heads:{heads}; d_ff:{d_ff}")
+        for n in (2, 4)
+        for heads in ("model", "-")
+        for d_ff in ("model", "-")
+    ]
+    assert expanded("batch:data{, ; length:model?,; params/embed:data}") == [
+        "batch:data",
+        "batch:data; length:model?",
+        "batch:data; params/embed:data",
+    ]
+
+
+def test_files_have_a_layout_or_a_pair_on_each_line_and_comments(tmp_path):
+    (tmp_path / "a.txt").write_text(
+        "# tensor parallelism\n\nbatch:data; heads:model  # heads\ndata:{4,8} | batch:data\n"
+    )
+    (tmp_path / "b.txt").write_text("batch:-")
+    assert pairs(["data:2,model:2"], [f"{tmp_path}/*.txt"]) == [
+        ("data:2 model:2", "batch:data; heads:model"),
+        ("data:4", "batch:data"),
+        ("data:8", "batch:data"),
+        ("data:2 model:2", "batch:-"),
+    ]
+
+
+def test_meshes_come_from_files_as_well(tmp_path):
+    (tmp_path / "meshes").write_text("data:2\nslice@dcn:2,data:4\n")
+    assert pairs([str(tmp_path / "meshes")], ["batch:data"]) == [
+        ("data:2", "batch:data"),
+        ("slice@dcn:2 data:4", "batch:data"),
+    ]
+
+
+def test_a_layout_may_have_wildcards_as_long_as_it_has_a_colon():
+    assert pairs(["data:2"], ["params/*/embed:data?"]) == [("data:2", "params/*/embed:data?")]
+
+
+def test_what_is_written_twice_is_there_once_and_told():
+    reading = read(["data:2"], ["batch:data", "batch:{data,-}", " batch:data;"])
+    assert reading.candidates == [Candidate("data:2", "batch:data"), Candidate("data:2", "batch:-")]
+    assert reading.repeated == [Candidate("data:2", "batch:data")]
+
+
+def test_all_mistakes_are_told_with_the_places_where_they_stand(tmp_path):
+    file = tmp_path / "layouts.txt"
+    file.write_text("batch:data\nbatch=data:x\nx:2,y | batch:data\n")
+    first, second, third = problems(["data:0"], [str(file)])
+    assert first == "--mesh_shape: mesh axis `data` needs a size of at least 1, got 0"
+    assert second.startswith(f"{file}:2: malformed layout\n  batch=data:x\n")
+    assert third.startswith(f"{file}:3: malformed mesh: expected `axis:size`")
+
+
+@pytest.mark.parametrize(
+    ("meshes", "layouts", "problem"),
+    [
+        (
+            [],
+            ["batch:data"],
+            "--layout: `batch:data` needs a mesh: give --mesh_shape, or write "
+            "`data:8 | batch:data`",
+        ),
+        (
+            ["data:2"],
+            ["layouts.txtt"],
+            "--layout: there is no file layouts.txtt; what is no file has a colon, as in data:8",
+        ),
+        (
+            ["data:{2,4"],
+            ["batch:data"],
+            "--mesh_shape: `data:{2,4` has a brace without its other half, or braces in braces; "
+            "alternatives are written {data,model,-}",
+        ),
+        (
+            ["data:{" + ",".join(["1"] * (MOST + 1)) + "}"],
+            ["batch:data"],
+            "--mesh_shape: `data:{",
+        ),
+        (
+            [f"data:{{{','.join(map(str, range(1, 201)))}}}"],
+            ["batch:data; x:{" + ",".join(f"a{n}" for n in range(51)) + "}"],
+            "--layout: there are more than 10,000 candidates",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_write(meshes, layouts, problem):
+    (found,) = problems(meshes, layouts)
+    assert found.startswith(problem)
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path):
+    (tmp_path / "empty").write_text("# nothing\n")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert problems(["data:2"], [str(tmp_path / "empty"), str(tmp_path / "binary")]) == [
+        f"--layout: {tmp_path / 'empty'} has no line to read",
+        f"--layout: cannot read {tmp_path / 'binary'}: it is not text in utf-8",
+    ]
