@@ -6,6 +6,7 @@ gathered, together with flags that do not exist, and told at once.
 
 from __future__ import annotations
 
+import itertools
 import re
 import typing
 from collections.abc import Callable, Sequence
@@ -173,8 +174,18 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "A named configuration, or your own: `my_package.my_models:tiny`, `my_models.py:tiny`.",
     ),
     "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
-    "mesh_shape": (None, Mesh.parse, 'Mesh axes and their sizes: "data:2,model:4".'),
-    "layout": (None, Layout.parse, 'Dims split over mesh axes: "batch:data; heads:model".'),
+    "mesh_shape": (
+        None,
+        Mesh.parse,
+        'Mesh axes and their sizes: "data:2,model:4". `sweep` takes several: the flag again, '
+        "alternatives in braces (data:{2,4},model:2), or files with one on each line.",
+    ),
+    "layout": (
+        None,
+        Layout.parse,
+        'Dims split over mesh axes: "batch:data; heads:model". `sweep` takes several, too; a line '
+        "of a file may be a pair, `mesh | layout`.",
+    ),
     **_of_options(),
     "microbatches": (
         "1",
@@ -307,7 +318,6 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "exit_at_step": (None, whole(1), "End after this step, likewise."),
     "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
-    "hardware": ("v5p", one_of(*HARDWARE), "What `explain` takes the time of a step for."),
     "topology": (
         None,
         str,
@@ -315,10 +325,32 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "nodes).",
     ),
     "slices": ("1", whole(1), "Slices of that, joined by a network, along axes marked @dcn."),
+    "hardware": (
+        "v5p",
+        one_of(*HARDWARE),
+        "What `explain` and `sweep` take the time of a step for, and what has to fit.",
+    ),
+    "measure": (
+        "plan",
+        one_of("plan", "compile", "run"),
+        "How `sweep` measures: by the plan; with the compiler's memory, on the devices there are; "
+        "or by running steps of all candidates in turn.",
+    ),
+    "parallel": (
+        None,
+        whole(1),
+        "Processes of a `sweep`. Default: one for each core; one if it compiles for other devices "
+        "than --host_devices. `--measure=run` has one.",
+    ),
+    "rounds": ("5", whole(1), "How often `sweep --measure=run` comes to each candidate."),
 }
 
 
-def read(arguments: Sequence[str]) -> tuple[flags.FlagValues, Problems]:
+SEVERAL = {"sweep": ("mesh_shape", "layout")}  # what a command takes lists of, as texts
+_LISTED = frozenset(itertools.chain(*SEVERAL.values()))
+
+
+def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagValues, Problems]:
     """Reads the arguments of a command.
 
     Returns:
@@ -326,7 +358,11 @@ def read(arguments: Sequence[str]) -> tuple[flags.FlagValues, Problems]:
     """
     values = flags.FlagValues()
     for name, (default, reader, text) in FLAGS.items():
-        flags.DEFINE(_Parser(reader), name, default, text, values)
+        if name in SEVERAL.get(command, ()):
+            plain: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+            flags.DEFINE_multi(_Parser(str), plain, name, default, text, values)
+            continue
+        flags.DEFINE_flag(_Flag(_Parser(reader), None, name, default, text), values)
         values[name].boolean = reader is truth  # `--overlap` alone says yes, `--nooverlap` no
     flags.DEFINE_bool("help", False, "Show this.", values, short_name="h")
     flags.DEFINE_bool("debug", False, "Show where in the code an error comes from.", values)
@@ -343,7 +379,17 @@ def read(arguments: Sequence[str]) -> tuple[flags.FlagValues, Problems]:
         value = getattr(values, name)
         if isinstance(value, Mistake):
             problems.add(f"--{name}: {value.reason}")
+        elif not isinstance(value, list) and name in _LISTED and values[name].present > 1:
+            problems.add(
+                f"--{name} is given {values[name].present} times: only `sweep` takes several"
+            )
     return values, problems
+
+
+def written(values: flags.FlagValues) -> list[str]:
+    """Returns the flags that were given as arguments again, apart from lists."""
+    given = [values[name] for name in FLAGS if values[name].present]
+    return [f"--{flag.name}={flag.text}" for flag in given if isinstance(flag, _Flag)]
 
 
 def describe() -> str:
@@ -369,6 +415,16 @@ class _Parser(flags.ArgumentParser):
             return self._reader(argument)
         except ValueError as error:
             return Mistake(str(error))
+
+
+class _Flag(flags.Flag):
+    """A flag that knows the text that it was given last."""
+
+    text = ""
+
+    def parse(self, argument: Any) -> None:
+        self.text = argument
+        super().parse(argument)
 
 
 def _unknown(argument: str, values: flags.FlagValues) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from absl import flags
@@ -25,6 +25,9 @@ from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
 from meshdsl.training.state import TrainState, create
 from meshdsl.training.step import StepResult, make_train_step
+
+if TYPE_CHECKING:
+    pass
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _BYTES = 256

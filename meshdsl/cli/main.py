@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
+    "sweep": "Rank many meshes and layouts by what a training step costs under each.",
 }
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
@@ -65,7 +66,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command = f"meshdsl {name}"
     from meshdsl.cli import flags
 
-    values, problems = flags.read(rest)
+    values, problems = flags.read(rest, name)
     if values.help:
         print(f"{command}: {COMMANDS[name]}\n\n{flags.describe()}")
         return 0

@@ -64,6 +64,9 @@ PROMISED = {
     "hardware": "v5p",
     "topology": None,
     "slices": 1,
+    "measure": "plan",
+    "parallel": None,
+    "rounds": 5,
     "debug": False,
     "help": False,
     "h": False,
@@ -191,6 +194,41 @@ def test_values_are_read_into_what_they_mean():
 def test_a_mistake_is_told_with_its_flag(argument, problem):
     (found,) = problems_of(argument)
     assert found.startswith(problem)
+
+
+def test_only_a_sweep_takes_several_meshes_and_layouts():
+    several = ["--layout=batch:data", "--mesh_shape=data:2", "--layout=a.txt", "--layout=batch"]
+    values, problems = flags.read(several, "sweep")
+    assert problems.found == []
+    assert values.layout == ["batch:data", "a.txt", "batch"]
+    assert values.mesh_shape == ["data:2"]
+    assert problems_of(*several[:2], "--layout=heads:data") == [
+        "--layout is given 2 times: only `sweep` takes several"
+    ]
+    assert problems_of("--steps=1", "--steps=2") == []  # of a number the last counts
+
+
+def test_what_was_given_can_be_written_again():
+    given = [
+        "--policy=params=float32,compute=bfloat16",
+        "--memory=16 GiB",
+        "--overlap",
+        "--steps=3",
+    ]
+    values, _ = flags.read([*given, "--layout=batch:data"], "sweep")
+    again = flags.written(values)
+    assert sorted(again) == sorted(
+        [
+            "--policy=params=float32,compute=bfloat16",
+            "--memory=16 GiB",
+            "--overlap=true",
+            "--steps=3",
+        ]
+    )
+    read, problems = flags.read(again)
+    assert problems.found == []
+    assert all(read[name].value == values[name].value for name in PROMISED if name != "layout")
+    assert flags.written(flags.read(["--nooverlap"])[0]) == ["--overlap=false"]
 
 
 def test_all_mistakes_are_found():

@@ -25,10 +25,10 @@ def test_the_commands_are_listed(capsys, arguments):
     code, out, _ = answer(capsys, *arguments)
     assert code == 0
     assert out.startswith("usage: meshdsl <command> --flags\n")
-    assert all(f"\n  {name} " in out for name in ("train", "explain", "compile"))
+    assert all(f"\n  {name} " in out for name in ("train", "explain", "compile", "sweep"))
 
 
-@pytest.mark.parametrize("command", ["train", "explain", "compile"])
+@pytest.mark.parametrize("command", ["train", "explain", "compile", "sweep"])
 def test_a_command_lists_its_flags(capsys, command):
     code, out, _ = answer(capsys, command, "--help")
     assert code == 0
@@ -37,8 +37,8 @@ def test_a_command_lists_its_flags(capsys, command):
 
 def test_an_unknown_command(capsys):
     assert refused(capsys, "trian") == (
-        "meshdsl: unknown command 'trian'; choose one of train, explain, compile. Did you mean "
-        "`train`?\n"
+        "meshdsl: unknown command 'trian'; choose one of train, explain, compile, sweep. Did you "
+        "mean `train`?\n"
     )
 
 

@@ -1,0 +1,267 @@
+"""`meshdsl sweep`: many meshes and layouts of one training step, measured and ranked.
+
+In the workdir are `results.jsonl` (see `lowering.sweeps.store`), from which an interrupted sweep
+goes on, `sweep.csv`, `sweep.json`, `plot.svg`, `index.html`, and in `pages/` the report of each
+candidate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from absl import flags as absl_flags
+
+from meshdsl.cli import flags
+from meshdsl.cli.problems import Problems, UsageError
+from meshdsl.cli.sweep_measures import Asked, Setup, Subject, Timed, Turn, prepare
+from meshdsl.cli.sweep_progress import Progress
+from meshdsl.cli.workers import Died, perform
+from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.lowering.sweeps import candidates, tables
+from meshdsl.lowering.sweeps.candidates import Candidate, Reading
+from meshdsl.lowering.sweeps.digest import digest, key
+from meshdsl.lowering.sweeps.page import Told, page
+from meshdsl.lowering.sweeps.plot import plot
+from meshdsl.lowering.sweeps.ranking import Ranked, ranked
+from meshdsl.lowering.sweeps.result import Result
+from meshdsl.lowering.sweeps.store import Store, unwritable
+
+# Flags that change nothing of what is measured.
+_ASIDE = frozenset(
+    "data data_cache data_column data_workers eval_batches eval_every log_every parallel rounds "
+    "split steps_per_call workdir".split()
+)
+
+
+def main(values: absl_flags.FlagValues, problems: Problems) -> None:
+    """Runs the command.
+
+    Raises:
+        ValueError: anything the user can put right, as many problems as possible at once; or no
+            candidate could be measured.
+    """
+    reading = candidates.read(values.mesh_shape or [], values.layout or [])
+    _check(values, problems, reading)
+    arguments = tuple(flags.written(values))
+    setup = Setup(arguments, str(Path(values.workdir).absolute()) if values.workdir else None)
+    with ExitStack() as stack:
+        if problems.found:  # with what is wrong about the model
+            _build(setup, problems)
+        subject = Subject.of(setup)
+        store = stack.enter_context(Store(setup.folder)) if setup.folder else None
+        sweep = _Sweep(subject, store, reading.candidates)
+        for one in reading.repeated:
+            print(f"measured once, though written several times: {one}", flush=True)
+        rows, told = ranked(sweep.run()), sweep.told()
+        if setup.folder:
+            _write(Path(setup.folder), rows, told, sweep.facts())
+    _print(rows, told, sweep, setup.folder)
+    if all(row.result.reason for row in rows):
+        raise ValueError(f"none of {len(rows):,} candidates could be measured; see above why")
+
+
+def _check(values: absl_flags.FlagValues, problems: Problems, reading: Reading) -> None:
+    problems.found += reading.problems
+    if not values.layout:
+        problems.add(
+            '--layout: give what to sweep, as in --layout="batch:data; heads:{model,-}" (the flag '
+            "may come again) or --layout=layouts.txt"
+        )
+    if values.backend == "jax_auto":
+        problems.add(
+            "--backend: what jax_auto sends is XLA's choice, known once it is compiled; leave "
+            "--backend out to see what meshdsl sends"
+        )
+    elif values.measure != "plan" and values.backend != "jax":
+        problems.add(f"--measure={values.measure} is for --backend=jax")
+    if values.html:
+        problems.add("--html: a sweep writes its pages into --workdir")
+    if values.compare_layout:
+        problems.add("--compare_layout is for `explain`; give `sweep` a second --layout")
+
+
+def _build(setup: Setup, problems: Problems) -> None:
+    """Raises everything in `problems`, with what is wrong about the model and the numbers."""
+    try:
+        Subject.of(setup)
+    except UsageError as error:
+        problems.found += [text for text in error.problems if text not in problems.found]
+    problems.check()
+
+
+@dataclass
+class _Sweep:
+    """A sweep under way: what is known, and what is still to be measured."""
+
+    subject: Subject
+    store: Store | None
+    candidates: Sequence[Candidate]
+    earlier: int = 0  # results taken over
+
+    def run(self) -> list[Result]:
+        """Measures what is not known yet; returns all results."""
+        step = self._digest()
+        asked = [Asked(one, key(step, one)) for one in self.candidates]
+        found: dict[str, Result] = {}
+        if self.store is not None:
+            known = {one.key: self._known(one.key) for one in asked}
+            found = {name: result for name, result in known.items() if result is not None}
+        self.earlier = len(found)
+        left = [self._with_rounds(one) for one in asked if one.key not in found]
+        measured = self._run(left) if self._turns else self._measured(left)
+        turns = {one.key: max(0, self._turns - len(one.rounds)) for one in left}
+        total = sum(turns.values()) if self._turns else len(left)
+        with Progress(total, "turns" if self._turns else "candidates") as progress:
+            for name, message in measured:
+                if isinstance(message, Timed):
+                    if self.store is not None:
+                        self.store.add_round(name, message.seconds)
+                    turns[name] -= 1
+                    progress.step()
+                    continue
+                found[name] = message
+                if self.store is not None:
+                    self.store.add(name, message)
+                progress.step(turns[name] if self._turns else 1, failed=bool(message.reason))
+        return [found[one.key] for one in asked]
+
+    @property
+    def _turns(self) -> int:
+        """How often a candidate is run; 0 if none is."""
+        return self.subject.values.rounds if self.subject.values.measure == "run" else 0
+
+    def _known(self, name: str) -> Result | None:
+        assert self.store is not None
+        found = self.store.known(name)
+        if found is None or found.reason or not self._turns:
+            return found
+        return found if len(self.store.rounds.get(name, [])) >= self._turns else None
+
+    def _measured(self, left: Sequence[Asked]) -> Iterator[tuple[str, Result]]:
+        for asked, message in perform(left, self._processes(), prepare, self.subject.setup):
+            yield asked.key, _blamed(asked, message) if isinstance(message, Died) else message
+
+    def _run(self, left: Sequence[Asked]) -> Iterator[tuple[str, Result | Timed]]:
+        """Runs candidates in one process; in another one without the candidate that ended it."""
+        while left:
+            by_key, at = {one.key: one for one in left}, ""
+            keys = {one.candidate: one.key for one in left}
+            for _, message in perform([tuple(left)], 1, prepare, self.subject.setup):
+                if isinstance(message, Turn):
+                    at = message.key
+                elif isinstance(message, Timed):
+                    one = by_key[message.key]
+                    by_key[message.key] = replace(one, rounds=(*one.rounds, message.seconds))
+                    yield message.key, message
+                elif isinstance(message, Died):
+                    at = at or left[0].key
+                    yield at, _blamed(by_key.pop(at), message)
+                else:
+                    name = keys[message.candidate]
+                    del by_key[name]
+                    yield name, message
+            left = list(by_key.values())
+
+    def _with_rounds(self, asked: Asked) -> Asked:
+        known = self.store.rounds.get(asked.key, []) if self.store is not None else []
+        return replace(asked, rounds=tuple(map(tuple, known)))
+
+    def _processes(self) -> int:
+        values = self.subject.values
+        if values.parallel:
+            return values.parallel
+        # Processes can share the cores of a host, but no TPU and no memory of a GPU.
+        own = values.measure == "compile" and not values.host_devices
+        return 1 if own else len(os.sched_getaffinity(0))
+
+    def _digest(self) -> str:
+        values, job = self.subject.values, self.subject.job
+        given = [one for one in flags.written(values) if _name(one) not in _ASIDE]
+        graph = self.subject.jitted.trace(*self.subject.specs)
+        facts: list[object] = [sorted(given), job.options, values.hardware]
+        facts += [self.subject.setup.folder is not None]
+        if values.measure != "plan":
+            import jax
+
+            facts += [jax.__version__, os.uname().nodename]
+            facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+        return digest(graph, *facts)
+
+    def told(self) -> Told:
+        values = self.subject.values
+        measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
+        estimate = "a lower bound, from published peaks, with nothing overlapped"
+        return Told(
+            title=f"{self.subject.job.model.name}: a sweep of {len(self.candidates):,} candidates",
+            hardware=find_hardware(values.hardware).title,
+            times=measured if values.measure == "run" else estimate,
+            peaks="by the plan" if values.measure == "plan" else "by the compiler's account",
+            room=self.subject.room,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        values = self.subject.values
+        return {
+            "model": values.model,
+            "measure": values.measure,
+            "hardware": values.hardware,
+            "memory_bytes": self.subject.room,
+            "flags": flags.written(values),
+        }
+
+
+def _name(argument: str) -> str:
+    return argument.removeprefix("--").partition("=")[0]
+
+
+def _blamed(asked: Asked, died: Died) -> Result:
+    one = asked.candidate
+    return Result(one.mesh, one.layout, reason=died.reason, passing=True)
+
+
+def _write(folder: Path, rows: Sequence[Ranked], told: Told, facts: dict[str, Any]) -> None:
+    texts = {
+        "sweep.csv": tables.as_csv(rows),
+        "sweep.json": tables.as_json(rows, facts),
+        "plot.svg": str(plot(rows, told.room)),
+        "index.html": page(rows, told),
+    }
+    try:
+        for name, text in texts.items():
+            part = folder / f"{name}.part"  # so that a reader never sees half of it
+            part.write_text(text, encoding="utf-8")
+            part.replace(folder / name)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def _print(rows: Sequence[Ranked], told: Told, sweep: _Sweep, folder: str | None) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
+    values = sweep.subject.values
+    failed = [row.result for row in rows if row.result.reason]
+    meshes = {row.result.mesh for row in rows}
+    where = f" on {next(iter(meshes))}" if len(meshes) == 1 else ""
+    lines = [f"{values.model}{where}, {told.hardware}; step: {told.times}; peak: {told.peaks}"]
+    if sweep.earlier:
+        lines.append(f"{sweep.earlier:,} of {len(rows):,} candidates were measured earlier")
+    console.print("\n".join(lines), markup=False, highlight=False)
+    if len(failed) < len(rows):
+        console.print(tables.shown(rows, values.measure == "run"))
+    if left := tables.left_out(rows):
+        console.print(f"and {left:,} more{', in sweep.csv' if folder else ''}", highlight=False)
+    for one in failed:
+        text = f"not measured: {one.candidate}: {tables.why(one)}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if folder:
+        console.print(
+            f"{folder}/index.html has the plot and every report", markup=False, highlight=False,
+            soft_wrap=True,
+        )  # fmt: skip

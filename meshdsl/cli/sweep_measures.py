@@ -1,0 +1,272 @@
+"""Measures: what `meshdsl sweep` does with a candidate, in a process of its own.
+
+By the plan, a candidate is lowered and explained; the model is traced once for all. With the
+compiler, it is compiled for the devices there are as well, and the memory is the compiler's. By
+running, steps are timed in rounds that come to every candidate once, each time from another one on,
+so that whatever slows the machine down for a while slows all of them down. Between its turns a
+candidate holds no memory of a device.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdsl.array import NamedArray, Spec, named
+from meshdsl.cli import flags
+from meshdsl.cli import job as jobs
+from meshdsl.cli.planned import checked_program, jitted_step
+from meshdsl.jit import Compiled, Jitted, jit
+from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.validate import LayoutWarning
+from meshdsl.lowering.sweeps.candidates import Candidate
+from meshdsl.lowering.sweeps.result import Result, planned
+from meshdsl.lowering.sweeps.store import PAGES
+
+_WARM_UP = 1  # steps of a turn that are not timed
+_TIMED = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all candidates of a sweep have in common.
+
+    Attributes:
+        arguments: the command line without meshes and layouts.
+        folder: where the pages go, if they are written.
+    """
+
+    arguments: tuple[str, ...]
+    folder: str | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate, the key of its result, and the seconds of the rounds that it has done."""
+
+    candidate: Candidate
+    key: str
+    rounds: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A candidate's turn begins, so that it is to blame if nothing more is heard."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The seconds of the steps of one turn."""
+
+    key: str
+    seconds: tuple[float, ...]
+
+
+@dataclass
+class Subject:
+    """A training step, to be measured on any mesh in any layout."""
+
+    setup: Setup
+    values: Any
+    job: jobs.Job
+    jitted: Jitted
+    specs: tuple[Any, Any]
+
+    @staticmethod
+    def of(setup: Setup) -> Subject:
+        """Builds the step that the flags describe; errors as in `jobs.build`."""
+        values, problems = flags.read(setup.arguments)
+        job = jobs.build(values, problems, feeds_text=False)
+        return Subject(setup, values, job, *jitted_step(job))
+
+    @property
+    def room(self) -> int:
+        """Bytes that a device may hold."""
+        return self.values.memory or find_hardware(self.values.hardware).memory_bytes
+
+    def on(self, candidate: Candidate) -> Jitted:
+        return self.jitted.on(candidate.mesh, candidate.layout)
+
+
+def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
+    """Returns what does the tasks of a sweep: those of `plan`, `compile` and `run`."""
+    subject = Subject.of(setup)
+    jobs.use_host_devices(subject.values.host_devices)
+    measure = {"plan": by_plan, "compile": by_compiling}.get(subject.values.measure)
+    if measure is None:
+        return lambda task: by_running(subject, task)
+    # What is here stays; garbage is looked for after each candidate, not some times during it.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+    def do(asked: Asked) -> Iterator[Result]:
+        yield measure(subject, asked)
+        gc.collect()
+
+    return do
+
+
+def by_plan(subject: Subject, asked: Asked) -> Result:
+    """Returns what the plan says of a candidate, or why there is no plan."""
+    return _told(asked.candidate, lambda: _plan(subject, asked)[0])
+
+
+def by_compiling(subject: Subject, asked: Asked) -> Result:
+    """Returns what plan and compiler say of a candidate."""
+    return _told(asked.candidate, lambda: _compile(subject, asked)[0])
+
+
+def by_running(subject: Subject, task: tuple[Asked, ...]) -> Iterator[Turn | Timed | Result]:
+    """Runs candidates in turn; yields their results when all rounds are done."""
+    runs: list[_Run] = []
+    for asked in task:
+        yield Turn(asked.key)
+        found = _told(asked.candidate, partial(_Run.of, subject, asked))
+        if isinstance(found, Result):
+            yield found
+        else:
+            runs.append(found)
+    for number in range(subject.values.rounds):
+        first = number % len(runs) if runs else 0
+        for run in [*runs[first:], *runs[:first]]:
+            if len(run.rounds) > number:
+                continue
+            yield Turn(run.asked.key)
+            seconds = _told(run.asked.candidate, run.turn)
+            if isinstance(seconds, Result):
+                runs.remove(run)
+                yield seconds
+            else:
+                run.rounds.append(seconds)
+                yield Timed(run.asked.key, seconds)
+    yield from (run.result() for run in runs)
+
+
+def _told(candidate: Candidate, measure: Callable[[], Any]) -> Any:
+    """Returns what is measured, or a result that says why nothing is."""
+    failed = Result(candidate.mesh, candidate.layout)
+    try:
+        return measure()
+    except ValueError as error:  # the candidate's own fault
+        return replace(failed, reason=str(error))
+    except Exception as error:  # whatever it is, the other candidates go on
+        text = f"{type(error).__name__}: {error}"
+        if "RESOURCE_EXHAUSTED" in text:
+            text = f"out of memory on a device\n{text}"
+        return replace(failed, reason=text, passing=True)
+
+
+def _plan(subject: Subject, asked: Asked) -> tuple[Result, Any]:
+    from meshdsl.lowering.explain import explain
+    from meshdsl.lowering.explain.html.page import page
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        program = checked_program(subject.on(asked.candidate), subject.specs)
+    report = explain(program, subject.values.hardware)
+    result = planned(asked.candidate, report, program, subject.room)
+    notes = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+    name = ""
+    if subject.setup.folder is not None:
+        name = f"{PAGES}/{asked.key}.html"
+        (Path(subject.setup.folder) / name).write_text(page(report), encoding="utf-8")
+    return replace(result, notes=notes, page=name), program
+
+
+def _compile(subject: Subject, asked: Asked) -> tuple[Result, Compiled]:
+    result, program = _plan(subject, asked)
+    start = time.perf_counter()
+    compiled = program.compile()
+    seconds = time.perf_counter() - start
+    peak = _peak(compiled.memory_analysis())
+    fits = peak <= subject.room
+    return replace(result, peak_bytes=peak, fits=fits, compile_seconds=seconds), compiled
+
+
+def _peak(account: Any) -> int:
+    """Returns the bytes that a device holds at most, by a compiler's account."""
+    kept = account.argument_size_in_bytes + account.output_size_in_bytes
+    kept += account.temp_size_in_bytes - account.alias_size_in_bytes
+    return account.peak_memory_in_bytes or kept
+
+
+@dataclass
+class _Run:
+    """A candidate that is compiled, to be run now and then."""
+
+    asked: Asked
+    planned: Result
+    step: Compiled
+    create: Compiled
+    batch: Mapping[str, NamedArray]
+    seed: int
+    rounds: list[tuple[float, ...]] = field(default_factory=list)
+
+    @staticmethod
+    def of(subject: Subject, asked: Asked) -> _Run:
+        from meshdsl.array import spec
+        from meshdsl.ops.random import KEY
+
+        job, (mesh, layout) = subject.job, (asked.candidate.mesh, asked.candidate.layout)
+        result, step = _compile(subject, asked)
+        make = job.create_state()
+
+        def state(key: Any) -> dict[str, Any]:
+            return {"state": make(key)}  # so that its paths are those of the step's state
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
+            creation = jit(state, mesh, layout, job.backend, options=job.options)
+            program = creation.lower(spec([KEY], "uint32"))
+        batch = random_batch(job.batch_spec, jobs.vocabulary(job.model))
+        stored = step.executable.inputs[-len(batch) :]
+        placed = {  # where the step wants it, as a data loader would
+            name: NamedArray(at.put(batch[name]), batch[name].dims, at.cuts)
+            for name, at in zip(sorted(batch), stored, strict=True)
+        }
+        rounds = list(asked.rounds)
+        return _Run(asked, result, step, program.compile(), placed, subject.values.seed, rounds)
+
+    def turn(self) -> tuple[float, ...]:
+        """Returns the seconds of some steps from a state of their own."""
+        import jax
+
+        from meshdsl.ops.random import key
+
+        state, found = self.create(key(self.seed))["state"], []
+        for _ in range(_WARM_UP + _TIMED):
+            start = time.perf_counter()
+            state, metrics = self.step(state, self.batch)
+            jax.block_until_ready(jax.tree.leaves((state, metrics)))
+            found.append(time.perf_counter() - start)
+        return tuple(found[_WARM_UP:])
+
+    def result(self) -> Result:
+        """Returns what has been measured: the median of all steps, and their quartiles."""
+        seconds = [each for one in self.rounds for each in one]
+        low, high = (float(q) for q in np.quantile(seconds, [0.25, 0.75]))
+        return replace(self.planned, seconds=statistics.median(seconds), quartiles=(low, high))
+
+
+def random_batch(specs: Mapping[str, Spec], vocab: int) -> dict[str, NamedArray]:
+    """Returns a batch: normal numbers, tokens, and for other whole numbers 0 and 1."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, one in specs.items():
+        whole = np.issubdtype(one.dtype, np.integer)
+        sizes, below = one.dims.sizes, vocab if name in ("tokens", "targets") else 2
+        drawn = rng.integers(0, below, sizes) if whole else rng.standard_normal(sizes)
+        found[name] = named(drawn.astype(one.dtype), one.dims)
+    return found

@@ -1,0 +1,68 @@
+"""Progress of a sweep, for whoever watches: a bar on a terminal, now and then a line elsewhere.
+
+It goes to standard error, so that the table can be taken from standard output.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+_LINES = 10  # where there is no terminal
+
+
+class Progress:
+    """Counts candidates, or the turns of those that are run.
+
+    Args:
+        what: what is counted.
+    """
+
+    def __init__(self, total: int, what: str, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total, self._what = total, what
+        self._count = self._failed = 0
+        self._bar: Bar | None = None
+        if self._console.is_interactive and total:
+            self._bar = Bar(
+                TextColumn(what),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[failed]}"),
+                console=self._console,
+                expand=True,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=total, failed="")
+
+    def step(self, count: int = 1, failed: bool = False) -> None:
+        """Counts some more.
+
+        Args:
+            failed: whether they are those of a candidate that could not be measured.
+        """
+        before, self._count = self._count, self._count + count
+        self._failed += failed
+        told = f"{self._failed:,} could not be measured" if self._failed else ""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._count, failed=told)
+            return
+        every = max(1, self._total // _LINES)
+        done = self._count == self._total
+        if count and (done or self._count // every > before // every):
+            line = f"{self._count:,} of {self._total:,} {self._what}"
+            text = f"{line}; {told}" if told else line
+            self._console.print(text, markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
