@@ -1,4 +1,9 @@
-"""What went wrong on the devices, in the words of the program."""
+"""What went wrong on the devices, in the words of the program.
+
+Every instruction is emitted under a name of its own, `op.number`, which TensorFlow's errors quote.
+What failed in a collective, or because of one, is told with where each device was; everything else
+keeps its error, with the line of the program that it came from.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +14,60 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends import DeviceError
 from meshdsl.lowering.backends.tf.placing import Devices
+from meshdsl.lowering.backends.tf.tokens import instruction as instruction_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.mesh import Mesh
 
 _TELLING = re.compile(r"collective|connection|timed out|socket|unavailable", re.IGNORECASE)
+_LOST = re.compile(r"Collective ops is aborted|RecvBuf|failed to connect|Socket closed")
 _PLACES = re.compile(r"Graph execution error|Detected at node|stack traces|\{\{node|^\s*File ")
+_SCOPES = re.compile(r"\b(\w+)\.(\d+)/")
 
 
 def told(
     error: tf.errors.OpError,
     mesh: Mesh,
     instructions: Sequence[Instruction],
-    reached: Sequence[int],
+    held: Sequence[int],
     devices: Devices,
-) -> Exception:
-    """Returns the error to raise for one of TensorFlow's.
+    ended: bool,
+) -> None:
+    """Raises the error to tell for one of TensorFlow's, or notes in that where it comes from.
 
     Args:
-        reached: of each of this process's devices, the number of the last instruction that is a
-            collective and has begun; -1 for none.
+        held: of each of this process's devices, its token (see `tokens`).
+        ended: whether the call was ended for a collective that took too long.
+
+    Raises:
+        DeviceError: a collective has failed.
+        RuntimeError: the devices have too little memory.
     """
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        return RuntimeError(f"RESOURCE_EXHAUSTED: {error.message}")
+        raise RuntimeError(f"RESOURCE_EXHAUSTED: {error.message}") from error
+    blamed = _blamed(error, instructions)
+    waiting: dict[int | None, list[int]] = {}
+    for number, token in zip(devices.numbers, held, strict=True):
+        waiting.setdefault(instruction_of(token), []).append(number)
+    by_others = len(devices.cluster.addresses) > 1 or _LOST.search(error.message)
+    if not ended and not (blamed.is_collective if blamed else by_others):
+        error.add_note(f"in {blamed.op} at {_line(blamed)}" if blamed else _unknown(waiting))
+        return
     lines = ["a collective has failed, and TensorFlow runs no other in this process"]
-    waiting: dict[int, list[int]] = {}
-    for number, at in zip(devices.numbers, reached, strict=True):
-        waiting.setdefault(at, []).append(number)
-    for at, held in sorted(waiting.items()):
-        lines.append(f"{_devices(held)} {_place(instructions, at)}")
+    for at, there in sorted(waiting.items(), key=lambda item: item[1]):
+        lines.append(_place(instructions, at, there))
     lines += _missing(mesh, instructions, waiting, devices)
     lines.append(f"TensorFlow says: {_said(error)}")
     lines.append("start all processes of the job again")
-    return DeviceError("\n  ".join(lines))
+    raise DeviceError("\n  ".join(lines)) from error
+
+
+def _blamed(error: tf.errors.OpError, instructions: Sequence[Instruction]) -> Instruction | None:
+    """Returns the instruction whose operation an error names, the innermost one."""
+    found = None
+    for op, number in _SCOPES.findall(error.message):
+        if int(number) < len(instructions) and instructions[int(number)].op == op:
+            found = instructions[int(number)]
+    return found
 
 
 def _said(error: tf.errors.OpError) -> str:
@@ -50,18 +77,28 @@ def _said(error: tf.errors.OpError) -> str:
     return told[0] if told else type(error).__name__
 
 
-def _place(instructions: Sequence[Instruction], at: int) -> str:
-    if not 0 <= at < len(instructions):
-        return "had begun no collective"
+def _line(one: Instruction) -> str:
+    return f"{one.source}  {one.source.code}".rstrip()
+
+
+def _place(instructions: Sequence[Instruction], at: int | None, there: Sequence[int]) -> str:
+    if at is None:
+        return f"{_devices(there)} {'was' if len(there) == 1 else 'were'} in no collective"
     one = instructions[at]
     over = ", ".join(one.params["axes"])
-    return f"had come to {one.op} over {over} at {one.source}  {one.source.code}".rstrip()
+    return f"{_devices(there)} had come to {one.op} over {over} at {_line(one)}"
+
+
+def _unknown(waiting: dict[int | None, list[int]]) -> str:
+    """Returns what there is to say where an error names nothing of the program."""
+    note = "an operation has failed, and TensorFlow tells only of what that has ended"
+    return f"{note}; {_place((), None, waiting[None])}" if None in waiting else note
 
 
 def _missing(
     mesh: Mesh,
     instructions: Sequence[Instruction],
-    waiting: dict[int, list[int]],
+    waiting: dict[int | None, list[int]],
     devices: Devices,
 ) -> list[str]:
     """Returns what is known of the devices that the first ones to wait have waited for."""
@@ -74,13 +111,14 @@ def _missing(
             f"{_devices(numbers)} are missing: process {place} at {cluster.addresses[place]} does "
             "not answer"
         )
-    furthest = max(waiting)
-    if 0 <= furthest < len(instructions) and not silent:
+    inside = [at for at in waiting if at is not None]
+    if inside and not silent:
+        furthest = max(inside)
         axes, here = instructions[furthest].params["axes"], set(waiting[furthest])
         groups = [group for group in mesh.groups(*axes) if here & set(group)]
         late = sorted({device for group in groups for device in group} - here)
         if late:
-            lines.append(f"{_devices(late)} had not come there; every process answers")
+            lines.append(f"{_devices(late)} had not come there; every process listens")
     return lines
 
 

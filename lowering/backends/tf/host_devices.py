@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
 
 import jax
 import tensorflow as tf
@@ -24,16 +23,19 @@ _TIMEOUT = 300.0
 
 
 def timeout() -> float:
-    """Returns for how long a collective waits for the others, in seconds.
+    """Returns for how long a collective waits for the others, in seconds: of `inf`, for ever.
 
     Raises:
-        ValueError: the environment says something else than a number.
+        ValueError: the environment says something else than a number above 0.
     """
     text = os.environ.get(TIMEOUT, str(_TIMEOUT))
-    try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"{TIMEOUT} needs a number of seconds, got {text!r}") from error
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError(
+        f"{TIMEOUT} needs a number of seconds, more than 0, got {text!r}; with inf a collective "
+        "waits for ever"
+    )
 
 
 def process_index() -> int:
@@ -87,17 +89,6 @@ def _cpus(count: int) -> int:
         tf.config.set_logical_device_configuration(host, [one] * count)
         _share_cores(count)
     return len(tf.config.get_logical_device_configuration(host) or [one])
-
-
-def tokens(names: Sequence[str]) -> list[tf.Variable]:
-    """Returns what the collectives of each device have in common: see `HostLinks`."""
-    return [_token(name) for name in names]
-
-
-@functools.cache
-def _token(name: str) -> tf.Variable:
-    with tf.device(name):
-        return tf.Variable(-1, dtype=tf.int64)
 
 
 def _share_cores(count: int) -> None:

@@ -16,9 +16,11 @@ import tensorflow as tf
 from meshdsl.cuts import Cuts
 from meshdsl.lowering.backends.tf.emit import run, specs
 from meshdsl.lowering.backends.tf.failures import told
-from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout, tokens
+from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout
+from meshdsl.lowering.backends.tf.host_keys import instance_keys
 from meshdsl.lowering.backends.tf.host_links import HostLinks
 from meshdsl.lowering.backends.tf.placing import Shards, Storage
+from meshdsl.lowering.backends.tf.tokens import read, reset, tokens
 from meshdsl.lowering.backends.tf.watchdog import watched
 from meshdsl.lowering.program import Instruction, SpmdProgram
 
@@ -46,14 +48,16 @@ class Executable:
         self.instructions: list[Instruction] = []
         self.tokens = tokens(self.devices.names)
         self.replica = self._of_replica()
+        self._collects = any(one.is_collective for one in self.instructions)
         self._step = self._of_all_devices()
 
     def _of_replica(self) -> Any:
         """Returns the program of one device, as a concrete function of its number and shards."""
-        program = self.program
+        program, names = self.program, self.devices.everywhere
 
         def replica(device: tf.Tensor, token: tf.Tensor, *shards: tf.Tensor) -> list[tf.Tensor]:
-            links = HostLinks(program.mesh, device, token)
+            keys = instance_keys(program, names)
+            links = HostLinks(program.mesh, device, token, names, keys)
             return run(program, links, device, shards, self.instructions)
 
         signature = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
@@ -93,17 +97,24 @@ class Executable:
         placed = [
             stored.put(leaf, self.devices) for leaf, stored in zip(leaves, self.inputs, strict=True)
         ]
-        try:
-            with watched(self.tokens, self._timeout):
-                found = self._step(*(shard for row in zip(*placed, strict=True) for shard in row))
-        except tf.errors.OpError as error:
-            reached = [int(token.numpy()) for token in self.tokens]
-            raise told(error, self.program.mesh, self.instructions, reached, self.devices) from None
+        found = self._run([shard for row in zip(*placed, strict=True) for shard in row])
         count = len(self.outputs)
         return [
             Shards(stored, self.devices, found[place::count])
             for place, stored in enumerate(self.outputs)
         ]
+
+    def _run(self, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Runs the program on the shards of all devices; with collectives, alone."""
+        alone = watched(self.tokens, self._timeout) if self._collects else contextlib.nullcontext()
+        with alone as call:
+            try:
+                return self._step(*shards)
+            except tf.errors.OpError as error:
+                held, ended = read(self.tokens), call is not None and call.ended
+                reset(self.tokens)
+                told(error, self.program.mesh, self.instructions, held, self.devices, ended)
+                raise
 
     def as_text(self) -> str:
         """Returns the graph of one device."""

@@ -3,22 +3,24 @@
 Guarantees:
     Every device runs its collectives in one order, the program's: each takes the same resource, the
     device's `token`. Without it they would wait for each other.
-    A token holds the number of the collective that its device has come to: by these the watchdog
-    sees whether any is waited for too long, and errors tell which it was.
+    A token tells in which collective its device is, and how many it has ended (see `tokens`): by
+    these the watchdog sees whether any is waited for too long, and errors tell which it was.
 
 TensorFlow reduces six dtypes and moves five or six (2.21); others travel as integers, and numbers
-below 32 bits as such of 32 where it has nothing smaller.
+below 32 bits as such of 32 where it has nothing smaller. A sum in half precision is added up in it,
+as TensorFlow does, where it is large; up to 64 KiB it is added up in float32.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from meshdsl.lowering.backends.tf import tokens
+from meshdsl.lowering.backends.tf.host_keys import group_key
 from meshdsl.lowering.backends.tf.machine import Arrays
 from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words
 from meshdsl.mesh import Mesh
@@ -26,8 +28,6 @@ from meshdsl.mesh import Mesh
 _REDUCED = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 _GATHERED = ("float16", "float32", "float64", "int32", "int64")
 _SMALL = 64 * 1024  # bytes
-_GROUPS: dict[tuple[int, ...], int] = {}  # devices, by number, and the key of their group
-_INSTANCES = itertools.count(1)
 _OPERATIONS = {"sum": "Add", "max": "Max", "min": "Min"}
 
 
@@ -37,23 +37,35 @@ class HostLinks:
 
     Attributes:
         device: the number of the device, a tensor.
-        token: a resource of that device, with room for a whole number.
+        token: the resource of that device that `tokens` tells of.
+        names: the full names of all devices of the mesh.
+        instances: the numbers of the collectives, the same in every process.
     """
 
     compiled: ClassVar[bool] = False
     mesh: Mesh
     device: tf.Tensor
     token: tf.Tensor
+    names: Sequence[str]
+    instances: Iterator[int]
 
     def packed(self, op: str) -> float:
         """Copies of larger ones cost more than collectives of their own."""
         return _SMALL
 
     def begin(self, number: int) -> list[tf.Operation]:
-        noted = tf.constant(number, tf.int64)
-        return [tf.raw_ops.AssignVariableOp(resource=self.token, value=noted)]
+        return [tokens.begin(self.token, number)]
+
+    def end(self, number: int) -> list[tf.Operation]:
+        return [tokens.end(self.token, number)]
+
+    def in_order(self) -> list[tf.Operation]:
+        return [tokens.touch(self.token)]
 
     def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
+        size = x.shape.num_elements() * x.dtype.size
+        if kind == "sum" and _is_half(x.dtype) and size <= _SMALL:
+            return tf.cast(self.reduce(tf.cast(x, tf.float32), axes, kind), x.dtype)
         keys = as_keys(x, kind, _REDUCED)
         moved = tf.raw_ops.CollectiveReduceV2(
             input=keys, merge_op=_OPERATIONS[kind], final_op="Id", **self._group(axes)
@@ -63,8 +75,9 @@ class HostLinks:
     def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
         """There is no such collective between CPUs: an exchange and a sum send as much."""
         received = self.exchange(rows, axes)
-        half = rows.dtype.is_floating and rows.dtype.size < 4
-        total = tf.reduce_sum(tf.cast(received, tf.float32) if half else received, 0)
+        if _is_half(rows.dtype):
+            received = tf.cast(received, tf.float32)
+        total = tf.reduce_sum(received, 0)
         return tf.cast(total, rows.dtype)
 
     def gather(self, x: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
@@ -94,7 +107,7 @@ class HostLinks:
         for partners in rounds([pair for pair in pairs if pair[0] != pair[1]], self.mesh.size):
             numbered = list(enumerate(partners))
             sizes = [1 + int(device != partner) for device, partner in numbered]
-            keys = [_group_key(tuple(sorted({d, p}))) for d, p in numbered]
+            keys = [self._group_key({d, p}) for d, p in numbered]
             rows = tf.stack([x, x])  # the partner's row and its own, in the order of the two
             size: Any = sizes[0]
             if len(set(sizes)) > 1:
@@ -125,7 +138,7 @@ class HostLinks:
         """Returns the parameters of a collective along some axes."""
         keys = [0] * self.mesh.size
         for group in self.mesh.groups(*axes):
-            key = _group_key(group)
+            key = self._group_key(group)
             for member in group:
                 keys[member] = key
         return self._keyed(self.mesh.extent(axes), self._own(keys))
@@ -134,20 +147,19 @@ class HostLinks:
         return {
             "group_size": size,
             "group_key": key,
-            "instance_key": next(_INSTANCES),
+            "instance_key": next(self.instances),
             "ordering_token": [self.token],
             "communication_hint": "auto",
             "timeout_seconds": 0,  # see `watchdog`
         }
 
+    def _group_key(self, devices: Iterable[int]) -> int:
+        return group_key([self.names[device] for device in devices])
+
     def _own(self, table: Sequence[int]) -> tf.Tensor:
         if len(set(table)) == 1:
             return tf.constant(table[0], tf.int32)
         return tf.gather(tf.constant(table, tf.int32), self.device)
-
-
-def _group_key(devices: tuple[int, ...]) -> int:
-    return _GROUPS.setdefault(devices, len(_GROUPS) + 1)
 
 
 def rounds(pairs: Sequence[tuple[int, int]], devices: int) -> Iterator[list[int]]:
@@ -171,3 +183,7 @@ def rounds(pairs: Sequence[tuple[int, int]], devices: int) -> Iterator[list[int]
 
 def _reordered(rows: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
     return rows if list(order) == list(range(len(order))) else tf.gather(rows, order)
+
+
+def _is_half(dtype: tf.DType) -> bool:
+    return dtype.is_floating and dtype.size < 4

@@ -38,7 +38,13 @@ class Links(Protocol):
         """Returns the bytes up to which tensors of one collective travel in one buffer."""
 
     def begin(self, number: int) -> list[tf.Operation]:
-        """Notes which instruction, by its number, is next; what notes it is done in order."""
+        """Notes that a collective begins, by its number; what notes it is done in order."""
+
+    def end(self, number: int) -> list[tf.Operation]:
+        """Notes that it has ended."""
+
+    def in_order(self) -> list[tf.Operation]:
+        """Notes nothing, but in the order of what is noted."""
 
     def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
         """Returns the sum, max or min of the x of all devices along some axes."""
@@ -103,10 +109,10 @@ class Machine:
             self.instructions.append(instruction)
             with tf.name_scope(f"{instruction.op}.{number}"):
                 if instruction.op in EFFECTS:
-                    results = self._in_order(instruction, number, arguments)
+                    results = self._in_order(instruction, arguments)
+                elif instruction.is_collective:
+                    results = self._collective(instruction, number, arguments)
                 else:
-                    if instruction.is_collective:
-                        self.links.begin(number)
                     results = self.emitters[instruction.op](self, instruction, arguments)
             if isinstance(results, tf.Tensor):
                 results = (results,)
@@ -117,12 +123,20 @@ class Machine:
                 held[value] = result
         return [held[v] for v in block.outputs]
 
-    def _in_order(self, instruction: Instruction, number: int, arguments: Arrays) -> Any:
+    def _collective(self, instruction: Instruction, number: int, arguments: Arrays) -> Any:
+        """Emits a collective, noted from when there is what it sends until it has sent it."""
+        with tf.control_dependencies(arguments):
+            self.links.begin(number)
+        results = self.emitters[instruction.op](self, instruction, arguments)
+        self.links.end(number)
+        return results
+
+    def _in_order(self, instruction: Instruction, arguments: Arrays) -> Any:
         """Emits what must happen after all that was noted before, and before what comes next."""
-        with tf.control_dependencies(self.links.begin(number)):
+        with tf.control_dependencies(self.links.in_order()):
             result = self.emitters[instruction.op](self, instruction, arguments)
         with tf.control_dependencies([result]):
-            self.links.begin(number)
+            self.links.in_order()
         return result
 
 

@@ -37,6 +37,12 @@ class Devices:
     numbers: tuple[int, ...]
     cluster: Cluster
 
+    @cached_property
+    def everywhere(self) -> tuple[str, ...]:
+        """TensorFlow's names of all devices of the mesh, by number."""
+        own, places = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
+        return tuple(name.replace(own, f"/task:{place}/") for place in places for name in self.names)
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -159,11 +165,11 @@ class Shards:
                 f"{self!r} is split over processes, and this one holds {len(held)} of its parts; "
                 "make what is to be read whole, as a result without split dims"
             )
-        whole = np.empty(self.shape, self.dtype)
+        whole, tensors = np.empty(self.shape, self.dtype), self.tensors
         for number, part in enumerate(self.storage.parts):
             place = held.get(_key(part))
             if place is not None and number == self.devices.numbers[place]:
-                whole[part] = self.tensors[place].numpy()
+                whole[part] = tensors[place].numpy()
         return np.asarray(whole, dtype)
 
     def __repr__(self) -> str:
