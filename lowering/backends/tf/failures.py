@@ -21,6 +21,7 @@ from meshdsl.mesh import Mesh
 _TELLING = re.compile(r"collective|connection|timed out|socket|unavailable", re.IGNORECASE)
 _LOST = re.compile(r"Collective ops is aborted|RecvBuf|failed to connect|Socket closed")
 _PLACES = re.compile(r"Graph execution error|Detected at node|stack traces|\{\{node|^\s*File ")
+_NODES = re.compile(r"(?:node |node ')([\w./<>-]+)")
 _SCOPES = re.compile(r"\b(\w+)\.(\d+)/")
 
 
@@ -51,6 +52,11 @@ def told(
     by_others = len(devices.cluster.addresses) > 1 or _LOST.search(error.message)
     if not ended and not (blamed.is_collective if blamed else by_others):
         error.add_note(f"in {blamed.op} at {_line(blamed)}" if blamed else _unknown(waiting))
+        if set(waiting) != {None}:
+            error.add_note(
+                "devices waited for it in collectives; if others over the same devices fail from "
+                "here on, start all processes again"
+            )
         return
     lines = ["a collective has failed, and TensorFlow runs no other in this process"]
     for at, there in sorted(waiting.items(), key=lambda item: item[1]):
@@ -62,12 +68,17 @@ def told(
 
 
 def _blamed(error: tf.errors.OpError, instructions: Sequence[Instruction]) -> Instruction | None:
-    """Returns the instruction whose operation an error names, the innermost one."""
-    found = None
-    for op, number in _SCOPES.findall(error.message):
-        if int(number) < len(instructions) and instructions[int(number)].op == op:
-            found = instructions[int(number)]
-    return found
+    """Returns the instruction whose operation an error names: no collective, if it names others.
+
+    Where an operation fails, the collectives that others wait in are named with it.
+    """
+    found = []
+    for node in _NODES.findall(error.message):
+        for op, number in reversed(_SCOPES.findall(node)):  # the innermost one comes last
+            if int(number) < len(instructions) and instructions[int(number)].op == op:
+                found.append(instructions[int(number)])
+                break
+    return min(found, key=lambda one: one.is_collective, default=None)
 
 
 def _said(error: tf.errors.OpError) -> str:

@@ -1,4 +1,4 @@
-"""Programs on host devices: one tf.function that runs the program of a replica on every device.
+"""Programs on host devices: one function that runs the program of a replica on every device.
 
 The program is traced once, for all devices (see `machine`), and so a graph is as large on a
 thousand devices as on one. It is not inlined: TensorFlow tells apart what a loop sends in its
@@ -58,7 +58,8 @@ class Executable:
         def replica(device: tf.Tensor, token: tf.Tensor, *shards: tf.Tensor) -> list[tf.Tensor]:
             keys = instance_keys(program, names)
             links = HostLinks(program.mesh, device, token, names, keys)
-            return run(program, links, device, shards, self.instructions)
+            results = run(program, links, device, shards, self.instructions)
+            return results or [tf.identity(device)]  # what has no result would not be run
 
         signature = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
         function = tf.function(
@@ -70,7 +71,11 @@ class Executable:
         return function.get_concrete_function()
 
     def _of_all_devices(self) -> Any:
-        """Returns a concrete function of the shards of all inputs, those of a device in a row."""
+        """Returns a function of the shards of all inputs, those of a device in a row.
+
+        A tf.function would send its results on to the first device; where one fails, it would tell
+        of what it could not send, instead of why.
+        """
         devices, count = self.devices, len(self.inputs)
 
         def step(*shards: tf.Tensor) -> list[tf.Tensor]:
@@ -87,10 +92,8 @@ class Executable:
             return found
 
         signature = specs(self.program.block.inputs) * len(devices.names)
-        step.__name__ = self.program.name or "step"
-        function = tf.function(step, input_signature=signature, autograph=False)
         with _as_written():
-            return function.get_concrete_function()
+            return tf.compat.v1.wrap_function(step, signature, name=self.program.name or "step")
 
     def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
         """Runs the program; arrays that are not stored as it takes them are put there."""

@@ -116,7 +116,7 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_timeout(hangs, st
     error = result(processes[1 - hangs])["error"]
     assert processes[hangs].poll() is None
     assert f"device {1 - hangs} had come to all_reduce over data at " in error
-    assert f"device {hangs} had not come there; every process answers" in error
+    assert f"device {hangs} had not come there; every process listens" in error
 
 
 def test_without_a_cluster_a_process_is_alone(monkeypatch):
