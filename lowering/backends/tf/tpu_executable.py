@@ -3,10 +3,15 @@
 What a call gives up and gets back under the same path, a training state, is held in variables: it
 stays in the memory of the cores, and each call overwrites it there. Everything else goes in as
 tensors and comes out as such.
+
+Guarantees:
+    A result that no call was given stays what it is: where another state takes its place, it is
+    copied first. One that was given to a call can be read no more, also if the call fails.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,13 +30,19 @@ Replica = Callable[..., Sequence[tf.Tensor]]
 
 
 class Held(Shards):
-    """Shards in variables, until the program that they belong to runs again."""
+    """Shards in variables, until the program that they belong to runs again; or copies of them."""
 
     def __init__(self, storage: Storage, devices: Devices, owner: _Variable) -> None:
         self.storage = storage
         self.devices = devices
         self.owner = owner
         self.version = owner.version
+        self._copies: list[tf.Tensor] = []
+        owner.held = weakref.ref(self)
+
+    def copy_out(self) -> None:
+        """Copies the numbers out of the variables, which something else is to be put into."""
+        self._copies = self.tensors
 
     @property
     def is_current(self) -> bool:
@@ -45,6 +56,8 @@ class Held(Shards):
         Raises:
             ValueError: they have been given up.
         """
+        if self._copies:
+            return self._copies
         if not self.is_current:
             raise ValueError(
                 f"{self!r} was donated to a call, which has put its own result in its place; use "
@@ -54,11 +67,17 @@ class Held(Shards):
 
 
 class _Variable:
-    """A variable of every replica, which hold different numbers."""
+    """A variable of every replica, which hold different numbers.
+
+    Attributes:
+        version: how often it has been overwritten.
+        held: refers to the result that is in it, as long as anything does.
+    """
 
     def __init__(self, strategy: Any, storage: Storage, sizes: tuple[int, ...]) -> None:
         self.strategy = strategy
         self.version = 0
+        self.held: Callable[[], Held | None] = lambda: None
         with strategy.scope():
             self.variable = tf.Variable(
                 tf.zeros(sizes, tf_dtype(storage.dtype)),
@@ -66,6 +85,17 @@ class _Variable:
                 synchronization=tf.VariableSynchronization.ON_READ,
                 aggregation=tf.VariableAggregation.NONE,
             )
+
+    def overwrite(self, given: Sequence[Any]) -> None:
+        """Lets the result in it be no longer so, with a copy of it unless it is given up.
+
+        Args:
+            given: what the call at hand is given that overwrites it.
+        """
+        held = self.held()
+        if held is not None and held.is_current and not any(held is one for one in given):
+            held.copy_out()
+        self.version += 1
 
     def parts(self) -> Sequence[tf.Variable]:
         """Returns the variable of each replica."""
@@ -136,20 +166,23 @@ class Executable:
 
     def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
         """Runs the program; arrays that are not where it takes them are put there."""
-        given, moved = [], []
+        given, given_up, moved = [], [], []
         for number, (leaf, stored) in enumerate(zip(leaves, self.inputs, strict=True)):
             held, data = self._held.get(number), getattr(leaf, "data", leaf)
             if held is None:
                 given.append(self._distributed(self._shards(leaf, stored)))
-            elif not (isinstance(data, Held) and data.owner is held and data.is_current):
+                continue
+            given_up.append(data)
+            if not (isinstance(data, Held) and data.owner is held and data.is_current):
                 moved.append((number, self._distributed(self._shards(leaf, stored))))
+        for held in self._held.values():
+            held.overwrite(given_up)
         if moved:
             self._assign(tuple(n for n, _ in moved), *(values for _, values in moved))
         found = iter(self._step(self._numbers, *given))
         results: list[Shards] = []
         for number, stored in enumerate(self.outputs):
             if number in self._ends:
-                self._ends[number].version += 1
                 results.append(Held(stored, self.devices, self._ends[number]))
             else:
                 tensors = self.strategy.experimental_local_results(next(found))
@@ -163,9 +196,10 @@ class Executable:
         return stored.cut(leaf, range(len(self.devices.numbers)))
 
     def _distributed(self, shards: Sequence[Any]) -> Any:
-        """Returns the value of every replica."""
+        """Returns the value of every replica; equal shards are read once."""
+        tensors = {id(shard): tf.convert_to_tensor(shard) for shard in shards}
         return self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.convert_to_tensor(shards[context.replica_id_in_sync_group])
+            lambda context: tensors[id(shards[context.replica_id_in_sync_group])]
         )
 
     @property

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import meshdsl as md
 from meshdsl.lowering.backends.tf import host_executable as host
-from meshdsl.lowering.backends.tf.tpu_executable import Executable
+from meshdsl.lowering.backends.tf.tpu_executable import Executable, Held, _Variable
 
 batch, embed = md.dims(batch=8, embed=6)
 LAYOUTS = [("x:4", "batch:x; state/embed:x"), ("x:2,y:2", "batch:y; state/embed:x+y")]
@@ -39,6 +39,9 @@ def on_strategy(program):
     def replica(device, *shards):
         context = tf.distribute.get_replica_context()
         place = int(tf.get_static_value(context.replica_id_in_sync_group))
+        agrees = tf.debugging.Assert(device == place, ["the device", device, "is replica", place])
+        with tf.control_dependencies([agrees]):
+            device = tf.identity(device)
         return on_hosts.replica(device, on_hosts.tokens[place].handle, *shards)
 
     return Executable(program, program.details["donated"], strategy, replica)
@@ -98,6 +101,82 @@ def test_what_was_given_up_cannot_be_read():
     run(first, XS[1])
     with pytest.raises(ValueError, match="was donated to a call, which has put its own result"):
         np.asarray(first["w"])
+
+
+OTHER = {"w": md.named(numbers(embed.size, seed=9), [embed])}
+
+
+def reference(state, x):
+    return np.asarray(md.jit(step, backend="numpy")(state, x)["state"]["w"])
+
+
+def test_a_result_that_was_not_given_up_stays_what_it_is():
+    run = jitted(*LAYOUTS[0])
+    first = run(STATE, XS[0])["state"]
+    second = run(OTHER, XS[1])["state"]  # no call was given `first`
+    np.testing.assert_allclose(first["w"], reference(STATE, XS[0]), rtol=1e-12)
+    np.testing.assert_allclose(second["w"], reference(OTHER, XS[1]), rtol=1e-12)
+    third = run(first, XS[2])["state"]  # nor `second`
+    np.testing.assert_allclose(second["w"], reference(OTHER, XS[1]), rtol=1e-12)
+    np.testing.assert_allclose(third["w"], reference(first, XS[2]), rtol=1e-12)
+
+
+def test_a_result_that_nothing_refers_to_is_not_copied(monkeypatch):
+    run = jitted(*LAYOUTS[0])
+    copied = []
+    monkeypatch.setattr(Held, "copy_out", copied.append)
+    state = run(STATE, XS[0])["state"]
+    state = run(state, XS[1])["state"]
+    del state
+    run(OTHER, XS[1])
+    assert not copied
+
+
+@pytest.mark.parametrize("at", ["_assign", "_step"])
+def test_results_outlive_a_call_that_fails(at, monkeypatch):
+    run = jitted(*LAYOUTS[0])
+    first = run(STATE, XS[0])["state"]
+    (compiled,) = run._compiled.values()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(compiled.executable, at, interrupted)
+        run(OTHER, XS[0])
+    np.testing.assert_allclose(first["w"], reference(STATE, XS[0]), rtol=1e-12)
+    again = run(first, XS[1])["state"]
+    np.testing.assert_allclose(again["w"], reference(first, XS[1]), rtol=1e-12)
+
+
+def test_an_array_is_read_once_from_each_replica(monkeypatch):
+    state = jitted(*LAYOUTS[0])(STATE, XS[0])["state"]
+    reads, parts = [], _Variable.parts
+
+    class Counted:
+        def __init__(self, variable):
+            self.variable = variable
+
+        def read_value(self):
+            reads.append(self.variable)
+            return self.variable.read_value()
+
+    monkeypatch.setattr(_Variable, "parts", lambda self: [Counted(one) for one in parts(self)])
+    np.testing.assert_allclose(state["w"], reference(STATE, XS[0]), rtol=1e-12)
+    assert len(reads) == 4
+
+
+def test_replicas_that_hold_the_same_share_one_copy():
+    run = jitted("x:2,y:2", "batch:y; state/embed:x+y")
+    run(STATE, XS[0])
+    (compiled,) = run._compiled.values()
+    stored = compiled.executable.inputs[1]  # x, of which two replicas each have the same half
+    shards = stored.cut(XS[0], range(4))
+    found = compiled.executable._distributed(shards)
+    tensors = compiled.executable.strategy.experimental_local_results(found)
+    assert len({id(one) for one in tensors}) == 2
+    for one, shard in zip(tensors, shards, strict=True):
+        np.testing.assert_array_equal(one, shard)
 
 
 def test_results_go_into_other_programs():
