@@ -24,12 +24,12 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
         ValueError: an output that is to be carried is not there, or not as the input is; or the
             program has a dim `steps`. All problems are told.
     """
-    block, dim = program.block, Dimension(STEPS, count)
+    block, dim, passed = program.block, Dimension(STEPS, count), set(carried)
     ends = dict(zip(program.output_paths, range(len(block.outputs)), strict=True))
     problems = []
     pairs: list[tuple[int, int]] = []  # the numbers of an input and of the output that replaces it
     for number, (path, value) in enumerate(zip(program.input_paths, block.inputs, strict=True)):
-        if path not in carried:
+        if path not in passed:
             continue
         if path not in ends:
             problems.append(f"`{path}` is donated, but no result has this path")
@@ -37,8 +37,9 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
             problems.append(f"`{path}` comes back with another shape, dtype or layout")
         else:
             pairs.append((number, ends[path]))
-    sliced = [n for n, path in enumerate(program.input_paths) if path not in carried]
-    kept = [n for n in range(len(block.outputs)) if n not in [end for _, end in pairs]]
+    sliced = [n for n, path in enumerate(program.input_paths) if path not in passed]
+    replacing = {end for _, end in pairs}
+    kept = [n for n in range(len(block.outputs)) if n not in replacing]
     named = [*(block.inputs[n] for n in sliced), *(block.outputs[n] for n in kept)]
     if any(value.shape.find(STEPS) for value in named):
         problems.append(f"the program has a dim `{STEPS}` of its own; give it another name")
@@ -52,8 +53,11 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
         block.instructions,
         tuple(block.outputs[n] for n in (*ends_in, *kept)),
     )
-    inputs = [replace(v) if n in starts else _stack(v, dim) for n, v in enumerate(block.inputs)]
-    outputs = [_stack(v, dim) if n in kept else replace(v) for n, v in enumerate(block.outputs)]
+    stacked = set(sliced)
+    inputs = [_stack(v, dim) if n in stacked else replace(v) for n, v in enumerate(block.inputs)]
+    outputs = [
+        replace(v) if n in replacing else _stack(v, dim) for n, v in enumerate(block.outputs)
+    ]
     loop = Instruction(
         "scan",
         tuple(inputs[n] for n in (*starts, *sliced)),

@@ -186,10 +186,16 @@ def use_host_devices(count: int | None) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def use_tpu(name: str | None) -> None:
-    """Names the TPU that the TensorFlow backend runs on, if one is given."""
+def use_tpu(name: str | None, backend: str) -> None:
+    """Names the TPU that the TensorFlow backend runs on, if one is given; JAX keeps off it."""
+    if backend != "tf":
+        return
     if name:
         os.environ["TPU_NAME"] = name
+    if os.environ.get("TPU_NAME", "").strip():
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _optimizer(values: flags.FlagValues, problems: Problems) -> AdamW | None:

@@ -36,7 +36,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
     job = jobs.build(values, problems)
-    jobs.use_tpu(values.tpu)
+    jobs.use_tpu(values.tpu, job.backend)
     saving = _saving(values, problems)
     with problems.caught("--data"):
         corpus = Corpus.read(
@@ -105,7 +105,7 @@ _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
-    "extra_metrics".split()
+    "extra_metrics topology slices compiler_flags measure parallel rounds".split()
 )
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ from meshdsl.lowering.backends import DeviceError
 
 _SECONDS = 2.0  # in which a process that lives answers
 _GLANCE = 0.2  # seconds between two looks
+_ADDRESS = re.compile(r".+:\d+")
+_AT_ONCE = 64  # processes that are asked at a time
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Cluster:
                 + (f" and {', '.join(others)}" if others else "")
                 + f"; every process is a worker, by its place in the list: {form}"
             )
+        nowhere = [address for address in workers if not _ADDRESS.fullmatch(address)]
+        if nowhere:
+            raise ValueError(
+                f"TF_CONFIG has workers without a host and a port: {', '.join(nowhere)}; it is "
+                f"written {form}"
+            )
         return Cluster(workers, index)
 
     def name(self, device: str) -> str:
@@ -69,12 +79,22 @@ class Cluster:
     def silent(self) -> list[int]:
         """Returns the processes that do not answer."""
         others = [place for place in range(len(self.addresses)) if place != self.index]
-        return [place for place in others if not answers(self.addresses[place])]
+        if not others:
+            return []
+        with ThreadPoolExecutor(min(len(others), _AT_ONCE)) as pool:
+            found = pool.map(listens, [self.addresses[place] for place in others])
+            return [place for place, there in zip(others, found, strict=True) if not there]
 
 
-def answers(address: str) -> bool:
-    """Whether something listens at an address, `host:port`."""
+def listens(address: str) -> bool:
+    """Whether something listens at an address, `host:port`.
+
+    Raises:
+        ValueError: it has no port.
+    """
     host, _, port = address.rpartition(":")
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"{address!r} is no address of a host and its port, as host0:2222")
     try:
         with socket.create_connection((host, int(port)), _SECONDS):
             return True

@@ -1,12 +1,16 @@
 """Operations of a user's own: a function of TensorFlow's tensors, or one of JAX's arrays.
 
-JAX compiles its functions to StableHLO, which TensorFlow has an operation to run.
+JAX compiles its functions to StableHLO, which TensorFlow has an operation to run. JAX would narrow
+numbers of 64 bits where `jax_enable_x64` is off: functions that take or return such see it on.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
+import jax
+import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
 
@@ -14,6 +18,7 @@ from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, tf_dt
 from meshdsl.lowering.backends.user_code import call
 from meshdsl.lowering.program import Instruction
 
+_WIDE = frozenset(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
 _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -28,7 +33,11 @@ def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[t
         with_gradient=False,
         native_serialization_platforms=_PLATFORMS,
     )
-    rows = zip(function(*inputs), instruction.outputs, strict=True)
+    ends = (*instruction.inputs, *instruction.outputs)
+    widened = any(value.dtype in _WIDE for value in ends)
+    with jax.enable_x64(True) if widened else contextlib.nullcontext():
+        results = function(*inputs)
+    rows = zip(results, instruction.outputs, strict=True)
     return [tf.ensure_shape(tf.cast(x, tf_dtype(v.dtype)), v.local.sizes) for x, v in rows]
 
 

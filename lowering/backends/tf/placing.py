@@ -41,7 +41,9 @@ class Devices:
     def everywhere(self) -> tuple[str, ...]:
         """TensorFlow's names of all devices of the mesh, by number."""
         own, places = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
-        return tuple(name.replace(own, f"/task:{place}/") for place in places for name in self.names)
+        return tuple(
+            name.replace(own, f"/task:{place}/") for place in places for name in self.names
+        )
 
 
 @dataclass(frozen=True)

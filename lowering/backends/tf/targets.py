@@ -7,7 +7,7 @@ from typing import Any
 
 from meshdsl.lowering.backends.tf import host_executable as host
 from meshdsl.lowering.backends.tf import tpu_devices, tpu_executable
-from meshdsl.lowering.backends.tf.tpu_program import replica
+from meshdsl.lowering.backends.tf.tpu_program import refuse_effects, replica
 from meshdsl.lowering.program import SpmdProgram
 
 
@@ -15,9 +15,16 @@ def Executable(program: SpmdProgram, donated: Sequence[bool] = (), devices: Any 
     """Returns a program compiled for the devices of its mesh.
 
     Raises:
-        ValueError: the devices are not there, or are not as many as the mesh has.
+        ValueError: the devices are not there, or are not as many as the mesh has; or some are named
+            and a TPU too, which has devices of its own; or the program prints on a TPU.
     """
     if not tpu_devices.named():
         return host.Executable(program, donated, devices)
+    if devices is not None:
+        raise ValueError(
+            f"the TPU {tpu_devices.named()!r} is named, by --tpu or {tpu_devices.NAME}, and all its "
+            "cores run the program: leave out `devices`, or the name to run on hosts"
+        )
+    refuse_effects(program)
     strategy = tpu_devices.strategy(program.mesh)
     return tpu_executable.Executable(program, donated, strategy, replica(program))

@@ -12,11 +12,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
 from jax.experimental import mesh_utils
 
-from meshdsl.lowering.backends.tf.cluster import answers
+from meshdsl.lowering.backends.tf.cluster import listens
 from meshdsl.mesh import Mesh
 
 NAME = "TPU_NAME"
@@ -32,15 +33,19 @@ def connect(name: str) -> tuple[Any, Any]:
     """Returns what resolves a TPU's name, and its topology; the TPU is started anew.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none of that name, or JAX has it.
     """
+    _leave_to_tensorflow(name)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         address = resolver.master().removeprefix("grpc://")
-        if address and not answers(address):  # TensorFlow would wait for it for ever
+        if address and not listens(address):  # TensorFlow would wait for it for ever
             raise RuntimeError(f"{address} does not answer")
         tf.config.experimental_connect_to_cluster(resolver)
-        return resolver, tf.tpu.experimental.initialize_tpu_system(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        # What the TPU compiler does not know is to be told, and not to run on the host each step.
+        tf.config.set_soft_device_placement(False)
+        return resolver, topology
     except (ValueError, RuntimeError, OSError, ImportError, tf.errors.OpError) as error:
         reason = re.split(r"\n| used by ", str(error).strip())[0]
         raise ValueError(
@@ -51,17 +56,36 @@ def connect(name: str) -> tuple[Any, Any]:
         ) from error
 
 
+def _leave_to_tensorflow(name: str) -> None:
+    """Keeps JAX, which compiles parts of programs, from starting the TPU that TensorFlow runs on.
+
+    Raises:
+        ValueError: JAX has started it.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    if jax.default_backend() == "tpu":
+        raise ValueError(
+            f"the TPU {name!r} cannot be TensorFlow's, for JAX has started it in this process: "
+            "begin with jax.config.update('jax_platforms', 'cpu'), or set JAX_PLATFORMS=cpu"
+        )
+
+
 def strategy(mesh: Mesh) -> Any:
     """Returns TensorFlow's strategy whose replicas are the devices of a mesh, in its order.
 
     Raises:
         ValueError: there is no TPU, or it has more or fewer cores than the mesh has devices.
     """
-    resolver, topology = connect(named())
+    return _strategy(named(), mesh)
+
+
+@functools.cache
+def _strategy(name: str, mesh: Mesh) -> Any:
+    resolver, topology = connect(name)
     cores = topology.num_tasks * topology.num_tpus_per_task
     if cores != mesh.size:
         raise ValueError(
-            f"mesh {mesh} has {mesh.size} devices, but the TPU {named()!r} has {cores} cores "
+            f"mesh {mesh} has {mesh.size} devices, but the TPU {name!r} has {cores} cores "
             f"({_shape(topology)}): a mesh has one device for each core"
         )
     assignment = tf.tpu.experimental.DeviceAssignment(topology, core_assignment(topology, mesh))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import tensorflow as tf
 from jax import lax
 from jax.experimental import jax2tf
@@ -80,7 +81,8 @@ class TpuLinks:
 
     def barrier(self, values: Arrays) -> Arrays:
         """TensorFlow has no name for XLA's barriers, but runs what JAX made of one."""
-        return _BARRIER(*values)
+        with jax.enable_x64(True):  # else JAX would narrow numbers of 64 bits
+            return _BARRIER(*values)
 
     def _groups(self, axes: Sequence[str]) -> list[list[int]]:
         return [list(group) for group in self.mesh.groups(*axes)]

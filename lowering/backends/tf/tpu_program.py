@@ -8,7 +8,27 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.emit import run, specs
 from meshdsl.lowering.backends.tf.tpu_links import TpuLinks
-from meshdsl.lowering.program import SpmdProgram
+from meshdsl.lowering.program import EFFECTS, SpmdProgram
+
+
+def refuse_effects(program: SpmdProgram) -> None:
+    """Refuses what only the Python of a host can do.
+
+    Raises:
+        ValueError: the program prints; all lines are told.
+    """
+    found = [one.source for one, _ in program.block.walk() if one.op in EFFECTS]
+    if found:
+        lines = [f"  at {source}  {source.code}".rstrip() for source in dict.fromkeys(found)]
+        raise ValueError(
+            "\n".join(
+                [
+                    f"{program.name} prints, which a program on a TPU cannot: return what is to be "
+                    "seen as a result, or run it on hosts, without --tpu and TPU_NAME",
+                    *lines,
+                ]
+            )
+        )
 
 
 def replica(program: SpmdProgram) -> Any:

@@ -1,13 +1,18 @@
 """Where the devices of a mesh are on a TPU, and what is told when there is none."""
 
 import itertools
+import os
+import subprocess
+import sys
 
+import jax
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf import tpu_devices
+from meshdsl.lowering.backends.tf import Executable, tpu_devices
+from meshdsl.lowering.backends.tf.tpu_program import refuse_effects
 from meshdsl.mesh import Mesh
 
 
@@ -47,9 +52,16 @@ def test_neighbours_along_an_axis_are_neighbours_on_the_torus():
     places = found.reshape(4, 16, 4)
     for row in places:
         assert len({tuple(np.ptp(row, 0) > 0)}) == 1
-        for one, other in itertools.pairwise(row):
-            apart = np.abs(one - other)
-            assert (np.minimum(apart, 4 - apart) > 0).sum() <= 2
+        apart = [_links(one, other) for one, other in itertools.pairwise(row)]
+        assert apart == [1, 1, 1, 2] * 3 + [1, 1, 1]  # a ring of four in each of four rows
+    for column in places.swapaxes(0, 1):
+        assert [_links(*pair) for pair in itertools.pairwise([*column, column[0]])] == [1] * 4
+
+
+def _links(one, other, around=4):
+    """Returns how many links of a torus are between two cores."""
+    apart = np.abs(one - other)
+    return int(np.minimum(apart, around - apart).sum())
 
 
 def test_the_cores_of_a_chip_are_beside_each_other():
@@ -80,3 +92,102 @@ def test_a_mesh_has_as_many_devices_as_the_tpu_has_cores(monkeypatch):
         "mesh data:2 model:2 has 4 devices, but the TPU 'local' has 8 cores (2x2x1x2): a mesh has "
         "one device for each core"
     )
+
+
+def test_a_mesh_has_one_strategy(monkeypatch):
+    made = []
+
+    def strategy(resolver, experimental_device_assignment):
+        made.append(experimental_device_assignment)
+        return object()
+
+    monkeypatch.setenv("TPU_NAME", "one of a test")
+    monkeypatch.setattr(tpu_devices, "connect", lambda name: (None, topology(2, 2, 1)))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", strategy)
+    first, other = Mesh.parse("a:2,b:2"), Mesh.parse("a:4")
+    assert tpu_devices.strategy(first) is tpu_devices.strategy(Mesh.parse("a:2,b:2"))
+    assert tpu_devices.strategy(first) is not tpu_devices.strategy(other)
+    assert len(made) == 2
+
+
+def test_devices_that_are_named_beside_a_tpu_are_told(monkeypatch):
+    program = md.jit(lambda x: x + 1, "x:2", "a:x").lower(md.named(np.ones(4), ["a"]))
+    monkeypatch.setenv("TPU_NAME", "local")
+    with pytest.raises(ValueError) as error:
+        Executable(program, (), ["CPU:0", "CPU:1"])
+    assert str(error.value) == (
+        "the TPU 'local' is named, by --tpu or TPU_NAME, and all its cores run the program: leave "
+        "out `devices`, or the name to run on hosts"
+    )
+
+
+def test_prints_are_told_with_their_lines():
+    x = md.named(np.ones(4), ["a"])
+    with pytest.raises(ValueError) as error:
+        refuse_effects(md.jit(lambda x: (md.print("x {}", x), x)[1], "x:2", "a:x").lower(x))
+    first, line = str(error.value).split("\n")
+    assert first == (
+        "<lambda> prints, which a program on a TPU cannot: return what is to be seen as a result, "
+        "or run it on hosts, without --tpu and TPU_NAME"
+    )
+    assert line.startswith("  at ") and "test_tpu_devices.py" in line and "md.print(" in line
+
+
+def in_a_process(code, **environment):
+    """Returns what a process of its own prints last, without a platform for JAX to start from."""
+    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "TPU_NAME")}
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**env, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    return told.stdout.strip().split("\n")[-1]
+
+
+def test_jax_stays_on_the_cpu_where_tensorflow_has_the_tpu():
+    code = (
+        "import jax; from meshdsl.cli.job import use_tpu; use_tpu(None, 'jax'); "
+        "first = jax.config.jax_platforms; use_tpu('local', 'tf'); "
+        "print(first, jax.config.jax_platforms)"
+    )
+    assert in_a_process(code) == "None cpu"
+    code = (
+        "import jax; from meshdsl.lowering.backends.tf import tpu_devices\n"
+        "try: tpu_devices.connect('grpc://127.0.0.1:9')\n"
+        "except ValueError as error: assert 'does not answer' in str(error)\n"
+        "print(jax.config.jax_platforms, jax.default_backend())"
+    )
+    assert in_a_process(code) == "cpu cpu"
+
+
+def test_a_tpu_that_jax_has_is_told(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(ValueError) as error:
+        tpu_devices.connect("one that JAX has")
+    assert str(error.value) == (
+        "the TPU 'one that JAX has' cannot be TensorFlow's, for JAX has started it in this "
+        "process: begin with jax.config.update('jax_platforms', 'cpu'), or set JAX_PLATFORMS=cpu"
+    )
+
+
+def test_numbers_of_64_bits_keep_them_where_jax_has_32():
+    code = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy as np, tensorflow as tf, meshdsl as md
+from meshdsl.lowering.backends.tf.host_devices import host_devices
+from meshdsl.lowering.backends.tf.tpu_links import TpuLinks
+x = md.named(np.array([1 + 1e-12, 2, 3, 4]), ["a"])
+less = lambda x: md.local(lambda a: a - 1, x, out=x.dims, split="a", gradient=None)
+found = np.asarray(md.jit(lambda x: less(x), "x:2", "a:x", "tf")(x))
+host_devices(md.Mesh())
+values = [tf.constant(1 + 1e-12, tf.float64), tf.constant(2**40 + 1, tf.int64)]
+kept = tf.function(lambda *v: TpuLinks(md.Mesh()).barrier(v), autograph=False)(*values)
+print(found.dtype, found[0] == np.float64(1 + 1e-12) - 1, [v.dtype.name for v in kept],
+      [bool(a == b) for a, b in zip(values, kept)], jax.config.jax_enable_x64)
+"""
+    told = in_a_process(code, JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
+    assert told == "float64 True ['float64', 'int64'] [True, True] False"
