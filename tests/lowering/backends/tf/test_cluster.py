@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from meshdsl.lowering.backends.tf.cluster import Cluster, join
+from meshdsl.lowering.backends.tf import cluster
+from meshdsl.lowering.backends.tf.cluster import Cluster, join, listens
 from meshdsl.optim import AdamW
 from meshdsl.training.loop import train
 from tests.training import classifier
@@ -33,18 +35,18 @@ def start():
     """Returns what starts the processes of a cluster, none of which outlive the test."""
     started = []
 
-    def cluster(*args, **kwargs):
+    def start_all(*args, **kwargs):
         addresses, processes = processes_of(*args, **kwargs)
         started.extend(processes)
         return addresses, processes
 
-    yield cluster
+    yield start_all
     for process in started:
         process.kill()
         process.communicate()
 
 
-def processes_of(count, options, own=None, timeout=120):
+def processes_of(count, options, own=None, timeout=120, module="worker"):
     """Starts the processes of a cluster; `own` are more options, by process."""
     addresses = [f"localhost:{port}" for port in free_ports(count)]
     found = []
@@ -62,7 +64,7 @@ def processes_of(count, options, own=None, timeout=120):
         told = json.dumps({**options, **(own or {}).get(index, {})})
         found.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.lowering.backends.tf.worker", told],
+                [sys.executable, "-m", f"tests.lowering.backends.tf.{module}", told],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -98,6 +100,13 @@ def test_losses_of_several_processes_are_those_of_one(count, mesh, layout, expec
         np.testing.assert_allclose(result(process)["losses"], expected, atol=2e-6)
 
 
+def test_programs_find_each_other_whatever_else_a_process_has_built(start):
+    _, processes = start(2, {}, timeout=40, module="several_programs")
+    for found in map(result, processes):
+        rows = np.arange(32.0).reshape(8, 4).sum(1).tolist()
+        assert found == {"sum": 28.0, "max": 7.0, "rows": rows, "again": 28.0}
+
+
 def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(start):
     options = {"mesh": "data:2,model:2", "layout": "batch:data; hidden:model", "steps": STEPS}
     addresses, (first, second) = start(2, options, {1: {"dies_at": 3}})
@@ -126,6 +135,19 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
     assert Cluster.read().name("CPU:3") == "/job:localhost/replica:0/task:0/device:CPU:3"
 
 
+def test_an_address_without_a_port_is_told():
+    with pytest.raises(ValueError, match="'10.0.0.2' is no address of a host and its port"):
+        listens("10.0.0.2")
+
+
+def test_processes_that_do_not_answer_are_asked_at_once(monkeypatch):
+    """Each waits until all are asked, for none listens to a barrier that not all have reached."""
+    asked = threading.Barrier(20, timeout=30)
+    monkeypatch.setattr(cluster, "listens", lambda address: asked.wait() < 0)
+    found = Cluster(tuple(f"host{n}:1" for n in range(21)), 3).silent()
+    assert found == [n for n in range(21) if n != 3]
+
+
 @pytest.mark.parametrize(
     "config, told",
     [
@@ -138,6 +160,10 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
         (
             '{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}',
             "TF_CONFIG describes task ps:0 of 1 workers and ps; every process is a worker",
+        ),
+        (
+            '{"cluster": {"worker": ["a:1", "b", ":2"]}, "task": {"type": "worker", "index": 0}}',
+            "TF_CONFIG has workers without a host and a port: b, :2; it is written",
         ),
     ],
 )

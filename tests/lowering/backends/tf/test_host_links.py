@@ -74,3 +74,21 @@ def test_rounds_partner_every_source_with_its_target(devices):
 def test_rounds_of_pairs_that_exchange_are_one():
     assert list(rounds([(0, 1), (1, 0), (2, 3), (3, 2)], 5)) == [[1, 0, 3, 2, 4]]
     assert list(itertools.islice(rounds([], 3), 1)) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("size, sums_in", [(4, "float32"), (40_000, None)])
+def test_small_sums_in_half_precision_are_added_up_in_float32(dtype, size, sums_in):
+    """Of a large number and many small ones, which are lost one by one, as in large sums."""
+    kind = md.spec([], dtype).dtype
+    large = 256.0 if dtype == "bfloat16" else 2048.0
+    rows = np.ones((8, size), np.float32)
+    rows[0] = large
+    x = md.named(rows.astype(kind), ["a", "b"])
+    found = md.jit(lambda x: {"out": md.sum(x, "a")}, "x:8", "a:x", "tf")(x)["out"]
+    assert found.dtype == kind
+    exact = rows.sum(0).astype(kind).astype("f8")
+    if sums_in:
+        np.testing.assert_array_equal(np.asarray(found).astype("f8"), exact)
+    else:
+        np.testing.assert_allclose(np.asarray(found).astype("f8"), exact, rtol=0.04)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import meshdsl as md
 from meshdsl.lowering.backends.tf import Executable, tpu_devices
+from meshdsl.lowering.backends.tf.tpu_links import TpuLinks
 from meshdsl.lowering.backends.tf.tpu_program import refuse_effects
 from meshdsl.mesh import Mesh
 
@@ -134,7 +135,7 @@ def test_prints_are_told_with_their_lines():
 
 
 def in_a_process(code, **environment):
-    """Returns what a process of its own prints last, without a platform for JAX to start from."""
+    """Returns the lines that a process of its own prints, without a platform for JAX to start from."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "TPU_NAME")}
     told = subprocess.run(
         [sys.executable, "-c", code],
@@ -144,23 +145,20 @@ def in_a_process(code, **environment):
         timeout=300,
     )
     assert told.returncode == 0, told.stderr[-2000:]
-    return told.stdout.strip().split("\n")[-1]
+    return told.stdout.strip().split("\n")
 
 
 def test_jax_stays_on_the_cpu_where_tensorflow_has_the_tpu():
     code = (
         "import jax; from meshdsl.cli.job import use_tpu; use_tpu(None, 'jax'); "
-        "first = jax.config.jax_platforms; use_tpu('local', 'tf'); "
-        "print(first, jax.config.jax_platforms)"
-    )
-    assert in_a_process(code) == "None cpu"
-    code = (
-        "import jax; from meshdsl.lowering.backends.tf import tpu_devices\n"
+        "print(jax.config.jax_platforms); use_tpu('local', 'tf'); "
+        "print(jax.config.jax_platforms); jax.config.update('jax_platforms', None)\n"
+        "from meshdsl.lowering.backends.tf import tpu_devices\n"
         "try: tpu_devices.connect('grpc://127.0.0.1:9')\n"
         "except ValueError as error: assert 'does not answer' in str(error)\n"
         "print(jax.config.jax_platforms, jax.default_backend())"
     )
-    assert in_a_process(code) == "cpu cpu"
+    assert in_a_process(code) == ["None", "cpu", "cpu cpu"]
 
 
 def test_a_tpu_that_jax_has_is_told(monkeypatch):
@@ -174,20 +172,16 @@ def test_a_tpu_that_jax_has_is_told(monkeypatch):
 
 
 def test_numbers_of_64_bits_keep_them_where_jax_has_32():
-    code = """
-import jax
-jax.config.update("jax_num_cpu_devices", 2)
-import numpy as np, tensorflow as tf, meshdsl as md
-from meshdsl.lowering.backends.tf.host_devices import host_devices
-from meshdsl.lowering.backends.tf.tpu_links import TpuLinks
-x = md.named(np.array([1 + 1e-12, 2, 3, 4]), ["a"])
-less = lambda x: md.local(lambda a: a - 1, x, out=x.dims, split="a", gradient=None)
-found = np.asarray(md.jit(lambda x: less(x), "x:2", "a:x", "tf")(x))
-host_devices(md.Mesh())
-values = [tf.constant(1 + 1e-12, tf.float64), tf.constant(2**40 + 1, tf.int64)]
-kept = tf.function(lambda *v: TpuLinks(md.Mesh()).barrier(v), autograph=False)(*values)
-print(found.dtype, found[0] == np.float64(1 + 1e-12) - 1, [v.dtype.name for v in kept],
-      [bool(a == b) for a, b in zip(values, kept)], jax.config.jax_enable_x64)
-"""
-    told = in_a_process(code, JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
-    assert told == "float64 True ['float64', 'int64'] [True, True] False"
+    x = md.named(np.array([1 + 1e-12, 2, 3, 4]), ["a"])
+
+    def less(x):
+        return md.local(lambda a: a - 1, x, out=x.dims, split="a", gradient=None)
+
+    with jax.enable_x64(False):
+        found = np.asarray(md.jit(less, "x:2", "a:x", "tf")(x))
+        values = [tf.constant(1 + 1e-12, tf.float64), tf.constant(2**40 + 1, tf.int64)]
+        links = TpuLinks(md.Mesh())
+        kept = tf.function(lambda *values: links.barrier(values), autograph=False)(*values)
+    np.testing.assert_array_equal(found, np.asarray(x) - 1)
+    for one, other in zip(kept, values, strict=True):
+        assert one.dtype == other.dtype and one == other
