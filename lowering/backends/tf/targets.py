@@ -22,8 +22,8 @@ def Executable(program: SpmdProgram, donated: Sequence[bool] = (), devices: Any 
         return host.Executable(program, donated, devices)
     if devices is not None:
         raise ValueError(
-            f"the TPU {tpu_devices.named()!r} is named, by --tpu or {tpu_devices.NAME}, and all its "
-            "cores run the program: leave out `devices`, or the name to run on hosts"
+            f"the TPU {tpu_devices.named()!r} is named, by --tpu or {tpu_devices.NAME}, and all "
+            "its cores run the program: leave out `devices`, or the name to run on hosts"
         )
     refuse_effects(program)
     strategy = tpu_devices.strategy(program.mesh)

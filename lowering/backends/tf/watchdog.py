@@ -69,15 +69,18 @@ class _Watchdog:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._call is not None)
-                call = self._call
-                assert call is not None
-                pause = min(call.timeout / 10, _PAUSE)
-                if self._changed.wait_for(lambda: self._call is not call, pause):
-                    continue
-            if call.is_stuck():
+            call = self._after_a_pause()
+            if call is not None and call.is_stuck():
                 self._abort(call)
+
+    def _after_a_pause(self) -> Call | None:
+        """Waits for a call, and then for a while; returns it if it is still the one at hand."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._call is not None)
+            call = self._call
+            assert call is not None
+            pause = min(call.timeout / 10, _PAUSE)
+            return None if self._changed.wait_for(lambda: self._call is not call, pause) else call
 
     def _abort(self, call: Call) -> None:
         with self._changed:  # so that no other call begins meanwhile

@@ -136,7 +136,7 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
 
 
 def test_an_address_without_a_port_is_told():
-    with pytest.raises(ValueError, match="'10.0.0.2' is no address of a host and its port"):
+    with pytest.raises(ValueError, match=r"'10\.0\.0\.2' is no address of a host and its port"):
         listens("10.0.0.2")
 
 

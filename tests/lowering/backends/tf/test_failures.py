@@ -129,8 +129,9 @@ def test_a_collective_that_fails_is_told_with_where_each_device_was():
 def test_what_does_not_fit_is_told_as_such():
     error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
     devices = host_devices.host_devices(Mesh.parse("data:1"))
-    with pytest.raises(RuntimeError, match="^RESOURCE_EXHAUSTED") as found:  # the CLI knows this
+    with pytest.raises(RuntimeError) as found:
         told(error, Mesh.parse("data:1"), [], [0], devices, False)
+    assert str(found.value).startswith("RESOURCE_EXHAUSTED")  # which the command line knows
     assert not isinstance(found.value, DeviceError)
 
 

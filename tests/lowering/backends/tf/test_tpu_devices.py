@@ -135,7 +135,7 @@ def test_prints_are_told_with_their_lines():
 
 
 def in_a_process(code, **environment):
-    """Returns the lines that a process of its own prints, without a platform for JAX to start from."""
+    """Returns the lines that a process of its own prints, with no platform told to JAX."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "TPU_NAME")}
     told = subprocess.run(
         [sys.executable, "-c", code],
