@@ -19,6 +19,7 @@ from meshdsl.lowering.backends.tf.failures import told
 from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout
 from meshdsl.lowering.backends.tf.host_keys import instance_keys
 from meshdsl.lowering.backends.tf.host_links import HostLinks
+from meshdsl.lowering.backends.tf.host_order import check_order
 from meshdsl.lowering.backends.tf.placing import Shards, Storage
 from meshdsl.lowering.backends.tf.tokens import read, reset, tokens
 from meshdsl.lowering.backends.tf.watchdog import watched
@@ -48,7 +49,10 @@ class Executable:
         self.instructions: list[Instruction] = []
         self.tokens = tokens(self.devices.names)
         self.replica = self._of_replica()
-        self._collects = any(one.is_collective for one in self.instructions)
+        collectives = [one for one in self.instructions if one.is_collective]
+        self._collects = bool(collectives)
+        ordered = [tuple(one.params["axes"]) for one in collectives if one.op != "permute"]
+        self._groups = list(dict.fromkeys(ordered))
         self._step = self._of_all_devices()
 
     def _of_replica(self) -> Any:
@@ -112,6 +116,8 @@ class Executable:
         alone = watched(self.tokens, self._timeout) if self._collects else contextlib.nullcontext()
         with alone as call:
             try:
+                if len(self.devices.names) > 1 and "GPU" in self.devices.names[0]:
+                    check_order(self.devices, self.program.mesh, self._groups)
                 return self._step(*shards)
             except tf.errors.OpError as error:
                 held, ended = read(self.tokens), call is not None and call.ended
