@@ -1,8 +1,8 @@
-"""Whether TensorFlow has the devices of a group in the order of their numbers, as links expect it.
+"""Whether TensorFlow has the devices of a group in the order of their numbers, as links expect.
 
-It orders CPUs by their names. Of several GPUs in one process it may put those beside each other that
-have strong links, and then what is gathered or exchanged would come in another order. So it is asked
-once for each group, by a gather of the devices' numbers. Of two GPUs the first one comes first.
+It orders CPUs by their names. Of several GPUs in one process it may put those beside each other
+that have strong links, and then what is gathered or exchanged would come in another order. So it is
+asked once for each group, by a gather of the devices' numbers. Of two GPUs the first comes first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_found(
         if list(row) != groups[number]:
             raise ValueError(
                 f"TensorFlow has the devices {groups[number]} of mesh {mesh}, along "
-                f"{', '.join(axes)}, in the order {list(row)}, by the strength of their links: make "
-                "them visible in an order in which neighbours have strong ones, by "
+                f"{', '.join(axes)}, in the order {list(row)}, by the strength of their links: "
+                "make them visible in an order in which neighbours have strong ones, by "
                 "CUDA_VISIBLE_DEVICES, or run one process for each GPU"
             )
