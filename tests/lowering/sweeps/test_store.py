@@ -1,7 +1,7 @@
 """The results on disk: what a process leaves, however it ends, is what the next one finds."""
 
 import json
-import os
+import resource
 from dataclasses import replace
 
 import pytest
@@ -81,9 +81,18 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     assert str(error.value) == f"cannot write results to {tmp_path / 'file'}: not a directory"
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_told(tmp_path):
-    (tmp_path / "results.jsonl").symlink_to("/dev/full")
-    with Store(tmp_path) as store, pytest.raises(ValueError) as error:
+def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path):
+    with Store(tmp_path) as store:
         store.add("one", ONE)
-    assert str(error.value) == f"cannot write results to {tmp_path}: no space left on device"
+        size, before = (tmp_path / FILE).stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+        for room, reason in [(10, "no space left on device"), (10, "file too large")]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, before[1]))
+            try:
+                with pytest.raises(ValueError) as error:
+                    store.add("two", ONE)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert str(error.value) == f"cannot write results to {tmp_path}: {reason}"
+    with Store(tmp_path) as store:
+        assert (store.known("one"), store.known("two")) == (ONE, None)
+        assert (tmp_path / FILE).stat().st_size == size
