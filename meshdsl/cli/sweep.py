@@ -81,6 +81,11 @@ def _check(values: absl_flags.FlagValues, problems: Problems, reading: Reading) 
         problems.add(f"--measure={values.measure} is for --backend=jax")
     if values.html:
         problems.add("--html: a sweep writes its pages into --workdir")
+    if values.topology:
+        problems.add(
+            "--topology is for `compile`; `sweep --measure=compile` compiles for the devices there "
+            "are, and --hardware says what the plan is for"
+        )
     if values.compare_layout:
         problems.add("--compare_layout is for `explain`; give `sweep` a second --layout")
 

@@ -292,6 +292,10 @@ def test_all_mistakes_are_told_at_once(capsys, tmp_path):
             "--backend: what jax_auto sends is XLA's choice",
         ),
         (
+            ["--mesh_shape=data:8", "--layout=batch:data", "--topology=v5e:2x4"],
+            "--topology is for `compile`; `sweep --measure=compile` compiles for the devices there",
+        ),
+        (
             ["--mesh_shape=data:2", "--layout=batch:data", "--backend=numpy", "--measure=run"],
             "--measure=run is for --backend=jax",
         ),
