@@ -98,6 +98,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     if loss is None:
         kind, loss = "training", result.losses[-1]
     print(f"{kind} loss {loss:.4f} nats per {corpus.unit}{where}")
+    return 0
 
 
 # What a run may change when it goes on: where it runs, what it tells, and when it ends.

@@ -127,15 +127,18 @@ def train(
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written, and the state saved.
         Stopped: likewise, after SIGTERM.
     """
-    saving, stops = _endings(workdir, saving, stops)
+    stops = stops or Stops()
+    _check_saving(workdir, saving)
+    every = None if saving is None else saving.every
+    local_every = None if saving is None else saving.local_every
     _check_at_least_one(
         steps=steps,
         log_every=log_every,
         eval_every=eval_every,
         microbatches=microbatches,
         steps_per_call=steps_per_call,
-        checkpoint_every=saving and saving.every,
-        local_every=saving and saving.local_every,
+        checkpoint_every=every,
+        local_every=local_every,
         exit_at_step=stops.at_step,
     )
     _check_multiples(
@@ -143,8 +146,8 @@ def train(
         steps=steps,
         log_every=log_every,
         eval_every=eval_every,
-        checkpoint_every=saving and saving.every,
-        local_every=saving and saving.local_every,
+        checkpoint_every=every,
+        local_every=local_every,
     )
     if eval_batches is not None and iter(eval_batches) is eval_batches:
         raise ValueError("eval_batches can be gone through only once; give a list of batches")
@@ -232,19 +235,12 @@ def train(
     return TrainResult(run.state, run.losses, run.history, run.done)
 
 
-def _endings(
-    workdir: str | os.PathLike[str] | None, saving: Saving | None, stops: Stops | None
-) -> tuple[Saving | None, Stops]:
-    """Returns what a run saves, and what ends it.
-
-    Raises:
-        ValueError: there is something to save and no folder for it, or half of what it needs.
-    """
+def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:
+    """Raises ValueError if there is something to save without all that it needs."""
     if saving is not None and workdir is None:
         raise ValueError("saving needs a workdir, where checkpoints are kept")
     if saving is not None and (saving.local is None) != (saving.local_every is None):
         raise ValueError("local checkpoints need both a folder and how often they are saved")
-    return saving, stops or Stops()
 
 
 def _places(compiled: Compiled, state: TrainState) -> list[Any]:

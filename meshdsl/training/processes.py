@@ -1,15 +1,145 @@
-"""What the processes of a job agree on."""
+"""The processes of a job on JAX: they join, agree on what they run, and tell who is gone.
+
+JAX's own runtime connects them; each then listens on a port of its own, so that the others can see
+whether it is still there when something has failed. Ports answer without being served.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
 import jax
 import numpy as np
+
+_HEARTBEAT = 30  # seconds without a sign of life after which JAX ends a job
+_SECONDS = 2.0  # in which a process that lives answers
+_AT_ONCE = 64  # processes that are asked at a time
+AUTOMATIC = "auto"
+
+
+def join(coordinator: str, processes: int | None = None, index: int | None = None) -> None:
+    """Joins the other processes of a job; JAX must not be in use yet.
+
+    Args:
+        coordinator: `host:port` of the first process, or "auto" where a TPU pod, GKE, Slurm or MPI
+            tell JAX all of this.
+        processes: how many there are.
+        index: which of them this is.
+
+    Raises:
+        ValueError: the job cannot be found out, or the others did not come.
+    """
+    automatic = coordinator == AUTOMATIC
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            None if automatic else coordinator,
+            processes,
+            index,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
+    except (ValueError, RuntimeError) as error:
+        known = "what the environment tells" if automatic else f"coordinator {coordinator}"
+        raise ValueError(f"cannot join the processes of the job by {known}: {error}") from error
+    job()
 
 
 def everywhere(true: bool) -> bool:
     """Returns whether something holds in every process; all of them must ask."""
     if jax.process_count() == 1:
         return true
+    return all(json.loads(text) for text in gathered(json.dumps(bool(true))))
+
+
+def gathered(text: str) -> list[str]:
+    """Returns the texts of all processes, in their order; all of them must ask."""
     from jax.experimental import multihost_utils
 
-    return bool(multihost_utils.process_allgather(np.array(true)).all())
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(data.size, np.int32)).reshape(-1)
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: data.size] = data
+    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_agreement(facts: Mapping[str, str]) -> None:
+    """Checks that all processes run the same job.
+
+    Args:
+        facts: what has to be the same, by name.
+
+    Raises:
+        ValueError: in every process, with each difference and the process that has it.
+    """
+    if jax.process_count() == 1:
+        return
+    first, *others = [json.loads(text) for text in gathered(json.dumps(dict(facts)))]
+    told = [
+        f"process {number}: {name} is {other.get(name)}, in process 0 {first.get(name)}"
+        for number, other in enumerate(others, 1)
+        for name in sorted({*first, *other})
+        if first.get(name) != other.get(name)
+    ]
+    if told:
+        raise ValueError("\n  ".join(["the processes of the job do not run the same", *told]))
+
+
+def code_version() -> str:
+    """Returns a short name for the code of this package, that differs where a file does."""
+    folder = Path(__file__).resolve().parents[1]
+    total = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        total.update(str(file.relative_to(folder)).encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes of a job.
+
+    Attributes:
+        addresses: where each of them listens, (host, port).
+        listening: the socket of this one, which is open as long as the process lives.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    listening: socket.socket
+
+    def gone(self) -> list[str]:
+        """Returns the processes that are not there any more, as they are to be told."""
+        others = [n for n in range(len(self.addresses)) if n != jax.process_index()]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            there = pool.map(_listens, [self.addresses[n] for n in others])
+            return [
+                f"process {number} on {self.addresses[number][0]}"
+                for number, alive in zip(others, there, strict=True)
+                if not alive
+            ]
+
+
+@functools.cache
+def job() -> Job:
+    """Returns the processes of the job; all of them must ask, the first time."""
+    own = socket.socket()
+    own.bind(("", 0))
+    own.listen(4096)
+    address = [socket.gethostname(), own.getsockname()[1]]
+    found = [json.loads(text) for text in gathered(json.dumps(address))]
+    return Job(tuple((str(host), int(port)) for host, port in found), own)
+
+
+def _listens(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address, _SECONDS):
+            return True
+    except OSError:
+        return False
