@@ -8,6 +8,8 @@
   an `async-start` that calls a computation. It counts once.
 * XLA:TPU writes a reduce_scatter as a fusion that calls `all-reduce-scatter...`: an all-reduce, of
   which each device keeps a slice.
+* A gather that XLA:TPU runs in steps beside products stands in the fusion that starts it, in each
+  `async_collective_fusion...` that goes on with it, and in the one that ends it. The first counts.
 * Collectives merged into one with a tuple of results count by their parts.
 * How often a loop runs stands in `known_trip_count`, or has to be read off its counter: the start,
   the step in the body, and the limit in the condition.
@@ -170,6 +172,8 @@ def _sizes(result: str) -> list[int]:
 
 def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]:
     """Yields what a computation sends."""
+    if _goes_on(module, name):
+        return
     for line in module.computations[name].values():
         base = line.op.removesuffix("-start")
         if base in UNKNOWN_KINDS:
@@ -189,6 +193,14 @@ def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]
         elif line.op in ("call", "fusion", "async-start"):
             for callee in line.called("calls", "to_apply", "called_computations"):
                 yield from _walk(module, callee, times, devices)
+
+
+def _goes_on(module: Module, name: str) -> bool:
+    """Whether a computation goes on with, or ends, a collective that another has started."""
+    if name.startswith("async_collective_fusion"):
+        return True
+    lines = module.computations[name].values()
+    return any('target="AsyncCollectiveDone"' in line.attributes for line in lines)
 
 
 def _repeated(one: Sent, times: int) -> Sent:

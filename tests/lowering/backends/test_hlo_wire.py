@@ -148,3 +148,21 @@ def test_a_compiled_loop_sends_what_was_written():
     run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("b"), out_specs=P(), check_vma=False))
     text = run.lower(jnp.ones(32, jnp.float32)).compile().as_text()
     assert wire_bytes(text, 8) == 6 * 3 / 4 * 128 + 32
+
+
+def test_a_gather_that_runs_in_steps_beside_products_counts_once():
+    gather = "  %g = f32[32]{0} all-gather(%p), replica_groups={{0,1,2,3}}\n"
+    rest = "".join(
+        f"%{name} (p: f32[8]) -> f32[32] {{\n{gather}"
+        f"  ROOT %c = f32[32]{{0}} custom-call(%g){end}\n}}\n"
+        for name, end in (
+            ("begun", ', custom_call_target="AsyncCollectiveStart"'),
+            ("async_collective_fusion.1", ', custom_call_target="More"'),
+            ("ended", ', custom_call_target="AsyncCollectiveDone"'),
+        )
+    )
+    names = ("begun", "async_collective_fusion.1", "ended")
+    lines = [
+        f"%f{n} = f32[32]{{0}} fusion(%x), kind=kCustom, calls=%{m}" for n, m in enumerate(names)
+    ]
+    assert wire_bytes(module(*lines, rest=rest), 4) == 96
