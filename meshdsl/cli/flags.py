@@ -206,6 +206,13 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "TPU that --backend=tf runs on: local, a name or grpc://address. Default: $TPU_NAME, if "
         "set; else hosts.",
     ),
+    "coordinator": (
+        None,
+        str,
+        "Many processes: host:port of the first, or `auto` on TPU pods, GKE, Slurm and MPI.",
+    ),
+    "num_processes": (None, whole(1), "How many processes there are, unless `auto` tells."),
+    "process_id": (None, whole(0), "Which of them this is, from 0, unless `auto` tells."),
     "policy": (
         None,
         Policy.parse,

@@ -84,6 +84,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         if isinstance(error, DeviceError) and not values.debug:
             return _fail(command, str(error), code=FAILED)
+        gone = _gone_processes()
+        if gone:
+            return _fail(
+                command,
+                f"{gone} of the job has ended, and the others cannot go on. Start all of them "
+                "again: with a --workdir they go on from the last checkpoint",
+                code=FAILED,
+            )
         if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
             raise
         return _fail(
@@ -99,6 +107,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _gone_processes() -> str:
+    """Returns which of the other processes of a job are not there any more, if there are others."""
+    import jax
+
+    if not jax.distributed.is_initialized():
+        return ""
+    from meshdsl.training.processes import job
+
+    return ", ".join(job().gone())
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,15 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems
+from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
+from meshdsl.training.processes import AUTOMATIC, check_agreement, code_version, join, together
 
 if TYPE_CHECKING:
     from meshdsl.training.data import Corpus
+    from meshdsl.training.loop import TrainResult
     from meshdsl.training.saving import Saving
 
 _AHEAD = 4  # batches read ahead of their steps
@@ -33,24 +37,29 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.training.stopping import UNFINISHED, Stops
 
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    with problems.caught("--data"):
-        find([name for entry in parse_entries(values.data) for name in entry.patterns])
-    job = jobs.build(values, problems)
-    jobs.use_tpu(values.tpu, job.backend)
-    saving = _saving(values, problems)
-    with problems.caught("--data"):
-        corpus = Corpus.read(
-            values.data,
-            jobs.vocabulary(job.model),
-            load_tokenizer(values.tokenizer, values.end_token),
-            values.data_column,
-            Path(values.data_cache) if values.data_cache else None,
+    _join(values, problems)
+    with together():
+        with problems.caught("--data"):
+            find([name for entry in parse_entries(values.data) for name in entry.patterns])
+        job = jobs.build(values, problems)
+        jobs.use_tpu(values.tpu, job.backend)
+        saving = _saving(values, problems)
+        with problems.caught("--data"):
+            corpus = Corpus.read(
+                values.data,
+                jobs.vocabulary(job.model),
+                load_tokenizer(values.tokenizer, values.end_token),
+                values.data_column,
+                Path(values.data_cache) if values.data_cache else None,
+            )
+        problems.check()
+        splits = corpus.split(
+            job.length, batch_size=job.batch_size, ratios=values.split, packing=values.packing
         )
-    problems.check()
-    splits = corpus.split(
-        job.length, batch_size=job.batch_size, ratios=values.split, packing=values.packing
-    )
-    print(_headline(job, corpus), flush=True)
+    check_agreement(lambda: _facts(values, corpus))
+    first = load_backend(job.backend).process_index() == 0
+    if first:
+        print(_headline(job, corpus), flush=True)
     batches = shuffled_batches(
         splits.train, job.batch_size, values.seed, workers=values.data_workers, ahead=_AHEAD
     )
@@ -87,18 +96,49 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         )
     finally:
         batches.close()
+    ended = UNFINISHED if result.step < values.steps else 0
+    if first:
+        print(_told(result, values, corpus.unit))
+    return ended
+
+
+def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
+    """Returns what must be the same in all processes of a job."""
+    told = {f"--{name}": text for name, text in _settings(values, _OWN).items()}
+    return {**told, "the code of meshdsl": code_version(), "the data": corpus.fingerprint()}
+
+
+def _told(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
+    """Returns the last line of the command."""
     if result.step < values.steps:
-        print(f"ended after step {result.step:,} of {values.steps:,}; start again to go on")
-        return UNFINISHED
+        return f"ended after step {result.step:,} of {values.steps:,}; start again to go on"
     if not result.history:
-        print(f"all {values.steps:,} steps had been taken before")
-        return 0
+        return f"all {values.steps:,} steps had been taken before"
     where = f"; metrics in {values.workdir}" if values.workdir else ""
     kind, loss = "held-out", result.history[-1].get("eval_loss")
     if loss is None:
         kind, loss = "training", result.losses[-1]
-    print(f"{kind} loss {loss:.4f} nats per {corpus.unit}{where}")
-    return 0
+    return f"{kind} loss {loss:.4f} nats per {unit}{where}"
+
+
+def _join(values: flags.FlagValues, problems: Problems) -> None:
+    """Joins the other processes of the job, if there are any."""
+    if values.coordinator is None:
+        if values.num_processes is not None or values.process_id is not None:
+            problems.add(
+                "--num_processes, --process_id: give --coordinator=host:port of the first process"
+            )
+        return
+    known = values.num_processes is not None and values.process_id is not None
+    if values.coordinator != AUTOMATIC and not known:
+        problems.add(
+            "--coordinator=host:port needs --num_processes and --process_id; `auto` asks a TPU "
+            "pod, GKE, Slurm or MPI for all three"
+        )
+    if values.backend == "tf":
+        problems.add("--coordinator: --backend=tf takes its processes from TF_CONFIG")
+    problems.check()
+    join(values.coordinator, values.num_processes, values.process_id)
 
 
 # What a run may change when it goes on: where it runs, what it tells, and when it ends.
@@ -106,8 +146,10 @@ _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
-    "extra_metrics topology slices compiler_flags measure parallel rounds".split()
+    "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
+    "num_processes process_id".split()
 )
+_OWN = frozenset(["process_id"])  # what each process has of its own
 
 
 def _saving(values: flags.FlagValues, problems: Problems) -> Saving | None:
@@ -122,22 +164,26 @@ def _saving(values: flags.FlagValues, problems: Problems) -> Saving | None:
             listed = ", ".join(f"--{name}" for name in asked)
             problems.add(f"{listed}: checkpoints are kept in a --workdir, which is missing")
         return None
-    free = _FREE | {field.name for field in fields(Options)}
-    config = {
-        name: values[name].default if values[name].using_default_value else str(values[name].value)
-        for name in FLAGS
-        if name not in free
-    }
     return Saving(
         every=values.checkpoint_every,
         keep=values.keep,
         keep_best=values.keep_best,
         local=values.local_checkpoints,
         local_every=values.local_every,
-        config={name: text for name, text in config.items() if text is not None},
+        config=_settings(values, _FREE | {field.name for field in fields(Options)}),
         override=values.override,
         resume=values.resume,
     )
+
+
+def _settings(values: flags.FlagValues, without: Set[str]) -> dict[str, str]:
+    """Returns the flags that have values, as text."""
+    found = {name: values[name] for name in FLAGS if name not in without}
+    texts = {
+        name: flag.default if flag.using_default_value else flag.value
+        for name, flag in found.items()
+    }
+    return {name: str(value) for name, value in texts.items() if value is not None}
 
 
 _NEEDS_WORKDIR = (

@@ -10,8 +10,9 @@ import functools
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,18 +71,40 @@ def gathered(text: str) -> list[str]:
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def check_agreement(facts: Mapping[str, str]) -> None:
+@contextmanager
+def together() -> Iterator[None]:
+    """Runs its block in every process; what is wrong in one of them ends all.
+
+    Raises:
+        ValueError: of the block, if it raises one here; else what it has raised elsewhere.
+    """
+    problem: ValueError | None = None
+    try:
+        yield
+    except ValueError as error:
+        problem = error
+    told: list[str | None] = []
+    if jax.process_count() > 1:
+        told = [json.loads(text) for text in gathered(json.dumps(problem and str(problem)))]
+    if problem is not None:
+        raise problem
+    wrong = [f"process {number}: {text}" for number, text in enumerate(told) if text is not None]
+    if wrong:
+        raise ValueError("\n".join(wrong))
+
+
+def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
     """Checks that all processes run the same job.
 
     Args:
-        facts: what has to be the same, by name.
+        facts: returns what has to be the same, by name; asked only if there are several.
 
     Raises:
         ValueError: in every process, with each difference and the process that has it.
     """
     if jax.process_count() == 1:
         return
-    first, *others = [json.loads(text) for text in gathered(json.dumps(dict(facts)))]
+    first, *others = [json.loads(text) for text in gathered(json.dumps(dict(facts())))]
     told = [
         f"process {number}: {name} is {other.get(name)}, in process 0 {first.get(name)}"
         for number, other in enumerate(others, 1)

@@ -22,6 +22,7 @@ from meshdsl.jit import Compiled
 from meshdsl.training.checkpoints import Checkpoints
 from meshdsl.training.feeding import Feed
 from meshdsl.training.nonfinite import Watch
+from meshdsl.training.processes import everywhere
 from meshdsl.training.saving import Saving
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stops
@@ -78,18 +79,25 @@ class Run:
                 pending.append(metrics)
                 if len(pending) > _AHEAD:
                     jax.block_until_ready(pending[-1 - _AHEAD]["loss"].data)
-                stops = self.stops.due(number)
+                reports = number % self.log_every == 0 or number == self.steps
+                stops = self._stops(number, reports)
                 last = number == self.steps or stops
-                evaluates = (number == self.steps or number % self.eval_every == 0) and not (
-                    self.stops.signalled
-                )
+                due = number == self.steps or number % self.eval_every == 0
+                evaluates = due and not stops
                 eval_loss = None
-                if last or evaluates or number % self.log_every == 0:
+                if last or evaluates or reports:
                     eval_loss = self._report(number, pending, started, evaluates)
                     started, pending = time.perf_counter(), []
                 self._save(number, eval_loss, last)
                 if stops:
                     break
+
+    def _stops(self, number: int, reports: bool) -> bool:
+        """Whether the run ends after a step; several processes agree on it where they report."""
+        due = self.stops.signalled if number == self.steps else self.stops.due(number)
+        if jax.process_count() == 1:
+            return due
+        return reports and not everywhere(not due)
 
     def _save(self, number: int, eval_loss: float | None, last: bool) -> None:
         """Saves the state after a step, if it is to be."""
@@ -141,7 +149,7 @@ class Run:
             found.append(self.evaluate(self.state.params, batch))
             if len(found) > _AHEAD:
                 jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
-            if self.stops.signalled:
+            if self.stops.signalled and jax.process_count() == 1:
                 return {}  # an average over some of the batches would be taken for another
         return {name: float(np.mean([float(m[name]) for m in found])) for name in found[0]}
 

@@ -84,7 +84,8 @@ class Stops:
             self._event.set()
             for other, handler in before.items():
                 signal.signal(other, handler)
-            os.write(2, b"\nstopping after this step; the next signal stops at once\n")
+            again = b"Ctrl-C again" if number == signal.SIGINT else b"the next signal"
+            os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
 
         for number in _SIGNALS:
             signal.signal(number, stop)

@@ -71,7 +71,8 @@ def test_missing_data_is_told_with_the_other_mistakes(capsys, tmp_path):
 def test_too_little_text(capsys, tmp_path):
     (tmp_path / "little.txt").write_text("little")
     message = refused(capsys, "train", f"--data={tmp_path}/*.txt")
-    assert message.startswith("meshdsl train: the text is too short: it has 7 bytes, and batch_")
+    told = "meshdsl train: the text is too short: it has 7 bytes in 1 document (2 problems)\n"
+    assert message.startswith(told)
 
 
 def test_a_layout_without_a_mesh(capsys):

@@ -70,18 +70,30 @@ class Storage:
         """
         data, cuts = (array.data, array.cuts) if isinstance(array, NamedArray) else (array, ())
         sharding = getattr(data, "sharding", None)
-        if cuts == self.cuts:
-            given = data if isinstance(data, jax.Array) else np.asarray(data)
-            return data if sharding == self.sharding else jax.device_put(given, self.sharding)
+        if cuts == self.cuts and sharding == self.sharding:
+            return data
+        if not self.sharding.is_fully_addressable and getattr(data, "is_fully_addressable", True):
+            data = np.asarray(data)  # what one process holds, others do as well
         if not isinstance(data, jax.Array):
-            logical = unpad(np, np.asarray(data), cuts, self.dims.sizes)
-            return jax.device_put(pad(np, logical, self.cuts), self.sharding)
+            stored = np.asarray(data)
+            if cuts != self.cuts:
+                stored = pad(np, unpad(np, stored, cuts, self.dims.sizes), self.cuts)
+            return _from_host(stored, self.sharding)
+        if cuts == self.cuts:
+            return jax.device_put(data, self.sharding)
         if len(data.sharding.device_set) == 1:
             return jax.device_put(_converting(cuts, self.cuts, self.dims)(data), self.sharding)
         if not (isinstance(sharding, NamedSharding) and _same(sharding.mesh, self.sharding.mesh)):
             logical = NamedArray(data, self.dims, cuts).unpadded()
             data, cuts = jax.device_put(logical, self.even), ()
         return _converting(cuts, self.cuts, self.dims, self.sharding)(data)
+
+
+def _from_host(data: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Returns data of the host on its devices; of those of other processes each puts its own."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(data, sharding)
+    return jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
 
 
 def taking_logical(run: Callable, program: SpmdProgram) -> Callable:

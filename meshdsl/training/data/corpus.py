@@ -173,7 +173,8 @@ class Corpus:
 
     def _too_little(self, problems: list[str], ratios: Ratios | None) -> str:
         documents = sum(len(component.documents) for component in self.components)
-        has = f"{self.size:,} {self.unit}s in {documents:,} documents"
+        several = "s" if documents != 1 else ""
+        has = f"{self.size:,} {self.unit}s in {documents:,} document{several}"
         title = numbered(f"the text is too short: it has {has}", problems)
         others = "" if ratios is None else ", or a larger part for that split"
         return f"{title}\n\n  Give more text, or a smaller batch_size or length{others}."

@@ -1,0 +1,207 @@
+"""Many processes train as one; one that differs, or dies, is named."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.lowering.backends.tf.test_cluster import free_ports
+
+SMALL = (
+    "--model=gpt_mini",
+    "--model_args=layers=2,embed=32,heads=4,kv=8,d_ff=64",
+    "--batch_size=8",
+    "--length=16",
+    "--log_every=2",
+    "--eval_every=100",
+    "--eval_batches=1",
+)
+LAYOUTS = {
+    "data:4": "batch:data; params/embed:data",
+    "data:2,model:2": "batch:data; heads:model; d_ff:model",
+    "model:4": "heads:model; d_ff:model; vocab:model",
+}
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(40)]
+    file.write_text(" ".join(rng.choices(words, k=4000)))
+    return file
+
+
+@pytest.fixture
+def start():
+    """Returns what starts the processes of a job, none of which outlive the test."""
+    started = []
+
+    def job(count, *arguments, own=None):
+        (port,) = free_ports(1)
+        found = []
+        for number in range(count):
+            given = [
+                *SMALL,
+                *arguments,
+                f"--coordinator=localhost:{port}",
+                f"--num_processes={count}",
+                f"--process_id={number}",
+                *(own or {}).get(number, ()),
+            ]
+            found.append(command(*given))
+        started.extend(found)
+        return found
+
+    yield job
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def command(*arguments):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)
+    pipe = subprocess.PIPE
+    line = [
+        sys.executable,
+        "-c",
+        "from meshdsl.cli.main import console; raise SystemExit(console())",
+    ]
+    return subprocess.Popen(
+        [*line, "train", *arguments], env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def ended(process, seconds=300):
+    out, errors = process.communicate(timeout=seconds)
+    return process.returncode, out, errors
+
+
+def losses(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def alone(text, workdir, steps, *arguments):
+    process = command(
+        *SMALL, f"--data={text}", f"--workdir={workdir}", f"--steps={steps}", *arguments
+    )
+    code, _, errors = ended(process)
+    assert code == 0, errors
+    return losses(workdir)
+
+
+@pytest.mark.parametrize(
+    ("count", "mesh"),
+    [
+        (2, "data:2,model:2"),
+        pytest.param(2, "data:4", marks=pytest.mark.slow),
+        pytest.param(4, "model:4", marks=pytest.mark.slow),
+    ],
+)
+def test_losses_are_those_of_one_process(count, mesh, start, text, tmp_path):
+    work = tmp_path / "work"
+    processes = start(
+        count,
+        f"--data={text}",
+        f"--workdir={work}",
+        f"--mesh_shape={mesh}",
+        f"--layout={LAYOUTS[mesh]}",
+        f"--host_devices={4 // count}",
+        "--steps=6",
+        "--checkpoint_every=4",
+    )
+    told = [ended(process) for process in processes]
+    assert [code for code, _, _ in told] == [0] * count, told
+    assert "step 6/6" in told[0][1]
+    assert not any("loss" in out or "step" in out for _, out, _ in told[1:])
+    expected = alone(text, tmp_path / "alone", 6)
+    found = losses(work)
+    assert list(found) == list(expected)
+    np.testing.assert_allclose([*found.values()], [*expected.values()], atol=2e-5)
+
+
+def test_processes_that_differ_are_named(start, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text()[::-1])
+    processes = start(
+        2,
+        "--host_devices=1",
+        "--mesh_shape=data:2",
+        "--layout=batch:data",
+        own={
+            0: [f"--data={text}"],
+            1: [f"--data={other}", "--learning_rate=3e-3"],
+        },
+    )
+    for process in processes:
+        code, _, errors = ended(process)
+        assert code == 2
+        assert "the processes of the job do not run the same" in errors
+        assert "process 1: --learning_rate is 0.003, in process 0 0.001" in errors
+        assert "process 1: the data is " in errors
+
+
+def test_what_is_wrong_in_one_process_ends_all(start, text):
+    processes = start(
+        2, "--host_devices=1", own={0: [f"--data={text}"], 1: ["--data=/nowhere/*.txt"]}
+    )
+    for process in processes:
+        code, _, errors = ended(process)
+        assert code == 2
+        assert "`/nowhere/*.txt` matches no file" in errors
+    assert "process 1: " in errors or "--data" in errors
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_and_a_restart_goes_on(start, text, tmp_path):
+    """20 times, at random moments; the losses are those of a run that nothing happened to."""
+    steps, every, rng = 400, 4, random.Random(0)
+    job = (
+        f"--data={text}",
+        f"--workdir={tmp_path / 'work'}",
+        "--mesh_shape=data:2",
+        "--layout=batch:data; params/embed:data",
+        "--host_devices=1",
+        f"--steps={steps}",
+        f"--checkpoint_every={every}",
+    )
+    reached = 0
+    for _ in range(20):
+        processes = start(2, *job)
+        wait_for(lambda reached=reached: reported(tmp_path / "work") > reached, 300)
+        time.sleep(rng.random())
+        victim = rng.randrange(2)
+        before = reported(tmp_path / "work")
+        processes[victim].send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        code, _, errors = ended(processes[1 - victim], 60)
+        assert time.monotonic() - began < 60 and code != 0
+        assert f"process {victim}" in errors or f"task:{victim}" in errors, errors
+        reached = before
+    expected = alone(text, tmp_path / "alone", steps)
+    found = losses(tmp_path / "work")
+    shared = [step for step in expected if step in found]
+    assert shared
+    np.testing.assert_allclose([found[s] for s in shared], [expected[s] for s in shared], atol=2e-5)
+
+
+def reported(workdir):
+    try:
+        return max(losses(workdir), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
