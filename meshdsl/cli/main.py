@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 import warnings
@@ -20,6 +21,7 @@ from meshdsl.dims import did_you_mean
 
 FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
+_STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
@@ -78,20 +80,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if values.debug:
             raise
+        runtime = _STATUS.match(str(error))  # JAX raises some of what fails on devices as such
+        if runtime and (gone := _gone_processes()):
+            return _fail(command, gone, code=FAILED)
         return _fail(command, str(error))
     except RuntimeError as error:
         from meshdsl.lowering.backends import DeviceError
 
         if isinstance(error, DeviceError) and not values.debug:
             return _fail(command, str(error), code=FAILED)
-        gone = _gone_processes()
-        if gone:
-            return _fail(
-                command,
-                f"{gone} of the job has ended, and the others cannot go on. Start all of them "
-                "again: with a --workdir they go on from the last checkpoint",
-                code=FAILED,
-            )
+        if gone := _gone_processes():
+            return _fail(command, gone, code=FAILED)
         if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
             raise
         return _fail(
@@ -110,14 +109,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gone_processes() -> str:
-    """Returns which of the other processes of a job are not there any more, if there are others."""
+    """Returns what to tell if other processes of the job are not there any more, else nothing."""
     import jax
 
     if not jax.distributed.is_initialized():
         return ""
-    from meshdsl.training.processes import job
+    from meshdsl.training.processes import job, told_gone
 
-    return ", ".join(job().gone())
+    gone = job().gone()
+    return told_gone(gone) if gone else ""
 
 
 @contextmanager

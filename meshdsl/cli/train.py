@@ -16,7 +16,14 @@ from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
-from meshdsl.training.processes import AUTOMATIC, check_agreement, code_version, join, together
+from meshdsl.training.processes import (
+    AUTOMATIC,
+    check_agreement,
+    code_version,
+    join,
+    leave,
+    together,
+)
 
 if TYPE_CHECKING:
     from meshdsl.training.data import Corpus
@@ -96,6 +103,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         )
     finally:
         batches.close()
+    leave()
     ended = UNFINISHED if result.step < values.steps else 0
     if first:
         print(_told(result, values, corpus.unit))

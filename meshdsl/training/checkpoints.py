@@ -299,6 +299,8 @@ class _Folder:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if error[0] is not None and jax.process_count() > 1:
+            return  # the others may be gone, who would be waited for
         try:
             self.wait()
         finally:

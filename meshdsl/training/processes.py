@@ -1,7 +1,10 @@
 """The processes of a job on JAX: they join, agree on what they run, and tell who is gone.
 
 JAX's own runtime connects them; each then listens on a port of its own, so that the others can see
-whether it is still there when something has failed. Ports answer without being served.
+whether it is still there. Ports answer without being served.
+
+Guarantees:
+    When a process has died, the others end within a minute, whatever they wait for, and name it.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +27,11 @@ import numpy as np
 _HEARTBEAT = 30  # seconds without a sign of life after which JAX ends a job
 _SECONDS = 2.0  # in which a process that lives answers
 _AT_ONCE = 64  # processes that are asked at a time
+_EVERY = 4.0  # seconds between two looks at the others
+_MISSES = 3  # looks in a row in which one that is gone is not there
+_GRACE = 8.0  # seconds in which a process may end by itself, with a reason of its own
+_LEFT = threading.Event()
+FAILED = 1  # the exit code of a process that others have left alone
 AUTOMATIC = "auto"
 
 
@@ -39,6 +49,7 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
     """
     automatic = coordinator == AUTOMATIC
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_recoverability", True)  # we end the others, and tell why
     try:
         jax.distributed.initialize(
             None if automatic else coordinator,
@@ -49,7 +60,14 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
     except (ValueError, RuntimeError) as error:
         known = "what the environment tells" if automatic else f"coordinator {coordinator}"
         raise ValueError(f"cannot join the processes of the job by {known}: {error}") from error
-    job()
+    threading.Thread(target=_watch, args=(job(),), daemon=True).start()
+
+
+def leave() -> None:
+    """Waits for the others at the end of a job, after which they may be gone."""
+    if jax.process_count() > 1:
+        everywhere(True)
+        _LEFT.set()
 
 
 def everywhere(true: bool) -> bool:
@@ -140,13 +158,18 @@ class Job:
     def gone(self) -> list[str]:
         """Returns the processes that are not there any more, as they are to be told."""
         others = [n for n in range(len(self.addresses)) if n != jax.process_index()]
+        return [f"process {n} on {self.addresses[n][0]}" for n in self.absent(others)]
+
+    def absent(self, numbers: Sequence[int]) -> list[int]:
+        """Returns those of some processes that do not answer."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            there = pool.map(_listens, [self.addresses[n] for n in others])
-            return [
-                f"process {number} on {self.addresses[number][0]}"
-                for number, alive in zip(others, there, strict=True)
-                if not alive
-            ]
+            there = pool.map(_listens, [self.addresses[n] for n in numbers])
+            return [number for number, alive in zip(numbers, there, strict=True) if not alive]
+
+    def watched(self) -> list[int]:
+        """Returns the processes that this one looks after: those 1, 2, 4, 8 ... places on."""
+        count, own = len(self.addresses), jax.process_index()
+        return sorted({(own + 2**n) % count for n in range(count.bit_length())} - {own})
 
 
 @functools.cache
@@ -158,6 +181,24 @@ def job() -> Job:
     address = [socket.gethostname(), own.getsockname()[1]]
     found = [json.loads(text) for text in gathered(json.dumps(address))]
     return Job(tuple((str(host), int(port)) for host, port in found), own)
+
+
+def told_gone(gone: Sequence[str]) -> str:
+    """Returns what to tell when other processes are gone."""
+    return (
+        f"{', '.join(gone)} of the job has ended, and the others cannot go on. Start all of them "
+        "again: with a --workdir they go on from the last checkpoint"
+    )
+
+
+def _watch(job: Job) -> None:
+    """Ends this process once another has died, if it does not end by itself."""
+    misses = 0
+    while not _LEFT.wait(_EVERY):
+        misses = misses + 1 if job.absent(job.watched()) else 0
+        if misses >= _MISSES and not _LEFT.wait(_GRACE):
+            os.write(2, f"meshdsl train: {told_gone(job.gone())}\n".encode())
+            os._exit(FAILED)
 
 
 def _listens(address: tuple[str, int]) -> bool:
