@@ -229,6 +229,7 @@ class _Folder:
             state=ocp.args.StandardSave(_nested(arrays)), about=ocp.args.JsonSave(about)
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
+        self.wait()  # a checkpoint is sealed before it can be deleted for this one
         with self._told():
             self._manager.save(step, args=items, metrics=metrics, force=True)
         self._seals.add(step)

@@ -146,6 +146,8 @@ DAMAGE = {
 }
 
 
+# Storage reads ahead, and leaves what it could not read to no one.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_one_is_told_and_the_one_before_it_is_taken(how, tmp_path):
     with Checkpoints(tmp_path) as checkpoints:

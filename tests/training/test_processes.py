@@ -184,7 +184,8 @@ def test_a_process_that_is_killed_is_named_and_a_restart_goes_on(start, text, tm
         began = time.monotonic()
         code, _, errors = ended(processes[1 - victim], 60)
         assert time.monotonic() - began < 60 and code != 0
-        assert f"process {victim}" in errors or f"task:{victim}" in errors, errors
+        leader = victim == 0 and "leader task was preempted/died" in errors  # JAX ends it at once
+        assert leader or f"process {victim} on " in errors, errors
         reached = before
     expected = alone(text, tmp_path / "alone", steps)
     found = losses(tmp_path / "work")
