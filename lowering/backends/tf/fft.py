@@ -11,11 +11,16 @@ from meshdsl.lowering.program import Instruction
 
 
 def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitter:
-    """Returns the emitter of a transform along the last axis."""
+    """Returns the emitter of a transform along the last axis.
+
+    TensorFlow's compiler takes the transform of real numbers that were made complex for one of real
+    numbers, of which there are fewer results, so it must not see where they come from.
+    """
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         at = instruction.inputs[0].local.position(instruction.params["dim"])
-        return move(function(instruction, move(inputs[0], at, -1)), -1, at)
+        (given,) = machine.links.barrier(inputs)
+        return move(function(instruction, move(given, at, -1)), -1, at)
 
     return emit
 

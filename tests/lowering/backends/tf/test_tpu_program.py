@@ -273,6 +273,14 @@ def test_rows_are_taken_and_added():
             agree(function, X, indices, mesh="a:2,b:4", layout=layout)
 
 
+def test_real_numbers_are_transformed_as_complex_ones():
+    def transformed(x):
+        z = md.fft.fft(md.cast(x, "complex128"), "embed")
+        return md.real(z), md.imag(z)
+
+    agree(transformed, X, mesh="a:2,b:2", layout="batch:a")
+
+
 def test_large_masks_are_constants_of_whole_bytes():
     """TensorFlow packs the bits of constants, which jaxlib does not."""
     mask = np.random.default_rng(0).random((70, 9)) < 0.3
