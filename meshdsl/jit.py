@@ -319,6 +319,11 @@ class Jitted:
         """Whether this process, of those that run the function together, is the first."""
         return self._backend.process_index() == 0
 
+    @property
+    def processes(self) -> int:
+        """How many processes run the function together."""
+        return self._backend.process_count()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)

@@ -176,6 +176,7 @@ def train(
         options=options,
         steps_per_call=steps_per_call,
     )
+    _check_saves_together(step.processes, saving)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
         step_program = step.lower(state_spec, batch_spec)
@@ -241,6 +242,15 @@ def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None)
         raise ValueError("saving needs a workdir, where checkpoints are kept")
     if saving is not None and (saving.local is None) != (saving.local_every is None):
         raise ValueError("local checkpoints need both a folder and how often they are saved")
+
+
+def _check_saves_together(processes: int, saving: Saving | None) -> None:
+    """Raises ValueError if several processes would save without knowing of each other."""
+    if saving is not None and processes not in (1, jax.process_count()):
+        raise ValueError(
+            f"the {processes} processes of TF_CONFIG cannot save checkpoints together: leave out "
+            "--workdir (`saving` in Python), or run them on JAX (--backend=jax --coordinator=...)"
+        )
 
 
 def _places(compiled: Compiled, state: TrainState) -> list[Any]:

@@ -10,13 +10,8 @@ import re
 
 import numpy as np
 
-KINDS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "collective-permute": "permute",
-}
+from meshdsl.lowering.backends.hlo_wire import KINDS
+
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8}
 _OP = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*?)\), (.*)$")
 

@@ -243,6 +243,14 @@ def test_saving_needs_a_folder_and_whole_calls():
         run("x", saving=Saving(every=3), steps_per_call=2)
 
 
+def test_processes_of_tensorflow_do_not_save_over_each_other(tmp_path, monkeypatch):
+    workers = {"worker": ["localhost:1", "localhost:2"]}
+    config = {"cluster": workers, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="the 2 processes of TF_CONFIG cannot save checkpoints"):
+        run(tmp_path, saving=Saving(), backend="tf")
+
+
 KILLED = """
 import sys
 import jax

@@ -1,6 +1,6 @@
 """The JAX backend: one `jax.shard_map` with the program's collectives written out."""
 
-from jax import process_index
+from jax import process_count, process_index
 
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.executable import (
@@ -17,5 +17,6 @@ __all__ = [
     "device_mesh",
     "function",
     "partition_spec",
+    "process_count",
     "process_index",
 ]

@@ -4,6 +4,7 @@ from meshdsl.lowering.backends.jax import (
     Storage,
     device_mesh,
     partition_spec,
+    process_count,
     process_index,
 )
 from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
@@ -16,5 +17,6 @@ __all__ = [
     "device_mesh",
     "function",
     "partition_spec",
+    "process_count",
     "process_index",
 ]

@@ -9,7 +9,7 @@ from meshdsl.lowering.backends.tf.require import tensorflow as _tensorflow
 _tensorflow()
 
 from meshdsl.lowering.backends.tf.emitters import EMITTERS  # noqa: E402
-from meshdsl.lowering.backends.tf.host_devices import process_index  # noqa: E402
+from meshdsl.lowering.backends.tf.host_devices import process_count, process_index  # noqa: E402
 from meshdsl.lowering.backends.tf.targets import Executable  # noqa: E402
 
-__all__ = ["EMITTERS", "Executable", "process_index"]
+__all__ = ["EMITTERS", "Executable", "process_count", "process_index"]

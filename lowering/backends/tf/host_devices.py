@@ -43,6 +43,11 @@ def process_index() -> int:
     return Cluster.read().index
 
 
+def process_count() -> int:
+    """Returns how many processes a job has."""
+    return len(Cluster.read().addresses)
+
+
 def host_devices(mesh: Mesh) -> Devices:
     """Returns the devices of a mesh, the first ones there are in every process.
 
