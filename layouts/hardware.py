@@ -183,6 +183,24 @@ _ALL = (
     ),
 )
 HARDWARE: Mapping[str, Hardware] = MappingProxyType({one.name: one for one in _ALL})
+# How drivers call devices. Of NVIDIA's these are the forms on boards (SXM); others are slower.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "TPU v3": "v3",
+        "TPU v4": "v4",
+        "TPU v5 lite": "v5e",
+        "TPU v5e": "v5e",
+        "TPU v5": "v5p",
+        "TPU v5p": "v5p",
+        "TPU v6 lite": "v6e",
+        "TPU v6e": "v6e",
+        "NVIDIA A100-SXM4-40GB": "a100",
+        "NVIDIA A100-SXM4-80GB": "a100",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA H200": "h200",
+        "NVIDIA B200": "b200",
+    }
+)
 
 
 def hardware(name: str) -> Hardware:
@@ -197,3 +215,12 @@ def hardware(name: str) -> Hardware:
         hint = did_you_mean(name, HARDWARE)
         raise ValueError(f"unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}{hint}")
     return HARDWARE[name]
+
+
+def hardware_of(kind: str) -> Hardware | None:
+    """Returns the hardware of a device by what its driver calls it; None: it is not known.
+
+    >>> hardware_of("TPU v5 lite").name
+    'v5e'
+    """
+    return HARDWARE[KINDS[kind]] if kind in KINDS else None

@@ -315,14 +315,9 @@ class Jitted:
         self._traces: dict[Signature, tuple[Graph, Any]] | None = None  # see `on`
 
     @property
-    def reports(self) -> bool:
-        """Whether this process, of those that run the function together, is the first."""
-        return self._backend.process_index() == 0
-
-    @property
-    def processes(self) -> int:
-        """How many processes run the function together."""
-        return self._backend.process_count()
+    def runtime(self) -> Any:
+        """What the backend knows of the processes and devices: its module `runtime`."""
+        return self._backend.runtime
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_tracing():  # inside another function's trace it is an ordinary function
@@ -489,7 +484,7 @@ class Jitted:
 def _definition(function: Callable) -> Source:
     """Returns the line at which a function is defined; its arguments are told with it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return Source(code.co_filename, code.co_firstlineno, code.co_name) if code else UNKNOWN
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else UNKNOWN
 
 
 def bare(arrays: Sequence[Any]) -> list[Any]:

@@ -34,12 +34,25 @@ _is_machinery: dict[str, bool] = {}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file and line; `backward` marks operations made by differentiating that line."""
+    """A file and line; `backward` marks operations made by differentiating that line.
+
+    Attributes:
+        function: whose line it is, with its class: `Attention.__call__`.
+    """
 
     file: str
     line: int
     function: str = ""
     backward: bool = False
+
+    @property
+    def layer(self) -> str:
+        """What the line is part of, as profiles show it: `Attention`, `Attention.query`, `loss`.
+
+        Functions within functions are named as the outermost one.
+        """
+        outer = self.function.partition(".<locals>")[0]
+        return outer.removesuffix(".__call__") if not outer.startswith("<") else ""
 
     @property
     def code(self) -> str:
@@ -72,7 +85,7 @@ def caller() -> Source:
             machinery = name.startswith(_MACHINERY) or any(part in name for part in _OUTSIDE)
             _is_machinery[name] = machinery
         if not machinery:
-            return Source(code.co_filename, frame.f_lineno, code.co_name)
+            return Source(code.co_filename, frame.f_lineno, code.co_qualname)
         if frame.f_back is None:
             break
         frame = frame.f_back

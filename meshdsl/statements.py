@@ -34,7 +34,8 @@ def statement_at(source: Source) -> Statement:
     found = _statements_in(source.file).get(source.line)
     first, names = found if found else (source.line, ())
     if not names:
-        function = "" if source.function.startswith("<") else source.function.strip("_")
+        function = source.function.rpartition(".")[2]
+        function = "" if function.startswith("<") else function.strip("_")
         names = (function or "value",)
     return Statement(source.file, first, names, source.backward)
 

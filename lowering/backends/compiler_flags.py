@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from meshdsl.dims import did_you_mean
+from meshdsl.layouts.hardware import hardware_of
 
 Flag = bool | int | float | str
 Flags = tuple[tuple[str, Flag], ...]
@@ -43,21 +44,14 @@ RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
         **dict.fromkeys(("a100", "h100", "h200", "b200"), _GPU),
     }
 )
-_KINDS = {
-    "v3": "TPU v3",
-    "v4": "TPU v4",
-    "v5e": "TPU v5 lite",
-    "v5p": "TPU v5",
-    "v6e": "TPU v6 lite",
-}
 
 
 def recommended(device_kind: str, platform: str) -> Mapping[str, Flag]:
     """Returns the flags for a device, as JAX calls it: `recommended("TPU v5 lite", "tpu")`."""
     if platform in ("gpu", "cuda"):
         return _GPU
-    names = {kind: name for name, kind in _KINDS.items()}
-    return RECOMMENDED[names[device_kind]] if device_kind in names else {}
+    known = hardware_of(device_kind)
+    return RECOMMENDED.get(known.name, {}) if known is not None else {}
 
 
 def parse(text: str) -> Flags:

@@ -24,7 +24,9 @@ from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import schedules
 from meshdsl.policy import Policy
+from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.data.splits import parse_ratios
+from meshdsl.training.profiling import ProfiledSteps
 from meshdsl.training.step_metrics import EXTRA_METRICS
 
 Reader = Callable[[str], Any]
@@ -247,6 +249,11 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "Pack whole documents into rows, which do not see each other. Default: one long text.",
     ),
     "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
+    "batch_ramp": (
+        None,
+        BatchRamp.parse,
+        "Let the batch grow: start,increment,samples, as 16,8,300_000. Default: it has its size.",
+    ),
     "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
     "steps": ("200", whole(1), "Training steps."),
     "learning_rate": ("1e-3", number, "Peak of the learning rate."),
@@ -295,7 +302,11 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     ),
     "log_every": ("10", whole(1), "Steps between two reports."),
     "eval_every": ("100", whole(1), "Steps between two evaluations on held-out text."),
-    "eval_batches": ("20", whole(1), "Batches of held-out text in an evaluation."),
+    "eval_batches": (
+        "20",
+        whole(1),
+        "Batches of held-out text in an evaluation, also in that of the test text, at the end.",
+    ),
     "workdir": (
         None,
         str,
@@ -323,6 +334,11 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "End after this time, with a checkpoint and exit code 75 (start again to go on).",
     ),
     "exit_at_step": (None, whole(1), "End after this step, likewise."),
+    "profile_steps": (
+        None,
+        ProfiledSteps.parse,
+        "First and last step of a profile, as 10:13, for TensorBoard, in the workdir.",
+    ),
     "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "topology": (

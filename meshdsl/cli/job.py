@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,6 @@ from absl import flags
 from meshdsl.array import Spec
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
-from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
@@ -23,8 +22,7 @@ from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
-from meshdsl.training.state import TrainState, create
-from meshdsl.training.step import StepResult, make_train_step
+from meshdsl.training.recipe import Recipe
 
 if TYPE_CHECKING:
     pass
@@ -53,22 +51,20 @@ class Job:
     backend: str
     options: Options
 
-    def train_step(self) -> Callable[[TrainState, Any], StepResult]:
-        """Returns the training step, to be traced, as `train` makes it."""
-        return make_train_step(
+    @property
+    def recipe(self) -> Recipe:
+        """What `train` makes its step of."""
+        return Recipe(
+            self.model.init,
             self.model.loss,
             self.optimizer,
             self.clip_norm,
             self.policy,
             self.microbatches,
-            skip_nonfinite=True,
+            nonfinite=self.nonfinite,
             loss_scaling=self.loss_scaling,
             extra_metrics=self.extra_metrics,
         )
-
-    def create_state(self) -> Callable[[Tensor], TrainState]:
-        """Returns the function from a key to the state of that step, to be traced."""
-        return create(self.model.init, self.optimizer, self.policy, True, self.loss_scaling)
 
 
 def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
@@ -125,9 +121,14 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
             )
         elif values.packing:
             batch_spec = packed_batch(batch_size, length)
+    sizes = [batch_size]
+    if values.batch_ramp is not None:
+        with problems.caught("--batch_ramp"):
+            sizes = values.batch_ramp.sizes(batch_size)
     if values.microbatches > 1:
         with problems.caught("--microbatches"):
-            check_microbatches(batch_spec, values.microbatches)
+            for size in sizes:
+                check_microbatches(model.batch_spec(size, length), values.microbatches)
     scaling = None
     with problems.caught("--loss_scale"):
         scaling = _loss_scaling(values, getattr(model.config, "policy", policy))

@@ -24,9 +24,9 @@ def jitted_step(job: Job) -> tuple[Jitted, tuple[Any, Any]]:
     from meshdsl.jit import jit
     from meshdsl.training.state import spec_of
 
-    step = job.train_step()
+    step = job.recipe.train_step()
     jitted = jit(step, job.mesh, job.layout, job.backend, donate="state", options=job.options)
-    return jitted, (spec_of(job.create_state()), job.batch_spec)
+    return jitted, (spec_of(job.recipe.create_state()), job.batch_spec)
 
 
 def checked_program(jitted: Jitted, specs: tuple[Any, Any]) -> SpmdProgram:

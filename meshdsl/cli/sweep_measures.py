@@ -221,7 +221,7 @@ class _Run:
 
         job, (mesh, layout) = subject.job, (asked.candidate.mesh, asked.candidate.layout)
         result, step = _compile(subject, asked)
-        make = job.create_state()
+        make = job.recipe.create_state()
 
         def state(key: Any) -> dict[str, Any]:
             return {"state": make(key)}  # so that its paths are those of the step's state

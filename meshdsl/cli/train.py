@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +21,12 @@ from meshdsl.training.processes import (
     AUTOMATIC,
     check_agreement,
     code_version,
-    join,
-    leave,
+    joined,
     together,
 )
 
 if TYPE_CHECKING:
-    from meshdsl.training.data import Corpus
+    from meshdsl.training.data import Corpus, Splits
     from meshdsl.training.loop import TrainResult
     from meshdsl.training.saving import Saving
 
@@ -39,40 +39,73 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     Raises:
         ValueError: anything the user can put right; as many problems as possible at once.
     """
-    from meshdsl.training.data import Corpus, load_tokenizer, ordered_batches, shuffled_batches
-    from meshdsl.training.loop import train
-    from meshdsl.training.stopping import UNFINISHED, Stops
-
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
-    _join(values, problems)
+    with _processes(values, problems):
+        return _run(values, problems)
+
+
+def _run(values: flags.FlagValues, problems: Problems) -> int:
+    """Reads the data and trains, as one of the processes of the job."""
+    from meshdsl.training.stopping import UNFINISHED
+
     with together():
-        with problems.caught("--data"):
-            find([name for entry in parse_entries(values.data) for name in entry.patterns])
-        job = jobs.build(values, problems)
-        jobs.use_tpu(values.tpu, job.backend)
-        saving = _saving(values, problems)
-        with problems.caught("--data"):
-            corpus = Corpus.read(
-                values.data,
-                jobs.vocabulary(job.model),
-                load_tokenizer(values.tokenizer, values.end_token),
-                values.data_column,
-                Path(values.data_cache) if values.data_cache else None,
-            )
-        problems.check()
-        splits = corpus.split(
-            job.length, batch_size=job.batch_size, ratios=values.split, packing=values.packing
-        )
+        job, corpus, splits = _read(values, problems)
     check_agreement(lambda: _facts(values, corpus))
-    first = load_backend(job.backend).process_index() == 0
+    first = load_backend(job.backend).runtime.process_index() == 0
     if first:
         print(_headline(job, corpus), flush=True)
+    result = _trained(job, splits, values, _saving(values, corpus))
+    if first:
+        print(_told(result, values, corpus.unit))
+    return UNFINISHED if result.step < values.steps else 0
+
+
+def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpus, Splits]:
+    """Returns the job and its data.
+
+    Raises:
+        UsageError: all that is wrong with the flags and the files.
+        ValueError: there is too little text.
+    """
+    from meshdsl.training.data import Corpus, load_tokenizer
+
+    with problems.caught("--data"):
+        find([name for entry in parse_entries(values.data) for name in entry.patterns])
+    job = jobs.build(values, problems)
+    jobs.use_tpu(values.tpu, job.backend)
+    _check_saving(values, problems)
+    with problems.caught("--data"):
+        corpus = Corpus.read(
+            values.data,
+            jobs.vocabulary(job.model),
+            load_tokenizer(values.tokenizer, values.end_token),
+            values.data_column,
+            Path(values.data_cache) if values.data_cache else None,
+        )
+    problems.check()
+    splits = corpus.split(
+        job.length, batch_size=job.batch_size, ratios=values.split, packing=values.packing
+    )
+    return job, corpus, splits
+
+
+def _trained(
+    job: jobs.Job, splits: Splits, values: flags.FlagValues, saving: Saving | None
+) -> TrainResult:
+    """Trains on the data."""
+    from meshdsl.training.data import ordered_batches, shuffled_batches
+    from meshdsl.training.loop import train
+    from meshdsl.training.stopping import Stops
+
+    valid, test = (
+        None if split is None else ordered_batches(split, job.batch_size, values.eval_batches)
+        for split in (splits.valid, splits.test)
+    )
     batches = shuffled_batches(
         splits.train, job.batch_size, values.seed, workers=values.data_workers, ahead=_AHEAD
     )
-    held_out = splits.valid
     try:
-        result = train(
+        return train(
             job.model.init,
             job.model.loss,
             job.optimizer,
@@ -91,23 +124,19 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             options=job.options,
             steps_per_call=values.steps_per_call,
             batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
-            eval_batches=None
-            if held_out is None
-            else ordered_batches(held_out, job.batch_size, values.eval_batches),
+            batch_ramp=values.batch_ramp,
+            eval_batches=valid,
+            test_batches=test,
             log_every=values.log_every,
             eval_every=values.eval_every,
             tokens_per_batch=job.batch_size * job.length,
             workdir=values.workdir,
             saving=saving,
             stops=Stops(values.exit_after_minutes, values.exit_at_step),
+            profile=values.profile_steps,
         )
     finally:
         batches.close()
-    leave()
-    ended = UNFINISHED if result.step < values.steps else 0
-    if first:
-        print(_told(result, values, corpus.unit))
-    return ended
 
 
 def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
@@ -123,20 +152,26 @@ def _told(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
     if not result.history:
         return f"all {values.steps:,} steps had been taken before"
     where = f"; metrics in {values.workdir}" if values.workdir else ""
+    test = result.history[-1].get("test_loss")
+    where = where if test is None else f", test loss {test:.4f}{where}"
     kind, loss = "held-out", result.history[-1].get("eval_loss")
     if loss is None:
         kind, loss = "training", result.losses[-1]
     return f"{kind} loss {loss:.4f} nats per {unit}{where}"
 
 
-def _join(values: flags.FlagValues, problems: Problems) -> None:
-    """Joins the other processes of the job, if there are any."""
+def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextManager[None]:
+    """Returns what joins the other processes of the job, if there are any, and leaves them.
+
+    Raises:
+        UsageError: its flags do not fit together, and all else that is wrong.
+    """
     if values.coordinator is None:
         if values.num_processes is not None or values.process_id is not None:
             problems.add(
                 "--num_processes, --process_id: give --coordinator=host:port of the first process"
             )
-        return
+        return nullcontext()
     known = values.num_processes is not None and values.process_id is not None
     if values.coordinator != AUTOMATIC and not known:
         problems.add(
@@ -146,7 +181,7 @@ def _join(values: flags.FlagValues, problems: Problems) -> None:
     if values.backend == "tf":
         problems.add("--coordinator: --backend=tf takes its processes from TF_CONFIG")
     problems.check()
-    join(values.coordinator, values.num_processes, values.process_id)
+    return joined(values.coordinator, values.num_processes, values.process_id)
 
 
 # What a run may change when it goes on: where it runs, what it tells, and when it ends.
@@ -155,22 +190,26 @@ _FREE = frozenset(
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
-    "num_processes process_id".split()
+    "num_processes process_id profile_steps".split()
 )
 _OWN = frozenset(["process_id"])  # what each process has of its own
 
 
-def _saving(values: flags.FlagValues, problems: Problems) -> Saving | None:
-    """Returns what is saved in the workdir, if there is one."""
-    from meshdsl.training.saving import Saving
-
+def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
+    """Checks that flags of what is written come with a workdir, and with each other."""
     if (values.local_checkpoints is None) != (values.local_every is None):
         problems.add("--local_checkpoints and --local_every go together: a folder, and how often")
     asked = [name for name in _NEEDS_WORKDIR if values[name].value is not None]
+    if asked and not values.workdir:
+        listed = ", ".join(f"--{name}" for name in asked)
+        problems.add(f"{listed}: what they save is kept in a --workdir, which is missing")
+
+
+def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
+    """Returns what is saved in the workdir, if there is one."""
+    from meshdsl.training.saving import Saving
+
     if not values.workdir:
-        if asked:
-            listed = ", ".join(f"--{name}" for name in asked)
-            problems.add(f"{listed}: checkpoints are kept in a --workdir, which is missing")
         return None
     return Saving(
         every=values.checkpoint_every,
@@ -178,7 +217,10 @@ def _saving(values: flags.FlagValues, problems: Problems) -> Saving | None:
         keep_best=values.keep_best,
         local=values.local_checkpoints,
         local_every=values.local_every,
-        config=_settings(values, _FREE | {field.name for field in fields(Options)}),
+        config={
+            **_settings(values, _FREE | {field.name for field in fields(Options)}),
+            "the data": corpus.fingerprint(),
+        },
         override=values.override,
         resume=values.resume,
     )
@@ -200,6 +242,7 @@ _NEEDS_WORKDIR = (
     "local_every",
     "exit_after_minutes",
     "exit_at_step",
+    "profile_steps",
 )
 
 

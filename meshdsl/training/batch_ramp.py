@@ -6,8 +6,6 @@ a function of the samples seen alone, so a run that is resumed goes on with the 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -66,14 +64,3 @@ class BatchRamp:
         sizes = self.sizes(full)
         increments = len(sizes) - 1
         return sizes[min(seen * increments // self.samples, increments)]
-
-    def batches(self, full: int, seen: int = 0) -> Iterator[int]:
-        """Yields the sizes of the batches from `seen` samples on, without end; errors likewise."""
-        while (size := self.size_at(seen, full)) < full:
-            yield size
-            seen += size
-        yield from itertools.repeat(full)
-
-    def seen_after(self, steps: int, full: int) -> int:
-        """Returns how many samples the first `steps` batches have; errors as in `sizes`."""
-        return sum(itertools.islice(self.batches(full), steps))

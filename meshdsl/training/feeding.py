@@ -1,65 +1,118 @@
-"""Feeding a run: batches with named dims, as many at once as a call takes, from any step on."""
+"""Feeding a run: batches with named dims, as many at once as a call takes, from any step on.
+
+What a run feeds from is an iterable of batches. It may have more, and then more is made of it:
+
+* `state()` and `restore(state)`, or grain's `get_state` and `set_state`: a run that goes on moves
+  it to its place; of others the batches are skipped.
+* `batch_size` and `resize(batch_size, rows)`: its batches can grow (`BatchRamp`), and each of
+  several processes reads only the rows that its devices hold; of others each reads whole batches.
+* `peek()`: tells the next batch without starting to read.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from meshdsl.array import NamedArray, named
-from meshdsl.dims import DimsLike, did_you_mean
+from meshdsl.array import NamedArray, Spec, named, spec
+from meshdsl.dims import Dimension, DimsLike, as_list, did_you_mean
 from meshdsl.jit import STEPS
+from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.rows import Rows
+
+Batch = Mapping[str, Any]
 
 
 class Feed:
     """The batches of a run, one for each step, or several together.
 
     Args:
-        batches: dicts of NamedArrays, or of arrays whose dims `dims` names. An iterator that can
-            tell its position and go to one, as ours (`state`, `restore`) and grain's (`get_state`,
-            `set_state`) can, is moved there to resume a run; of others the batches are skipped.
+        batches: dicts of NamedArrays, or of arrays whose dims `dims` names.
         dims: the dims of each entry.
         at_once: how many batches come together.
+        ramp: how batches grow, if they do.
+        batch_dim: the dim that grows.
 
     Attributes:
-        first: the first of them, which is read before all else.
+        full: the size of the largest batch; None: there is one size, which nobody has to know.
+        seen: how many samples the batches so far had; counted if they grow.
+        rows: what this process reads of a batch of a size; by default all.
 
     Raises:
-        ValueError: there is none, or it has entries without names.
+        ValueError: there is none, or it has entries without names, or it cannot grow.
     """
 
     def __init__(
         self,
-        batches: Iterable[Mapping[str, Any]],
+        batches: Iterable[Batch],
         dims: Mapping[str, DimsLike] | None,
         at_once: int = 1,
+        ramp: BatchRamp | None = None,
+        batch_dim: str = "batch",
     ) -> None:
-        self._raw = iter(batches)
-        self._at_once = at_once
-        self._source = named_batches(self._raw, dims, "batches")
-        if at_once > 1:
-            self._source = stacked(self._source, at_once)
-        self.first = first_of(self._source, "batches")
-        self._held: dict[str, NamedArray] | None = self.first
+        self._source = iter(batches)
+        self._dims, self._at_once = _of_any_size(dims, batch_dim), at_once
+        self._ramp, self._batch_dim = ramp, batch_dim
+        self._held: dict[str, NamedArray] | None = None
+        self.rows: Callable[[int | None], Rows | None] = lambda size: None
+        self.full: int | None = None
+        self.seen = 0
+        if ramp is not None:
+            self.full = _size_of(self._source)
+            ramp.sizes(self.full)
+        self._resize()
+        self._first = self._peek()
+
+    @property
+    def size(self) -> int | None:
+        """The size of the next batch; None: that of all of them."""
+        if self._ramp is None or self.full is None:
+            return None
+        return self._ramp.size_at(self.seen, self.full)
+
+    def specs(self) -> dict[int | None, dict[str, Spec]]:
+        """Returns dims and dtypes of the batches of each size."""
+        if self._ramp is None or self.full is None:
+            return {None: self._first}
+        return {size: self._sized(size) for size in self._ramp.sizes(self.full)}
+
+    def share(self) -> float:
+        """Returns which part of a full batch the next one is."""
+        size = self.size
+        return 1.0 if size is None or self.full is None else size / self.full
+
+    def counts(self) -> dict[str, float]:
+        """Returns metrics of batches that grow: the size of the next one, and samples so far."""
+        size = self.size
+        return {} if size is None else {"batch_size": size, "samples": self.seen}
 
     def position(self) -> Any:
         """Returns where the data has come to; None if it cannot tell."""
-        tell = _method(self._raw, "state", "get_state")
-        return None if tell is None else tell()
+        tell = _method(self._source, "state", "get_state")
+        place = None if tell is None else tell()
+        return place if self._ramp is None else {"seen": self.seen, "data": place}
 
     def seek(self, step: int, position: Any) -> None:
         """Goes to where a run has left off after a step, with the position it had then.
 
         Raises:
-            ValueError: the position is of other data; or the data ends before the step.
+            ValueError: the position is of other data, or of a run whose batches grew otherwise; or
+                the data ends before the step.
         """
-        go = _method(self._raw, "restore", "set_state")
+        go = _method(self._source, "restore", "set_state")
+        seen = None
+        if isinstance(position, Mapping) and {*position} == {"seen", "data"}:
+            seen, position = position["seen"], position["data"]
         if position is not None and go is not None:
             self._held = None
             go(position)
+            if self._ramp is not None and self.full is not None:
+                self.seen = step * self.full if seen is None else seen
             return
         for done in range(0, step, self._at_once):
             if next(self, None) is None:
@@ -69,50 +122,124 @@ class Feed:
         return self
 
     def __next__(self) -> dict[str, NamedArray]:
-        if self._held is not None:
-            held, self._held = self._held, None
-            return held
-        return next(self._source)
+        size = self.size
+        held, self._held = self._held, None
+        if held is None:
+            rows = self.rows(size)
+            self._resize(rows)
+            held = self._read(rows)
+        self.seen += 0 if size is None else size * self._at_once
+        return held
 
+    def _read(self, rows: Rows | None = None) -> dict[str, NamedArray]:
+        """Returns the batches of the next call; an end too short for it is left."""
+        raw = itertools.islice(self._source, self._at_once)
+        found = [_named(batch, self._dims, "batches") for batch in raw]
+        if len(found) < self._at_once:
+            raise StopIteration
+        batch = found[0] if self._at_once == 1 else _stacked(found)
+        return batch if rows is None else rows.globally(batch)
 
-def _method(source: Any, *names: str) -> Any:
-    return next((getattr(source, name) for name in names if hasattr(source, name)), None)
+    def _resize(self, rows: Rows | None = None) -> None:
+        """Asks the data for the next size, and for what this process has to read of it."""
+        size = self.size
+        if size is not None or rows is not None:
+            size = _size_of(self._source) if size is None else size
+            _method(self._source, "resize")(size, None if rows is None else rows.read)
+
+    def _peek(self) -> dict[str, Spec]:
+        """Returns dims and dtypes of the first batches, which are held if they had to be read."""
+        peek = _method(self._source, "peek")
+        if peek is None or jax.process_count() == 1:  # reading begins while programs compile
+            try:
+                self._held = self._read()
+            except StopIteration:
+                raise ValueError("batches: there is no batch") from None
+            return specs_of(self._held)
+        found = specs_of(_named(peek(), self._dims, "batches"))
+        if self._at_once == 1:
+            return found
+        steps = Dimension(STEPS, self._at_once)
+        return {name: spec([steps, *one.dims], one.dtype) for name, one in found.items()}
+
+    def _sized(self, size: int) -> dict[str, Spec]:
+        """Returns dims and dtypes of batches of a size."""
+        grown = Dimension(self._batch_dim, size)
+        return {
+            name: spec([grown if d.name == grown.name else d for d in one.dims], one.dtype)
+            for name, one in self._first.items()
+        }
 
 
 @dataclass(frozen=True)
 class Named:
     """Batches that can be gone through again and again, with the names of their dims put on."""
 
-    batches: Iterable[Mapping[str, Any]]
+    batches: Iterable[Batch]
     dims: Mapping[str, DimsLike] | None
     role: str
+    batch_dim: str = "batch"
+    rows: Rows | None = None
 
     def __iter__(self) -> Iterator[dict[str, NamedArray]]:
-        return named_batches(iter(self.batches), self.dims, self.role)
+        dims = _of_any_size(self.dims, self.batch_dim)
+        for batch in self.batches:
+            found = _named(batch, dims, self.role)
+            yield found if self.rows is None else self.rows.globally(found)
+
+    def specs(self) -> dict[str, Spec]:
+        """Returns dims and dtypes of a batch.
+
+        Raises:
+            ValueError: there is none, or it has entries without names.
+        """
+        for batch in self:
+            return specs_of(batch)
+        raise ValueError(f"{self.role}: there is no batch")
+
+    def reading(self, rows: Rows | None) -> Named:
+        """Returns these batches, of which this process reads some rows only, if it can."""
+        resize = _method(self.batches, "resize")
+        if rows is None or resize is None:
+            return self
+        resize(_size_of(self.batches), rows.read)
+        return replace(self, rows=rows)
 
 
-def named_batches(
-    batches: Iterator[Mapping[str, Any]], dims: Mapping[str, DimsLike] | None, role: str
-) -> Iterator[dict[str, NamedArray]]:
-    """Yields batches with the names of their dims put on.
+def _of_any_size(
+    dims: Mapping[str, DimsLike] | None, batch_dim: str
+) -> dict[str, list[str | Dimension]]:
+    """Returns the dims of entries, the size of batches being left open."""
+    return {
+        name: [batch_dim if getattr(d, "name", d) == batch_dim else d for d in as_list(each)]
+        for name, each in (dims or {}).items()
+    }
+
+
+def specs_of(batch: Mapping[str, NamedArray]) -> dict[str, Spec]:
+    """Returns dims and dtypes of the entries of a batch."""
+    return {name: spec(array.dims, array.dtype) for name, array in batch.items()}
+
+
+def _size_of(source: Any) -> int:
+    """Returns the size of the batches of data that can give other sizes.
 
     Raises:
-        ValueError: entries have no names; all of them are told.
+        ValueError: it cannot.
     """
-    for batch in batches:
-        yield _named(batch, dims or {}, role)
+    if _method(source, "resize") is None or not hasattr(source, "batch_size"):
+        raise ValueError(
+            f"batch_ramp: {type(source).__name__} gives batches of one size; it needs `batch_size` "
+            "and `resize(batch_size, rows)`, as what shuffled_batches returns has"
+        )
+    return int(source.batch_size)
 
 
-def first_of(source: Iterator[dict[str, NamedArray]], role: str) -> dict[str, NamedArray]:
-    """Returns the next batch, of which there must be one."""
-    for batch in source:
-        return batch
-    raise ValueError(f"{role}: there is no batch")
+def _method(source: Any, *names: str) -> Any:
+    return next((getattr(source, name) for name in names if hasattr(source, name)), None)
 
 
-def _named(
-    batch: Mapping[str, Any], dims: Mapping[str, DimsLike], role: str
-) -> dict[str, NamedArray]:
+def _named(batch: Batch, dims: Mapping[str, DimsLike], role: str) -> dict[str, NamedArray]:
     result, problems = {}, []
     for name, entry in batch.items():
         if isinstance(entry, NamedArray):
@@ -130,21 +257,18 @@ def _named(
     return result
 
 
-def stacked(
-    batches: Iterator[dict[str, NamedArray]], count: int
-) -> Iterator[dict[str, NamedArray]]:
-    """Yields batches together, `count` of them along a first dim `steps`; an end too short is left.
+def _stacked(group: list[dict[str, NamedArray]]) -> dict[str, NamedArray]:
+    """Returns batches together, along a first dim `steps`.
 
     Raises:
-        ValueError: a batch differs from the one before; every difference is told.
+        ValueError: a batch differs from the one before; the first difference is told.
     """
-    while len(group := list(itertools.islice(batches, count))) == count:
-        found = {}
-        for name, first in group[0].items():
-            arrays = [batch[name] for batch in group]
-            for array in arrays:
-                if (array.dims, array.dtype) != (first.dims, first.dtype):
-                    raise ValueError(f"batches differ: `{name}` is {first!r} and {array!r}")
-            data = np.stack([np.asarray(array) for array in arrays])
-            found[name] = named(data, [STEPS, *first.dims])
-        yield found
+    found = {}
+    for name, first in group[0].items():
+        arrays = [batch[name] for batch in group]
+        for array in arrays:
+            if (array.dims, array.dtype) != (first.dims, first.dtype):
+                raise ValueError(f"batches differ: `{name}` is {first!r} and {array!r}")
+        data = np.stack([np.asarray(array) for array in arrays])
+        found[name] = named(data, [STEPS, *first.dims])
+    return found

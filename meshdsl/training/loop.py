@@ -9,7 +9,6 @@ Guarantees:
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,24 +16,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
-from meshdsl.array import NamedArray, Spec, spec
 from meshdsl.dims import DimsLike
 from meshdsl.graph import Tensor
-from meshdsl.jit import Compiled, jit
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh
-from meshdsl.ops.random import KEY, key
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
-from meshdsl.training.feeding import Feed, Named, first_of
+from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.loss_scaling import LossScaling
+from meshdsl.training.meters import Meters
 from meshdsl.training.metrics import MetricsWriter, Progress
 from meshdsl.training.nonfinite import Watch, gradient_paths
+from meshdsl.training.profiling import ProfiledSteps, Profiler
+from meshdsl.training.programs import Place, Programs
+from meshdsl.training.recipe import Recipe
 from meshdsl.training.run import Run
 from meshdsl.training.saving import Saving
-from meshdsl.training.state import TrainState, create, spec_of
-from meshdsl.training.step import Loss, make_eval_step, make_train_step
+from meshdsl.training.state import TrainState
+from meshdsl.training.step import Loss
 from meshdsl.training.stopping import Stops
 from meshdsl.training.workdir import held
 
@@ -80,13 +80,16 @@ def train(
     options: Options | None = None,
     steps_per_call: int = 1,
     batch_dims: Mapping[str, DimsLike] | None = None,
+    batch_ramp: BatchRamp | None = None,
     eval_batches: Iterable[Mapping[str, Any]] | None = None,
+    test_batches: Iterable[Mapping[str, Any]] | None = None,
     log_every: int = 10,
     eval_every: int | None = None,
     tokens_per_batch: int | None = None,
     workdir: str | os.PathLike[str] | None = None,
     saving: Saving | None = None,
     stops: Stops | None = None,
+    profile: ProfiledSteps | None = None,
     quiet: bool = False,
 ) -> TrainResult:
     """Trains a model for a number of steps, or goes on where an earlier run was stopped.
@@ -105,15 +108,18 @@ def train(
         steps_per_call: how many steps the devices do without the host in between; numbers of steps
             are multiples of it.
         batch_dims: the dims of each entry of a batch: `{"image": ["batch", "pixel"]}`.
+        batch_ramp: batches grow at the start of the run; they must be able to (see `feeding`).
         eval_batches: held-out batches, gone through from the start by each evaluation.
+        test_batches: others, gone through once, after the last step: metrics `test_loss` and so on.
         log_every: steps between two reports.
         eval_every: steps between two evaluations. None: once, at the end.
-        tokens_per_batch: what `tokens_per_second` counts, if anything.
+        tokens_per_batch: what `tokens_per_second` counts, if anything; of a full batch.
         workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing. Of several
             processes only the first writes, and shows progress.
         saving: what is saved in the workdir, and when; see `Saving`. A run whose workdir has a
             checkpoint goes on from there, with its state and at its place in the data.
         stops: what ends the run early, besides signals: see `Stops`.
+        profile: steps whose profile is written to `profile` in the workdir, by each process.
         quiet: show no progress.
 
     Returns:
@@ -128,105 +134,77 @@ def train(
         Stopped: likewise, after SIGTERM.
     """
     stops = stops or Stops()
-    _check_saving(workdir, saving)
-    every = None if saving is None else saving.every
-    local_every = None if saving is None else saving.local_every
-    _check_at_least_one(
+    _check(
+        steps_per_call,
+        workdir,
+        saving,
+        profile,
         steps=steps,
         log_every=log_every,
         eval_every=eval_every,
         microbatches=microbatches,
-        steps_per_call=steps_per_call,
-        checkpoint_every=every,
-        local_every=local_every,
         exit_at_step=stops.at_step,
     )
-    _check_multiples(
-        steps_per_call,
-        steps=steps,
-        log_every=log_every,
-        eval_every=eval_every,
-        checkpoint_every=every,
-        local_every=local_every,
-    )
-    if eval_batches is not None and iter(eval_batches) is eval_batches:
-        raise ValueError("eval_batches can be gone through only once; give a list of batches")
-    feed = Feed(batches, batch_dims, steps_per_call)
-    eval_data = None if eval_batches is None else Named(eval_batches, batch_dims, "eval_batches")
-
-    make_state = create(init, optimizer, policy, True, loss_scaling)
-    train_step = make_train_step(
+    recipe = Recipe(
+        init,
         loss,
         optimizer,
         clip_norm,
         policy,
         microbatches,
         batch_dim,
-        skip_nonfinite=True,
-        loss_scaling=loss_scaling,
-        extra_metrics=extra_metrics,
+        nonfinite,
+        loss_scaling,
+        extra_metrics,
     )
-    state_spec, batch_spec = spec_of(make_state), _specs(feed.first)
-    step = jit(
-        train_step,
-        mesh,
-        layout,
-        backend,
-        donate="state",
-        options=options,
-        steps_per_call=steps_per_call,
+    feed = Feed(batches, batch_dims, steps_per_call, batch_ramp, batch_dim)
+    held_out = _held_out(batch_dims, batch_dim, eval=eval_batches, test=test_batches)
+    programs = Programs(
+        recipe,
+        Place(mesh, layout, backend, options),
+        steps_per_call,
+        feed.specs(),
+        {name: data.specs() for name, data in held_out.items()},
     )
-    _check_saves_together(step.processes, saving)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
-        step_program = step.lower(state_spec, batch_spec)
-        check_scopes(step_program.layout, step_program.mesh, step_program.details["paths"])
-        warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
-        eval_program = None
-        if eval_data is not None:
-            eval_spec = _specs(first_of(iter(eval_data), eval_data.role))
-            eval_step = make_eval_step(loss, policy)
-            evaluation = jit(eval_step, mesh, layout, backend, options=options)
-            eval_program = evaluation.lower(state_spec.params, eval_spec)
-
-    def create_state(key: Tensor) -> dict[str, TrainState]:
-        return {"state": make_state(key)}  # the result's paths are then those of the step's state
-
+    runtime = programs.step.runtime
+    _check_saves_together(runtime.process_count(), saving)
+    if profile is not None and runtime.profile is None:
+        raise ValueError(f"backend {backend} has no devices to profile; take another")
+    first = runtime.process_index() == 0
     with ExitStack() as stack:
-        folder = workdir if step.reports else None
+        folder = workdir if first else None
         if folder is not None:
             stack.enter_context(held(folder))
-        compiled = step_program.compile()
+        for which in (feed.full, *held_out):
+            programs.compiled(which)
         checkpoints, found = None, None
         if saving is not None and workdir is not None:
             checkpoints = stack.enter_context(saving.open(workdir))
-            found = saving.find(checkpoints, state_spec, _places(compiled, state_spec))
-        if found is None:
-            creation = jit(create_state, mesh, layout, backend, options=options)
-            state = creation.lower(spec([KEY], "uint32")).compile()(key(seed))["state"]
-        else:
-            state = found.state
+            found = saving.find(checkpoints, programs.state, programs.places(feed.full))
+        if found is not None:
             feed.seek(found.step, found.position)
+        feed.rows = programs.rows
         begun = 0 if found is None else found.step
-        shows = step.reports and not quiet
-        if shows and found is not None:
+        if first and not quiet and found is not None:
             print(f"going on from step {begun:,}, {found.folder}", flush=True)
-        progress = stack.enter_context(Progress(steps)) if shows else None
+        progress = stack.enter_context(Progress(steps)) if first and not quiet else None
         writer = None if folder is None else stack.enter_context(MetricsWriter(folder, begun))
         run = Run(
-            step=compiled,
-            evaluate=None if eval_program is None else eval_program.compile(),
-            state=state,
+            programs=programs,
+            state=programs.first_state(seed) if found is None else found.state,
             feed=feed,
-            eval_batches=eval_data,
+            held_out={n: data.reading(programs.rows(n)) for n, data in held_out.items()},
             begun=begun,
             steps=steps,
             at_once=steps_per_call,
             log_every=log_every,
             eval_every=eval_every or steps,
-            tokens_per_batch=tokens_per_batch,
-            watch=Watch(nonfinite == "stop", gradient_paths(state_spec.params)),
+            meters=Meters(
+                tokens_per_batch, programs.model_flops(feed.full), programs.mesh.size, runtime
+            ),
+            watch=Watch(nonfinite == "stop", gradient_paths(programs.state.params)),
             stops=stops,
+            profiler=stack.enter_context(Profiler(profile, runtime, workdir)),
             saving=saving,
             checkpoints=checkpoints,
             sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
@@ -234,6 +212,43 @@ def train(
         run.run()
     stops.check(run.done, steps)
     return TrainResult(run.state, run.losses, run.history, run.done)
+
+
+def _held_out(
+    dims: Mapping[str, DimsLike] | None,
+    batch_dim: str,
+    **batches: Iterable[Mapping[str, Any]] | None,
+) -> dict[str, Named]:
+    """Returns the batches that there are to evaluate with, by the name of the evaluation.
+
+    Raises:
+        ValueError: they can be gone through only once.
+    """
+    given = {name: each for name, each in batches.items() if each is not None}
+    once = [f"{name}_batches" for name, each in given.items() if iter(each) is each]
+    if once:
+        raise ValueError(f"{', '.join(once)} can be gone through only once; give a list of batches")
+    return {name: Named(each, dims, f"{name}_batches", batch_dim) for name, each in given.items()}
+
+
+def _check(
+    steps_per_call: int,
+    workdir: str | os.PathLike[str] | None,
+    saving: Saving | None,
+    profile: ProfiledSteps | None,
+    **numbers: int | None,
+) -> None:
+    """Raises ValueError if numbers do not fit, or there is nowhere to write to."""
+    if profile is not None and workdir is None:
+        raise ValueError("a profile needs a workdir, where it is written")
+    _check_saving(workdir, saving)
+    every = {
+        "checkpoint_every": None if saving is None else saving.every,
+        "local_every": None if saving is None else saving.local_every,
+    }
+    _check_at_least_one(steps_per_call=steps_per_call, **numbers, **every)
+    counted = {name: numbers[name] for name in ("steps", "log_every", "eval_every")}
+    _check_multiples(steps_per_call, **counted, **every)
 
 
 def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:
@@ -251,17 +266,6 @@ def _check_saves_together(processes: int, saving: Saving | None) -> None:
             f"the {processes} processes of TF_CONFIG cannot save checkpoints together: leave out "
             "--workdir (`saving` in Python), or run them on JAX (--backend=jax --coordinator=...)"
         )
-
-
-def _places(compiled: Compiled, state: TrainState) -> list[Any]:
-    """Returns the shardings of a state without pads, as a step takes it; None on other backends."""
-    count = len(jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, Spec)))
-    stored = getattr(compiled.executable, "inputs", [None] * count)
-    return [getattr(each, "even", None) for each in stored[:count]]
-
-
-def _specs(batch: Mapping[str, NamedArray]) -> dict[str, Any]:
-    return {name: spec(array.dims, array.dtype) for name, array in batch.items()}
 
 
 def _check_multiples(of: int, **numbers: int | None) -> None:

@@ -31,11 +31,16 @@ KEYS = (
     "step",
     "loss",
     "eval_loss",
+    "test_loss",
     "learning_rate",
     "grad_norm",
     "skipped_steps",
     "step_seconds",
     "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "memory_bytes",
+    "host_memory_bytes",
 )
 
 Metrics: TypeAlias = Mapping[str, SupportsFloat | None]
@@ -146,6 +151,8 @@ _COLUMNS = {
     "grad_norm": "grad_norm {:5.2f}",
     "tokens_per_second": "{:>9,.0f} tokens/s",
 }
+# Those that are told behind them, where they are known.
+_AT_TIMES = {"mfu": "mfu {:5.1%}", "test_loss": "test {:5.3f}"}
 _IN_BAR = ("loss", "eval_loss", "tokens_per_second")
 
 
@@ -208,6 +215,10 @@ def _line(step: int, steps: int, metrics: Metrics) -> str:
         parts.append(
             " " * len(column.format(0.0)) if value is None else column.format(float(value))
         )
+    for name, shown in _AT_TIMES.items():
+        value = metrics.get(name)
+        if value is not None:
+            parts.append(shown.format(float(value)))
     for name, value in metrics.items():
         if value is not None and name not in _COLUMNS and name not in KEYS:
             parts.append(f"{name} {float(value):.4g}")

@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ _SECONDS = 2.0  # in which a process that lives answers
 _AT_ONCE = 64  # processes that are asked at a time
 _EVERY = 4.0  # seconds between two looks at the others
 _MISSES = 3  # looks in a row in which one that is gone is not there
-_GRACE = 8.0  # seconds in which a process may end by itself, with a reason of its own
+_GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
+_PARTING = 60.0  # seconds in which the others are waited for at the end
 _LEFT = threading.Event()
 FAILED = 1  # the exit code of a process that others have left alone
 AUTOMATIC = "auto"
@@ -63,11 +65,34 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
     threading.Thread(target=_watch, args=(job(),), daemon=True).start()
 
 
-def leave() -> None:
-    """Waits for the others at the end of a job, after which they may be gone."""
-    if jax.process_count() > 1:
+@contextmanager
+def joined(
+    coordinator: str = AUTOMATIC, processes: int | None = None, index: int | None = None
+) -> Iterator[None]:
+    """Runs its block as one of the processes of a job: `with joined(): train(...)`.
+
+    Arguments and errors are those of `join`. At the end all wait for each other; one that fails
+    does not wait, and the others are told of it as soon as they miss it.
+    """
+    join(coordinator, processes, index)
+    try:
+        yield
         everywhere(True)
-        _LEFT.set()
+    except BaseException:
+        _part(_GRACE)
+        raise
+    _part(_PARTING)
+
+
+def _part(seconds: float) -> None:
+    """Parts from the other processes; for so long the first, which the rest needs, lets them go."""
+    if jax.process_index() == 0:
+        others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
+        while len(job().absent(others)) < len(others) and time.monotonic() < end:
+            time.sleep(0.05)
+    _LEFT.set()
+    jax.distributed.shutdown()
+    job().listening.close()
 
 
 def everywhere(true: bool) -> bool:

@@ -10,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,13 @@ import jax
 import numpy as np
 
 from meshdsl.array import NamedArray
-from meshdsl.jit import Compiled
 from meshdsl.training.checkpoints import Checkpoints
-from meshdsl.training.feeding import Feed
+from meshdsl.training.feeding import Feed, Named
+from meshdsl.training.meters import Meters
 from meshdsl.training.nonfinite import Watch
 from meshdsl.training.processes import everywhere
+from meshdsl.training.profiling import Profiler
+from meshdsl.training.programs import Programs
 from meshdsl.training.saving import Saving
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stops
@@ -35,23 +37,24 @@ class Run:
     """One run, between its first step and its last.
 
     Attributes:
+        held_out: what evaluations go through: `eval`, and `test` after the last step.
         begun: how many steps earlier runs have taken.
         done: how many have been taken.
     """
 
-    step: Compiled
-    evaluate: Compiled | None
+    programs: Programs
     state: TrainState
     feed: Feed
-    eval_batches: Iterable[Any] | None
+    held_out: Mapping[str, Named]
     begun: int
     steps: int
     at_once: int
     log_every: int
     eval_every: int
-    tokens_per_batch: int | None
+    meters: Meters
     watch: Watch
     stops: Stops
+    profiler: Profiler
     saving: Saving | None
     checkpoints: Checkpoints | None
     sinks: list[Callable[[int, Mapping[str, Any]], None]]
@@ -63,22 +66,10 @@ class Run:
         """Takes the steps that are left, as far as nothing ends the run."""
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
-        pending: list[dict[str, NamedArray]] = []
-        started = time.perf_counter()
+        pending = _Pending(time.perf_counter())
         with self.stops.listening():
             for number in range(self.begun + self.at_once, self.steps + 1, self.at_once):
-                batch = next(self.feed, None)
-                if batch is None:
-                    self._report(self.done, pending, started)
-                    raise ValueError(
-                        f"the data ended after {self.done} of {self.steps} steps; give batches "
-                        "without end (itertools.cycle repeats a list), or fewer steps"
-                    )
-                self.state, metrics = self.step(self.state, batch)
-                self.done = number
-                pending.append(metrics)
-                if len(pending) > _AHEAD:
-                    jax.block_until_ready(pending[-1 - _AHEAD]["loss"].data)
+                self._step(number, pending)
                 reports = number % self.log_every == 0 or number == self.steps
                 stops = self._stops(number, reports)
                 last = number == self.steps or stops
@@ -86,11 +77,36 @@ class Run:
                 evaluates = due and not stops
                 eval_loss = None
                 if last or evaluates or reports:
-                    eval_loss = self._report(number, pending, started, evaluates)
-                    started, pending = time.perf_counter(), []
+                    eval_loss = self._report(number, pending, evaluates)
+                    pending = _Pending(time.perf_counter())
                 self._save(number, eval_loss, last)
                 if stops:
                     break
+
+    def _step(self, number: int, pending: _Pending) -> None:
+        """Takes the steps of one call, `number` the last of them.
+
+        Raises:
+            ValueError: the data has ended.
+        """
+        step, share = self.programs.compiled(self.feed.size), self.feed.share()
+        batch = next(self.feed, None)
+        if batch is None:
+            self._report(self.done, pending)
+            raise ValueError(
+                f"the data ended after {self.done} of {self.steps} steps; give batches "
+                "without end (itertools.cycle repeats a list), or fewer steps"
+            )
+        self.profiler.before(self.done + 1, number)
+        self.state, metrics = step(self.state, batch)
+        self.done = number
+        pending.metrics.append(metrics)
+        pending.shares.append(share)
+        if len(pending.metrics) > _AHEAD:
+            jax.block_until_ready(pending.metrics[-1 - _AHEAD]["loss"].data)
+        if self.profiler.ends(number):
+            jax.block_until_ready(metrics["loss"].data)
+            self.profiler.close()
 
     def _stops(self, number: int, reports: bool) -> bool:
         """Whether the run ends after a step; several processes agree on it where they report."""
@@ -108,50 +124,54 @@ class Run:
         elif self.saving.due_locally(number):
             self.checkpoints.save(number, self.state, self.feed.position(), local=True)
 
-    def _report(
-        self,
-        number: int,
-        pending: Sequence[dict[str, NamedArray]],
-        started: float,
-        evaluates: bool = False,
-    ) -> float | None:
+    def _report(self, number: int, pending: _Pending, evaluates: bool = False) -> float | None:
         """Fetches what the steps since the last report returned, and passes it on.
 
         Returns:
             The loss of the held-out batches, if they were gone through.
         """
-        if not pending:
+        if not pending.metrics:
             return None
         names = ("loss", "first_nonfinite")
-        fetched = jax.device_get([[m[name].data for m in pending] for name in names])
+        fetched = jax.device_get([[m[name].data for m in pending.metrics] for name in names])
         losses, firsts = ([float(v) for vs in found for v in np.ravel(vs)] for found in fetched)
         self.losses += losses
-        seconds = (time.perf_counter() - started) / (len(pending) * self.at_once)
-        line = {name: float(np.ravel(value)[-1]) for name, value in pending[-1].items()}
+        seconds = (time.perf_counter() - pending.started) / (len(pending.metrics) * self.at_once)
+        line = {name: float(np.ravel(value)[-1]) for name, value in pending.metrics[-1].items()}
         del line["first_nonfinite"]  # a number for `watch`, which tells the name
-        line["step_seconds"] = seconds
-        if self.tokens_per_batch is not None:
-            line["tokens_per_second"] = self.tokens_per_batch / seconds
+        line |= self.feed.counts()
+        line |= self.meters.read(seconds, float(np.mean(pending.shares)))
         if evaluates:
-            line |= {f"eval_{name}": value for name, value in self._evaluate().items()}
+            line |= self._evaluate("eval")
+            line |= self._evaluate("test") if number == self.steps else {}
         self.history.append({"step": number, **line})
         for sink in self.sinks:
             sink(number, line)
         self.watch.look(number - len(losses) + 1, losses, firsts)
         return line.get("eval_loss")
 
-    def _evaluate(self) -> dict[str, float]:
-        """Returns the metrics of the held-out batches, averaged over the batches."""
-        if self.evaluate is None or self.eval_batches is None:
+    def _evaluate(self, name: str) -> dict[str, float]:
+        """Returns the metrics of held-out batches, averaged over the batches: `eval_loss`, ..."""
+        if name not in self.held_out:
             return {}
+        evaluate = self.programs.compiled(name)
         found = []
-        for batch in self.eval_batches:
-            found.append(self.evaluate(self.state.params, batch))
+        for batch in self.held_out[name]:
+            found.append(evaluate(self.state.params, batch))
             if len(found) > _AHEAD:
                 jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
             if self.stops.signalled and jax.process_count() == 1:
                 return {}  # an average over some of the batches would be taken for another
-        return {name: float(np.mean([float(m[name]) for m in found])) for name in found[0]}
+        return {f"{name}_{m}": float(np.mean([float(one[m]) for one in found])) for m in found[0]}
+
+
+@dataclass
+class _Pending:
+    """Steps that are not reported yet, since a time: what they return, and shares of a batch."""
+
+    started: float
+    metrics: list[dict[str, NamedArray]] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
 
 
 def _arrays(tree: Any) -> list[NamedArray]:

@@ -119,11 +119,11 @@ def test_the_step_takes_the_state_that_the_job_creates():
         "--model_args=layers=1,embed=16,heads=2",
     )
     key = md.random.key(0)
-    state = md.jit(found.create_state(), backend="numpy")(key)
+    state = md.jit(found.recipe.create_state(), backend="numpy")(key)
     assert float(state.scaling.scale) == 2**32
     batch = {
         name: md.named(np.zeros([8, 4], "int32"), ["batch", "length"]) for name in found.batch_spec
     }
-    state, metrics = md.jit(found.train_step(), backend="numpy")(state, batch)
+    state, metrics = md.jit(found.recipe.train_step(), backend="numpy")(state, batch)
     assert (int(state.step), int(state.skipped)) == (1, 1)
     assert "num_zeros" in metrics

@@ -144,7 +144,7 @@ def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp
         assert first == (
             "gpt_mini, unsharded, batches of 4 x 12 tokens, 1,794 tokens of text in 2 files"
         )
-        assert "nats per token; metrics in" in last
+        assert "nats per token, test loss " in last and "; metrics in" in last
         found.append([(line["loss"], line.get("eval_loss")) for line in lines(tmp_path / name)])
     assert found[0] == found[1]
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -2,9 +2,19 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
+import meshdsl as md
+from meshdsl.optim import AdamW
 from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.data import Arrays, shuffled_batches
+from meshdsl.training.loop import train
+from meshdsl.training.saving import Saving
+from meshdsl.training.state import create
+from meshdsl.training.step import make_train_step
+from meshdsl.training.stopping import Stops
+from tests.training import classifier
 
 
 def megatron(start, increment, samples, full):
@@ -29,21 +39,11 @@ def megatron(start, increment, samples, full):
 def test_sizes_follow_megatron_lm(start, increment, samples, full):
     ramp = BatchRamp(start, increment, samples)
     expected = list(itertools.islice(megatron(start, increment, samples, full), 200))
-    assert list(itertools.islice(ramp.batches(full), 200)) == expected
     assert expected[-1] == full
     seen = 0
-    for steps, size in enumerate(expected):
-        assert ramp.seen_after(steps, full) == seen
+    for size in expected:
         assert ramp.size_at(seen, full) == size
         seen += size
-
-
-def test_a_resumed_run_goes_on_with_the_same_sizes():
-    ramp = BatchRamp(16, 8, 1000)
-    whole = list(itertools.islice(ramp.batches(64), 60))
-    for steps in (0, 7, 31, 59):
-        rest = ramp.batches(64, seen=sum(whole[:steps]))
-        assert list(itertools.islice(rest, 60 - steps)) == whole[steps:]
 
 
 def test_it_is_read_from_text():
@@ -78,3 +78,86 @@ def test_mistakes_are_told(make, message):
     with pytest.raises(ValueError) as error:
         make()
     assert str(error.value) == message
+
+
+# In a run.
+
+RAMP = BatchRamp(4, 4, 40)
+SIZES = [4, 4, 4, 4, 8, 8, 12, 16, 16, 16]  # 0, 4, 8, 12 < 40/3 <= 16, 24 < 80/3 <= 32 < 40 <= 44
+
+
+def examples():
+    parts = classifier.batches(6)
+    return Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def run(workdir=None, batches=None, **options):
+    defaults = {
+        "steps": 10,
+        "batch_dims": classifier.BATCH_DIMS,
+        "quiet": True,
+        "backend": "numpy",
+        "log_every": 1,
+        "batch_ramp": RAMP,
+    }
+    batches = shuffled_batches(examples(), 16, seed=3) if batches is None else batches
+    return train(
+        classifier.init,
+        classifier.loss,
+        AdamW(0.05),
+        batches,
+        workdir=workdir,
+        **defaults | options,
+    )
+
+
+def expected_losses():
+    """Takes the steps one by one, each with as many of the examples as its batch has."""
+    order = shuffled_batches(examples(), 1, seed=3)
+    state = md.jit(create(classifier.init, AdamW(0.05)), backend="numpy")(md.random.key(0))
+    step = md.jit(make_train_step(classifier.loss, AdamW(0.05)), backend="numpy")
+    found = []
+    for size in SIZES:
+        ones = list(itertools.islice(order, size))
+        batch = {name: np.concatenate([one[name] for one in ones]) for name in ones[0]}
+        state, metrics = step(state, classifier.named(batch))
+        found.append(float(metrics["loss"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "mesh", "layout"),
+    [("numpy", None, None), ("jax", "data:2,model:2", classifier.LAYOUT)],
+)
+def test_a_run_grows_its_batches(backend, mesh, layout):
+    result = run(backend=backend, mesh=mesh, layout=layout, tokens_per_batch=160)
+    np.testing.assert_allclose(result.losses, expected_losses(), atol=2e-6)
+    assert [line["samples"] for line in result.history] == list(itertools.accumulate(SIZES))
+    assert [line["batch_size"] for line in result.history] == [*SIZES[1:], 16]
+    for size, line in zip(SIZES, result.history, strict=True):
+        assert line["tokens_per_second"] * line["step_seconds"] == pytest.approx(10 * size)
+
+
+@pytest.mark.parametrize("stop", [2, 5, 9])
+def test_it_goes_on_where_it_was(stop, tmp_path):
+    first = run(tmp_path, saving=Saving(), stops=Stops(at_step=stop))
+    rest = run(tmp_path, saving=Saving())
+    np.testing.assert_allclose(first.losses + rest.losses, expected_losses(), atol=2e-6)
+
+
+def test_batches_of_one_call_are_of_one_size(tmp_path):
+    sizes = [4, 4, 4, 4, 8, 8, 12, 12, 16, 16]
+    result = run(tmp_path, steps_per_call=2, log_every=2, saving=Saving(), stops=Stops(at_step=6))
+    assert result.history[-1]["samples"] == sum(sizes[:6])
+    rest = run(tmp_path, saving=Saving())  # one by one, from as many samples
+    assert [line["samples"] for line in rest.history] == [44, 60, 76, 92]
+
+
+def test_batches_that_cannot_grow_are_told():
+    with pytest.raises(ValueError, match="batch_ramp: list_iterator gives batches of one size"):
+        run(batches=classifier.batches(8))
+
+
+def test_a_size_that_microbatches_do_not_divide_is_told_before_the_first_step():
+    with pytest.raises(ValueError, match="microbatches"):
+        run(microbatches=8)

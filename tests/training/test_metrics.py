@@ -26,6 +26,11 @@ FULL = {
     "skipped_steps": 0.0,
     "step_seconds": 0.1,
     "tokens_per_second": 12345.0,
+    "test_loss": 2.5,
+    "tflops_per_device": 81.5,
+    "mfu": 0.4143,
+    "memory_bytes": 15_000_000_000,
+    "host_memory_bytes": 3_000_000_000,
 }
 
 
@@ -183,7 +188,8 @@ def test_a_workdir_that_cannot_be_written_to_is_one_clear_error(tmp_path):
 
 def test_without_a_terminal_each_report_is_one_plain_line():
     assert shown((100, FULL)) == (
-        "step 100/200  loss 2.345  eval 2.400  lr 3.0e-04  grad_norm  0.84     12,345 tokens/s\n"
+        "step 100/200  loss 2.345  eval 2.400  lr 3.0e-04  grad_norm  0.84     12,345 tokens/s"
+        "  mfu 41.4%  test 2.500\n"
     )
 
 
@@ -192,6 +198,7 @@ def test_columns_stay_aligned_where_values_are_missing_or_not_finite():
     first, second = shown((5, FULL), (100, short)).splitlines()
     assert second == (
         "step 100/200  loss 2.345              lr 3.0e-04  grad_norm   nan     12,345 tokens/s"
+        "  mfu 41.4%  test 2.500"
     )
     assert len(first) == len(second)
     assert first.startswith("step   5/200  loss 2.345")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.lowering.backends.tf.test_cluster import free_ports
+from tests.training import classifier, own_script
 
 SMALL = (
     "--model=gpt_mini",
@@ -84,6 +85,28 @@ def ended(process, seconds=300):
     return process.returncode, out, errors
 
 
+def of_own_script(count, mesh, layout):
+    """Runs `own_script` in some processes; returns what each tells."""
+    (port,) = free_ports(1)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-m", "tests.training.own_script", f"localhost:{port}", str(count)]
+    processes = [
+        subprocess.Popen(
+            [*line, str(number), mesh, layout],
+            env=environment,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for number in range(count)
+    ]
+    told = [ended(process) for process in processes]
+    assert [code for code, _, _ in told] == [0] * count, told
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in told]
+
+
 def losses(workdir):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines}
@@ -126,6 +149,27 @@ def test_losses_are_those_of_one_process(count, mesh, start, text, tmp_path):
     found = losses(work)
     assert list(found) == list(expected)
     np.testing.assert_allclose([*found.values()], [*expected.values()], atol=2e-5)
+
+
+def test_a_script_of_ones_own_reads_in_each_process_what_its_devices_hold():
+    expected, all_picked, all_held_out = own_script.run(backend="numpy")
+    told = of_own_script(2, "data:2,model:2", classifier.LAYOUT)
+    for each in told:
+        np.testing.assert_allclose(each["losses"], expected.losses, atol=2e-6)
+        assert each["eval"] == pytest.approx(expected.history[-1]["eval_loss"], abs=2e-6)
+    seen, held_out = all_picked[-own_script.STEPS :], all_held_out[-2:]
+    assert [len(rows) for rows in seen] == own_script.SIZES
+    for name, whole in (("picked", seen), ("held_out", held_out)):
+        one, other = ([set(rows) for rows in each[name][-len(whole) :]] for each in told)
+        assert [len(rows) * 2 for rows in one] == [len(rows) for rows in whole]
+        assert [a | b for a, b in zip(one, other, strict=True)] == [set(rows) for rows in whole]
+
+
+def test_processes_whose_devices_hold_all_rows_read_all():
+    expected, all_picked, _ = own_script.run(backend="numpy")
+    for each in of_own_script(2, "model:4", "hidden:model"):
+        np.testing.assert_allclose(each["losses"], expected.losses, atol=2e-6)
+        assert each["picked"][-own_script.STEPS :] == all_picked[-own_script.STEPS :]
 
 
 def test_processes_that_differ_are_named(start, text, tmp_path):

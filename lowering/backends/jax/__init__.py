@@ -1,7 +1,6 @@
 """The JAX backend: one `jax.shard_map` with the program's collectives written out."""
 
-from jax import process_count, process_index
-
+from meshdsl.lowering.backends.jax import runtime
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.executable import (
     Executable,
@@ -17,6 +16,5 @@ __all__ = [
     "device_mesh",
     "function",
     "partition_spec",
-    "process_count",
-    "process_index",
+    "runtime",
 ]

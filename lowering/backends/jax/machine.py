@@ -50,7 +50,8 @@ class Machine:
                 fixed = lax.optimization_barrier(tuple(held[v] for v in tied))
                 held.update(zip(tied, fixed, strict=True))
             arguments = [held[v] for v in instruction.inputs]
-            results = self.emitters[instruction.op](self, instruction, arguments)
+            with jax.named_scope(_scope(instruction)):
+                results = self.emitters[instruction.op](self, instruction, arguments)
             if len(instruction.outputs) == 1 and not isinstance(results, list | tuple):
                 results = (results,)
             held.update(zip(instruction.outputs, results, strict=True))
@@ -85,6 +86,13 @@ class Machine:
         if token:
             self.token[:] = [results.pop()]
         return results
+
+
+def _scope(instruction: Instruction) -> str:
+    """Returns what profiles and HLO show an instruction as: `backward/Attention.query/einsum`."""
+    source = instruction.source
+    parts = ["backward" if source.backward else "", source.layer, instruction.op]
+    return "/".join(filter(None, parts))
 
 
 def _early(block: Block) -> dict[Instruction, list[Value]]:

@@ -4,8 +4,7 @@ from meshdsl.lowering.backends.jax import (
     Storage,
     device_mesh,
     partition_spec,
-    process_count,
-    process_index,
+    runtime,
 )
 from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
 from meshdsl.lowering.backends.jax_auto.executable import Executable, function
@@ -17,6 +16,5 @@ __all__ = [
     "device_mesh",
     "function",
     "partition_spec",
-    "process_count",
-    "process_index",
+    "runtime",
 ]

@@ -1,6 +1,7 @@
 """The numpy backend: every device simulated in lockstep; the reference for the others."""
 
+from meshdsl.lowering.backends.numpy import runtime
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS
-from meshdsl.lowering.backends.numpy.executable import Executable, process_count, process_index
+from meshdsl.lowering.backends.numpy.executable import Executable
 
-__all__ = ["EMITTERS", "Executable", "process_count", "process_index"]
+__all__ = ["EMITTERS", "Executable", "runtime"]

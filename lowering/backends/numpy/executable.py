@@ -14,16 +14,6 @@ from meshdsl.lowering.backends.numpy.machine import Machine
 from meshdsl.lowering.program import SpmdProgram
 
 
-def process_count() -> int:
-    """Returns how many processes a job has."""
-    return 1
-
-
-def process_index() -> int:
-    """Returns the place of this process among those of a job, which it is all of."""
-    return 0
-
-
 class Executable:
     """A program ready to run on simulated devices."""
 

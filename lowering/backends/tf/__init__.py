@@ -8,8 +8,8 @@ from meshdsl.lowering.backends.tf.require import tensorflow as _tensorflow
 
 _tensorflow()
 
+from meshdsl.lowering.backends.tf import runtime  # noqa: E402
 from meshdsl.lowering.backends.tf.emitters import EMITTERS  # noqa: E402
-from meshdsl.lowering.backends.tf.host_devices import process_count, process_index  # noqa: E402
 from meshdsl.lowering.backends.tf.targets import Executable  # noqa: E402
 
-__all__ = ["EMITTERS", "Executable", "process_count", "process_index"]
+__all__ = ["EMITTERS", "Executable", "runtime"]

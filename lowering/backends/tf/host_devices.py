@@ -38,16 +38,6 @@ def timeout() -> float:
     )
 
 
-def process_index() -> int:
-    """Returns the place of this process among those of a job."""
-    return Cluster.read().index
-
-
-def process_count() -> int:
-    """Returns how many processes a job has."""
-    return len(Cluster.read().addresses)
-
-
 def host_devices(mesh: Mesh) -> Devices:
     """Returns the devices of a mesh, the first ones there are in every process.
 

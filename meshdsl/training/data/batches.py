@@ -20,10 +20,12 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import flags
+from numpy.typing import NDArray
 
 from meshdsl.training.data.checks import check_at_least
 from meshdsl.training.data.examples import Batch, Source
@@ -59,13 +61,19 @@ WHOLE = Part()
 
 
 class Batches(Iterator[Batch]):
-    """Batches without end, with a state that can be stored as JSON."""
+    """Batches without end, with a state that can be stored as JSON.
+
+    Attributes:
+        batch_size: examples in a batch of all processes.
+    """
 
     def __init__(
         self, source: Source, batch_size: int, seed: int, part: Part, workers: int, ahead: int
     ) -> None:
-        self._source, self._batch_size, self._seed = source, batch_size, seed
-        self._part, self._workers, self._ahead = part, workers, ahead
+        self._source, self._seed = source, seed
+        self._workers, self._ahead = workers, ahead
+        self._rows = part.rows(batch_size)
+        self.batch_size = batch_size
         self._order = _shuffled(source, seed)
         self._position = 0
         self._reader: Any = None
@@ -74,8 +82,29 @@ class Batches(Iterator[Batch]):
         if self._reader is None:
             self._reader = iter(self._read())
         batch: Batch = next(self._reader)
-        self._position += self._batch_size
+        self._position += self.batch_size
         return batch
+
+    def peek(self) -> Batch:
+        """Returns the next batch without going on to it; this process reads it."""
+        numbers = np.asarray(list(islice(self._rest(), self.batch_size)))
+        return self._source[numbers[self._rows]]
+
+    def resize(self, batch_size: int, rows: slice | None = None) -> None:
+        """Makes the batches from the next one on of another size.
+
+        Args:
+            batch_size: examples in a batch of all processes.
+            rows: those of each batch that are read. None: all.
+
+        Raises:
+            ValueError: fewer examples than one batch.
+        """
+        _check_one_batch(self._source, batch_size)
+        rows = slice(0, batch_size) if rows is None else rows
+        if (batch_size, rows) != (self.batch_size, self._rows):
+            self.close()
+            self.batch_size, self._rows = batch_size, rows
 
     def state(self) -> dict[str, Any]:
         """Returns how many examples all processes were given, and what tells the order."""
@@ -116,11 +145,39 @@ class Batches(Iterator[Batch]):
             found["ends"] = self._source.ends.tolist()
         return found
 
+    def _rest(self) -> grain.MapDataset:
+        return self._order[self._position :] if self._position else self._order
+
     def _read(self) -> grain.IterDataset:
-        order = self._order[self._position :] if self._position else self._order
         return _batches(
-            self._source, order, self._batch_size, self._part, self._workers, self._ahead
+            self._source, self._rest(), self.batch_size, self._rows, self._workers, self._ahead
         )
+
+
+@dataclass
+class OrderedBatches(Iterable[Batch]):
+    """Batches of chosen examples in their order; see `ordered_batches`.
+
+    Attributes:
+        numbers: the examples.
+        batch_size: examples in a batch of all processes.
+        rows: those of each batch that are read.
+    """
+
+    source: Source
+    numbers: NDArray[np.int64]
+    batch_size: int
+    rows: slice
+
+    def __iter__(self) -> Iterator[Batch]:
+        import grain
+
+        order = grain.MapDataset.source(self.numbers)
+        return iter(_batches(self.source, order, self.batch_size, self.rows))
+
+    def resize(self, batch_size: int, rows: slice | None = None) -> None:
+        """Makes the batches of another size; arguments as of `Batches.resize`."""
+        self.batch_size, self.rows = batch_size, rows or slice(0, batch_size)
 
 
 def shuffled_batches(
@@ -156,7 +213,7 @@ def shuffled_batches(
 
 def ordered_batches(
     source: Source, batch_size: int, count: int | None = None, *, part: Part = WHOLE
-) -> Iterable[Batch]:
+) -> OrderedBatches:
     """Returns whole batches in a fixed order, the same on every pass: for evaluation.
 
     Args:
@@ -168,8 +225,6 @@ def ordered_batches(
     Raises:
         ValueError: fewer examples than one batch, or a number out of range.
     """
-    import grain
-
     _check_one_batch(source, batch_size)
     if count is None:
         rows = np.arange(len(source))
@@ -177,7 +232,7 @@ def ordered_batches(
         check_at_least(1, count=count)
         used = min(count, len(source) // batch_size) * batch_size
         rows = np.arange(used) * len(source) // used
-    return _batches(source, grain.MapDataset.source(rows), batch_size, part)
+    return OrderedBatches(source, rows, batch_size, part.rows(batch_size))
 
 
 def _shuffled(source: Source, seed: int) -> grain.MapDataset:
@@ -212,13 +267,13 @@ def _batches(
     source: Source,
     order: grain.MapDataset,
     batch_size: int,
-    part: Part,
+    rows: slice,
     workers: int = 0,
     ahead: int = 0,
 ) -> grain.IterDataset:
     import grain
 
-    pick = _Pick(source, part.rows(batch_size))
+    pick = _Pick(source, rows)
     batches = order.batch(batch_size, drop_remainder=True).map(pick)
     threads = 1 if ahead and not workers else 0
     reading = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead * threads)

@@ -228,3 +228,32 @@ def test_processes_that_cannot_be_are_refused():
         shuffled_batches(numbered(5), 2, 0, workers=-1)
     with pytest.raises(ValueError, match=r"ahead must be at least 0, got -2"):
         shuffled_batches(numbered(5), 2, 0, ahead=-2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_another_size_follow_without_a_gap(workers):
+    ones = shuffled_batches(numbered(400), 1, seed=2)
+    batches = shuffled_batches(numbered(400), 8, seed=2, workers=workers, ahead=2)
+    sizes = [8, 8, 3, 3, 20, 8]
+    try:
+        for size in sizes:
+            batches.resize(size)
+            seen = batches.peek()["number"].tolist()
+            assert seen == next(batches)["number"].tolist() == joined(numbers(islice(ones, size)))
+    finally:
+        batches.close()
+
+
+def test_of_each_batch_the_rows_asked_for_are_read():
+    whole, some = (shuffled_batches(numbered(400), 8, seed=2) for _ in range(2))
+    some.resize(8, slice(2, 5))
+    for _ in range(3):
+        assert next(some)["number"].tolist() == next(whole)["number"].tolist()[2:5]
+    whole, some = (ordered_batches(numbered(400), 8) for _ in range(2))
+    some.resize(8, slice(2, 5))
+    assert numbers(some) == [batch[2:5] for batch in numbers(whole)]
+
+
+def test_a_batch_larger_than_the_data_is_told():
+    with pytest.raises(ValueError, match="batch_size=401 needs at least 401 examples"):
+        shuffled_batches(numbered(400), 8, seed=2).resize(401)

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf import process_index
 from meshdsl.lowering.backends.tf.host_executable import Executable
+from meshdsl.lowering.backends.tf.runtime import process_index
 
 jax.config.update("jax_num_cpu_devices", 2)
 

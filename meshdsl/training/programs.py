@@ -1,0 +1,157 @@
+"""The programs of a run: its step for each size of batch, its evaluations, and its first state.
+
+Guarantees:
+    All of them are traced and checked against the layout when this is made, before anything is
+    allocated; the step of a batch size is compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from meshdsl.array import Spec, spec
+from meshdsl.graph import Tensor
+from meshdsl.jit import STEPS, Compiled, Jitted, jit
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
+from meshdsl.mesh import Mesh
+from meshdsl.ops.random import KEY, key
+from meshdsl.training.recipe import Recipe
+from meshdsl.training.rows import Rows, rows_read
+from meshdsl.training.state import TrainState, spec_of
+
+if TYPE_CHECKING:
+    from meshdsl.jit import Options, SpmdProgram
+
+Specs = Mapping[str, Spec]
+Which = int | str | None  # the size of a step's batch, or the name of an evaluation
+_PASSES = 3  # forward once and backward twice the products (Chowdhery et al. 2022, appendix B)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where programs run: as in `md.jit`."""
+
+    mesh: Mesh | str | None
+    layout: Layout | str | None
+    backend: str
+    options: Options | None
+
+    def jit(self, function: Any, donate: str = "", steps_per_call: int = 1) -> Jitted:
+        """Returns the function for this place."""
+        return jit(
+            function,
+            self.mesh,
+            self.layout,
+            self.backend,
+            donate=donate or (),
+            options=self.options,
+            steps_per_call=steps_per_call,
+        )
+
+
+class Programs:
+    """What a run executes.
+
+    Args:
+        batches: what a step is fed, by the size of its batch (None: there is one size).
+        held_out: what each evaluation is fed, by its name.
+
+    Attributes:
+        state: dims and dtypes of the state.
+        step: the step, for any size.
+
+    Raises:
+        ValueError: the layout or the mesh do not fit, or a function returns what it must not.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        place: Place,
+        steps_per_call: int,
+        batches: Mapping[int | None, Specs],
+        held_out: Mapping[str, Specs],
+    ) -> None:
+        self._recipe, self._place = recipe, place
+        self._fed: dict[Which, Specs] = {}
+        self.state: TrainState = spec_of(recipe.create_state())
+        self.step = place.jit(recipe.train_step(), "state", steps_per_call)
+        evaluation = place.jit(recipe.eval_step())
+        self._lowered: dict[Which, SpmdProgram] = {}
+        self._compiled: dict[Which, Compiled] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
+            for size, batch in batches.items():
+                self._fed[size] = batch
+                program = self.step.lower(self.state, batch)
+                self._lowered[size] = program
+                check_scopes(program.layout, program.mesh, program.details["paths"])
+                warnings.simplefilter("ignore", LayoutWarning)  # the first step has told it
+            for name, batch in held_out.items():
+                self._fed[name] = batch
+                self._lowered[name] = evaluation.lower(self.state.params, batch)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.step.mesh
+
+    def compiled(self, which: Which) -> Compiled:
+        """Returns the step for a size of batch, or the evaluation of a name."""
+        if which not in self._compiled:
+            self._compiled[which] = self._lowered[which].compile()
+        return self._compiled[which]
+
+    def rows(self, which: Which) -> Rows | None:
+        """Returns what this process reads of a batch that `compiled` takes; None: all of it."""
+        if self.step.runtime.process_count() == 1:
+            return None
+        stored = getattr(self.compiled(which).executable, "inputs", None)
+        if stored is None:
+            return None
+        batch = sorted(self._fed[which])  # the order of a dict's leaves; they are the last ones
+        return rows_read(
+            dict(zip(batch, stored[-len(batch) :], strict=True)), self._recipe.batch_dim
+        )
+
+    def places(self, size: int | None) -> list[Any]:
+        """Returns the shardings of the state without pads, as a step takes it.
+
+        Those of backends without shardings are None.
+        """
+        count = len(jax.tree.leaves(self.state, is_leaf=lambda leaf: isinstance(leaf, Spec)))
+        stored = getattr(self.compiled(size).executable, "inputs", [None] * count)
+        return [getattr(each, "even", None) for each in stored[:count]]
+
+    def first_state(self, seed: int) -> TrainState:
+        """Returns the state to start from; every shard is made on its own device."""
+        create = self._recipe.create_state()
+
+        def create_state(key: Tensor) -> dict[str, TrainState]:
+            return {"state": create(key)}  # the paths are then those of the step's state
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScopeWarning)  # of gradients, say, which are not here
+            creation = self._place.jit(create_state).lower(spec([KEY], "uint32")).compile()
+        state: TrainState = creation(key(seed))["state"]
+        return state
+
+    def model_flops(self, size: int | None) -> int:
+        """Returns the floating-point operations of a step that the model asks for, on all devices.
+
+        These are three times those of the forward pass, whatever the backward pass computes again.
+        """
+        batch = {name: _of_one_step(one) for name, one in self._fed[size].items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            forward = jit(self._recipe.eval_step(), backend="numpy")
+            return _PASSES * forward.lower(self.state.params, batch).flops
+
+
+def _of_one_step(one: Spec) -> Spec:
+    return spec(one.dims.without([STEPS]), one.dtype)
