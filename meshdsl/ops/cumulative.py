@@ -12,6 +12,7 @@ from typing import Any
 from meshdsl.dims import DimLike, Shape
 from meshdsl.dtypes import accumulator, need_kind, rounding
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.ops.checkpoint import BARRIER
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast
@@ -62,8 +63,13 @@ def _prod_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    """Sends each cotangent to the nearest element behind it that reached the extreme."""
-    (x,), (y,) = op.inputs, op.outputs
+    """Sends each cotangent to the nearest element behind it that reached the extreme.
+
+    The extremes are taken again, of elements behind a barrier, and compared with just these: a
+    compiler may compute an element twice, rounded otherwise, and then none would have reached it.
+    """
+    x = bind_one(BARRIER, op.inputs)
+    y = bind_one(op.primitive, (x,), op.params)
     slack = rounding(x.dtype) * abs(y)
     near = x >= y - slack if op.name == "cummax" else x <= y + slack
     reached = near | (x == y) | (x != x)

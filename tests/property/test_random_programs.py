@@ -42,6 +42,14 @@ def test_every_layout_and_backend_gives_the_same_numbers(case_number, request):
         jax.clear_caches()  # a long run would hold every compiled program
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("number", [85, 479])
+def test_what_compilers_rounded_twice(number):
+    """Cases whose extremes XLA computed again, rounded otherwise, and then did not find."""
+    check(make_case(number), ("tpu",))
+
+
 def told(case: Case, backends: Sequence[str]) -> str:
     """Returns a minimal program that still fails, as Python to paste; else the whole case."""
     for backend, options in itertools.product(backends, case.options):
