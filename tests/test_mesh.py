@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -38,6 +39,33 @@ def test_groups_are_numbered_major_axis_first():
     assert mesh.groups("b") == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert mesh.groups("c", "a") == ((0, 4, 1, 5), (2, 6, 3, 7))
     assert mesh.groups() == tuple((i,) for i in range(8))
+
+
+def test_groups_are_those_of_megatron():
+    """As listed in Megatron-LM's `parallel_state.initialize_model_parallel`, for 16 GPUs."""
+    mesh = md.Mesh.parse("pipeline:4,data:2,tensor:2")
+    assert mesh.groups("data") == (
+        (0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11), (12, 14), (13, 15)
+    )  # fmt: skip
+    assert mesh.groups("tensor") == (
+        (0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15)
+    )  # fmt: skip
+    assert mesh.groups("pipeline") == (
+        (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["pipeline", "data", "tensor"])])
+def test_groups_are_rows_of_a_turned_array_in_any_order_of_axes(order):
+    sizes = {"pipeline": 4, "data": 2, "tensor": 3}
+    mesh = md.Mesh(tuple((name, sizes[name]) for name in order))
+    devices = np.arange(24).reshape([sizes[name] for name in order])
+    for count in range(4):
+        for axes in itertools.permutations(order, count):
+            rest = [name for name in order if name not in axes]
+            turned = devices.transpose([order.index(name) for name in [*rest, *axes]])
+            rows = turned.reshape(-1, mesh.extent(axes)).tolist()
+            assert [list(group) for group in mesh.groups(*axes)] == rows
 
 
 def test_axes_between_slices_are_marked():
