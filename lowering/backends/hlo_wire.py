@@ -11,6 +11,7 @@
 * A gather that XLA:TPU runs in steps beside products stands in the fusion that starts it, in each
   `async_collective_fusion...` that goes on with it, and in the one that ends it. The first counts.
 * Collectives merged into one with a tuple of results count by their parts.
+* Across slices, XLA:TPU sends through the hosts; see `megascale`, which also numbers the devices.
 * How often a loop runs stands in `known_trip_count`, or has to be read off its counter: the start,
   the step in the body, and the limit in the condition.
 
@@ -26,6 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
+from meshdsl.lowering.backends.megascale import transfer
 from meshdsl.lowering.program import wire_bytes as wire_bytes_of
 
 KINDS = {
@@ -180,6 +182,10 @@ def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]
             raise ValueError(f"a collective of unknown kind: {line.op} {line.attributes[:200]}")
         if base in KINDS:
             yield _collective(module, name, line, times, devices)
+        elif line.op == "send":
+            found = transfer(line.attributes, _sizes(line.result)[0])
+            if found is not None:
+                yield Sent(found.kind, found.groups, (found.payload,), times, line.name)
         elif line.op == "while":
             (body,) = line.called("body")
             inside = list(_walk(module, body, 1, devices))

@@ -44,7 +44,7 @@ def row(lines, name):
     """Returns what stands behind a name, in MiB, with what follows."""
     (line,) = (line for line in lines if line.startswith(name))
     words = line.removeprefix(name).split()
-    units = {"B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}
+    units = {"B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10, "TiB": 2**20}
     found = [float(n) * units[u] for n, u in itertools.pairwise(words) if u in units]
     return found, words[-1]
 
@@ -202,5 +202,10 @@ def test_whole_models_fit_pods_as_planned(capsys, arguments, devices):
     memory, wire = section(report, "fits: "), section(report, "on the wire")
     ((plan,), _), ((compiler,), _) = row(memory, "by the plan"), row(memory, "by the compiler")
     assert plan / compiler == pytest.approx(1, abs=0.15)
-    assert float(row(wire, "total")[1]) == pytest.approx(1, abs=0.01)
-    assert float(row(wire, "all_gather")[1]) == pytest.approx(1, abs=0.01)
+    (total, _), ratio = row(wire, "total")
+    assert float(ratio) == pytest.approx(1, abs=0.001)
+    kinds = [line.split()[0] for line in wire[1:]]
+    assert {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"} <= {*kinds}
+    for kind in kinds:  # vectors of a few KiB are added up whole where a part was planned
+        (planned, compiled), _ = row(wire, kind)
+        assert compiled == pytest.approx(planned, rel=0.005, abs=1e-4 * total), kind

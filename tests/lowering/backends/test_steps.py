@@ -1,13 +1,24 @@
-"""Gathers and scatters among many TPUs, in two steps."""
+"""Gathers and scatters among TPUs: in steps, and in blocks that libtpu scatters."""
+
+from importlib.util import find_spec
+from math import prod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshdsl.layouts.topologies import Topology
+from meshdsl.lowering.backends.hlo_wire import sent
 from meshdsl.lowering.backends.jax import device_mesh, steps
+from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.machine import Machine
+from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.mesh import Mesh
+
+needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 
 
 def test_a_whole_torus_is_gathered_within_groups_and_across_them():
@@ -55,3 +66,68 @@ def test_steps_gather_and_scatter_what_one_would(mesh, axes, monkeypatch):
     assert len(steps.steps(machine, axes)) > 1
     np.testing.assert_array_equal(run(steps.all_gather, each, P()), x)
     np.testing.assert_array_equal(run(steps.reduce_scatter, P(), each), mesh.extent(axes) * x)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at"),
+    [
+        ((8,), 0),
+        ((16, 128), 0),
+        ((64, 128), 0),
+        ((3, 16), 1),
+        ((128, 16), 1),
+        ((16, 24), 0),
+        ((2, 16, 128), 1),
+        ((2, 16, 3), 1),
+        ((2, 3, 128), 2),
+    ],
+)
+def test_blocks_of_any_shape_are_scattered_as_numpy_would(sizes, at):
+    machine = Machine(Mesh.parse("data:8"), {}, torus=True)
+    x = np.random.default_rng(0).integers(0, 100, (8, *sizes)).astype("float32")
+
+    def local(x):
+        return steps.reduce_scatter(machine, x[0], ["data"], at)[None]
+
+    mapped = jax.shard_map(
+        local, mesh=device_mesh(machine.mesh), in_specs=P("data"), out_specs=P("data")
+    )
+    found = np.asarray(jax.jit(mapped)(x))
+    np.testing.assert_array_equal(found, np.stack(np.split(x.sum(0), 8, axis=at)))
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("topology", "mesh", "sizes", "at"),
+    [
+        ("v5e:16x16", "data:32,model:8", (4096, 512), 0),
+        ("v5e:16x16", "data:32,model:8", (4096, 1376), 0),
+        ("v5e:16x16", "data:32,model:8", (1376, 4096), 1),
+        ("v5e:16x16", "data:32,model:8", (4, 128, 4096), 2),
+        ("v5e:16x16", "data:32,model:8", (96, 4096), 0),
+        ("v5p:8x8x8", "data:64,model:8", (12, 128, 12288), 2),
+    ],
+)
+def test_libtpu_scatters_without_sending_the_whole(topology, mesh, sizes, at, tmp_path):
+    torus = Topology.parse(topology)
+    machine = Machine(Mesh.parse(mesh), {}, torus=True)
+    laid = placed(machine.mesh, devices(torus))
+    every = P(machine.mesh.names)
+
+    def local(x, y):
+        product = jnp.einsum("ta,tb->ab", x, y).astype("bfloat16").reshape(sizes)
+        return steps.reduce_scatter(machine, product, ["data"], at)
+
+    run = jax.shard_map(local, mesh=laid, in_specs=(every, every), out_specs=every, check_vma=False)
+    given = [
+        jax.ShapeDtypeStruct(
+            (torus.devices * 64, n), "bfloat16", sharding=NamedSharding(laid, every)
+        )
+        for n in (prod(sizes[:-1]), sizes[-1])
+    ]
+    jax.jit(run).lower(*given).compile(compiler_options={"xla_dump_to": str(tmp_path)})
+    (file,) = tmp_path.glob("*.after_optimizations.txt")
+    found = sent(file.read_text(), torus.devices)
+    assert {one.kind for one in found} == {"reduce_scatter"}
+    places = machine.mesh.sizes["data"]
+    assert sum(one.wire_bytes for one in found) == (places - 1) / places * prod(sizes) * 2

@@ -1,0 +1,73 @@
+"""Megascale: what slices of TPUs send each other, as XLA:TPU writes it.
+
+A collective across slices is a pair of transfers between a chip and its host, `send` and `recv`,
+with attributes that say what the hosts do over the data-centre network. Its members are those of
+one place in each of some slices, `{1,2}x{0:255}`, or are listed, `{{100000,200000},...}`; a member
+is 100,000 times its slice, from 1, plus its chip.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_KINDS = {
+    "ALL_REDUCE": "all_reduce",
+    "ALL_GATHER": "all_gather",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "ALL_TO_ALL": "all_to_all",
+    "ONE_TO_ONE": "permute",
+}
+_SLICE = 100_000
+_NUMBERS = r"\{([\d,:]+)\}"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective across slices; `groups` and `payload` are those of `hlo_wire.Sent`."""
+
+    kind: str
+    groups: frozenset[tuple[int, ...]]
+    payload: int
+
+
+def transfer(attributes: str, sent: int) -> Transfer | None:
+    """Returns the collective that a `send` begins; None if it is no matter between slices.
+
+    Args:
+        attributes: of the instruction.
+        sent: bytes that go to the host.
+
+    Raises:
+        ValueError: a kind, or members, that are not known.
+    """
+    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', attributes)
+    if found is None:
+        return None
+    kind = _KINDS.get(found.group(1))
+    if kind is None:
+        raise ValueError(f"a collective across slices of unknown kind: {found.group(1)}")
+    groups = _groups(attributes.partition("_xla_megascale_target=")[2])
+    each = len(next(iter(groups)))
+    return Transfer(kind, groups, sent * each if kind == "all_gather" else sent)
+
+
+def _groups(text: str) -> frozenset[tuple[int, ...]]:
+    product = re.match(rf'"{_NUMBERS}x{_NUMBERS}"', text)
+    if product:
+        slices, chips = (_numbers(part) for part in product.groups())
+        return frozenset(tuple(_SLICE * one + chip for one in slices) for chip in chips)
+    listed = re.match(r'"?\{(\{[\d,>\-{}]+\})\}', text)
+    if listed is None:
+        raise ValueError(f"members of unknown form across slices: {text[:120]}")
+    rows = re.findall(r"\{([^{}]+)\}", listed.group(1))
+    return frozenset(tuple(map(int, re.findall(r"\d+", row))) for row in rows)
+
+
+def _numbers(text: str) -> list[int]:
+    """Returns the numbers of `0:3,8`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        found += range(int(first), int(last or first) + 1)
+    return found
