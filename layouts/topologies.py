@@ -96,10 +96,10 @@ class Topology:
         match = re.fullmatch(r"([\w.\-]+):(\d+(?:x\d+)*)", text.strip())
         name = text.partition(":")[0].strip()
         if name not in FAMILIES:
-            hint = did_you_mean(name, FAMILIES)
+            hint = did_you_mean(name.lower(), FAMILIES)
             known = ", ".join(FAMILIES)
-            shape = "" if match else f". A topology is written {_EXAMPLES}"
-            raise ValueError(f"unknown topology {name!r}; choose one of {known}{hint}{shape}")
+            written = "" if match else f". A topology is written {_EXAMPLES}"
+            raise ValueError(f"unknown topology {name!r}; choose one of {known}{written}{hint}")
         if match is None:
             raise ValueError(
                 f"needs a name and a shape, as in {_EXAMPLES}, got {text!r}; {_shape_of(name)}"
@@ -142,14 +142,21 @@ class Topology:
         """Returns why a mesh does not cover this machine, as many reasons as there are."""
         found = []
         verb = "has" if self.slices == 1 else "have"
-        if mesh.size != self.devices:
+        across = mesh.extent(mesh.slow) if self.is_tpu else self.slices
+        marked_so_many = across not in (1, self.slices) and mesh.size == (
+            across * self.devices_of_slice
+        )
+        if not mesh.axes and self.devices > 1:
+            slices = f"slice@{SLOW}:{self.slices}," if self.slices > 1 else ""
+            return [
+                f"{self} {verb} {self.devices:,} devices, but there is no mesh: a mesh has one "
+                f'device for each, as in --mesh_shape="{slices}data:{self.devices_of_slice}"'
+            ]
+        if mesh.size != self.devices and not marked_so_many:
             found.append(
                 f"mesh {mesh} has {mesh.size:,} devices, but {self} {verb} {self.devices:,}: "
                 "a mesh has one device for each"
             )
-        if not self.is_tpu:
-            return found
-        across = mesh.extent(mesh.slow)
         if across != self.slices:
             marked = ", ".join(f"{axis}@{SLOW}" for axis in mesh.names if axis in mesh.slow)
             found.append(

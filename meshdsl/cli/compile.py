@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 from absl import flags
 
 from meshdsl.cli import job as jobs
@@ -35,7 +34,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
     compiled = None
     if topology.is_tpu:
-        jax.config.update("jax_platforms", "cpu")  # devices are described, and not looked for
+        jobs.use_no_devices()
         from meshdsl.lowering.backends.jax.ahead import compile_ahead
 
         compiled = compile_ahead(program, topology, used)
@@ -53,13 +52,12 @@ def _topology(values: flags.FlagValues, problems: Problems) -> Topology | None:
         return None
     with problems.caught("--topology"):
         topology = Topology.parse(values.topology, values.slices)
+        if not isinstance(values.mesh_shape, Mistake):
+            for problem in topology.problems(values.mesh_shape or Mesh()):
+                problems.add(f"--mesh_shape: {problem}")
         if topology.is_tpu:
             from meshdsl.lowering.backends.jax.ahead import require_compiler
 
             require_compiler()
-        mesh = values.mesh_shape
-        if not isinstance(mesh, Mistake):
-            for problem in topology.problems(mesh or Mesh()):
-                problems.add(f"--mesh_shape: {problem}")
         return topology
     return None

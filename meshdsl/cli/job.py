@@ -187,6 +187,13 @@ def use_host_devices(count: int | None) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+def use_no_devices() -> None:
+    """Keeps JAX from looking for devices: those that a step is compiled for are described."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
 def use_tpu(name: str | None, backend: str) -> None:
     """Names the TPU that the TensorFlow backend runs on, if one is given; JAX keeps off it."""
     if backend != "tf":

@@ -127,6 +127,8 @@ def test_without_the_compiler_it_is_named(capsys, monkeypatch):
         "--topology: compiling for TPUs needs their compiler, libtpu, which is not installed: pip "
         "install 'meshdsl[tpu]'. The plan alone needs nothing: meshdsl explain\n"
     )
+    told = refused(capsys, *SMALL, "--mesh_shape=data:3", "--topology=v5e:2x4")
+    assert "mesh data:3 has 3 devices" in told and "which is not installed" in told
 
 
 # Mistakes.
@@ -159,7 +161,10 @@ def test_the_mesh_has_to_cover_the_machine(capsys):
         "--mesh_shape: mesh data:2 model:4 has 8 devices, but h100:8x2 has 16: a mesh has one "
         "device for each\n"
     )
-    assert refused(capsys, "--topology=h100:8").startswith("--mesh_shape: mesh ")
+    assert refused(capsys, "--topology=h100:8") == (
+        "--mesh_shape: h100:8 has 8 devices, but there is no mesh: a mesh has one device for each, "
+        'as in --mesh_shape="data:8"\n'
+    )
 
 
 # Figure 1 of issue E.

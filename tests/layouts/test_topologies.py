@@ -54,6 +54,7 @@ def test_an_unknown_name_is_told_with_the_nearest():
         "Did you mean `v5p` or `v5e`?"
     )
     assert refused("v5p-1024").endswith(". A topology is written v5p:8x8x8 or h100:8x16")
+    assert refused("V5P-512").endswith("v5p:8x8x8 or h100:8x16. Did you mean `v5p`?")
 
 
 @pytest.mark.parametrize("text", ["v5p", "v5p:", "v5p:8x8x", "v5p:8,8,8", "v5p:8x8x8x"])
@@ -129,6 +130,16 @@ def test_all_that_is_wrong_with_a_mesh_is_told():
         "the mesh axes that go across slices (slice@dcn) have 2 places, but there is 1 slice: "
         "give --slices=2, or leave the mark out"
     ]
+    assert problems("v5e:2x4", "slice@dcn:2,data:8") == [
+        "the mesh axes that go across slices (slice@dcn) have 2 places, but there is 1 slice: "
+        "give --slices=2, or leave the mark out"
+    ]
+    assert problems("v5e:2x4", "") == [
+        "v5e:2x4 has 8 devices, but there is no mesh: a mesh has one device for each, as in "
+        '--mesh_shape="data:8"'
+    ]
+    (told,) = problems("v5e:2x4", "", slices=2)
+    assert told.endswith('--mesh_shape="slice@dcn:2,data:8"')
     assert "(one@dcn, two@dcn) have 4 places, but there are 2 slices" in " ".join(
         problems("v5e:2x4", "one@dcn:2,two@dcn:2,data:4", slices=2)
     )
