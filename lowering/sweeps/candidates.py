@@ -3,7 +3,8 @@
 A text with a colon is a mesh or a layout; any other is a file, or a glob of files, with one on each
 line and comments from `#`. A line `mesh | layout` is one pair; a layout alone goes with every mesh.
 Alternatives stand in braces: `data:{64,128},model:4`, `params/embed:{data,-}`,
-`{length:model?,}`; several braces in a text are all combined.
+`{length:model?,}`; several braces in a text are all combined. Topologies are written likewise, as
+texts: `v5p:{4x4x4,8x8x8}`; each goes with the meshes that cover it.
 
 Every text is understood before anything runs: whatever is malformed is told at once, with its file
 and line.
@@ -16,27 +17,34 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.topologies import Topology
 from meshdsl.mesh import Mesh
 
 MOST = 10_000  # more are a mistake in the braces
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_Kind = TypeVar("_Kind", Mesh, Layout)
+_Kind = TypeVar("_Kind", Mesh, Layout, Topology)
 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """A mesh and a layout, as texts that `Mesh.parse` and `Layout.parse` read."""
+    """A mesh and a layout, as texts that `Mesh.parse` and `Layout.parse` read.
+
+    Attributes:
+        topology: what it is planned for, as `str(Topology)`; empty if it is not one.
+    """
 
     mesh: str
     layout: str
+    topology: str = ""
 
     def __str__(self) -> str:
-        return f"{self.mesh} | {self.layout}"
+        on = f" | on {self.topology}" if self.topology else ""
+        return f"{self.mesh} | {self.layout}{on}"
 
 
 @dataclass
@@ -86,6 +94,57 @@ def read(meshes: Sequence[str], layouts: Sequence[str]) -> Reading:
             found[one] = None
     reading.candidates = list(found)
     return reading
+
+
+def read_topologies(texts: Sequence[str], slices: int) -> tuple[dict[str, Topology], list[str]]:
+    """Returns the machines that are written, each once and by name, and what could not be read.
+
+    read_topologies(["v5p:{4x4x4,8x8x8}", "h100:8x16"], slices=1)
+    """
+    problems: list[str] = []
+    lines = [_Line("--topology", text) for text in texts]
+    reading = Reading(problems=problems)
+    found = _all(lines, lambda text: Topology.parse(text, slices), reading)
+    return {str(one): one for one in found}, problems
+
+
+def on_topologies(reading: Reading, topologies: Sequence[Topology]) -> Reading:
+    """Returns candidates on each of some machines that their mesh covers.
+
+    A mesh that covers none of them, and a machine that no mesh covers, are problems.
+    """
+    meshes = {one.mesh: Mesh.parse(one.mesh) for one in reading.candidates}
+    why = {
+        (text, str(one)): one.problems(mesh) for text, mesh in meshes.items() for one in topologies
+    }
+    names = [str(one) for one in topologies]
+    found = [
+        replace(one, topology=name)
+        for one in reading.candidates
+        for name in names
+        if not why[one.mesh, name]
+    ]
+    covering, covered = {one.mesh for one in found}, {one.topology for one in found}
+    problems = [
+        _none(f"--mesh_shape: mesh {mesh} covers no topology", [why[mesh, name] for name in names])
+        for mesh in meshes
+        if mesh not in covering
+    ]
+    if not problems:
+        problems = [
+            _none(f"--topology: no mesh covers {name}", [why[mesh, name] for mesh in meshes])
+            for name in names
+            if meshes and name not in covered
+        ]
+    if len(found) > MOST:
+        problems.append(f"--topology: there are more than {MOST:,} candidates")
+    return Reading(found, reading.repeated, reading.problems + problems)
+
+
+def _none(what: str, reasons: Sequence[Sequence[str]]) -> str:
+    """Returns a problem with its reasons, each on a line of its own if there are several."""
+    found = [reason for each in reasons for reason in each]
+    return f"{what}: {found[0]}" if len(found) == 1 else "\n  ".join([f"{what}:", *found])
 
 
 def expanded(text: str) -> list[str]:

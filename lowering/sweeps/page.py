@@ -5,7 +5,7 @@ Each candidate is linked to its own report. Nothing is fetched from a network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshdsl.lowering.explain.html.elements import (
@@ -34,14 +34,14 @@ class Told:
     Attributes:
         times: where the times come from.
         peaks: where the bytes at the peak come from.
-        room: bytes that a device may hold.
+        rooms: bytes that a device may hold, by topology, or under "" of all.
     """
 
     title: str
     hardware: str
     times: str
     peaks: str
-    room: int
+    rooms: Mapping[str, int]
 
 
 def page(rows: Sequence[Ranked], told: Told) -> str:
@@ -55,7 +55,8 @@ def page(rows: Sequence[Ranked], told: Told) -> str:
             [
                 ("candidates", f"{len(rows):,}"),
                 ("fit", f"{sum(bool(row.result.fits) for row in rows):,}"),
-                ("hardware", f"{told.hardware}; {show_bytes(told.room)} for each device"),
+                ("hardware", told.hardware),
+                ("memory of a device", _memory(told.rooms)),
                 ("step", told.times),
                 ("peak", told.peaks),
             ]
@@ -64,12 +65,18 @@ def page(rows: Sequence[Ranked], told: Told) -> str:
     return document(told.title, header, *_measured(measured, told), _failed(failed))
 
 
+def _memory(rooms: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{show_bytes(room)}{f' on {name}' if name else ''}" for name, room in rooms.items()
+    )
+
+
 def _measured(rows: Sequence[Ranked], told: Told) -> list[Html]:
     if not rows:
         return []
     picture = section(
         "Memory against communication",
-        plot(rows, told.room),
+        plot(rows, told.rooms),
         lead=(
             "Filled: fits. The line is the Pareto front: no other candidate both holds and sends "
             "less than one on it; the numbers are ranks. Rest on a mark to read it; a click opens "
@@ -87,7 +94,9 @@ def _table(rows: Sequence[Ranked]) -> Html:
     numbers += [*(["estimate"] if timed else []), "if sending overlaps", "sent"]
     numbers += [f"over {one}" for one in axes]
     numbers += ["peak", *(["planned peak", "compiled in"] if compiled else [])]
-    columns = [Column("#", number=True), Column("mesh"), Column("layout")]
+    machines = any(row.result.topology for row in rows)
+    columns = [Column("#", number=True), *([Column("topology")] if machines else [])]
+    columns += [Column("mesh"), Column("layout")]
     columns += [Column(name, number=True) for name in numbers]
     columns += [Column("fits"), Column("front"), Column("most time is spent on"), Column("notes")]
     return table("candidates", columns, [_row(row, axes, timed, compiled) for row in rows])
@@ -98,6 +107,7 @@ def _row(row: Ranked, axes: Sequence[str], timed: bool, compiled: bool) -> list[
     layout = tag("div", code(one.layout or "none"), style="min-width: 36ch")
     cells: list[Cell | Child] = [
         Cell(str(row.rank), row.rank),
+        *([one.topology] if one.topology else []),
         one.mesh,
         tag("a", layout, href=one.page) if one.page else layout,
         _seconds(one.seconds),
@@ -121,9 +131,12 @@ def _seconds(count: float | None) -> Cell:
 def _failed(rows: Sequence[Ranked]) -> Html | None:
     if not rows:
         return None
-    columns = [Column("mesh"), Column("layout"), Column("why")]
+    machines = any(row.result.topology for row in rows)
+    columns = [*([Column("topology")] if machines else [])]
+    columns += [Column("mesh"), Column("layout"), Column("why")]
     found: list[list[Cell | Child]] = [
         [
+            *([row.result.topology] if machines else []),
             row.result.mesh,
             code(row.result.layout or "none"),
             tag("pre", row.result.reason, style="white-space: pre-wrap; margin: 0"),

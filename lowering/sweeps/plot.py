@@ -8,7 +8,7 @@ Colours are written into the elements, so that the picture is the same in a page
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshdsl.lowering.explain.html.elements import Html, tag
@@ -47,11 +47,11 @@ class _Scale:
         return [(self.at(2.0**n), show_bytes(2**n)) for n in range(self.low, self.high + 1, every)]
 
 
-def plot(rows: Sequence[Ranked], room: int) -> Html:
+def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     """Returns the picture of those candidates that have figures.
 
     Args:
-        room: bytes that a device may hold; a line.
+        rooms: bytes that a device may hold, by topology, or under "" of all; a line each.
     """
     found = [row for row in rows if not row.result.reason]
     if not found:
@@ -60,7 +60,7 @@ def plot(rows: Sequence[Ranked], room: int) -> Html:
     gap = 36 if min(sent) < 1 else 0  # for those that send nothing
     across = _Scale.of(sent, _LEFT + gap, _WIDTH - _RIGHT)
     held = [float(row.result.peak_bytes or 0) for row in found]
-    up = _Scale.of([*held, room], _HEIGHT - _BOTTOM, _TOP)
+    up = _Scale.of([*held, *rooms.values()], _HEIGHT - _BOTTOM, _TOP)
 
     def place(one: Result) -> tuple[float, float]:
         x = across.at(one.wire) if one.wire >= 1 else float(_LEFT + gap / 2)
@@ -71,7 +71,7 @@ def plot(rows: Sequence[Ranked], room: int) -> Html:
     return tag(
         "svg",
         _grid(across, up, bool(gap)),
-        _room(room, up),
+        [_room(name, room, up) for name, room in rooms.items()],
         _stairs([place(row.result) for row in ahead]),
         [_mark(row, *place(row.result)) for row in behind + ahead],
         _labels([(row.rank, *place(row.result)) for row in ahead]),
@@ -100,10 +100,11 @@ def _grid(across: _Scale, up: _Scale, zero: bool) -> list[Html]:
     return found
 
 
-def _room(room: int, up: _Scale) -> list[Html]:
+def _room(name: str, room: int, up: _Scale) -> list[Html]:
     y = up.at(room)
+    owner = f"that {name} has" if name else "there is"
     line = _line(_LEFT, _WIDTH - _RIGHT, y, y, stroke=_BAD, stroke_dasharray="6 4")
-    return [line, _text(f"{show_bytes(room)}: all there is", _WIDTH - _RIGHT - 4, y - 5, "end")]
+    return [line, _text(f"{show_bytes(room)}: all {owner}", _WIDTH - _RIGHT - 4, y - 5, "end")]
 
 
 def _stairs(points: Sequence[tuple[float, float]]) -> Html:
@@ -118,7 +119,7 @@ def _mark(row: Ranked, x: float, y: float) -> Html:
     one = row.result
     colour = _GOOD if one.fits else _BAD
     told = (
-        f"{row.rank}. {one.mesh} | {one.layout}\n{show_seconds(one.seconds or 0.0)} per step, "
+        f"{row.rank}. {one.candidate}\n{show_seconds(one.seconds or 0.0)} per step, "
         f"{show_bytes(one.wire)} sent, {show_bytes(one.peak_bytes or 0)} held"
     )
     mark = tag(

@@ -51,7 +51,8 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     return [least[point] for point in points]
 
 
-def _order(one: Result) -> tuple[bool, bool, float, float, int, str, str]:
+def _order(one: Result) -> tuple[bool, bool, float, float, int, str, str, str]:
     seconds = float("inf") if one.seconds is None else one.seconds
     peak = one.peak_bytes or 0
-    return bool(one.reason), not one.fits, seconds, one.wire, peak, one.mesh, one.layout
+    texts = one.topology, one.mesh, one.layout
+    return bool(one.reason), not one.fits, seconds, one.wire, peak, *texts

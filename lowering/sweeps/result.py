@@ -24,6 +24,7 @@ class Result:
     """One row of a sweep.
 
     Attributes:
+        topology: the machine that it is planned for, if one was asked for.
         reason: why there are no figures, if there are none.
         passing: whether that may have other reasons than the candidate, so that it is worth another
             try.
@@ -42,6 +43,7 @@ class Result:
 
     mesh: str
     layout: str
+    topology: str = ""
     devices: int = 0
     reason: str = ""
     passing: bool = False
@@ -60,7 +62,7 @@ class Result:
 
     @property
     def candidate(self) -> Candidate:
-        return Candidate(self.mesh, self.layout)
+        return Candidate(self.mesh, self.layout, self.topology)
 
     @property
     def wire(self) -> float:
@@ -95,6 +97,7 @@ def planned(candidate: Candidate, report: Explanation, program: SpmdProgram, roo
     return Result(
         mesh=candidate.mesh,
         layout=candidate.layout,
+        topology=candidate.topology,
         devices=program.mesh.size,
         seconds=timeline.seconds,
         estimated_seconds=timeline.seconds,

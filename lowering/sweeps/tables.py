@@ -69,8 +69,11 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
     """
     found = [row for row in rows if not row.result.reason]
     axes, meshes = axes_of(rows), {row.result.mesh for row in found}
+    machines = {row.result.topology for row in found}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("#", justify="right")
+    if len(machines) > 1:
+        table.add_column("topology", no_wrap=True)
     if len(meshes) > 1:
         table.add_column("mesh", overflow="fold", min_width=12)
     table.add_column("layout", overflow="fold", min_width=24, ratio=1)
@@ -80,7 +83,8 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
     table.add_column("", no_wrap=True)
     for row in found[:_MOST_ROWS]:
         one = row.result
-        cells = [str(row.rank), *([one.mesh] if len(meshes) > 1 else []), one.layout or "-"]
+        cells = [str(row.rank), *([one.topology] if len(machines) > 1 else [])]
+        cells += [*([one.mesh] if len(meshes) > 1 else []), one.layout or "-"]
         cells += [show_seconds(one.seconds or 0.0)]
         if measured:
             low, high = one.quartiles or (0.0, 0.0)

@@ -344,20 +344,22 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "topology": (
         None,
         str,
-        "What `compile` compiles for: v5p:8x8x8 (chips of a slice), h100:8x16 (GPUs of a node, "
-        "nodes).",
+        "What `compile` compiles for, and `sweep` plans for: v5p:8x8x8 (chips of a slice), "
+        "h100:8x16 (GPUs of a node, nodes). `sweep` takes several: the flag again, or "
+        "v5p:{4x4x4,8x8x8}.",
     ),
     "slices": ("1", whole(1), "Slices of that, joined by a network, along axes marked @dcn."),
     "hardware": (
         "v5p",
         one_of(*HARDWARE),
-        "What `explain` and `sweep` take the time of a step for, and what has to fit.",
+        "What `explain` and `sweep` take the time of a step for, and what has to fit, without a "
+        "topology.",
     ),
     "measure": (
         "plan",
         one_of("plan", "compile", "run"),
-        "How `sweep` measures: by the plan; with the compiler's memory, on the devices there are; "
-        "or by running steps of all candidates in turn.",
+        "How `sweep` measures: by the plan; with the compiler's memory, for TPUs of a --topology, "
+        "else for the devices there are; or by running steps of all candidates in turn, there.",
     ),
     "parallel": (
         None,
@@ -369,7 +371,7 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
 }
 
 
-SEVERAL = {"sweep": ("mesh_shape", "layout")}  # what a command takes lists of, as texts
+SEVERAL = {"sweep": ("mesh_shape", "layout", "topology")}  # what a command takes lists of, as texts
 _LISTED = frozenset(itertools.chain(*SEVERAL.values()))
 
 

@@ -1,4 +1,4 @@
-"""`meshdsl sweep`: many meshes and layouts of one training step, measured and ranked.
+"""`meshdsl sweep`: many meshes, layouts and topologies of one training step, ranked.
 
 In the workdir are `results.jsonl` (see `lowering.sweeps.store`), from which an interrupted sweep
 goes on, `sweep.csv`, `sweep.json`, `plot.svg`, `index.html`, and in `pages/` the report of each
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from meshdsl.cli.sweep_measures import Asked, Setup, Subject, Timed, Turn, prepa
 from meshdsl.cli.sweep_progress import Progress
 from meshdsl.cli.workers import Died, perform
 from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.sweeps import candidates, tables
 from meshdsl.lowering.sweeps.candidates import Candidate, Reading
 from meshdsl.lowering.sweeps.digest import digest, key
@@ -47,8 +49,12 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
     """
     reading = candidates.read(values.mesh_shape or [], values.layout or [])
     _check(values, problems, reading)
-    arguments = tuple(flags.written(values))
-    setup = Setup(arguments, str(Path(values.workdir).absolute()) if values.workdir else None)
+    topologies = _topologies(values, problems)
+    if topologies and not reading.problems:
+        reading = candidates.on_topologies(reading, [*topologies.values()])
+        problems.found += reading.problems
+    folder = str(Path(values.workdir).absolute()) if values.workdir else None
+    setup = Setup(tuple(flags.written(values)), folder, topologies)
     with ExitStack() as stack:
         if problems.found:  # with what is wrong about the model
             _build(setup, problems)
@@ -81,13 +87,40 @@ def _check(values: absl_flags.FlagValues, problems: Problems, reading: Reading) 
         problems.add(f"--measure={values.measure} is for --backend=jax")
     if values.html:
         problems.add("--html: a sweep writes its pages into --workdir")
-    if values.topology:
-        problems.add(
-            "--topology is for `compile`; `sweep --measure=compile` compiles for the devices there "
-            "are, and --hardware says what the plan is for"
-        )
     if values.compare_layout:
         problems.add("--compare_layout is for `explain`; give `sweep` a second --layout")
+
+
+def _topologies(values: absl_flags.FlagValues, problems: Problems) -> dict[str, Topology]:
+    """Returns the machines that the flags name; everything that is wrong with them is a problem."""
+    if isinstance(values.slices, flags.Mistake):
+        return {}
+    if not values.topology:
+        if values["slices"].present:
+            problems.add("--slices: give their --topology, as in --topology=v5e:16x16")
+        return {}
+    found, wrong = candidates.read_topologies(values.topology, values.slices)
+    problems.found += wrong
+    if values["hardware"].present:
+        problems.add("--hardware: that of each --topology is known; leave it out")
+    if values.measure == "run":
+        problems.add(
+            "--measure=run: steps run on the devices there are; leave --topology out, or measure "
+            "by plan or compile"
+        )
+    elif values.measure == "compile":
+        problems.found += [
+            f"--measure=compile: {name} can be planned only; GPU programs are compiled where the "
+            "GPUs are. Leave --measure out, or sweep it apart"
+            for name, one in found.items()
+            if not one.is_tpu
+        ]
+        if any(one.is_tpu for one in found.values()):
+            from meshdsl.lowering.backends.jax.ahead import require_compiler
+
+            with problems.caught("--measure=compile"):
+                require_compiler()
+    return {} if wrong else found
 
 
 def _build(setup: Setup, problems: Problems) -> None:
@@ -181,7 +214,8 @@ class _Sweep:
         if values.parallel:
             return values.parallel
         # Processes can share the cores of a host, but no TPU and no memory of a GPU.
-        own = values.measure == "compile" and not values.host_devices
+        here = values.host_devices or self.subject.setup.topologies
+        own = values.measure == "compile" and not here
         return 1 if own else len(os.sched_getaffinity(0))
 
     def _digest(self) -> str:
@@ -193,20 +227,20 @@ class _Sweep:
         if values.measure != "plan":
             import jax
 
-            facts += [jax.__version__, os.uname().nodename]
+            facts += [jax.__version__, os.uname().nodename, _compiler_version()]
             facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         return digest(graph, *facts)
 
     def told(self) -> Told:
-        values = self.subject.values
+        values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "a lower bound, from published peaks, with nothing overlapped"
         return Told(
             title=f"{self.subject.job.model.name}: a sweep of {len(self.candidates):,} candidates",
-            hardware=find_hardware(values.hardware).title,
+            hardware=", ".join(machines) or find_hardware(values.hardware).title,
             times=measured if values.measure == "run" else estimate,
             peaks="by the plan" if values.measure == "plan" else "by the compiler's account",
-            room=self.subject.room,
+            rooms=self.subject.rooms,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -214,8 +248,11 @@ class _Sweep:
         return {
             "model": values.model,
             "measure": values.measure,
-            "hardware": values.hardware,
-            "memory_bytes": self.subject.room,
+            **(
+                {"topologies": self.subject.rooms}
+                if self.subject.setup.topologies
+                else {"hardware": values.hardware, "memory_bytes": self.subject.room("")}
+            ),
             "flags": flags.written(values),
         }
 
@@ -226,14 +263,22 @@ def _name(argument: str) -> str:
 
 def _blamed(asked: Asked, died: Died) -> Result:
     one = asked.candidate
-    return Result(one.mesh, one.layout, reason=died.reason, passing=True)
+    return Result(one.mesh, one.layout, one.topology, reason=died.reason, passing=True)
+
+
+def _compiler_version() -> str:
+    """Returns the version of the TPU compiler, if there is one."""
+    try:
+        return version("libtpu")
+    except PackageNotFoundError:
+        return ""
 
 
 def _write(folder: Path, rows: Sequence[Ranked], told: Told, facts: dict[str, Any]) -> None:
     texts = {
         "sweep.csv": tables.as_csv(rows),
         "sweep.json": tables.as_json(rows, facts),
-        "plot.svg": str(plot(rows, told.room)),
+        "plot.svg": str(plot(rows, told.rooms)),
         "index.html": page(rows, told),
     }
     try:

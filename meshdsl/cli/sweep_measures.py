@@ -1,10 +1,10 @@
 """Measures: what `meshdsl sweep` does with a candidate, in a process of its own.
 
 By the plan, a candidate is lowered and explained; the model is traced once for all. With the
-compiler, it is compiled for the devices there are as well, and the memory is the compiler's. By
-running, steps are timed in rounds that come to every candidate once, each time from another one on,
-so that whatever slows the machine down for a while slows all of them down. Between its turns a
-candidate holds no memory of a device.
+compiler, it is compiled as well, for its topology or else for the devices there are, and the memory
+is the compiler's. By running, steps are timed in rounds that come to every candidate once, each
+time from another one on, so that whatever slows the machine down for a while slows all of them
+down. Between its turns a candidate holds no memory of a device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from meshdsl.cli import job as jobs
 from meshdsl.cli.planned import checked_program, jitted_step
 from meshdsl.jit import Compiled, Jitted, jit
 from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.topologies import Topology
 from meshdsl.layouts.validate import LayoutWarning
+from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen
 from meshdsl.lowering.sweeps.candidates import Candidate
 from meshdsl.lowering.sweeps.result import Result, planned
 from meshdsl.lowering.sweeps.store import PAGES
@@ -41,12 +43,14 @@ class Setup:
     """What all candidates of a sweep have in common.
 
     Attributes:
-        arguments: the command line without meshes and layouts.
+        arguments: the command line without meshes, layouts and topologies.
         folder: where the pages go, if they are written.
+        topologies: what candidates are planned for, by name.
     """
 
     arguments: tuple[str, ...]
     folder: str | None
+    topologies: Mapping[str, Topology] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,19 @@ class Subject:
         job = jobs.build(values, problems, feeds_text=False)
         return Subject(setup, values, job, *jitted_step(job))
 
+    def hardware(self, topology: str) -> str:
+        """Returns the name of what a topology is made of; without one, what the flag says."""
+        machines = self.setup.topologies
+        return machines[topology].name if topology else str(self.values.hardware)
+
+    def room(self, topology: str) -> int:
+        """Returns the bytes that a device may hold."""
+        return self.values.memory or find_hardware(self.hardware(topology)).memory_bytes
+
     @property
-    def room(self) -> int:
-        """Bytes that a device may hold."""
-        return self.values.memory or find_hardware(self.values.hardware).memory_bytes
+    def rooms(self) -> dict[str, int]:
+        """The same of each topology; without any, under ""."""
+        return {name: self.room(name) for name in self.setup.topologies or [""]}
 
     def on(self, candidate: Candidate) -> Jitted:
         return self.jitted.on(candidate.mesh, candidate.layout)
@@ -103,6 +116,8 @@ def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
     """Returns what does the tasks of a sweep: those of `plan`, `compile` and `run`."""
     subject = Subject.of(setup)
     jobs.use_host_devices(subject.values.host_devices)
+    if setup.topologies:
+        jobs.use_no_devices()
     measure = {"plan": by_plan, "compile": by_compiling}.get(subject.values.measure)
     if measure is None:
         return lambda task: by_running(subject, task)
@@ -125,6 +140,8 @@ def by_plan(subject: Subject, asked: Asked) -> Result:
 
 def by_compiling(subject: Subject, asked: Asked) -> Result:
     """Returns what plan and compiler say of a candidate."""
+    if asked.candidate.topology:
+        return _told(asked.candidate, lambda: _compile_ahead(subject, asked))
     return _told(asked.candidate, lambda: _compile(subject, asked)[0])
 
 
@@ -156,7 +173,7 @@ def by_running(subject: Subject, task: tuple[Asked, ...]) -> Iterator[Turn | Tim
 
 def _told(candidate: Candidate, measure: Callable[[], Any]) -> Any:
     """Returns what is measured, or a result that says why nothing is."""
-    failed = Result(candidate.mesh, candidate.layout)
+    failed = Result(candidate.mesh, candidate.layout, candidate.topology)
     try:
         return measure()
     except ValueError as error:  # the candidate's own fault
@@ -175,8 +192,9 @@ def _plan(subject: Subject, asked: Asked) -> tuple[Result, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         program = checked_program(subject.on(asked.candidate), subject.specs)
-    report = explain(program, subject.values.hardware)
-    result = planned(asked.candidate, report, program, subject.room)
+    topology = asked.candidate.topology
+    report = explain(program, subject.hardware(topology))
+    result = planned(asked.candidate, report, program, subject.room(topology))
     notes = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
     name = ""
     if subject.setup.folder is not None:
@@ -191,8 +209,21 @@ def _compile(subject: Subject, asked: Asked) -> tuple[Result, Compiled]:
     compiled = program.compile()
     seconds = time.perf_counter() - start
     peak = _peak(compiled.memory_analysis())
-    fits = peak <= subject.room
+    fits = peak <= subject.room("")
     return replace(result, peak_bytes=peak, fits=fits, compile_seconds=seconds), compiled
+
+
+def _compile_ahead(subject: Subject, asked: Asked) -> Result:
+    from meshdsl.lowering.backends.jax.ahead import compile_ahead
+
+    result, program = _plan(subject, asked)
+    name = asked.candidate.topology
+    machine = subject.setup.topologies[name]
+    used = chosen(subject.values.compiler_flags, RECOMMENDED[machine.name])
+    compiled = compile_ahead(program, machine, used)
+    peak = compiled.peak_bytes
+    fits = compiled.fits and peak <= subject.room(name)
+    return replace(result, peak_bytes=peak, fits=fits, compile_seconds=compiled.seconds)
 
 
 def _peak(account: Any) -> int:

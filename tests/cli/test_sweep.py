@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from meshdsl.cli import job as jobs
 from meshdsl.cli.main import run
 from meshdsl.cli.planned import checked_program, jitted_step
 from meshdsl.lowering.explain import explain
+from meshdsl.lowering.explain.units import show_bytes
 from meshdsl.lowering.sweeps.store import FILE
 
 TINY = ("--model_args=layers=2,embed=32,heads=4,d_ff=64", "--batch_size=8", "--length=16")
@@ -27,6 +29,7 @@ LAYOUTS = (
     "--layout=batch:data{,; params/embed:data}",
     "--layout=batch:data; hedas:data",
 )
+ON_GPUS = ("--mesh_shape=data:8", "--layout=batch:data")
 GOOD = 10  # of 15 candidates; `model` is no axis of data:8, and no dim is called hedas
 FILES = ("sweep.csv", "sweep.json", "plot.svg", "index.html")
 MODEL = """
@@ -233,6 +236,53 @@ def test_a_compiler_has_its_own_account_of_memory(own, tmp_path, capsys):
     assert "peak: by the compiler's account" in told
 
 
+def test_topologies_are_swept_with_their_own_chips(tmp_path, capsys):
+    machines = ("--topology=v5e:2x4", "--topology=h100:8x{1,2}")
+    arguments = (*TINY, "--mesh_shape=data:{4,8},model:2", "--layout=batch:data; heads:{model,-}")
+    told = swept(capsys, *arguments, *machines, "--parallel=1", f"--workdir={tmp_path}")
+    assert "gpt_mini, v5e:2x4, h100:8x1, h100:8x2; step:" in told
+    rows = rows_of(tmp_path)
+    places = {
+        "v5e:2x4": "data:4 model:2",
+        "h100:8x1": "data:4 model:2",
+        "h100:8x2": "data:8 model:2",
+    }
+    assert len(rows) == 6
+    assert {(row["topology"], row["mesh"]) for row in rows} == {*places.items()}
+    for row in rows[::2]:
+        given = [*TINY, f"--mesh_shape={row['mesh']}", f"--layout={row['layout']}"]
+        program = checked_program(*jitted_step(jobs.build(*flags.read(given))))
+        report = explain(program, row["topology"].partition(":")[0])
+        assert row["seconds"] == report.timeline.seconds
+        assert row["peak_bytes"] == report.memory.peak_bytes
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        assert [line["topology"] for line in csv.DictReader(file)] == [r["topology"] for r in rows]
+    facts = json.loads((tmp_path / "sweep.json").read_text())
+    gib = 2**30
+    assert facts["topologies"] == {"v5e:2x4": 16 * gib, "h100:8x1": 80 * gib, "h100:8x2": 80 * gib}
+    page = (tmp_path / "index.html").read_text()
+    assert "16.0 GiB on v5e:2x4" in page and "80.0 GiB: all that h100:8x1 has" in page
+    told = swept(capsys, *arguments, *machines[1:], f"--workdir={tmp_path}")
+    assert "4 of 4 candidates were measured earlier" in told
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
+def test_the_compiler_of_tpus_has_its_account_of_each_topology(own, tmp_path, capsys):
+    arguments = (own, "--batch_size=8", "--layout=batch:data; vocab:-")
+    machines = ("--mesh_shape=data:{4,8}", "--topology=v5e:2x{2,4}", "--measure=compile")
+    told = swept(capsys, *arguments, *machines, "--parallel=1", f"--workdir={tmp_path}")
+    assert "peak: by the compiler's account" in told
+    for row in rows_of(tmp_path):
+        assert not row["reason"] and row["fits"] and row["compile_seconds"] > 0
+        assert row["peak_bytes"] != row["planned_peak_bytes"]
+        mesh, topology = f"--mesh_shape={row['mesh']}", f"--topology={row['topology']}"
+        assert run(["compile", *arguments, mesh, topology]) == 0
+        (line,) = [
+            line for line in capsys.readouterr().out.splitlines() if "by the compiler" in line
+        ]
+        assert show_bytes(row["peak_bytes"]) in line
+
+
 def test_what_does_not_fit_comes_last_of_what_is_measured(own, tmp_path, capsys):
     arguments = (own, "--mesh_shape=data:2", "--layout=batch:data; params/vocab:{data,-}")
     swept(capsys, *arguments, f"--workdir={tmp_path / 'a'}", "--parallel=1")
@@ -292,8 +342,25 @@ def test_all_mistakes_are_told_at_once(capsys, tmp_path):
             "--backend: what jax_auto sends is XLA's choice",
         ),
         (
-            ["--mesh_shape=data:8", "--layout=batch:data", "--topology=v5e:2x4"],
-            "--topology is for `compile`; `sweep --measure=compile` compiles for the devices there",
+            ["--mesh_shape=data:8", "--layout=batch:data", "--topology=v5e:2x4", "--measure=run"],
+            "--measure=run: steps run on the devices there are; leave --topology out, or measure",
+        ),
+        (
+            [*ON_GPUS, "--topology=h100:8x1", "--measure=compile"],
+            "--measure=compile: h100:8x1 can be planned only; GPU programs are compiled where the",
+        ),
+        (
+            [*ON_GPUS, "--topology=h100:8x1", "--hardware=h100"],
+            "--hardware: that of each --topology is known; leave it out",
+        ),
+        ([*ON_GPUS, "--slices=2"], "--slices: give their --topology, as in --topology=v5e:16x16"),
+        (
+            [*ON_GPUS, "--topology=v5p:8x8x9"],
+            "--topology: no topology v5p:8x8x9; TPU v5p has slices of 3 directions, from 2x2x1 to",
+        ),
+        (
+            [*ON_GPUS, "--topology=h100:8x2"],
+            "--mesh_shape: mesh data:8 covers no topology: mesh data:8 has 8 devices, but h100:8x2",
         ),
         (
             ["--mesh_shape=data:2", "--layout=batch:data", "--backend=numpy", "--measure=run"],

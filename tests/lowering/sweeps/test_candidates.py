@@ -4,7 +4,14 @@ import itertools
 
 import pytest
 
-from meshdsl.lowering.sweeps.candidates import MOST, Candidate, expanded, read
+from meshdsl.lowering.sweeps.candidates import (
+    MOST,
+    Candidate,
+    expanded,
+    on_topologies,
+    read,
+    read_topologies,
+)
 
 
 def pairs(meshes, layouts):
@@ -121,3 +128,63 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
         f"--layout: {tmp_path / 'empty'} has no line to read",
         f"--layout: cannot read {tmp_path / 'binary'}: it is not text in utf-8",
     ]
+
+
+# Topologies.
+
+
+def on(topologies, *meshes, layouts=("batch:data",), slices=1):
+    machines, wrong = read_topologies(topologies, slices)
+    assert wrong == []
+    return on_topologies(read(meshes, layouts), [*machines.values()])
+
+
+def test_each_mesh_goes_with_the_topologies_that_it_covers():
+    reading = on(["v5e:2x{2,4}", "h100:8x1", "v5e:2x4"], "data:{4,8}", layouts=["x:data", "y:data"])
+    assert reading.problems == []
+    assert reading.candidates == [
+        Candidate(f"data:{size}", layout, topology)
+        for size, layout, topology in [
+            (4, "x:data", "v5e:2x2"),
+            (8, "x:data", "v5e:2x4"),
+            (8, "x:data", "h100:8x1"),
+            (4, "y:data", "v5e:2x2"),
+            (8, "y:data", "v5e:2x4"),
+            (8, "y:data", "h100:8x1"),
+        ]
+    ]
+    assert str(reading.candidates[0]) == "data:4 | x:data | on v5e:2x2"
+
+
+def test_slices_are_of_every_topology_and_need_a_marked_axis():
+    (one,) = on(["v5e:2x4"], "slice@dcn:2,data:8", slices=2).candidates
+    assert one.topology == "2 slices of v5e:2x4"
+    assert on(["v5e:2x4"], "slice:2,data:8", slices=2).problems == [
+        "--mesh_shape: mesh slice:2 data:8 covers no topology: there are 2 slices, but no mesh "
+        'axis goes across them: mark one of that size, as in --mesh_shape="slice@dcn:2,..."'
+    ]
+    _, wrong = read_topologies(["h100:8x2"], 2)
+    assert wrong == [
+        "--topology: GPUs have no slices; more nodes are written as h100:8x4, GPUs of a node "
+        "first: leave out --slices"
+    ]
+
+
+def test_meshes_and_topologies_that_cover_each_other_nowhere_are_told():
+    assert on(["v5e:2x4", "h100:8x2"], "data:8", "data:3", "data:16").problems == [
+        "--mesh_shape: mesh data:3 covers no topology:\n"
+        "  mesh data:3 has 3 devices, but v5e:2x4 has 8: a mesh has one device for each\n"
+        "  mesh data:3 has 3 devices, but h100:8x2 has 16: a mesh has one device for each"
+    ]
+    assert on(["v5e:2x4", "h100:8x2"], "data:8").problems == [
+        "--topology: no mesh covers h100:8x2: mesh data:8 has 8 devices, but h100:8x2 has 16: a "
+        "mesh has one device for each"
+    ]
+
+
+def test_topologies_that_there_are_not_are_all_told():
+    machines, wrong = read_topologies(["v5e:{2x3,2x4", "v5e:{2x3,2x4}", "v5x:2x4"], 1)
+    assert list(machines) == ["v5e:2x4"]
+    assert len(wrong) == 3
+    assert wrong[0].startswith("--topology: `v5e:{2x3,2x4` has a brace without its other half")
+    assert "no topology v5e:2x3" in wrong[1] and "unknown topology 'v5x'" in wrong[2]

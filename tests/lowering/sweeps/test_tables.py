@@ -75,7 +75,7 @@ def test_json_has_the_facts_and_the_rows():
 def test_without_candidates_the_files_are_empty_and_nothing_breaks():
     assert tables.as_csv([]).strip() == ""
     assert json.loads(tables.as_json([], {})) == {"candidates": []}
-    assert plot([], GIB) == ""
+    assert plot([], {"": GIB}) == ""
 
 
 def test_a_terminal_shows_times_bytes_by_axis_and_the_front():
@@ -114,7 +114,7 @@ def marks(svg):
 
 
 def test_the_plot_has_a_mark_for_each_candidate_at_its_bytes():
-    svg = ET.fromstring(plot(ROWS, 2 * GIB))
+    svg = ET.fromstring(plot(ROWS, {"": 2 * GIB}))
     found = marks(svg)
     assert found.keys() == {1, 2, 3}
     assert found[3][0] < found[1][0] < found[2][0]  # sends nothing, less, more
@@ -132,7 +132,7 @@ def test_ranks_of_marks_close_together_share_a_label():
             replace(ONE, layout=f"x:a{n}", peak_bytes=held, wire_bytes={"data": sent})
             for n, (held, sent) in enumerate(points)
         ]
-        svg = ET.fromstring(plot(ranked(found), GIB))
+        svg = ET.fromstring(plot(ranked(found), {"": GIB}))
         return {text.text for text in svg.iter(f"{SVG}text")} & {"1", "2", "3", "1, 2", "1, 3"}
 
     far = (2**20, 2.0**40)
@@ -142,19 +142,19 @@ def test_ranks_of_marks_close_together_share_a_label():
 
 def test_places_are_logarithmic():
     rows = [replace(ONE, layout=f"x:a{n}", wire_bytes={"data": 2.0**n}) for n in (10, 20, 30)]
-    xs = [x for _, (x, _, _) in sorted(marks(ET.fromstring(plot(ranked(rows), GIB))).items())]
+    xs = [x for _, (x, _, _) in sorted(marks(ET.fromstring(plot(ranked(rows), {"": GIB}))).items())]
     assert math.isclose(xs[1] - xs[0], xs[2] - xs[1], abs_tol=0.02)
 
 
 @pytest.mark.parametrize("rows", [[ONE], [TWO], [replace(ONE, peak_bytes=0)], [ONE, THREE, TWO]])
 def test_any_rows_can_be_drawn(rows):
-    svg = ET.fromstring(plot(ranked(rows), 2 * GIB))
+    svg = ET.fromstring(plot(ranked(rows), {"": 2 * GIB}))
     for x, y, _ in marks(svg).values():
         assert 0 <= x <= 1000 and 0 <= y <= 520
 
 
 def test_the_page_links_every_report_and_tells_what_failed():
-    text = page(ROWS, Told("a sweep", "TPU v5p", "estimated", "planned", 2 * GIB))
+    text = page(ROWS, Told("a sweep", "TPU v5p", "estimated", "planned", {"": 2 * GIB}))
     assert text.startswith("<!doctype html>") and "http://www.w3.org/2000/svg" in text
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
     assert text.count('href="pages/one.html"') == text.count('href="pages/three.html"') == 2
