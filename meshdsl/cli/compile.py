@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from absl import flags
 
 from meshdsl.cli import job as jobs
@@ -37,6 +39,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         jobs.use_no_devices()
         from meshdsl.lowering.backends.jax.ahead import compile_ahead
 
+        if sys.stderr.isatty():
+            print(f"compiling for {topology}; large models take minutes", file=sys.stderr)
         compiled = compile_ahead(program, topology, used)
     told = report(program, explain(program, topology.name), topology, compiled, show(used))
     print(told)
