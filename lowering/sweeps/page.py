@@ -22,7 +22,7 @@ from meshdsl.lowering.explain.html.elements import (
 from meshdsl.lowering.explain.html.page import document
 from meshdsl.lowering.explain.html.sections import section
 from meshdsl.lowering.explain.units import show_bytes, show_seconds
-from meshdsl.lowering.sweeps.plot import plot
+from meshdsl.lowering.sweeps.plot import by_room, plot
 from meshdsl.lowering.sweeps.ranking import Ranked
 from meshdsl.lowering.sweeps.tables import axes_of
 
@@ -66,8 +66,9 @@ def page(rows: Sequence[Ranked], told: Told) -> str:
 
 
 def _memory(rooms: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{show_bytes(room)}{f' on {name}' if name else ''}" for name, room in rooms.items()
+    found = by_room(rooms).items()
+    return "; ".join(
+        f"{show_bytes(room)}{f' on {names}' if names else ''}" for room, names in found
     )
 
 

@@ -51,7 +51,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     """Returns the picture of those candidates that have figures.
 
     Args:
-        rooms: bytes that a device may hold, by topology, or under "" of all; a line each.
+        rooms: bytes that a device may hold, by topology, or under "" of all; lines.
     """
     found = [row for row in rows if not row.result.reason]
     if not found:
@@ -71,7 +71,7 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     return tag(
         "svg",
         _grid(across, up, bool(gap)),
-        [_room(name, room, up) for name, room in rooms.items()],
+        [_room(names, room, up) for room, names in by_room(rooms).items()],
         _stairs([place(row.result) for row in ahead]),
         [_mark(row, *place(row.result)) for row in behind + ahead],
         _labels([(row.rank, *place(row.result)) for row in ahead]),
@@ -100,9 +100,21 @@ def _grid(across: _Scale, up: _Scale, zero: bool) -> list[Html]:
     return found
 
 
-def _room(name: str, room: int, up: _Scale) -> list[Html]:
+def by_room(rooms: Mapping[str, int]) -> dict[int, str]:
+    """Returns the names of the topologies that have as much.
+
+    >>> by_room({"v5p:4x4x4": 95, "h100:8x8": 80, "v5p:8x8x8": 95})
+    {95: 'v5p:4x4x4, v5p:8x8x8', 80: 'h100:8x8'}
+    """
+    found: dict[int, str] = {}
+    for name, room in rooms.items():
+        found[room] = f"{found[room]}, {name}" if room in found else name
+    return found
+
+
+def _room(names: str, room: int, up: _Scale) -> list[Html]:
     y = up.at(room)
-    owner = f"that {name} has" if name else "there is"
+    owner = f"on {names}" if names else "there is"
     line = _line(_LEFT, _WIDTH - _RIGHT, y, y, stroke=_BAD, stroke_dasharray="6 4")
     return [line, _text(f"{show_bytes(room)}: all {owner}", _WIDTH - _RIGHT - 4, y - 5, "end")]
 

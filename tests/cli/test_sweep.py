@@ -261,7 +261,8 @@ def test_topologies_are_swept_with_their_own_chips(tmp_path, capsys):
     gib = 2**30
     assert facts["topologies"] == {"v5e:2x4": 16 * gib, "h100:8x1": 80 * gib, "h100:8x2": 80 * gib}
     page = (tmp_path / "index.html").read_text()
-    assert "16.0 GiB on v5e:2x4" in page and "80.0 GiB: all that h100:8x1 has" in page
+    assert "16.0 GiB on v5e:2x4; 80.0 GiB on h100:8x1, h100:8x2" in page
+    assert "16.0 GiB: all on v5e:2x4" in page and "80.0 GiB: all on h100:8x1, h100:8x2" in page
     told = swept(capsys, *arguments, *machines[1:], f"--workdir={tmp_path}")
     assert "4 of 4 candidates were measured earlier" in told
 
