@@ -125,7 +125,8 @@ class Feed:
         size = self.size
         held, self._held = self._held, None
         if held is None:
-            rows = self.rows(size)
+            parts = _method(self._source, "resize") is not None
+            rows = self.rows(size) if parts else None
             self._resize(rows)
             held = self._read(rows)
         self.seen += 0 if size is None else size * self._at_once
