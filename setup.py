@@ -28,6 +28,7 @@ setup(
         "grain>=0.2.18",
         "orbax-checkpoint>=0.12",
         "tensorboardX>=2.6.2",
+        "safetensors>=0.8",
     ],
     extras_require={
         "gpu": ["jax[cuda12]>=0.10,<0.12"],

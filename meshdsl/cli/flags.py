@@ -17,6 +17,7 @@ from absl import flags
 
 from meshdsl.cli.problems import Problems
 from meshdsl.dims import did_you_mean
+from meshdsl.dtypes import as_dtype, is_float
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS, compiler_flags
@@ -71,6 +72,13 @@ def backend(text: str) -> str:
         hint = did_you_mean(text, BACKENDS)
         raise ValueError(f"unknown backend {text!r}; choose one of {', '.join(BACKENDS)}{hint}")
     return text
+
+
+def floating(text: str) -> str:
+    """Reads a floating-point dtype; returns its name."""
+    if not is_float(dtype := as_dtype(text)):
+        raise ValueError(f"needs a floating-point dtype, got {text!r}")
+    return dtype.name
 
 
 _UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
@@ -326,6 +334,16 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "Folder on a disk of this machine for frequent checkpoints, of which one is kept.",
     ),
     "local_every": (None, whole(1), "Steps between two of those."),
+    "init_from": (
+        None,
+        str,
+        "Weights to start from: a .safetensors file, or a folder of them. A checkpoint in the "
+        "workdir goes before them.",
+    ),
+    "out": (None, str, "Where `export` writes: a .safetensors file, or a folder for several."),
+    "step": (None, whole(0), "Step of the checkpoint to `export`. Default: the latest."),
+    "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
+    "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
     "resume": ("true", truth, "Go on from the latest checkpoint in the workdir."),
     "override": ("false", truth, "Go on although flags differ from the checkpoint's."),
     "exit_after_minutes": (

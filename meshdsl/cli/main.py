@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "Show what a training step would do, on any mesh, without running it.",
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
+    "export": "Write the parameters of a checkpoint as safetensors.",
 }
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'

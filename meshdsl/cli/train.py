@@ -134,6 +134,7 @@ def _trained(
             saving=saving,
             stops=Stops(values.exit_after_minutes, values.exit_at_step),
             profile=values.profile_steps,
+            init_from=values.init_from,
         )
     finally:
         batches.close()
@@ -190,7 +191,7 @@ _FREE = frozenset(
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
-    "num_processes process_id profile_steps".split()
+    "num_processes process_id profile_steps init_from out step dtype max_shard_size".split()
 )
 _OWN = frozenset(["process_id"])  # what each process has of its own
 

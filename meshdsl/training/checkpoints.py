@@ -226,7 +226,7 @@ class _Folder:
         import orbax.checkpoint as ocp
 
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(_nested(arrays)), about=ocp.args.JsonSave(about)
+            state=ocp.args.StandardSave(nested(arrays)), about=ocp.args.JsonSave(about)
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         self.wait()  # a checkpoint is sealed before it can be deleted for this one
@@ -253,7 +253,7 @@ class _Folder:
         import orbax.checkpoint as ocp
 
         wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
-        restore = ocp.args.Composite(state=ocp.args.StandardRestore(_nested(wanted)))
+        restore = ocp.args.Composite(state=ocp.args.StandardRestore(nested(wanted)))
         problem, tree = None, None
         try:
             tree = self._manager.restore(step, args=restore)["state"]
@@ -360,7 +360,7 @@ def _abstract(leaf: Any, place: Any) -> Any:
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
 
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Returns leaves by path as dicts within dicts."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():

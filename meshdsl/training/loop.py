@@ -23,6 +23,7 @@ from meshdsl.mesh import Mesh
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.beginning import checked_weights, state_of_weights
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
@@ -33,6 +34,7 @@ from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.run import Run
 from meshdsl.training.saving import Saving
+from meshdsl.training.saving import begun as begun_in
 from meshdsl.training.state import TrainState
 from meshdsl.training.step import Loss
 from meshdsl.training.stopping import Stops
@@ -90,6 +92,7 @@ def train(
     saving: Saving | None = None,
     stops: Stops | None = None,
     profile: ProfiledSteps | None = None,
+    init_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
 ) -> TrainResult:
     """Trains a model for a number of steps, or goes on where an earlier run was stopped.
@@ -120,6 +123,8 @@ def train(
             checkpoint goes on from there, with its state and at its place in the data.
         stops: what ends the run early, besides signals: see `Stops`.
         profile: steps whose profile is written to `profile` in the workdir, by each process.
+        init_from: safetensors with the parameters to start from, instead of those of `init`; see
+            `load_weights`. A checkpoint in the workdir goes before them.
         quiet: show no progress.
 
     Returns:
@@ -159,9 +164,10 @@ def train(
     )
     feed = Feed(batches, batch_dims, steps_per_call, batch_ramp, batch_dim)
     held_out = _held_out(batch_dims, batch_dim, eval=eval_batches, test=test_batches)
+    place = Place(mesh, layout, backend, options)
     programs = Programs(
         recipe,
-        Place(mesh, layout, backend, options),
+        place,
         steps_per_call,
         feed.specs(),
         {name: data.specs() for name, data in held_out.items()},
@@ -171,6 +177,9 @@ def train(
     if profile is not None and runtime.profile is None:
         raise ValueError(f"backend {backend} has no devices to profile; take another")
     first = runtime.process_index() == 0
+    weights = None
+    if init_from is not None and not (saving and workdir and begun_in(workdir)):
+        weights = checked_weights(init_from, programs.state.params)
     with ExitStack() as stack:
         folder = workdir if first else None
         if folder is not None:
@@ -182,16 +191,22 @@ def train(
             checkpoints = stack.enter_context(saving.open(workdir))
             found = saving.find(checkpoints, programs.state, programs.places(feed.full))
         if found is not None:
+            state = found.state
             feed.seek(found.step, found.position)
+        elif weights is not None:
+            state = state_of_weights(weights, recipe, place, programs)
+        else:
+            state = programs.first_state(seed)
         feed.rows = programs.rows
         begun = 0 if found is None else found.step
         if first and not quiet and found is not None:
-            print(f"going on from step {begun:,}, {found.folder}", flush=True)
+            unused = "" if init_from is None else f", and not from the weights {init_from}"
+            print(f"going on from step {begun:,}, {found.folder}{unused}", flush=True)
         progress = stack.enter_context(Progress(steps)) if first and not quiet else None
         writer = None if folder is None else stack.enter_context(MetricsWriter(folder, begun))
         run = Run(
             programs=programs,
-            state=programs.first_state(seed) if found is None else found.state,
+            state=state,
             feed=feed,
             held_out={n: data.reading(programs.rows(n)) for n, data in held_out.items()},
             begun=begun,

@@ -120,13 +120,8 @@ class Programs:
         )
 
     def places(self, size: int | None) -> list[Any]:
-        """Returns the shardings of the state without pads, as a step takes it.
-
-        Those of backends without shardings are None.
-        """
-        count = len(jax.tree.leaves(self.state, is_leaf=lambda leaf: isinstance(leaf, Spec)))
-        stored = getattr(self.compiled(size).executable, "inputs", [None] * count)
-        return [getattr(each, "even", None) for each in stored[:count]]
+        """Returns the shardings of the state without pads, as a step takes it; see `places`."""
+        return places(self.compiled(size), self.state)
 
     def first_state(self, seed: int) -> TrainState:
         """Returns the state to start from; every shard is made on its own device."""
@@ -151,6 +146,16 @@ class Programs:
             warnings.simplefilter("ignore")
             forward = jit(self._recipe.eval_step(), backend="numpy")
             return _PASSES * forward.lower(self.state.params, batch).flops
+
+
+def places(program: Compiled, argument: Any) -> list[Any]:
+    """Returns the shardings of a program's first argument without pads.
+
+    Those of backends without shardings are None.
+    """
+    count = len(jax.tree.leaves(argument, is_leaf=lambda leaf: isinstance(leaf, Spec)))
+    stored = getattr(program.executable, "inputs", [None] * count)
+    return [getattr(each, "even", None) for each in stored[:count]]
 
 
 def _of_one_step(one: Spec) -> Spec:

@@ -48,7 +48,7 @@ class Saving:
                 with.
         """
         folder = Path(workdir) / FOLDER
-        if not self.resume and any(path.name.isdigit() for path in folder.glob("*")):
+        if not self.resume and begun(workdir):
             raise ValueError(
                 f"{folder} has checkpoints of an earlier run, which this one is not to go on from; "
                 "choose another workdir, or resume"
@@ -86,6 +86,11 @@ class Saving:
 
     def due_locally(self, step: int) -> bool:
         return self.local_every is not None and step % self.local_every == 0
+
+
+def begun(workdir: str | os.PathLike[str]) -> bool:
+    """Whether a run has left a checkpoint in a workdir."""
+    return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -37,8 +37,8 @@ def test_a_command_lists_its_flags(capsys, command):
 
 def test_an_unknown_command(capsys):
     assert refused(capsys, "trian") == (
-        "meshdsl: unknown command 'trian'; choose one of train, explain, compile, sweep. Did you "
-        "mean `train`?\n"
+        "meshdsl: unknown command 'trian'; choose one of train, explain, compile, sweep, "
+        "export. Did you mean `train`?\n"
     )
 
 

@@ -1,0 +1,58 @@
+"""What a run starts from: weights in files, and an optimizer's state made for them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from meshdsl.array import NamedArray, Spec
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
+from meshdsl.training.processes import together
+from meshdsl.training.programs import Place, Programs, places
+from meshdsl.training.recipe import Recipe
+from meshdsl.training.state import TrainState
+from meshdsl.training.weights import Weights
+
+
+def checked_weights(path: str | os.PathLike[str], params: Any) -> Weights:
+    """Returns the weights in a file or a folder; each process has to find those of the model.
+
+    Raises:
+        ValueError: they cannot be read, or are of another model.
+    """
+    with together():
+        weights = Weights(path)
+        weights.check(params)
+    return weights
+
+
+def state_of_weights(
+    weights: Weights, recipe: Recipe, place: Place, programs: Programs
+) -> TrainState:
+    """Returns the state that a run of these programs starts from.
+
+    Raises:
+        ValueError: the weights cannot be read.
+    """
+    create, like = replace(recipe, init=lambda params: params).create_state(), programs.state
+
+    def create_state(state: dict[str, Any]) -> dict[str, TrainState]:  # the paths of the step's
+        return {"state": create(state["params"])}
+
+    leaves = jax.tree.leaves(like, is_leaf=lambda leaf: isinstance(leaf, NamedArray | Spec))
+    names = {name for leaf in leaves for name in leaf.dims.names}
+    layout = Layout(tuple(rule for rule in programs.step.layout.rules if rule.dim in names))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
+        warnings.simplefilter("ignore", ScopeWarning)
+        creation = replace(place, layout=layout).jit(create_state, donate="state")
+        compiled = creation.lower({"params": like.params}).compile()
+    with together():
+        params = weights.load(like.params, places(compiled, like.params))
+    state: TrainState = compiled({"params": params})["state"]
+    return state

@@ -1,0 +1,88 @@
+"""`meshdsl export`, and `meshdsl train --init_from`: weights from one run to the next."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from meshdsl.cli.main import run
+from meshdsl.training.weights import save_weights
+
+SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
+WHEN = ("--log_every=1", "--eval_batches=1", "--learning_rate=0")
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 200)
+    return f"--data={tmp_path}/text.txt"
+
+
+def losses(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_weights_go_from_a_run_to_another_on_another_mesh(capsys, tmp_path, text):
+    """Without a learning rate the weights stay, so the same data have the same losses."""
+    mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
+    job = [*SMALL, *WHEN, text, "--backend=numpy"]
+    assert run(["train", *job, *mesh, "--steps=2", f"--workdir={tmp_path}/a"]) == 0
+    capsys.readouterr()
+    assert run(["export", f"--workdir={tmp_path}/a", f"--out={tmp_path}/b.safetensors"]) == 0
+    count = sum(array.size for array in load_file(tmp_path / "b.safetensors").values())
+    told = f"{count:,} parameters after step 2 in {tmp_path}/b.safetensors\n"
+    assert capsys.readouterr().out == told
+    start = ("train", *job, f"--workdir={tmp_path}/c", f"--init_from={tmp_path}/b.safetensors")
+    assert run([*start, "--steps=2"]) == 0
+    np.testing.assert_allclose(losses(tmp_path / "c"), losses(tmp_path / "a"), atol=2e-5)
+    capsys.readouterr()
+    assert run([*start[:-1], "--init_from=gone", "--steps=2"]) == 0
+    captured = capsys.readouterr()
+    assert "/c/checkpoints/2, and not from the weights gone\n" in captured.out
+
+
+def test_a_folder_of_half_precision(capsys, tmp_path, text):
+    job = [*SMALL, *WHEN, text, "--backend=numpy", "--steps=1"]
+    assert run(["train", *job, f"--workdir={tmp_path}/a"]) == 0
+    how = ("--dtype=bfloat16", "--max_shard_size=8kB", "--step=1")
+    capsys.readouterr()
+    assert run(["export", f"--workdir={tmp_path}/a", f"--out={tmp_path}/b", *how]) == 0
+    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
+    files = set(index["weight_map"].values())
+    assert f" in {len(files)} files in {tmp_path}/b\n" in capsys.readouterr().out
+    found = [load_file(tmp_path / "b" / file) for file in files]
+    assert {a.dtype.name for arrays in found for a in arrays.values()} == {"bfloat16"}
+    assert index["metadata"]["total_size"] == sum(a.nbytes for f in found for a in f.values())
+    assert run(["train", *job, f"--init_from={tmp_path}/b"]) == 0
+
+
+def test_mistakes_are_told(capsys, tmp_path, text):
+    def refused(*arguments):
+        assert run(arguments) == 2
+        return capsys.readouterr().err
+
+    assert refused("export", "--out=a.safetensors", "--max_shard_size=1MB", "--dtype=int4") == (
+        "meshdsl export: 3 problems\n\n"
+        "  1. --dtype: unknown dtype 'int4'; choose one of bool, int8, int16, int32, int64, uint8, "
+        "uint16, uint32, uint64, float16, bfloat16, float32, float64, complex64, complex128\n"
+        "  2. --workdir says whose checkpoint to export, as in --workdir=runs/first\n"
+        "  3. --max_shard_size: a.safetensors is one file; give a folder for several\n"
+    )
+    assert "--out says where to" in refused("export", "--workdir=a")
+    assert refused("export", f"--workdir={tmp_path}", f"--out={tmp_path}/b") == (
+        f"meshdsl export: {tmp_path}/checkpoints has no checkpoint\n"
+    )
+    save_weights(tmp_path / "mine", {})
+    assert "mine is there already, and is not written over; choose another name" in refused(
+        "export", f"--workdir={tmp_path}", f"--out={tmp_path}/mine"
+    )
+    job = ["train", *SMALL, text, "--backend=numpy", "--steps=1"]
+    assert refused(*job, f"--init_from={tmp_path}/none") == (
+        f"meshdsl train: cannot read the weights in {tmp_path}/none\n"
+        f"  {tmp_path}/none: there is no such file\n"
+    )
+    told = refused(*job, f"--init_from={tmp_path}/mine")
+    assert told.startswith(f"meshdsl train: weights {tmp_path}/mine are of another model\n  ")
+    assert "\n  embedding: missing\n" in told
