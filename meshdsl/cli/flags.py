@@ -331,7 +331,8 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "local_checkpoints": (
         None,
         str,
-        "Folder on a disk of this machine for frequent checkpoints, of which one is kept.",
+        "Folder for frequent checkpoints, on a disk of this machine that others need not see; the "
+        "latest is kept.",
     ),
     "local_every": (None, whole(1), "Steps between two of those."),
     "init_from": (

@@ -193,7 +193,7 @@ _FREE = frozenset(
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
     "num_processes process_id profile_steps init_from out step dtype max_shard_size".split()
 )
-_OWN = frozenset(["process_id"])  # what each process has of its own
+_OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 
 
 def _check_saving(values: flags.FlagValues, problems: Problems) -> None:

@@ -7,15 +7,12 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-import jax
-
-from meshdsl.array import NamedArray, Spec
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
 from meshdsl.training.processes import together
 from meshdsl.training.programs import Place, Programs, places
 from meshdsl.training.recipe import Recipe
-from meshdsl.training.state import TrainState
+from meshdsl.training.state import TrainState, by_path
 from meshdsl.training.weights import Weights
 
 
@@ -44,8 +41,7 @@ def state_of_weights(
     def create_state(state: dict[str, Any]) -> dict[str, TrainState]:  # the paths of the step's
         return {"state": create(state["params"])}
 
-    leaves = jax.tree.leaves(like, is_leaf=lambda leaf: isinstance(leaf, NamedArray | Spec))
-    names = {name for leaf in leaves for name in leaf.dims.names}
+    names = {name for leaf in by_path(like).values() for name in leaf.dims.names}
     layout = Layout(tuple(rule for rule in programs.step.layout.rules if rule.dim in names))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # the step has told it

@@ -14,12 +14,11 @@ Guarantees:
 
 from __future__ import annotations
 
-import errno
-import json
 import os
+import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,11 +26,13 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray, Spec
+from meshdsl.array import NamedArray
 from meshdsl.dtypes import short
-from meshdsl.module import path_of
-from meshdsl.training.processes import everywhere
-from meshdsl.training.seals import Seals, damage
+from meshdsl.training.local_checkpoints import LocalFolder, Unfit
+from meshdsl.training.processes import gathered, together
+from meshdsl.training.seals import Damaged
+from meshdsl.training.shared_checkpoints import SharedFolder
+from meshdsl.training.state import by_path, tree_like
 
 _MOST = 10  # differences that are told one by one
 
@@ -72,8 +73,8 @@ class Checkpoints:
         keep: how many of the latest are kept.
         keep_best: how many are kept beside them, of those with the least `eval_loss`.
         config: a description of the job, stored with each; what JSON can hold.
-        local: a folder for frequent ones, such as on a disk of this machine, of which the latest is
-            kept; see `save`.
+        local: a folder for frequent ones, such as on a disk of this machine, which other processes
+            need not see; see `save`, and `LocalFolder`.
 
     Raises:
         ValueError: a folder cannot be written to.
@@ -89,10 +90,11 @@ class Checkpoints:
     ) -> None:
         self.config = dict(config or {})
         self._stack = ExitStack()
-        self._kept = self._stack.enter_context(_Folder(Path(folder), keep, keep_best))
+        self._kept = self._stack.enter_context(SharedFolder(Path(folder), keep, keep_best))
         self._local = None
         if local is not None:
-            self._local = self._stack.enter_context(_Folder(Path(local), 1, 0))
+            run = _name_of_run(self._kept.path)
+            self._local = self._stack.enter_context(LocalFolder(Path(local), run))
 
     def save(
         self,
@@ -110,17 +112,23 @@ class Checkpoints:
             eval_loss: by which the best are chosen.
             local: whether it goes to the local folder.
         """
-        target = self._local if local and self._local is not None else self._kept
-        if step in target.steps():
+        to_local = self._local if local else None
+        if to_local is not None:
+            to_local.prepare(step)
+        elif step in self._kept.steps():
             return
-        arrays = _by_path(state)
+        arrays = by_path(state)
         about = {
             "step": step,
             "arrays": {path: _told(array) for path, array in arrays.items()},
             "position": position,
             "config": self.config,
         }
-        target.save(step, {path: _whole(a) for path, a in arrays.items()}, about, eval_loss)
+        whole = {path: _whole(array) for path, array in arrays.items()}
+        if to_local is not None:
+            to_local.save(step, whole, about)
+        else:
+            self._kept.save(step, whole, about, eval_loss)
 
     def restore(self, like: Any, places: Sequence[Any] | None = None) -> Restored | None:
         """Returns the latest checkpoint that is whole, or None where there is none.
@@ -135,45 +143,38 @@ class Checkpoints:
                 checkpoints, but all of them are damaged.
         """
         self.wait()
-        wanted = _by_path(like)
+        wanted = by_path(like)
         where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
         folders = [folder for folder in (self._kept, self._local) if folder is not None]
         found = [(step, folder) for folder in folders for step in folder.steps()]
         problems = []
+        restored = None
         for step, folder in sorted(found, key=lambda pair: pair[0], reverse=True):
+            path = folder.path / str(step)
             try:
                 about = folder.about(step)
-                folder.check(step)
-            except _Damaged as damaged:
-                problems.append(self._set_aside(folder, step, str(damaged)))
-                continue
-            _check_same(about["arrays"], wanted, folder.path / str(step))
-            try:
+                _check_same(about["arrays"], wanted, path)
                 arrays = folder.load(step, wanted, where)
-            except _Damaged as damaged:
-                problems.append(self._set_aside(folder, step, str(damaged)))
+            except Damaged as damaged:
+                kept = folder.set_aside(step)
+                problems.append(f"checkpoint {path} is damaged: {damaged}; kept as {kept}")
+                _warn(problems[-1])
                 continue
-            leaves = [NamedArray(arrays[path], leaf.dims) for path, leaf in wanted.items()]
-            state = jax.tree.unflatten(_structure(like), leaves)
-            path = folder.path / str(step)
-            return Restored(step, state, about["position"], about["config"], path)
-        if problems:
-            raise ValueError(
-                "\n  ".join(
-                    [
-                        "every checkpoint is damaged; start anew in another workdir, or put a copy "
-                        "back",
-                        *problems,
-                    ]
-                )
-            )
-        return None
-
-    def _set_aside(self, folder: _Folder, step: int, reason: str) -> str:
-        kept = folder.set_aside(step)
-        told = f"checkpoint {folder.path / str(step)} is damaged: {reason}; kept as {kept}"
-        warnings.warn(told, CheckpointWarning, stacklevel=3)
-        return told
+            except Unfit as unfit:
+                _warn(f"checkpoint {path} is not used: {unfit}")
+                continue
+            leaves = [NamedArray(arrays[name], leaf.dims) for name, leaf in wanted.items()]
+            state = tree_like(like, leaves)
+            restored = Restored(step, state, about["position"], about["config"], path)
+            break
+        if self._local is not None:
+            lacking = self._local.lacking(-1 if restored is None else restored.step)
+            if lacking:
+                _warn(lacking)
+        if restored is None and problems:
+            first = "every checkpoint is damaged; start anew in another workdir, or put a copy back"
+            raise ValueError("\n  ".join([first, *problems]))
+        return restored
 
     def wait(self) -> None:
         """Returns when all that has been saved is on disk."""
@@ -188,157 +189,27 @@ class Checkpoints:
         self._stack.__exit__(*error)
 
 
-class _Damaged(Exception):
-    """A checkpoint cannot be read, or is not what was saved."""
+def _warn(text: str) -> None:
+    warnings.warn(text, CheckpointWarning, stacklevel=3)
 
 
-class _Folder:
-    """The checkpoints in one folder, each in one of its own, named by its step."""
+def _name_of_run(folder: Path) -> str:
+    """Returns what tells a run from others with the same settings; the first process makes it up.
 
-    def __init__(self, path: Path, keep: int, keep_best: int) -> None:
-        import orbax.checkpoint as ocp
-        from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
-
-        self.path = path.absolute()
-        best = BestN(
-            get_metric_fn=_eval_loss,
-            reverse=True,
-            n=keep_best,
-            keep_checkpoints_without_metrics=False,
-        )
-        kept = [LatestN(n=keep), *([best] if keep_best else [])]
-        options = ocp.CheckpointManagerOptions(preservation_policy=AnyPreservationPolicy(kept))
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self.path, options=options)
-        except OSError as error:
-            raise ValueError(
-                f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another folder"
-            ) from error
-        self._seals = Seals(self.path)
-
-    def steps(self) -> Sequence[int]:
-        return list(self._manager.all_steps())
-
-    def save(
-        self, step: int, arrays: Mapping[str, Any], about: Any, eval_loss: float | None
-    ) -> None:
-        import orbax.checkpoint as ocp
-
-        items = ocp.args.Composite(
-            state=ocp.args.StandardSave(nested(arrays)), about=ocp.args.JsonSave(about)
-        )
-        metrics = None if eval_loss is None else {"eval_loss": eval_loss}
-        self.wait()  # a checkpoint is sealed before it can be deleted for this one
-        with self._told():
-            self._manager.save(step, args=items, metrics=metrics, force=True)
-        self._seals.add(step)
-
-    def about(self, step: int) -> Any:
-        """Returns what stands beside the arrays of a checkpoint."""
-        try:
-            text = (self.path / str(step) / "about" / "metadata").read_text()
-            about = json.loads(text)
-            return {key: about[key] for key in ("arrays", "position", "config")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _Damaged(f"its description cannot be read ({error})") from error
-
-    def check(self, step: int) -> None:
-        """Raises `_Damaged`, in every process, if a file is not as it was written."""
-        found = damage(self.path / str(step))
-        if not everywhere(found is None):
-            raise _Damaged(found or "another process has found a damaged file")
-
-    def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
-        import orbax.checkpoint as ocp
-
-        wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
-        restore = ocp.args.Composite(state=ocp.args.StandardRestore(nested(wanted)))
-        problem, tree = None, None
-        try:
-            tree = self._manager.restore(step, args=restore)["state"]
-        except Exception as error:  # Orbax's own, and those of its storage, are of many kinds
-            problem = str(error).splitlines()[0][:200]
-        if not everywhere(problem is None):
-            raise _Damaged(problem or "another process could not read it")
-        return {path: _at(tree, path) for path in like}
-
-    def set_aside(self, step: int) -> Path:
-        """Renames a damaged checkpoint, so that another can be saved for its step."""
-        self._manager.wait_until_finished()
-        source = self.path / str(step)
-        target = self.path / f"damaged.{step}"
-        number = 1
-        while target.exists():
-            number += 1
-            target = self.path / f"damaged.{step}.{number}"
+    Raises:
+        ValueError: it cannot be kept in the folder.
+    """
+    file = folder / "run.id"
+    found = ""
+    with together():
         if jax.process_index() == 0:
-            source.rename(target)
-        everywhere(True)  # no process looks before it is done
-        self._manager.reload()
-        return target
-
-    def wait(self) -> None:
-        with self._told():
-            self._manager.wait_until_finished()
-        self._seals.wait()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tells what goes wrong with a disk, at once or behind the steps since, as one line."""
-        try:
-            yield
-        except Exception as error:
-            cause = _system_error(error)
-            if cause is None:
-                raise
-            raise ValueError(
-                f"cannot save a checkpoint in {self.path}: {cause}. Those before it are complete"
-            ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is not None and jax.process_count() > 1:
-            return  # the others may be gone, who would be waited for
-        try:
-            self.wait()
-        finally:
-            self._seals.wait()
-            self._manager.close()
-
-
-_SYSTEM = {code: os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
-
-
-def _system_error(error: BaseException | None) -> str | None:
-    """Returns what the system says of a failure, if it comes from there."""
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        for text in _SYSTEM.values():
-            if text in str(error):  # storage libraries tell it in words
-                return text
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _eval_loss(metrics: Any) -> float:
-    return float(metrics["eval_loss"])
-
-
-def _by_path(tree: Any) -> dict[str, Any]:
-    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)[0]
-    return {path_of(keys): leaf for keys, leaf in keyed}
-
-
-def _structure(tree: Any) -> Any:
-    return jax.tree.structure(tree, is_leaf=_is_leaf)
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, NamedArray | Spec)
+            try:
+                if not file.exists():
+                    file.write_text(uuid.uuid4().hex)
+                found = file.read_text()
+            except OSError as error:
+                raise ValueError(f"cannot keep {file}: {error.strerror}") from error
+    return gathered(found)[0]
 
 
 def _told(array: Any) -> dict[str, Any]:
@@ -351,31 +222,6 @@ def _told(array: Any) -> dict[str, Any]:
 def _whole(array: NamedArray) -> Any:
     """Returns an array without pads, where it is; of other backends than JAX's, on the host."""
     return array.unpadded() if isinstance(array.data, jax.Array) else np.asarray(array)
-
-
-def _abstract(leaf: Any, place: Any) -> Any:
-    sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
-    if place is None:
-        return np.broadcast_to(np.zeros((), dtype), sizes)
-    return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
-
-
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns leaves by path as dicts within dicts."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, name = path.split("/")
-        inner = tree
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[name] = leaf
-    return tree
-
-
-def _at(tree: Any, path: str) -> Any:
-    for name in path.split("/"):
-        tree = tree[name]
-    return tree
 
 
 def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 
 from meshdsl.array import Spec, spec
 from meshdsl.dims import Dimension
-from meshdsl.training.checkpoints import CheckpointWarning, nested
+from meshdsl.training.checkpoints import CheckpointWarning
 from meshdsl.training.saving import FOLDER
 from meshdsl.training.seals import damage
+from meshdsl.training.shared_checkpoints import nested
 from meshdsl.training.weight_files import check_free
 from meshdsl.training.weights import SHARD, write_weights
 

@@ -104,6 +104,8 @@ def everywhere(true: bool) -> bool:
 
 def gathered(text: str) -> list[str]:
     """Returns the texts of all processes, in their order; all of them must ask."""
+    if jax.process_count() == 1:
+        return [text]
     from jax.experimental import multihost_utils
 
     data = np.frombuffer(text.encode(), np.uint8)

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -19,6 +19,10 @@ import jax
 _NAME = "seal.{}.json"  # by process
 _PIECE = 2**24  # bytes
 _PATIENCE = 0.05  # seconds between two looks
+
+
+class Damaged(Exception):
+    """A checkpoint cannot be read, or is not what was saved."""
 
 
 class Seals:
@@ -42,11 +46,7 @@ class Seals:
         if not checkpoint.exists():
             return  # it was never completed
         try:
-            sums = {str(file.relative_to(checkpoint)): _sum(file) for file in _own(checkpoint)}
-            target = checkpoint / _NAME.format(jax.process_index())
-            aside = target.with_suffix(".part")
-            aside.write_text(json.dumps(sums))
-            os.replace(aside, target)
+            seal(checkpoint, _own(checkpoint))
         except OSError:
             return  # it has been deleted for a later one, or the disk is full: it stays unsealed
 
@@ -58,14 +58,27 @@ class Seals:
         self._settled.clear()
 
 
-def damage(checkpoint: Path) -> str | None:
-    """Returns what is wrong with the files of a checkpoint, of those that fall to this process."""
+def seal(checkpoint: Path, files: Iterable[Path]) -> None:
+    """Writes the checksums of files of a checkpoint, as this process's seal."""
+    sums = {str(file.relative_to(checkpoint)): _sum(file) for file in files}
+    target = checkpoint / _NAME.format(jax.process_index())
+    aside = target.with_suffix(".part")
+    aside.write_text(json.dumps(sums))
+    os.replace(aside, target)
+
+
+def damage(checkpoint: Path, alone: bool = False) -> str | None:
+    """Returns what is wrong with the files of a checkpoint, of those that fall to this process.
+
+    Args:
+        alone: whether all of them do.
+    """
     seals = sorted(checkpoint.glob(_NAME.format("*")))
-    for seal in seals[jax.process_index() :: jax.process_count()]:
+    for file in seals if alone else seals[jax.process_index() :: jax.process_count()]:
         try:
-            sums = json.loads(seal.read_text())
+            sums = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            return f"{seal.name} cannot be read ({error})"
+            return f"{file.name} cannot be read ({error})"
         for name, expected in sums.items():
             try:
                 found = _sum(checkpoint / name)

@@ -7,16 +7,16 @@ use is None, and so no leaf: `state/skipped`, and `state/scaling/...`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.array import NamedArray, spec
+from meshdsl.array import NamedArray, Spec, spec
 from meshdsl.graph import Tensor
 from meshdsl.jit import jit
-from meshdsl.module import Module
+from meshdsl.module import Module, path_of
 from meshdsl.ops.random import KEY
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
@@ -92,3 +92,18 @@ def spec_of(create: Callable[[Tensor], Any]) -> Any:
     graph = jit(observed).trace(spec([KEY], "uint32"))
     assert structure is not None
     return jax.tree.unflatten(structure, [spec(t.shape, t.dtype) for t in graph.outputs])
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Returns the arrays or specs of a tree by their paths."""
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)[0]
+    return {path_of(keys): leaf for keys, leaf in keyed}
+
+
+def tree_like(like: Any, leaves: Sequence[Any]) -> Any:
+    """Returns a tree of other arrays, in the order of `by_path`."""
+    return jax.tree.unflatten(jax.tree.structure(like, is_leaf=_is_leaf), leaves)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, NamedArray | Spec)

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray, Spec
+from meshdsl.array import NamedArray
 from meshdsl.dtypes import is_float, short
-from meshdsl.module import path_of
 from meshdsl.training.processes import together
+from meshdsl.training.state import by_path, tree_like
 from meshdsl.training.weight_files import DIMS, SUFFIX, Stored, WeightFiles, shards, write
 
 SHARD = 5 * 10**9  # bytes, as Hugging Face splits them
@@ -58,10 +58,10 @@ def save_weights(
         ValueError: there is something already, it cannot be written, or numbers are out of the
             dtype's range.
     """
-    arrays = by_name(params)
+    arrays = by_path(params)
 
     def fetch(names: Sequence[str]) -> dict[str, np.ndarray]:
-        return {name: _on_host(arrays[name]) for name in names}
+        return {name: on_host(arrays[name]) for name in names}
 
     return write_weights(Path(out), arrays, fetch, dtype, max_shard_size, step)
 
@@ -124,7 +124,7 @@ class Weights:
 
     def check(self, like: Any) -> None:
         """Raises ValueError with everything that is not as in `like`; reads no numbers."""
-        wanted, found = by_name(like), self.files.tensors
+        wanted, found = by_path(like), self.files.tensors
         told = [f"{name}: missing" for name in wanted if name not in found]
         told += [
             f"{name}: not of the model (in {stored.file.name})"
@@ -144,13 +144,13 @@ class Weights:
     def load(self, like: Any, places: Sequence[Any] | None = None) -> Any:
         """Returns a tree as `like`; see `load_weights`."""
         self.check(like)
-        wanted = by_name(like)
+        wanted = by_path(like)
         where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
         leaves = [
             NamedArray(self._read(name, leaf, where[name]), leaf.dims)
             for name, leaf in wanted.items()
         ]
-        return jax.tree.unflatten(jax.tree.structure(like, is_leaf=_is_leaf), leaves)
+        return tree_like(like, leaves)
 
     def _read(self, name: str, leaf: Any, place: Any) -> Any:
         sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
@@ -168,17 +168,7 @@ class Weights:
         return jax.make_array_from_callback(sizes, place, block)
 
 
-def by_name(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree by their paths."""
-    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)[0]
-    return {path_of(keys): leaf for keys, leaf in keyed}
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, NamedArray | Spec)
-
-
-def _on_host(array: NamedArray) -> np.ndarray:
+def on_host(array: NamedArray) -> np.ndarray:
     """Returns an array without pads on the host, also if other processes hold a part of it."""
     data = array.unpadded()
     if not getattr(data, "is_fully_addressable", True):

@@ -105,7 +105,7 @@ def test_a_local_one_is_taken_where_it_is_the_latest(tmp_path):
         checkpoints.save(2, made(2))
         for step in (3, 4):
             checkpoints.save(step, made(step), local=True)
-    assert steps_in(tmp_path / "kept") == [2] and steps_in(tmp_path / "local") == [4]
+    assert steps_in(tmp_path / "kept") == [2] and steps_in(tmp_path / "local" / "process.0") == [4]
     with Checkpoints(tmp_path / "kept", local=tmp_path / "local") as checkpoints:
         found = checkpoints.restore(made())
         assert found.step == 4

@@ -160,9 +160,8 @@ def test_local_checkpoints_are_taken_up(tmp_path):
     whole = run()
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "work", failing(6), saving=saving)
-    assert steps_in(tmp_path / "work" / "checkpoints") == [4] and steps_in(tmp_path / "local") == [
-        6
-    ]
+    assert steps_in(tmp_path / "work" / "checkpoints") == [4]
+    assert steps_in(tmp_path / "local" / "process.0") == [6]
     second = run(tmp_path / "work", saving=saving)
     assert second.losses == whole.losses[6:]
 

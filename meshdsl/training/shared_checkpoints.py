@@ -1,0 +1,181 @@
+"""The checkpoints in a folder that all processes share, written by Orbax."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from meshdsl.training.processes import everywhere
+from meshdsl.training.seals import Damaged, Seals, damage
+
+
+class SharedFolder:
+    """The checkpoints in one folder, each in one of its own, named by its step."""
+
+    def __init__(self, path: Path, keep: int, keep_best: int) -> None:
+        import orbax.checkpoint as ocp
+        from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+        self.path = path.absolute()
+        best = BestN(
+            get_metric_fn=_eval_loss,
+            reverse=True,
+            n=keep_best,
+            keep_checkpoints_without_metrics=False,
+        )
+        kept = [LatestN(n=keep), *([best] if keep_best else [])]
+        options = ocp.CheckpointManagerOptions(preservation_policy=AnyPreservationPolicy(kept))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        except OSError as error:
+            raise ValueError(
+                f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another folder"
+            ) from error
+        self._seals = Seals(self.path)
+
+    def steps(self) -> Sequence[int]:
+        return list(self._manager.all_steps())
+
+    def save(
+        self, step: int, arrays: Mapping[str, Any], about: Any, eval_loss: float | None
+    ) -> None:
+        import orbax.checkpoint as ocp
+
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(nested(arrays)), about=ocp.args.JsonSave(about)
+        )
+        metrics = None if eval_loss is None else {"eval_loss": eval_loss}
+        self.wait()  # a checkpoint is sealed before it can be deleted for this one
+        with self._told():
+            self._manager.save(step, args=items, metrics=metrics, force=True)
+        self._seals.add(step)
+
+    def about(self, step: int) -> Any:
+        """Returns what stands beside the arrays of a checkpoint; all processes must ask.
+
+        Raises:
+            Damaged: in every process, if a file is not as it was written.
+        """
+        found, told = None, {}
+        try:
+            text = (self.path / str(step) / "about" / "metadata").read_text()
+            about = json.loads(text)
+            told = {key: about[key] for key in ("arrays", "position", "config")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = f"its description cannot be read ({error})"
+        found = found or damage(self.path / str(step))
+        if not everywhere(found is None):
+            raise Damaged(found or "another process has found a damaged file")
+        return told
+
+    def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+        import orbax.checkpoint as ocp
+
+        wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
+        restore = ocp.args.Composite(state=ocp.args.StandardRestore(nested(wanted)))
+        problem, tree = None, None
+        try:
+            tree = self._manager.restore(step, args=restore)["state"]
+        except Exception as error:  # Orbax's own, and those of its storage, are of many kinds
+            problem = str(error).splitlines()[0][:200]
+        if not everywhere(problem is None):
+            raise Damaged(problem or "another process could not read it")
+        return {path: _at(tree, path) for path in like}
+
+    def set_aside(self, step: int) -> Path:
+        """Renames a damaged checkpoint, so that another can be saved for its step."""
+        self._manager.wait_until_finished()
+        source = self.path / str(step)
+        target = self.path / f"damaged.{step}"
+        number = 1
+        while target.exists():
+            number += 1
+            target = self.path / f"damaged.{step}.{number}"
+        if jax.process_index() == 0:
+            source.rename(target)
+        everywhere(True)  # no process looks before it is done
+        self._manager.reload()
+        return target
+
+    def wait(self) -> None:
+        with self._told():
+            self._manager.wait_until_finished()
+        self._seals.wait()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tells what goes wrong with a disk, at once or behind the steps since, as one line."""
+        try:
+            yield
+        except Exception as error:
+            cause = system_error(error)
+            if cause is None:
+                raise
+            raise ValueError(
+                f"cannot save a checkpoint in {self.path}: {cause}. Those before it are complete"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None and jax.process_count() > 1:
+            return  # the others may be gone, who would be waited for
+        try:
+            self.wait()
+        finally:
+            self._seals.wait()
+            self._manager.close()
+
+
+_SYSTEM = {code: os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
+
+
+def system_error(error: BaseException | None) -> str | None:
+    """Returns what the system says of a failure, if it comes from there."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        for text in _SYSTEM.values():
+            if text in str(error):  # storage libraries tell it in words
+                return text
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _eval_loss(metrics: Any) -> float:
+    return float(metrics["eval_loss"])
+
+
+def _abstract(leaf: Any, place: Any) -> Any:
+    sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
+    if place is None:
+        return np.broadcast_to(np.zeros((), dtype), sizes)
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns leaves by path as dicts within dicts."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = leaf
+    return tree
+
+
+def _at(tree: Any, path: str) -> Any:
+    for name in path.split("/"):
+        tree = tree[name]
+    return tree

@@ -1,0 +1,105 @@
+"""Local checkpoints of several processes, whose disks need not be shared."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from meshdsl.training.checkpoints import CheckpointWarning
+from meshdsl.training.saving import Saving
+from tests.lowering.backends.tf.test_cluster import free_ports
+from tests.training.test_checkpoints import steps_in
+from tests.training.test_resume import run
+
+SMALL = {"mesh": "data:2", "layout": "batch:data; params/hidden:data"}
+
+
+@pytest.fixture
+def together():
+    """Returns what runs a job in several processes: what each told, and its errors."""
+    started = []
+
+    def job(count, *runs, devices=1, own=None):
+        (port,) = free_ports(1)
+        here = []
+        for index in range(count):
+            mine = [{**options, **(own or {}).get(index, {})} for options in runs]
+            told = {"coordinator": f"localhost:{port}", "count": count, "index": index}
+            text = json.dumps({**told, "devices": devices, "runs": mine})
+            here.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.training.saving_job", text],
+                    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        started.extend(here)
+        found = []
+        for process in here:
+            out, errors = process.communicate(timeout=300)
+            told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+            found.append((told, errors))
+        return found
+
+    yield job
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
+    """Killed, they go on from the last that both have; with a disk lost, from the shared one."""
+    whole = run(steps=12).losses
+    disks = [tmp_path / f"disk{index}" for index in range(2)]
+    own = {
+        index: {"saving": {"every": 4, "local": str(disk), "local_every": 1}}
+        for index, disk in enumerate(disks)
+    }
+    work = tmp_path / "work"
+    job = {"workdir": str(work), "steps": 12, **SMALL}
+    assert [out for out, _ in together(2, {**job, **killed(work, 7, 4)}, own=own)] == [[], []]
+    common = both_have(disks)
+    assert common in (6, 7) and steps_in(work / "checkpoints") == [4]
+    copy = shutil.copytree(tmp_path, tmp_path / "copy")
+    with pytest.warns(
+        CheckpointWarning, match=r"process.0/. is not used: it was saved with anothe"
+    ):
+        saving = Saving(every=4, local=copy / "disk0", local_every=1)
+        assert run(copy / "work", steps=8, saving=saving).losses == pytest.approx(whole[4:8], 2e-5)
+
+    assert [out for out, _ in together(2, {**job, **killed(work, 11, 8)}, own=own)] == [[], []]
+    assert begun(work) == [0, common] and both_have(disks) in (10, 11)
+    assert steps_in(work / "checkpoints") == [4, 8]
+
+    shutil.rmtree(disks[1])
+    (first, errors), (second, _) = together(2, job, own=own)
+    assert first == second and first[0]["step"] == 12
+    lost = "is not used: process 1 in {}/process.1 has none"
+    assert lost.format(disks[1]) in errors
+    assert begun(work) == [0, common, 8]
+    np.testing.assert_allclose(first[0]["losses"], whole[8:], atol=2e-5)
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    np.testing.assert_allclose([line["loss"] for line in lines], whole, atol=2e-5)
+
+
+def killed(workdir, after, saved):
+    """Returns the options of a run that is killed after a step, once a checkpoint is there."""
+    return {"killed_at": after, "once": str(workdir / "checkpoints" / str(saved))}
+
+
+def both_have(disks):
+    """Returns the last step that both processes have saved."""
+    parts = [steps_in(disk / f"process.{index}") for index, disk in enumerate(disks)]
+    return max(set(parts[0]) & set(parts[1]))
+
+
+def begun(workdir):
+    """Returns the steps from which a run has gone on."""
+    return sorted(int(file.name.split(".")[1]) for file in (workdir / "tensorboard").iterdir())
