@@ -1,4 +1,4 @@
-"""Local checkpoints of several processes, whose disks need not be shared."""
+"""What one process has saved two take up, and the other way; local disks need not be shared."""
 
 import json
 import os
@@ -12,9 +12,13 @@ import pytest
 from meshdsl.training.checkpoints import CheckpointWarning
 from meshdsl.training.saving import Saving
 from tests.lowering.backends.tf.test_cluster import free_ports
+from tests.training import classifier
+from tests.training.saving_job import checksums
 from tests.training.test_checkpoints import steps_in
 from tests.training.test_resume import run
 
+FSDP = {"mesh": "data:8", "layout": "batch:data; params/pixel:data; optimizer/pixel:data"}
+TENSOR = {"mesh": "data:2,model:4", "layout": classifier.LAYOUT}
 SMALL = {"mesh": "data:2", "layout": "batch:data; params/hidden:data"}
 
 
@@ -51,6 +55,31 @@ def together():
     for process in started:
         process.kill()
         process.communicate()
+
+
+def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
+    """Parameters and optimizer state are the same to the bit, and the losses those of no stop."""
+    whole = run(steps=9).losses
+    alone = run(tmp_path / "a", backend="jax", steps=3, saving=Saving(), **FSDP)
+    work = {"workdir": str(tmp_path / "a")}
+    runs = [{**work, **FSDP, "steps": 3}, {**work, **FSDP, "steps": 6}]
+    (first, errors), (second, _) = together(
+        2, *runs, {**work, **TENSOR, "steps": 6, "save_weights": str(tmp_path / "w")}, devices=4
+    )
+    assert len(first) == 3, errors
+    assert first == second
+    there, on, other = first
+    assert (there["step"], there["losses"]) == (3, [])
+    assert there["state"] == checksums(alone.state)
+    np.testing.assert_allclose(on["losses"], whole[3:6], atol=2e-5)
+    assert (other["losses"], other["state"]) == ([], on["state"])
+    again = run(tmp_path / "a", backend="jax", steps=6, saving=Saving(), **TENSOR)
+    assert checksums(again.state) == on["state"]
+    last = run(tmp_path / "a", backend="jax", steps=9, saving=Saving(), **FSDP)
+    np.testing.assert_allclose(last.losses, whole[6:], atol=2e-5)
+    from_weights = run(init_from=tmp_path / "w", steps=1)
+    expected = run(init_from=tmp_path / "w", steps=1, backend="jax", **TENSOR)
+    np.testing.assert_allclose(from_weights.losses, expected.losses, atol=2e-5)
 
 
 def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
