@@ -19,7 +19,7 @@ Region = tuple[tuple[int, int], ...]  # from where to where, in each dim
 def blocks_of(
     arrays: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, list[Region]]]:
-    """Returns copies of the blocks that this process holds by name, and their regions by path."""
+    """Returns the blocks that this process holds, by name, and their regions by path."""
     held: dict[str, dict[Region, Any]] = {}
     for path, array in arrays.items():
         if isinstance(array, jax.Array):
@@ -31,17 +31,19 @@ def blocks_of(
         if isinstance(data, jax.Array):
             data.copy_to_host_async()  # all at once
     blocks = {
-        _name(path, number): _copy(data)
+        _name(path, number): _held(data)
         for path, each in held.items()
         for number, data in enumerate(each.values())
     }
     return blocks, {path: list(each) for path, each in held.items()}
 
 
-def _copy(data: Any) -> np.ndarray:
-    """Returns data on the host, which the devices' next steps do not write over."""
-    away = isinstance(data, jax.Array) and all(d.platform != "cpu" for d in data.devices())
-    return np.asarray(data, order="C") if away else np.array(data, order="C")
+def _held(data: Any) -> np.ndarray:
+    """Returns data on the host as it is, whatever comes after.
+
+    Of devices that are the host it is a view, which JAX gives no donated call to write over.
+    """
+    return np.asarray(data, order="C") if isinstance(data, jax.Array) else np.array(data, order="C")
 
 
 def _name(path: str, number: int) -> str:

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.training.checkpoints import Checkpoints, CheckpointWarning
 from tests.training.test_checkpoints import (
     LAYOUTS,
@@ -37,8 +38,8 @@ def test_state_goes_from_any_mesh_to_any_other(number, tmp_path):
         assert_same(checkpoints.restore(state).state, state)
 
 
-def test_what_is_copied_is_not_what_comes_after(tmp_path):
-    """The next step may write over its arguments while they are being saved."""
+def test_what_is_saved_is_not_what_comes_after(tmp_path):
+    """Arrays that are written over, or given to a donating step, while they are being saved."""
     state = made()
     array = np.asarray(state.params["w"])
     before = array.copy()
@@ -46,6 +47,24 @@ def test_what_is_copied_is_not_what_comes_after(tmp_path):
         checkpoints.save(1, state, local=True)
         array[...] = 0
         assert np.array_equal(checkpoints.restore(state).state.params["w"], before)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("layout", ["rows:data", ""])
+def test_a_donating_step_does_not_change_what_is_being_saved(local, layout, tmp_path):
+    start = np.arange(2**21, dtype=np.float32).reshape(8, -1)
+
+    def halved(state):
+        return {"state": {"w": state["w"] * 0.5 + 1.0}}
+
+    step = md.jit(halved, "data:8", layout, donate="state")
+    state = step({"w": md.named(start, ["rows", "columns"])})["state"]
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(1, state, local=local)
+        for _ in range(5):
+            state = step(state)["state"]
+        found = checkpoints.restore({"w": md.spec(state["w"].dims)})
+    assert np.array_equal(found.state["w"], start * 0.5 + 1.0)
 
 
 def part(path, step):
