@@ -69,7 +69,7 @@ def save_weights(
 def write_weights(
     out: Path,
     specs: Mapping[str, Any],
-    fetch: Callable[[Sequence[str]], Mapping[str, np.ndarray]],
+    fetch: Callable[[Sequence[str]], dict[str, np.ndarray]],
     dtype: Any = None,
     max_shard_size: int = SHARD,
     step: int | None = None,
@@ -83,17 +83,22 @@ def write_weights(
     told = {"format": "np", "meshdsl_version": version("meshdsl")}
     told |= {} if step is None else {"step": str(step)}
 
+    waiting: list[Sequence[str]] = list(groups)
+
     def converted(names: Sequence[str]) -> dict[str, np.ndarray]:
+        waiting.remove(names)
         return _rounded(fetch(names), dtypes)
 
     def metadata(names: Sequence[str]) -> dict[str, str]:
         return {**told, DIMS: json.dumps({name: list(specs[name].dims.names) for name in names})}
 
     with together():
-        if jax.process_index() == 0:
-            return write(out, groups, converted, metadata)
-        for group in groups:
-            fetch(group)  # the first process has a part of it from here
+        try:
+            if jax.process_index() == 0:
+                return write(out, groups, converted, metadata)
+        finally:  # processes that hold a part of an array fetch it together, whatever happens
+            for group in waiting if jax.process_count() > 1 else ():
+                fetch(group)
     return []
 
 
@@ -183,15 +188,16 @@ def _written(dtype: np.dtype, wanted: np.dtype | None) -> np.dtype:
 
 
 def _rounded(
-    arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, np.dtype]
+    arrays: dict[str, np.ndarray], dtypes: Mapping[str, np.dtype]
 ) -> dict[str, np.ndarray]:
-    """Returns arrays in their dtypes.
+    """Returns arrays in their dtypes; takes them out of `arrays`, so that none is held twice.
 
     Raises:
         ValueError: finite numbers of some are out of the range; all of these are told.
     """
     found, problems = {}, []
-    for name, array in arrays.items():
+    for name in list(arrays):
+        array = arrays.pop(name)
         with np.errstate(over="ignore"):
             found[name] = array.astype(dtypes[name], copy=False)
         if found[name].dtype != array.dtype:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import jax
@@ -53,6 +53,9 @@ def done(options):
     )
     if out is not None:
         save_weights(out, result.state.params)
+        with suppress(ValueError):  # in every process
+            save_weights(out, result.state.params)
+            raise AssertionError("it has been written over")
         assert checksums(load_weights(out, result.state.params)) == checksums(result.state.params)
     return {"losses": result.losses, "step": result.step, "state": checksums(result.state)}
 

@@ -140,6 +140,8 @@ def test_losses_are_those_of_one_process(count, mesh, start, text, tmp_path):
         f"--host_devices={4 // count}",
         "--steps=6",
         "--checkpoint_every=4",
+        "--local_every=2",
+        own={n: [f"--local_checkpoints={tmp_path}/disk{n}"] for n in range(count)},
     )
     told = [ended(process) for process in processes]
     assert [code for code, _, _ in told] == [0] * count, told
@@ -148,6 +150,8 @@ def test_losses_are_those_of_one_process(count, mesh, start, text, tmp_path):
     expected = alone(text, tmp_path / "alone", 6)
     found = losses(work)
     assert list(found) == list(expected)
+    for n in range(count):
+        assert (tmp_path / f"disk{n}" / f"process.{n}" / "2" / f"seal.{n}.json").exists()
     np.testing.assert_allclose([*found.values()], [*expected.values()], atol=2e-5)
 
 
