@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tests.lowering.backends.tf.test_cluster import free_ports
 from tests.training import classifier
 from tests.training.saving_job import checksums
 from tests.training.test_checkpoints import steps_in
+from tests.training.test_processes import wait_for
 from tests.training.test_resume import run
 
 FSDP = {"mesh": "data:8", "layout": "batch:data; params/pixel:data; optimizer/pixel:data"}
@@ -23,8 +26,8 @@ SMALL = {"mesh": "data:2", "layout": "batch:data; params/hidden:data"}
 
 
 @pytest.fixture
-def together():
-    """Returns what runs a job in several processes: what each told, and its errors."""
+def start():
+    """Returns what starts a job in several processes, none of which outlive the test."""
     started = []
 
     def job(count, *runs, devices=1, own=None):
@@ -44,17 +47,27 @@ def together():
                 )
             )
         started.extend(here)
-        found = []
-        for process in here:
-            out, errors = process.communicate(timeout=300)
-            told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-            found.append((told, errors))
-        return found
+        return here
 
     yield job
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def together(start):
+    """Returns what runs a job in several processes: what each told, and its errors."""
+
+    def job(count, *runs, **how):
+        found = []
+        for process in start(count, *runs, **how):
+            out, errors = process.communicate(timeout=300)
+            told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+            found.append((told, errors))
+        return found
+
+    return job
 
 
 def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
@@ -84,11 +97,7 @@ def test_two_processes_go_on_from_one_and_one_from_two(together, tmp_path):
 def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     """Killed, they go on from the last that both have; with a disk lost, from the shared one."""
     whole = run(steps=12).losses
-    disks = [tmp_path / f"disk{index}" for index in range(2)]
-    own = {
-        index: {"saving": {"every": 4, "local": str(disk), "local_every": 1}}
-        for index, disk in enumerate(disks)
-    }
+    disks, own = disks_of_their_own(tmp_path, 4)
     work = tmp_path / "work"
     job = {"workdir": str(work), "steps": 12, **SMALL}
     assert [out for out, _ in together(2, {**job, **killed(work, 7, 4)}, own=own)] == [[], []]
@@ -112,9 +121,47 @@ def test_each_process_saves_on_a_disk_of_its_own(together, tmp_path):
     assert lost.format(disks[1]) in errors
     assert begun(work) == [0, common, 8]
     np.testing.assert_allclose(first[0]["losses"], whole[8:], atol=2e-5)
-    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 13))
-    np.testing.assert_allclose([line["loss"] for line in lines], whole, atol=2e-5)
+    found = losses(work)
+    assert list(found) == list(range(1, 13))
+    np.testing.assert_allclose([*found.values()], whole, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_both_have_a_checkpoint_of_the_last_steps(start, tmp_path):
+    """10 times; without local ones they would begin again each time, for none is persistent."""
+    disks, own = disks_of_their_own(tmp_path, 100_000)
+    work, rng, reached = tmp_path / "work", random.Random(0), 0
+    for _ in range(10):
+        processes = start(2, {"workdir": str(work), "steps": 100_000, **SMALL}, own=own)
+        wait_for(lambda reached=reached: max(losses(work), default=0) > reached + 5, 300)
+        time.sleep(rng.random())
+        for process in rng.sample(processes, 2):
+            process.kill()
+            time.sleep(0.05 * rng.random())
+        for process in processes:
+            process.wait()
+        reached = max(losses(work))
+        assert both_have(disks) >= reached - 2
+    found = losses(work)
+    assert list(found) == list(range(1, reached + 1))
+    assert len(set(begun(work))) == 10
+    np.testing.assert_allclose([*found.values()], run(steps=reached).losses, atol=2e-5)
+
+
+def disks_of_their_own(folder, every):
+    """Returns the disks of two processes, and the options with which each saves on its own."""
+    disks = [folder / f"disk{index}" for index in range(2)]
+    return disks, {
+        index: {"saving": {"every": every, "local": str(disk), "local_every": 1}}
+        for index, disk in enumerate(disks)
+    }
+
+
+def losses(workdir):
+    """Returns the losses that a run has told so far, by step."""
+    file = workdir / "metrics.jsonl"
+    lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+    return {line["step"]: line["loss"] for line in map(json.loads, lines)}
 
 
 def killed(workdir, after, saved):
