@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import signal
 import sys
 import warnings
@@ -21,7 +20,6 @@ from meshdsl.dims import did_you_mean
 
 FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
-_STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
@@ -81,17 +79,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if values.debug:
             raise
-        runtime = _STATUS.match(str(error))  # JAX raises some of what fails on devices as such
-        if runtime and (gone := _gone_processes()):
-            return _fail(command, gone, code=FAILED)
         return _fail(command, str(error))
     except RuntimeError as error:
         from meshdsl.lowering.backends import DeviceError
+        from meshdsl.training.processes import Deserted
 
-        if isinstance(error, DeviceError) and not values.debug:
+        if isinstance(error, DeviceError | Deserted) and not values.debug:
             return _fail(command, str(error), code=FAILED)
-        if gone := _gone_processes():
-            return _fail(command, gone, code=FAILED)
         if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
             raise
         return _fail(
@@ -107,18 +101,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _gone_processes() -> str:
-    """Returns what to tell if other processes of the job are not there any more, else nothing."""
-    import jax
-
-    if not jax.distributed.is_initialized():
-        return ""
-    from meshdsl.training.processes import job, told_gone
-
-    gone = job().gone()
-    return told_gone(gone) if gone else ""
 
 
 @contextmanager

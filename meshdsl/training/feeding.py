@@ -11,8 +11,11 @@ What a run feeds from is an iterable of batches. It may have more, and then more
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +29,7 @@ from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.rows import Rows
 
 Batch = Mapping[str, Any]
+_BYTES = "bytes"  # the key of a position that is bytes
 
 
 class Feed:
@@ -56,6 +60,7 @@ class Feed:
         batch_dim: str = "batch",
     ) -> None:
         self._source = iter(batches)
+        self._given: int | None = None  # the size its batches had, once it is asked for others
         self._dims, self._at_once = _of_any_size(dims, batch_dim), at_once
         self._ramp, self._batch_dim = ramp, batch_dim
         self._held: dict[str, NamedArray] | None = None
@@ -94,7 +99,7 @@ class Feed:
     def position(self) -> Any:
         """Returns where the data has come to; None if it cannot tell."""
         tell = _method(self._source, "state", "get_state")
-        place = None if tell is None else tell()
+        place = _as_json(None if tell is None else tell())
         return place if self._ramp is None else {"seen": self.seen, "data": place}
 
     def seek(self, step: int, position: Any) -> None:
@@ -110,13 +115,18 @@ class Feed:
             seen, position = position["seen"], position["data"]
         if position is not None and go is not None:
             self._held = None
-            go(position)
+            go(_from_json(position))
             if self._ramp is not None and self.full is not None:
                 self.seen = step * self.full if seen is None else seen
             return
         for done in range(0, step, self._at_once):
             if next(self, None) is None:
                 raise ValueError(f"the data ended after {done} steps, and the run was at {step}")
+
+    def close(self) -> None:
+        """Gives the data back with batches of the size that it had, of which it reads all rows."""
+        if self._given is not None:
+            _method(self._source, "resize")(self._given)
 
     def __iter__(self) -> Iterator[dict[str, NamedArray]]:
         return self
@@ -145,8 +155,10 @@ class Feed:
         """Asks the data for the next size, and for what this process has to read of it."""
         size = self.size
         if size is not None or rows is not None:
-            size = _size_of(self._source) if size is None else size
-            _method(self._source, "resize")(size, None if rows is None else rows.read)
+            had = _size_of(self._source)
+            self._given = had if self._given is None else self._given
+            read = None if rows is None else rows.read
+            _method(self._source, "resize")(had if size is None else size, read)
 
     def _peek(self) -> dict[str, Spec]:
         """Returns dims and dtypes of the first batches, which are held if they had to be read."""
@@ -198,13 +210,19 @@ class Named:
             return specs_of(batch)
         raise ValueError(f"{self.role}: there is no batch")
 
-    def reading(self, rows: Rows | None) -> Named:
-        """Returns these batches, of which this process reads some rows only, if it can."""
+    @contextmanager
+    def reading(self, rows: Rows | None) -> Iterator[Named]:
+        """Gives these batches, of which this process reads some rows only, if it can."""
         resize = _method(self.batches, "resize")
         if rows is None or resize is None:
-            return self
-        resize(_size_of(self.batches), rows.read)
-        return replace(self, rows=rows)
+            yield self
+            return
+        size = _size_of(self.batches)
+        resize(size, rows.read)
+        try:
+            yield replace(self, rows=rows)
+        finally:
+            resize(size)
 
 
 def _of_any_size(
@@ -215,6 +233,29 @@ def _of_any_size(
         name: [batch_dim if getattr(d, "name", d) == batch_dim else d for d in as_list(each)]
         for name, each in (dims or {}).items()
     }
+
+
+def _as_json(place: Any) -> Any:
+    """Returns a position as JSON has it: grain's are bytes, some of them.
+
+    Raises:
+        ValueError: JSON has no such thing.
+    """
+    if isinstance(place, bytes):
+        return {_BYTES: base64.b64encode(place).decode()}
+    try:
+        json.dumps(place)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"batches: their state, {type(place).__name__}, cannot be stored as JSON: {error}"
+        ) from None
+    return place
+
+
+def _from_json(place: Any) -> Any:
+    if isinstance(place, Mapping) and {*place} == {_BYTES}:
+        return base64.b64decode(place[_BYTES])
+    return place
 
 
 def specs_of(batch: Mapping[str, NamedArray]) -> dict[str, Spec]:

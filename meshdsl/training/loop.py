@@ -181,18 +181,23 @@ def train(
     if init_from is not None and not (saving and workdir and begun_in(workdir)):
         weights = checked_weights(init_from, programs.state.params)
     with ExitStack() as stack:
+        signals = stack.enter_context(ExitStack())  # they are listened to until all is saved
         folder = workdir if first else None
         if folder is not None:
             stack.enter_context(held(folder))
+        stack.callback(feed.close)
         for which in (feed.full, *held_out):
             programs.compiled(which)
         checkpoints, found = None, None
         if saving is not None and workdir is not None:
+            feed.position()  # which has to be something to store
             checkpoints = stack.enter_context(saving.open(workdir))
             found = saving.find(checkpoints, programs.state, programs.places(feed.full))
+        evaluated = True
         if found is not None:
-            state = found.state
-            feed.seek(found.step, found.position)
+            state, evaluated = found.state, found.position["evaluated"]
+            _check_goes_on(found.step, steps_per_call)
+            feed.seek(found.step, found.position["feed"])
         elif weights is not None:
             state = state_of_weights(weights, recipe, place, programs)
         else:
@@ -208,8 +213,12 @@ def train(
             programs=programs,
             state=state,
             feed=feed,
-            held_out={n: data.reading(programs.rows(n)) for n, data in held_out.items()},
+            held_out={
+                name: stack.enter_context(data.reading(programs.rows(name)))
+                for name, data in held_out.items()
+            },
             begun=begun,
+            evaluated=evaluated or not held_out,
             steps=steps,
             at_once=steps_per_call,
             log_every=log_every,
@@ -224,8 +233,10 @@ def train(
             checkpoints=checkpoints,
             sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
         )
+        signals.enter_context(stops.listening())
         run.run()
-    stops.check(run.done, steps)
+    if run.interrupted:
+        stops.check(run.done, steps)
     return TrainResult(run.state, run.losses, run.history, run.done)
 
 
@@ -264,6 +275,15 @@ def _check(
     _check_at_least_one(steps_per_call=steps_per_call, **numbers, **every)
     counted = {name: numbers[name] for name in ("steps", "log_every", "eval_every")}
     _check_multiples(steps_per_call, **counted, **every)
+
+
+def _check_goes_on(begun: int, steps_per_call: int) -> None:
+    """Raises ValueError if calls of so many steps do not lead on from a checkpoint."""
+    if begun % steps_per_call:
+        raise ValueError(
+            f"the run goes on from step {begun}, which calls of {steps_per_call} steps do not lead "
+            "to: take a number for steps_per_call that divides it (1 does)"
+        )
 
 
 def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:

@@ -1,7 +1,7 @@
 """The processes of a job on JAX: they join, agree on what they run, and tell who is gone.
 
 JAX's own runtime connects them; each then listens on a port of its own, so that the others can see
-whether it is still there. Ports answer without being served.
+whether it is still there.
 
 Guarantees:
     When a process has died, the others end within a minute, whatever they wait for, and name it.
@@ -9,17 +9,20 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import re
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -33,6 +36,8 @@ _MISSES = 3  # looks in a row in which one that is gone is not there
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds in which the others are waited for at the end
 _LEFT = threading.Event()
+# How messages of JAX's runtime begin.
+_STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 FAILED = 1  # the exit code of a process that others have left alone
 AUTOMATIC = "auto"
 
@@ -65,23 +70,42 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
     threading.Thread(target=_watch, args=(job(),), daemon=True).start()
 
 
+class Deserted(RuntimeError):
+    """Other processes of the job have ended, and this one cannot go on without them."""
+
+
 @contextmanager
 def joined(
     coordinator: str = AUTOMATIC, processes: int | None = None, index: int | None = None
 ) -> Iterator[None]:
     """Runs its block as one of the processes of a job: `with joined(): train(...)`.
 
-    Arguments and errors are those of `join`. At the end all wait for each other; one that fails
-    does not wait, and the others are told of it as soon as they miss it.
+    At the end all wait for each other. One that fails does not wait, and the others are told of it
+    as soon as they miss it.
+
+    Arguments and errors are those of `join`.
+
+    Raises:
+        Deserted: what has failed here is that others are gone; they are named.
     """
     join(coordinator, processes, index)
     try:
         yield
         everywhere(True)
-    except BaseException:
+    except BaseException as error:
+        gone = job().gone() if _of_devices(error) else []
         _part(_GRACE)
+        if gone:
+            raise Deserted(told_gone(gone)) from error
         raise
     _part(_PARTING)
+
+
+def _of_devices(error: BaseException) -> bool:
+    """Whether an error is one of JAX's runtime, which raises some of its own as ValueErrors."""
+    if isinstance(error, ValueError):
+        return _STATUS.match(str(error)) is not None
+    return isinstance(error, RuntimeError)
 
 
 def _part(seconds: float) -> None:
@@ -92,7 +116,7 @@ def _part(seconds: float) -> None:
             time.sleep(0.05)
     _LEFT.set()
     jax.distributed.shutdown()
-    job().listening.close()
+    job().close()
 
 
 def everywhere(true: bool) -> bool:
@@ -175,28 +199,47 @@ class Job:
     """The processes of a job.
 
     Attributes:
-        addresses: where each of them listens, (host, port).
+        hosts: by which names or addresses the host of each may be reached.
+        ports: on which port of it each listens.
         listening: the socket of this one, which is open as long as the process lives.
+        watched: the processes that this one looks after, since they answer it.
     """
 
-    addresses: tuple[tuple[str, int], ...]
+    hosts: tuple[tuple[str, ...], ...]
+    ports: tuple[int, ...]
     listening: socket.socket
+    watched: tuple[int, ...] = ()
 
     def gone(self) -> list[str]:
         """Returns the processes that are not there any more, as they are to be told."""
-        others = [n for n in range(len(self.addresses)) if n != jax.process_index()]
-        return [f"process {n} on {self.addresses[n][0]}" for n in self.absent(others)]
+        return [f"process {n} on {self.hosts[n][-1]}" for n in self.absent(self.watched)]
 
     def absent(self, numbers: Sequence[int]) -> list[int]:
         """Returns those of some processes that do not answer."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            there = pool.map(_listens, [self.addresses[n] for n in numbers])
+            there = pool.map(self._answers, numbers)
             return [number for number, alive in zip(numbers, there, strict=True) if not alive]
 
-    def watched(self) -> list[int]:
-        """Returns the processes that this one looks after: those 1, 2, 4, 8 ... places on."""
-        count, own = len(self.addresses), jax.process_index()
-        return sorted({(own + 2**n) % count for n in range(count.bit_length())} - {own})
+    def _answers(self, number: int) -> bool:
+        return any(_listens((host, self.ports[number])) for host in self.hosts[number])
+
+    def neighbours(self) -> list[int]:
+        """Returns the processes to look after: of many, those 1, 2, 4, 8 ... places on."""
+        count, own = len(self.ports), jax.process_index()
+        steps = range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
+        return sorted({(own + step) % count for step in steps} - {own})
+
+    def answer(self) -> None:
+        """Answers those who look whether this process is there, until it is closed."""
+        with contextlib.suppress(OSError):
+            while True:
+                self.listening.accept()[0].close()
+
+    def close(self) -> None:
+        """Answers no more."""
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that answers
+        self.listening.close()
 
 
 @functools.cache
@@ -204,10 +247,33 @@ def job() -> Job:
     """Returns the processes of the job; all of them must ask, the first time."""
     own = socket.socket()
     own.bind(("", 0))
-    own.listen(4096)
-    address = [socket.gethostname(), own.getsockname()[1]]
-    found = [json.loads(text) for text in gathered(json.dumps(address))]
-    return Job(tuple((str(host), int(port)) for host, port in found), own)
+    own.listen()
+    told = [_address(), socket.gethostname()], own.getsockname()[1]
+    found = [json.loads(text) for text in gathered(json.dumps(told))]
+    hosts = tuple(tuple(filter(None, names)) for names, _ in found)
+    made = Job(hosts, tuple(int(port) for _, port in found), own)
+    threading.Thread(target=made.answer, daemon=True).start()
+    everywhere(True)  # all of them answer
+    neighbours = made.neighbours()
+    silent = made.absent(neighbours)
+    if silent:
+        listed = ", ".join(f"{n} on {hosts[n][-1]}" for n in silent)
+        warnings.warn(
+            f"processes that this one cannot reach on ports of their own: {listed}. If one of them "
+            f"dies, only JAX's runtime tells, after {_HEARTBEAT} s and without its name",
+            stacklevel=2,
+        )
+    return replace(made, watched=tuple(n for n in neighbours if n not in silent))
+
+
+def _address() -> str:
+    """Returns the address of this host in the network that most others are in, if there is one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # kept for examples (RFC 5737); nothing is sent
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def told_gone(gone: Sequence[str]) -> str:
@@ -222,7 +288,7 @@ def _watch(job: Job) -> None:
     """Ends this process once another has died, if it does not end by itself."""
     misses = 0
     while not _LEFT.wait(_EVERY):
-        misses = misses + 1 if job.absent(job.watched()) else 0
+        misses = misses + 1 if job.absent(job.watched) else 0
         if misses >= _MISSES and not _LEFT.wait(_GRACE):
             os.write(2, f"meshdsl train: {told_gone(job.gone())}\n".encode())
             os._exit(FAILED)

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 from meshdsl.array import NamedArray
+from meshdsl.training.agreement import Agreement
 from meshdsl.training.checkpoints import Checkpoints
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.meters import Meters
 from meshdsl.training.nonfinite import Watch
-from meshdsl.training.processes import everywhere
 from meshdsl.training.profiling import Profiler
 from meshdsl.training.programs import Programs
 from meshdsl.training.saving import Saving
@@ -39,7 +39,10 @@ class Run:
     Attributes:
         held_out: what evaluations go through: `eval`, and `test` after the last step.
         begun: how many steps earlier runs have taken.
+        evaluated: whether evaluations have followed the last of them, if it is the last of all.
         done: how many have been taken.
+        interrupted: whether a signal ends the run, in any of its processes.
+        failure: why metrics could not be written.
     """
 
     programs: Programs
@@ -47,6 +50,7 @@ class Run:
     feed: Feed
     held_out: Mapping[str, Named]
     begun: int
+    evaluated: bool
     steps: int
     at_once: int
     log_every: int
@@ -61,27 +65,43 @@ class Run:
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     done: int = 0
+    interrupted: bool = False
+    failure: ValueError | None = None
 
     def run(self) -> None:
-        """Takes the steps that are left, as far as nothing ends the run."""
+        """Takes the steps that are left, as far as nothing ends the run.
+
+        Raises:
+            ValueError: the data ends early, a step was not finite and stops the run, or what it
+                reports cannot be written; the state is saved.
+        """
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
+        agreement = Agreement(self.begun)
         pending = _Pending(time.perf_counter())
-        with self.stops.listening():
-            for number in range(self.begun + self.at_once, self.steps + 1, self.at_once):
-                self._step(number, pending)
-                reports = number % self.log_every == 0 or number == self.steps
-                stops = self._stops(number, reports)
-                last = number == self.steps or stops
-                due = number == self.steps or number % self.eval_every == 0
-                evaluates = due and not stops
-                eval_loss = None
-                if last or evaluates or reports:
-                    eval_loss = self._report(number, pending, evaluates)
-                    pending = _Pending(time.perf_counter())
-                self._save(number, eval_loss, last)
-                if stops:
-                    break
+        if self.begun >= self.steps and not self.evaluated:
+            self._tell(self.begun, self._evaluate("eval") | self._evaluate("test"))
+        for number in self._numbers():
+            self._step(number, pending)
+            stops = self._stops(number, agreement)
+            last = number == self.steps or stops
+            due = number == self.steps or number % self.eval_every == 0
+            evaluates = due and not self.interrupted
+            eval_loss = None
+            if last or evaluates or number % self.log_every == 0:
+                eval_loss = self._report(number, pending, evaluates)
+                pending = _Pending(time.perf_counter())
+            self._save(number, eval_loss, last, evaluates and not self.interrupted)
+            if stops:
+                break
+        if self.failure is not None:
+            raise self.failure
+
+    def _numbers(self) -> range:
+        """Returns the numbers of the last steps of the calls to take."""
+        at_step = self.stops.at_step
+        ended = at_step is not None and self.begun >= at_step
+        return range(self.begun + self.at_once, 0 if ended else self.steps + 1, self.at_once)
 
     def _step(self, number: int, pending: _Pending) -> None:
         """Takes the steps of one call, `number` the last of them.
@@ -93,6 +113,8 @@ class Run:
         batch = next(self.feed, None)
         if batch is None:
             self._report(self.done, pending)
+            if self.done > self.begun:
+                self._save(self.done, None, last=True)
             raise ValueError(
                 f"the data ended after {self.done} of {self.steps} steps; give batches "
                 "without end (itertools.cycle repeats a list), or fewer steps"
@@ -108,27 +130,38 @@ class Run:
             jax.block_until_ready(metrics["loss"].data)
             self.profiler.close()
 
-    def _stops(self, number: int, reports: bool) -> bool:
-        """Whether the run ends after a step; several processes agree on it where they report."""
-        due = self.stops.signalled if number == self.steps else self.stops.due(number)
-        if jax.process_count() == 1:
-            return due
-        return reports and not everywhere(not due)
+    def _stops(self, number: int, agreement: Agreement) -> bool:
+        """Whether the run ends after a step, before it has taken all; the processes agree on it."""
+        at_step = self.stops.at_step is not None and number >= self.stops.at_step
+        last = number == self.steps
+        if not (at_step or last or agreement.due(number)):
+            return False
+        ends = self.stops.due(number) or self.failure is not None
+        ends, signal = agreement.settle(number, ends, self.stops.signal)
+        self.interrupted = signal is not None
+        self.stops.signal = signal
+        return ends and (not last or self.interrupted)
 
-    def _save(self, number: int, eval_loss: float | None, last: bool) -> None:
+    def _save(
+        self, number: int, eval_loss: float | None, last: bool, evaluated: bool = False
+    ) -> None:
         """Saves the state after a step, if it is to be."""
         if self.saving is None or self.checkpoints is None:
             return
+        position = {"feed": self.feed.position(), "evaluated": evaluated}
         if last or self.saving.due(number):
-            self.checkpoints.save(number, self.state, self.feed.position(), eval_loss)
+            self.checkpoints.save(number, self.state, position, eval_loss)
         elif self.saving.due_locally(number):
-            self.checkpoints.save(number, self.state, self.feed.position(), local=True)
+            self.checkpoints.save(number, self.state, position, local=True)
 
     def _report(self, number: int, pending: _Pending, evaluates: bool = False) -> float | None:
         """Fetches what the steps since the last report returned, and passes it on.
 
         Returns:
             The loss of the held-out batches, if they were gone through.
+
+        Raises:
+            ValueError: a step was not finite, and stops the run.
         """
         if not pending.metrics:
             return None
@@ -144,11 +177,22 @@ class Run:
         if evaluates:
             line |= self._evaluate("eval")
             line |= self._evaluate("test") if number == self.steps else {}
-        self.history.append({"step": number, **line})
-        for sink in self.sinks:
-            sink(number, line)
-        self.watch.look(number - len(losses) + 1, losses, firsts)
+        self._tell(number, line)
+        try:
+            self.watch.look(number - len(losses) + 1, losses, firsts)
+        except ValueError:
+            self._save(number, None, last=True)
+            raise
         return line.get("eval_loss")
+
+    def _tell(self, number: int, line: dict[str, float]) -> None:
+        """Passes metrics on; where they cannot be written, the run ends as soon as all agree."""
+        self.history.append({"step": number, **line})
+        for sink in self.sinks if self.failure is None else ():
+            try:
+                sink(number, line)
+            except ValueError as error:
+                self.failure = error
 
     def _evaluate(self, name: str) -> dict[str, float]:
         """Returns the metrics of held-out batches, averaged over the batches: `eval_loss`, ..."""
@@ -161,6 +205,7 @@ class Run:
             if len(found) > _AHEAD:
                 jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
             if self.stops.signalled and jax.process_count() == 1:
+                self.interrupted = True
                 return {}  # an average over some of the batches would be taken for another
         return {f"{name}_{m}": float(np.mean([float(one[m]) for one in found])) for m in found[0]}
 

@@ -40,7 +40,7 @@ class Stops:
     Attributes:
         after_minutes: for how long it may run, counted from here.
         at_step: after which step it ends.
-        signal: the one that has come, if any.
+        signal: the one that has come, if any, to this process or to another of the job.
     """
 
     after_minutes: float | None = None
@@ -64,7 +64,7 @@ class Stops:
 
     def check(self, step: int, steps: int) -> None:
         """Raises what a signal asks for: KeyboardInterrupt or `Stopped`."""
-        if not self.signalled:
+        if self.signal is None:
             return
         reason = f"interrupted after step {step} of {steps}"
         if self.signal == signal.SIGTERM:

@@ -161,3 +161,9 @@ def test_batches_that_cannot_grow_are_told():
 def test_a_size_that_microbatches_do_not_divide_is_told_before_the_first_step():
     with pytest.raises(ValueError, match="microbatches"):
         run(microbatches=8)
+
+
+def test_the_data_is_given_back_with_the_size_it_had():
+    batches = shuffled_batches(examples(), 16, seed=3)
+    run(batches=batches, steps=3)
+    assert batches.batch_size == 16 and len(next(batches)["answer"]) == 16

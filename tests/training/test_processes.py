@@ -4,13 +4,16 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from meshdsl.training.processes import Job
 from tests.lowering.backends.tf.test_cluster import free_ports
 from tests.training import classifier, own_script
 
@@ -174,6 +177,60 @@ def test_processes_whose_devices_hold_all_rows_read_all():
     for each in of_own_script(2, "model:4", "hidden:model"):
         np.testing.assert_allclose(each["losses"], expected.losses, atol=2e-6)
         assert each["picked"][-own_script.STEPS :] == all_picked[-own_script.STEPS :]
+
+
+def test_looks_are_answered_however_often():
+    own = socket.socket()
+    own.bind(("localhost", 0))
+    own.listen()
+    port = own.getsockname()[1]
+    job = Job((("not.there.invalid", "localhost"), ("not.there.invalid",)), (port, port), own)
+    thread = threading.Thread(target=job.answer, daemon=True)
+    thread.start()
+    for _ in range(20):
+        assert job.absent([0] * 16) == []
+    assert job.absent([0, 1]) == [1]
+    job.close()
+    thread.join(10)
+    assert not thread.is_alive() and job.absent([0]) == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_signal_to_one_process_ends_all_alike(which, start, text, tmp_path):
+    processes = start(
+        2,
+        f"--data={text}",
+        f"--workdir={tmp_path / 'work'}",
+        "--mesh_shape=data:2",
+        "--layout=batch:data",
+        "--host_devices=1",
+        "--steps=100000",
+    )
+    wait_for(lambda: reported(tmp_path / "work") > 2, 300)
+    processes[which].send_signal(signal.SIGTERM)
+    told = [ended(process, 120) for process in processes]
+    assert [code for code, _, _ in told] == [143, 143], told
+    assert all("interrupted after step" in errors for _, _, errors in told)
+    assert (tmp_path / "work" / "checkpoints").is_dir()
+
+
+@pytest.mark.slow
+def test_processes_end_at_the_step_that_was_set(start, text, tmp_path):
+    processes = start(
+        2,
+        f"--data={text}",
+        f"--workdir={tmp_path / 'work'}",
+        "--mesh_shape=data:2",
+        "--layout=batch:data",
+        "--host_devices=1",
+        "--steps=40",
+        "--log_every=10",
+        "--exit_at_step=12",
+    )
+    told = [ended(process) for process in processes]
+    assert [code for code, _, _ in told] == [75, 75], told
+    assert "ended after step 12 of 40" in told[0][1]
 
 
 def test_processes_that_differ_are_named(start, text, tmp_path):

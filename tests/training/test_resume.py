@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from meshdsl.optim import AdamW
-from meshdsl.training.checkpoints import CheckpointWarning
+from meshdsl.training.checkpoints import Checkpoints, CheckpointWarning
 from meshdsl.training.data import Arrays, shuffled_batches
 from meshdsl.training.loop import train
+from meshdsl.training.metrics import MetricsWriter
 from meshdsl.training.saving import Saving
 from meshdsl.training.stopping import Stopped, Stops
 from tests.training import classifier
@@ -226,6 +227,127 @@ def test_a_signal_saves_and_ends_the_run(number, raised, tmp_path):
         assert (error.value.code, error.value.reason) == (143, "interrupted after step 4 of 8")
     assert steps_in(tmp_path / "checkpoints") == [4]
     assert run(tmp_path, saving=Saving()).losses == run().losses[4:]
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_calls_that_do_not_lead_on_from_a_checkpoint_are_told(step, tmp_path):
+    run(tmp_path, saving=Saving(), stops=Stops(at_step=step))
+    more = {"saving": Saving(), "steps_per_call": 2}
+    if step == 4:
+        assert run(tmp_path, **more).step == STEPS
+        return
+    with pytest.raises(ValueError, match="the run goes on from step 5, which calls of 2 steps do"):
+        run(tmp_path, **more)
+
+
+def test_a_signal_while_the_last_state_is_written_waits_for_it(tmp_path, monkeypatch):
+    closed = []
+    close = Checkpoints.__exit__
+
+    def closing(self, *error):
+        os.kill(os.getpid(), signal.SIGTERM)
+        closed.append(close(self, *error))
+
+    monkeypatch.setattr(Checkpoints, "__exit__", closing)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("not listened to"))
+    try:
+        assert run(tmp_path, saving=Saving()).step == STEPS
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert closed and steps_in(tmp_path / "checkpoints") == [STEPS]
+
+
+def test_what_ends_a_run_early_leaves_its_state(tmp_path):
+    with pytest.raises(ValueError, match="the data ended after 5 of 8 steps"):
+        run(tmp_path / "short", classifier.batches(5), saving=Saving())
+    assert steps_in(tmp_path / "short" / "checkpoints") == [5]
+
+    def broken():
+        for place, batch in enumerate(classifier.endless()):
+            yield batch if place != 3 else {**batch, "image": batch["image"] * np.nan}
+
+    with pytest.raises(ValueError, match="step 4"):
+        run(tmp_path / "broken", broken(), saving=Saving())
+    assert steps_in(tmp_path / "broken" / "checkpoints") == [4]
+
+
+def test_metrics_that_cannot_be_written_end_the_run_with_its_state_saved(tmp_path, monkeypatch):
+    write = MetricsWriter.write
+
+    def full(self, step, metrics):
+        if step == 4:
+            raise ValueError("the disk is full")
+        write(self, step, metrics)
+
+    monkeypatch.setattr(MetricsWriter, "write", full)
+    with pytest.raises(ValueError, match="the disk is full"):
+        run(tmp_path, saving=Saving())
+    monkeypatch.undo()
+    (step,) = steps_in(tmp_path / "checkpoints")
+    assert step in (4, 5)
+    assert run(tmp_path, saving=Saving()).losses == run().losses[step:]
+
+
+def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path):
+    held_out = {
+        "eval_batches": classifier.batches(2, seed=9),
+        "test_batches": classifier.batches(2, seed=10),
+    }
+    whole = run(tmp_path / "whole", saving=Saving(), **held_out).history[-1]
+
+    def batches():
+        for place, batch in enumerate(classifier.endless()):
+            if place == STEPS - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with pytest.raises(Stopped):
+        run(tmp_path / "cut", batches(), saving=Saving(), **held_out)
+    (line,) = run(tmp_path / "cut", saving=Saving(), **held_out).history
+    assert line == {name: whole[name] for name in ("step", "eval_loss", "test_loss")}
+    assert run(tmp_path / "whole", saving=Saving(), **held_out).history == []
+
+
+def test_a_step_at_which_a_run_ends_is_evaluated_if_due(tmp_path):
+    held_out = {"eval_batches": classifier.batches(2, seed=9), "eval_every": 4}
+    stops = Stops(at_step=4)
+    assert "eval_loss" in run(tmp_path, saving=Saving(), stops=stops, **held_out).history[-1]
+
+
+def test_a_run_that_has_reached_its_step_takes_none(tmp_path):
+    for _ in range(2):
+        result = run(tmp_path, saving=Saving(), stops=Stops(at_step=3))
+    assert (result.step, result.losses) == (3, [])
+
+
+class InBytes:
+    """Batches whose position is bytes, as that of grain's DataLoader."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.place += 1
+        return next(itertools.islice(classifier.endless(), self.place - 1, None))
+
+    def get_state(self):
+        return str(self.place).encode()
+
+    def set_state(self, state):
+        self.place = int(state.decode())
+
+
+def test_positions_may_be_bytes_and_others_are_told_at_once(tmp_path):
+    run(tmp_path, InBytes(), saving=Saving(), stops=Stops(at_step=3))
+    assert run(tmp_path, InBytes(), saving=Saving()).losses == run().losses[3:]
+    batches = InBytes()
+    batches.get_state = lambda: {1, 2}
+    with pytest.raises(ValueError, match="batches: their state, set, cannot be stored as JSON"):
+        run(tmp_path / "other", batches, saving=Saving())
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()
 
 
 def test_time_ends_a_run(tmp_path):
