@@ -1,19 +1,50 @@
-"""What a run starts from: weights in files, and an optimizer's state made for them."""
+"""What a run starts from: a checkpoint, or weights in files with an optimizer's state for them."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
+from meshdsl.training.checkpoints import Restored
+from meshdsl.training.feeding import Feed
 from meshdsl.training.processes import together
 from meshdsl.training.programs import Place, Programs, places
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.state import TrainState, by_path
 from meshdsl.training.weights import Weights
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The state that a run starts from.
+
+    Attributes:
+        step: how many steps have been taken.
+        evaluated: whether evaluations have followed them, if they are all.
+    """
+
+    state: TrainState
+    step: int = 0
+    evaluated: bool = True
+
+
+def going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
+    """Returns what a checkpoint held; the data goes to its place.
+
+    Raises:
+        ValueError: calls of so many steps do not lead on from it, or it was saved with other data.
+    """
+    if found.step % steps_per_call:
+        raise ValueError(
+            f"the run goes on from step {found.step}, which calls of {steps_per_call} steps do not "
+            "lead to: take a number for steps_per_call that divides it (1 does)"
+        )
+    feed.seek(found.step, found.position["feed"])
+    return Beginning(found.state, found.step, found.position["evaluated"])
 
 
 def checked_weights(path: str | os.PathLike[str], params: Any) -> Weights:

@@ -23,7 +23,7 @@ from meshdsl.mesh import Mesh
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
-from meshdsl.training.beginning import checked_weights, state_of_weights
+from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
@@ -193,32 +193,30 @@ def train(
             feed.position()  # which has to be something to store
             checkpoints = stack.enter_context(saving.open(workdir))
             found = saving.find(checkpoints, programs.state, programs.places(feed.full))
-        evaluated = True
         if found is not None:
-            state, evaluated = found.state, found.position["evaluated"]
-            _check_goes_on(found.step, steps_per_call)
-            feed.seek(found.step, found.position["feed"])
+            beginning = going_on(found, feed, steps_per_call)
         elif weights is not None:
-            state = state_of_weights(weights, recipe, place, programs)
+            beginning = Beginning(state_of_weights(weights, recipe, place, programs))
         else:
-            state = programs.first_state(seed)
+            beginning = Beginning(programs.first_state(seed))
         feed.rows = programs.rows
-        begun = 0 if found is None else found.step
         if first and not quiet and found is not None:
             unused = "" if init_from is None else f", and not from the weights {init_from}"
-            print(f"going on from step {begun:,}, {found.folder}{unused}", flush=True)
+            print(f"going on from step {found.step:,}, {found.folder}{unused}", flush=True)
         progress = stack.enter_context(Progress(steps)) if first and not quiet else None
-        writer = None if folder is None else stack.enter_context(MetricsWriter(folder, begun))
+        writer = None
+        if folder is not None:
+            writer = stack.enter_context(MetricsWriter(folder, beginning.step))
         run = Run(
             programs=programs,
-            state=state,
+            state=beginning.state,
             feed=feed,
             held_out={
                 name: stack.enter_context(data.reading(programs.rows(name)))
                 for name, data in held_out.items()
             },
-            begun=begun,
-            evaluated=evaluated or not held_out,
+            begun=beginning.step,
+            evaluated=beginning.evaluated or not held_out,
             steps=steps,
             at_once=steps_per_call,
             log_every=log_every,
@@ -275,15 +273,6 @@ def _check(
     _check_at_least_one(steps_per_call=steps_per_call, **numbers, **every)
     counted = {name: numbers[name] for name in ("steps", "log_every", "eval_every")}
     _check_multiples(steps_per_call, **counted, **every)
-
-
-def _check_goes_on(begun: int, steps_per_call: int) -> None:
-    """Raises ValueError if calls of so many steps do not lead on from a checkpoint."""
-    if begun % steps_per_call:
-        raise ValueError(
-            f"the run goes on from step {begun}, which calls of {steps_per_call} steps do not lead "
-            "to: take a number for steps_per_call that divides it (1 does)"
-        )
 
 
 def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:
