@@ -16,6 +16,7 @@ import glob
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,7 +112,8 @@ def read_topologies(texts: Sequence[str], slices: int) -> tuple[dict[str, Topolo
 def on_topologies(reading: Reading, topologies: Sequence[Topology]) -> Reading:
     """Returns candidates on each of some machines that their mesh covers.
 
-    A mesh that covers none of them, and a machine that no mesh covers, are problems.
+    A mesh that covers none of them, and a machine that no mesh covers, are told in a warning, and
+    are problems if nothing is left.
     """
     meshes = {one.mesh: Mesh.parse(one.mesh) for one in reading.candidates}
     why = {
@@ -136,6 +138,10 @@ def on_topologies(reading: Reading, topologies: Sequence[Topology]) -> Reading:
             for name in names
             if meshes and name not in covered
         ]
+    if found:
+        for each in problems:
+            warnings.warn(f"{each}\n  It is left out", stacklevel=2)
+        problems = []
     if len(found) > MOST:
         problems.append(f"--topology: there are more than {MOST:,} candidates")
     return Reading(found, reading.repeated, reading.problems + problems)

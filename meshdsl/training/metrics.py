@@ -151,8 +151,8 @@ _COLUMNS = {
     "grad_norm": "grad_norm {:5.2f}",
     "tokens_per_second": "{:>9,.0f} tokens/s",
 }
-# Those that are told behind them, where they are known.
-_AT_TIMES = {"mfu": "mfu {:5.1%}", "test_loss": "test {:5.3f}"}
+# Those that are told behind them, where they are known and not 0.
+_AT_TIMES = {"skipped_steps": "skipped {:,.0f}", "mfu": "mfu {:5.1%}", "test_loss": "test {:5.3f}"}
 _IN_BAR = ("loss", "eval_loss", "tokens_per_second")
 
 
@@ -217,7 +217,7 @@ def _line(step: int, steps: int, metrics: Metrics) -> str:
         )
     for name, shown in _AT_TIMES.items():
         value = metrics.get(name)
-        if value is not None:
+        if value:
             parts.append(shown.format(float(value)))
     for name, value in metrics.items():
         if value is not None and name not in _COLUMNS and name not in KEYS:

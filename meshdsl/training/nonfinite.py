@@ -58,6 +58,10 @@ def gradient_paths(params: Any) -> list[str]:
     return [path_of(keys) for keys, leaf in keyed if is_differentiable(leaf.dtype)]
 
 
+class NotFinite(ValueError):
+    """A loss or a gradient is not finite, and ends the run."""
+
+
 @dataclass(frozen=True)
 class Watch:
     """What a trainer does about steps that were not finite, which have changed nothing.
@@ -74,14 +78,14 @@ class Watch:
         """Looks at the losses and the metric `first_nonfinite` of steps from `begins` on.
 
         Raises:
-            ValueError: a step was not finite, and the run is to stop.
+            NotFinite: a step was not finite, and the run is to stop.
         """
         for step, (loss, first) in enumerate(zip(losses, firsts, strict=True), begins):
             if first < 0:
                 continue
             told = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
             if self.stops:
-                raise ValueError(
+                raise NotFinite(
                     f"{told}. The update was left out. nonfinite=skip goes on without such steps; "
                     "a lower learning rate or clip_norm may keep them from happening"
                 )

@@ -56,6 +56,7 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
     """
     automatic = coordinator == AUTOMATIC
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.config.update("jax_enable_recoverability", True)  # we end the others, and tell why
     try:
         jax.distributed.initialize(

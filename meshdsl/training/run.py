@@ -22,7 +22,7 @@ from meshdsl.training.agreement import Agreement
 from meshdsl.training.checkpoints import Checkpoints
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.meters import Meters
-from meshdsl.training.nonfinite import Watch
+from meshdsl.training.nonfinite import NotFinite, Watch
 from meshdsl.training.profiling import Profiler
 from meshdsl.training.programs import Programs
 from meshdsl.training.saving import Saving
@@ -109,7 +109,9 @@ class Run:
         Raises:
             ValueError: the data has ended.
         """
+        began = time.perf_counter()
         step, share = self.programs.compiled(self.feed.size), self.feed.share()
+        pending.started += time.perf_counter() - began  # compiling a step is not taking it
         batch = next(self.feed, None)
         if batch is None:
             self._report(self.done, pending)
@@ -180,7 +182,7 @@ class Run:
         self._tell(number, line)
         try:
             self.watch.look(number - len(losses) + 1, losses, firsts)
-        except ValueError:
+        except NotFinite:
             self._save(number, None, last=True)
             raise
         return line.get("eval_loss")

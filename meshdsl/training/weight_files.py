@@ -260,5 +260,8 @@ def _whole(out: Path) -> Iterator[Path]:
 def _save(file: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     file.parent.mkdir(exist_ok=True)
     save_file(dict(arrays), file, dict(metadata))
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)  # as any other file; the library writes for its owner alone
     with file.open("rb") as written:
         os.fsync(written.fileno())

@@ -24,4 +24,6 @@ def memory_peak() -> int | None:
 
 def profile(folder: str) -> AbstractContextManager[None]:
     """Records what the devices do while its block runs, for TensorBoard's profiler."""
-    return jax.profiler.trace(folder)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # calls of Python hide what the devices do
+    return jax.profiler.trace(folder, profiler_options=options)

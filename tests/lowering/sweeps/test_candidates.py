@@ -171,15 +171,18 @@ def test_slices_are_of_every_topology_and_need_a_marked_axis():
 
 
 def test_meshes_and_topologies_that_cover_each_other_nowhere_are_told():
-    assert on(["v5e:2x4", "h100:8x2"], "data:8", "data:3", "data:16").problems == [
+    nowhere = (
         "--mesh_shape: mesh data:3 covers no topology:\n"
         "  mesh data:3 has 3 devices, but v5e:2x4 has 8: a mesh has one device for each\n"
         "  mesh data:3 has 3 devices, but h100:8x2 has 16: a mesh has one device for each"
-    ]
-    assert on(["v5e:2x4", "h100:8x2"], "data:8").problems == [
-        "--topology: no mesh covers h100:8x2: mesh data:8 has 8 devices, but h100:8x2 has 16: a "
-        "mesh has one device for each"
-    ]
+    )
+    assert on(["v5e:2x4", "h100:8x2"], "data:3").problems == [nowhere]
+    with pytest.warns(UserWarning) as told:
+        reading = on(["v5e:2x4", "h100:8x2"], "data:8", "data:3", "data:16")
+    assert [str(each.message) for each in told] == [f"{nowhere}\n  It is left out"]
+    assert [one.topology for one in reading.candidates] == ["v5e:2x4", "h100:8x2"]
+    with pytest.warns(UserWarning, match="--topology: no mesh covers h100:8x2: mesh data:8 has 8"):
+        assert on(["v5e:2x4", "h100:8x2"], "data:8").problems == []
 
 
 def test_topologies_that_there_are_not_are_all_told():
