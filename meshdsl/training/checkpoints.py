@@ -8,12 +8,14 @@ Guarantees:
     A checkpoint is there as a whole or not at all: Orbax writes it aside, and renames it.
     Saving copies the state to the host and returns; the writing goes on behind the next steps.
     What is restored is what was saved, to the bit: every file has a checksum, and a checkpoint that
-    is damaged is told, set aside under another name, and the one before it is taken.
+    is damaged is told, set aside under another name, and the one before it is taken. One that only
+    cannot be read is an error, which changes nothing; no run starts anew beside damaged ones.
     A checkpoint is data: nothing in it is executed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 import warnings
@@ -139,8 +141,9 @@ class Checkpoints:
                 where one is None, numpy arrays are made.
 
         Raises:
-            ValueError: the checkpoint is of another model, with every difference; or there are
-                checkpoints, but all of them are damaged.
+            ValueError: the checkpoint is of another model, with every difference; or it cannot be
+                read for a reason that lies elsewhere, and stays as it is; or there are checkpoints,
+                but all of them are damaged.
         """
         self.wait()
         wanted = by_path(like)
@@ -171,9 +174,8 @@ class Checkpoints:
             lacking = self._local.lacking(-1 if restored is None else restored.step)
             if lacking:
                 _warn(lacking)
-        if restored is None and problems:
-            first = "every checkpoint is damaged; start anew in another workdir, or put a copy back"
-            raise ValueError("\n  ".join([first, *problems]))
+        if restored is None:
+            _check_none_damaged(folders, problems)
         return restored
 
     def wait(self) -> None:
@@ -187,6 +189,21 @@ class Checkpoints:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _check_none_damaged(
+    folders: Sequence[SharedFolder | LocalFolder], problems: Sequence[str]
+) -> None:
+    """Raises ValueError if a run that starts anew would leave damaged checkpoints behind it."""
+    aside = [str(path) for folder in folders for path in sorted(folder.path.glob("damaged.*"))]
+    everyones = {path for text in gathered(json.dumps(aside)) for path in json.loads(text)}
+    told = [*problems, *sorted(p for p in everyones if not any(p in each for each in problems))]
+    if told:
+        first = (
+            "every checkpoint is damaged, and a run does not start anew beside them: choose "
+            "another workdir, put a copy back, or move these away"
+        )
+        raise ValueError("\n  ".join([first, *told]))
 
 
 def _warn(text: str) -> None:

@@ -83,7 +83,10 @@ def _whole(checkpoints: Path, step: int | None) -> Path:
     problems: list[str] = []
     for number in reversed(steps) if step is None else [step]:
         folder = checkpoints / str(number)
-        reason = damage(folder)
+        try:
+            reason = damage(folder)
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from error
         if reason is None:
             if problems:
                 warnings.warn("; ".join(problems), CheckpointWarning, stacklevel=3)

@@ -17,8 +17,9 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from safetensors.numpy import save_file
 
 from meshdsl.training.blocks import array_of, blocks_of, covered
 from meshdsl.training.processes import gathered, together
+from meshdsl.training.reading import damage_told, entries, reading
 from meshdsl.training.seals import Damaged, damage, seal
 
 _BLOCKS, _ABOUT = "state.safetensors", "about.json"
@@ -62,12 +64,12 @@ class LocalFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 for part in self.path.glob("*.part"):  # of a process that was killed
                     shutil.rmtree(part)
+                self._check_owner()
             except OSError as error:
                 raise ValueError(
                     f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another "
                     "folder"
                 ) from error
-            self._check_owner()
 
     def _check_owner(self) -> None:
         for step in self.own():
@@ -86,8 +88,20 @@ class LocalFolder:
         return sorted(int(path.name) for path in self.path.glob("*") if path.name.isdigit())
 
     def steps(self) -> list[int]:
-        """Returns the steps that every process has its part of; all of them must ask."""
-        parts = [json.loads(text) for text in gathered(json.dumps(self.own()))]
+        """Returns the steps that every process has its part of; all of them must ask.
+
+        Raises:
+            ValueError: in every process, if one cannot look.
+        """
+        own = []
+        with together():
+            try:
+                own = self.own()
+            except OSError as error:
+                raise ValueError(
+                    f"cannot read the checkpoints in {self.path}: {error.strerror}"
+                ) from error
+        parts = [json.loads(text) for text in gathered(json.dumps(own))]
         return sorted(set.intersection(*map(set, parts)))
 
     def lacking(self, after: int) -> str | None:
@@ -160,37 +174,40 @@ class LocalFolder:
 
         Raises:
             Damaged: in every process, if a part is not as it was written.
+            ValueError: in every process, if one cannot be read.
         """
-        problem, about = None, None
-        try:
+        with self._reading(step):
             about = self._read(step)
-            problem = damage(self.path / str(step), alone=True)
-        except Damaged as damaged:
-            problem = str(damaged)
-        if problem is not None:
-            self._found_damaged.add(step)
-        if told := _agreed(problem):
-            raise Damaged(told)
+            if found := damage(self.path / str(step), alone=True):
+                raise Damaged(found)
         return about
 
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Reads this process's part in its block, as `reading` does, and keeps if it is damaged."""
+        with reading(self.path / str(step)):
+            try:
+                yield
+            except Exception as error:
+                if damage_told(error) is not None:
+                    self._found_damaged.add(step)
+                raise
+
     def _read(self, step: int) -> dict[str, Any]:
-        try:
-            about = json.loads((self.path / str(step) / _ABOUT).read_text())
-            return {key: about[key] for key in _ENTRIES}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Damaged(f"its description cannot be read ({error})") from error
+        return entries(self.path / str(step) / _ABOUT, _ENTRIES)
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays of a step; all processes must ask.
 
         Raises:
             Unfit: in every process, if one needs blocks that it does not have.
-            Damaged: likewise, if one cannot read its part.
+            Damaged, ValueError: as in `about`.
         """
-        blocks = {
-            path: [tuple(map(tuple, region)) for region in regions]
-            for path, regions in self._read(step)["blocks"].items()
-        }
+        with self._reading(step):
+            blocks = {
+                path: [tuple(map(tuple, region)) for region in regions]
+                for path, regions in self._read(step)["blocks"].items()
+            }
         lacks = any(
             not covered(leaf.dims.sizes, places[path], blocks[path]) for path, leaf in like.items()
         )
@@ -199,16 +216,13 @@ class LocalFolder:
                 "it was saved with another mesh, layout or number of processes, and each process "
                 "has only its own part of it"
             )
-        problem, arrays = None, {}
-        try:
-            with safe_open(self.path / str(step) / _BLOCKS, framework="numpy") as file:
-                for path, leaf in like.items():
-                    arrays[path] = array_of(file, path, leaf, places[path], blocks[path])
-        except (OSError, SafetensorError) as error:
-            problem = str(error)
-            self._found_damaged.add(step)
-        if told := _agreed(problem):
-            raise Damaged(told)
+        arrays = {}
+        with (
+            self._reading(step),
+            safe_open(self.path / str(step) / _BLOCKS, framework="numpy") as file,
+        ):
+            for path, leaf in like.items():
+                arrays[path] = array_of(file, path, leaf, places[path], blocks[path])
         return arrays
 
     def set_aside(self, step: int) -> Path:
@@ -231,12 +245,3 @@ class LocalFolder:
             self.wait()
         finally:
             self._writer.shutdown()
-
-
-def _agreed(problem: str | None) -> str | None:
-    """Returns what is wrong in any process, the same in all; all of them must ask."""
-    told = [json.loads(text) for text in gathered(json.dumps(problem))]
-    if len(told) == 1:
-        return problem
-    wrong = [f"process {number}: {text}" for number, text in enumerate(told) if text is not None]
-    return "; ".join(wrong) or None

@@ -22,7 +22,7 @@ _PATIENCE = 0.05  # seconds between two looks
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be read, or is not what was saved."""
+    """A checkpoint is not what was saved."""
 
 
 class Seals:
@@ -72,17 +72,20 @@ def damage(checkpoint: Path, alone: bool = False) -> str | None:
 
     Args:
         alone: whether all of them do.
+
+    Raises:
+        OSError: a file is there, and cannot be read.
     """
     seals = sorted(checkpoint.glob(_NAME.format("*")))
     for file in seals if alone else seals[jax.process_index() :: jax.process_count()]:
         try:
             sums = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             return f"{file.name} cannot be read ({error})"
         for name, expected in sums.items():
             try:
                 found = _sum(checkpoint / name)
-            except OSError as error:
+            except FileNotFoundError as error:
                 return f"{name} cannot be read ({error.strerror})"
             if found != expected:
                 return f"{name} is not as it was written"

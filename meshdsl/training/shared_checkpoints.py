@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from meshdsl.training.processes import everywhere
+from meshdsl.training.reading import entries, reading
 from meshdsl.training.seals import Damaged, Seals, damage
 
 
@@ -64,31 +64,23 @@ class SharedFolder:
 
         Raises:
             Damaged: in every process, if a file is not as it was written.
+            ValueError: in every process, if one cannot be read.
         """
-        found, told = None, {}
-        try:
-            text = (self.path / str(step) / "about" / "metadata").read_text()
-            about = json.loads(text)
-            told = {key: about[key] for key in ("arrays", "position", "config")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            found = f"its description cannot be read ({error})"
-        found = found or damage(self.path / str(step))
-        if not everywhere(found is None):
-            raise Damaged(found or "another process has found a damaged file")
-        return told
+        checkpoint = self.path / str(step)
+        with reading(checkpoint):
+            about = entries(checkpoint / "about" / "metadata", ("arrays", "position", "config"))
+            if found := damage(checkpoint):
+                raise Damaged(found)
+        return about
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arrays of a checkpoint; all processes must ask. Errors are as in `about`."""
         import orbax.checkpoint as ocp
 
         wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
         restore = ocp.args.Composite(state=ocp.args.StandardRestore(nested(wanted)))
-        problem, tree = None, None
-        try:
+        with reading(self.path / str(step)):
             tree = self._manager.restore(step, args=restore)["state"]
-        except Exception as error:  # Orbax's own, and those of its storage, are of many kinds
-            problem = str(error).splitlines()[0][:200]
-        if not everywhere(problem is None):
-            raise Damaged(problem or "another process could not read it")
         return {path: _at(tree, path) for path in like}
 
     def set_aside(self, step: int) -> Path:

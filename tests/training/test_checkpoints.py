@@ -1,6 +1,8 @@
 """Checkpoints: bit for bit, onto any mesh; damaged ones are told, set aside and passed over."""
 
 import json
+import os
+import resource
 import warnings
 
 import jax
@@ -178,6 +180,82 @@ def test_if_all_are_damaged_nothing_is_lost_and_each_is_told(tmp_path):
             checkpoints.restore(made())
     assert "damaged.1" in str(error.value) and "damaged.2" in str(error.value)
     assert (tmp_path / "damaged.1").is_dir() and (tmp_path / "damaged.2").is_dir()
+    for _ in range(2):  # no run starts anew beside them
+        with (
+            Checkpoints(tmp_path) as checkpoints,
+            pytest.raises(ValueError, match=r"another workdir, .* or move these away") as error,
+        ):
+            checkpoints.restore(made())
+        assert "damaged.1" in str(error.value) and "damaged.2" in str(error.value)
+    for number in (1, 2):
+        (tmp_path / f"damaged.{number}").rename(tmp_path / f"away.{number}")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(made()) is None
+
+
+def test_if_the_only_local_one_is_damaged_no_run_starts_anew(tmp_path):
+    folders = {"folder": tmp_path / "kept", "local": tmp_path / "local"}
+    with Checkpoints(**folders) as checkpoints:
+        checkpoints.save(3, made(3), local=True)
+    flip(tmp_path / "local" / "process.0" / "3" / "state.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        for _ in range(2):
+            with (
+                Checkpoints(**folders) as checkpoints,
+                pytest.raises(ValueError, match=r"is damaged(.|\n)*damaged\.3"),
+            ):
+                checkpoints.restore(made())
+
+
+def unreadable(file):
+    """Makes a file one that is there and cannot be opened, as by a hiccup of a network disk."""
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.name)
+
+
+UNREADABLE = {
+    "the numbers": lambda c: unreadable(largest(c)),
+    "the numbers, and no seal": lambda c: (unreadable(largest(c)), (c / "seal.0.json").unlink()),
+    "the description": lambda c: unreadable(c / "about" / "metadata"),
+    "the seal": lambda c: unreadable(c / "seal.0.json"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_one_that_cannot_be_read_at_the_moment_is_an_error_and_stays(what, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, made(1))
+        checkpoints.save(2, made(2))
+    UNREADABLE[what](tmp_path / "2")
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(ValueError, match=r"cannot read checkpoint .*2: .*symbolic links") as error,
+    ):
+        checkpoints.restore(made())
+    assert "Nothing has been changed" in str(error.value)
+    assert steps_in(tmp_path) == [1, 2] and not list(tmp_path.glob("damaged.*"))
+
+
+@pytest.mark.parametrize("local", [None, "local"])
+def test_too_many_open_files_set_no_checkpoint_aside(local, tmp_path):
+    with Checkpoints(tmp_path / "kept", local=local and tmp_path / local) as checkpoints:
+        checkpoints.save(1, made(1), local=local is not None)
+        checkpoints.wait()
+        before = sorted(tmp_path.rglob("*"))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with open(os.devnull) as free:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno(), limits[1]))
+                with pytest.raises(
+                    ValueError, match=r"cannot read (the )?checkpoints? .*Too many open"
+                ):
+                    checkpoints.restore(made())
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert_same(checkpoints.restore(made()).state, made(1))
 
 
 def test_one_of_another_model_is_an_error_with_every_difference(tmp_path):
