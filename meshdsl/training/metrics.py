@@ -2,7 +2,7 @@
 
 Guarantees:
     Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line goes to
-    the system in one unbuffered write.
+    the system in one unbuffered write, and what a full disk has cut off is taken back.
     A run never adds to the metrics of another. Those of earlier runs in the same folder are kept as
     `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first. A run that
     goes on from a checkpoint takes up its own, up to the step it goes on from.
@@ -15,17 +15,20 @@ import itertools
 import json
 import math
 import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Self, SupportsFloat, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
 
 KEYS = (
     "step",
@@ -62,7 +65,7 @@ class MetricsWriter:
     """
 
     def __init__(self, workdir: str | os.PathLike[str], begun: int = 0) -> None:
-        folder = Path(workdir).absolute()
+        self._folder = folder = Path(workdir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if begun:
@@ -70,11 +73,13 @@ class MetricsWriter:
             else:
                 _set_aside_earlier_run(folder)
             (folder / "tensorboard").mkdir(exist_ok=bool(begun))
-            self._events = EventsWriter(str(folder / "tensorboard" / f"events.{begun}"))
+            name = f"events.{begun}.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+            self._events = RecordWriter(str(folder / "tensorboard" / name))
+            self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
             if begun:  # viewers drop what was shown of later steps
                 started = SessionLog(status=SessionLog.START)
                 now = time.time()
-                self._events.write_event(Event(step=begun + 1, wall_time=now, session_log=started))
+                self._add(Event(step=begun + 1, wall_time=now, session_log=started))
             self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
         except OSError as error:
             raise ValueError(
@@ -82,25 +87,63 @@ class MetricsWriter:
             ) from error
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Adds one line, and one point to each curve; both are on disk on return."""
+        """Adds one line, and one point to each curve; both are on disk on return.
+
+        Raises:
+            ValueError: they cannot be written; what was written before is complete.
+        """
         values = {name: None if v is None else _number(v) for name, v in metrics.items()}
         line = dict.fromkeys(KEYS) | values | {"step": step}
         text = json.dumps({name: _finite(value) for name, value in line.items()}, allow_nan=False)
-        self._lines.write(text.encode() + b"\n")
         points = [Summary.Value(tag=n, simple_value=v) for n, v in values.items() if v is not None]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=points))
-        self._events.write_event(event)
-        self._events.flush()
+        with self._told("metrics.jsonl"):
+            _append(self._lines, text.encode() + b"\n")
+        with self._told("tensorboard"):
+            self._add(event)
+            self._events.flush()
+
+    def _add(self, event: Event) -> None:
+        self._events.write(event.SerializeToString())
 
     def close(self) -> None:
+        """Closes the files.
+
+        Raises:
+            ValueError: what is left of them cannot be written.
+        """
         self._lines.close()
-        self._events.close()
+        with self._told("tensorboard"):
+            self._events.close()
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """Tells what goes wrong with a file as one line."""
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"cannot write metrics to {self._folder / name}: {error.strerror}. Those before "
+                "are complete; make room, and start again to go on from the last checkpoint"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        with suppress(ValueError) if error[0] else nullcontext():  # the first error is the one
+            self.close()
+
+
+def _append(file: FileIO, data: bytes) -> None:
+    """Adds bytes to a file, all of them or none."""
+    end, left = os.fstat(file.fileno()).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except BaseException:
+        file.truncate(end)
+        raise
 
 
 def _set_aside_earlier_run(folder: Path) -> None:

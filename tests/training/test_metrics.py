@@ -1,9 +1,11 @@
 """What a run leaves on disk, however it ends, and what it shows meanwhile."""
 
+import contextlib
 import io
 import json
 import os
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -162,6 +164,46 @@ def test_a_second_run_sets_the_metrics_of_the_first_aside(tmp_path):
     for run, end in enumerate([".1", ".2", ""]):
         assert lines(tmp_path, f"metrics{end}.jsonl")[0]["step"] == run
         assert events(tmp_path / f"tensorboard{end}")[-1].step == run
+
+
+@contextlib.contextmanager
+def room(size):
+    """Keeps files below a size, as on a full disk: one write is cut short, the next fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def full(file):
+    return re.escape(f"cannot write metrics to {file}: File too large. Those before are complete")
+
+
+def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"loss": 2.0})
+        for more in (100, 0):  # cut short, and nothing at all
+            with room(file.stat().st_size + more), pytest.raises(ValueError, match=full(file)):
+                writer.write(2, {"loss": 1.0})
+        assert [line["step"] for line in lines(tmp_path)] == [1]
+        writer.write(3, {"loss": 1.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 3]
+
+
+def test_a_disk_that_is_too_full_for_tensorboard_is_told_once(tmp_path):
+    folder = tmp_path / "tensorboard"
+    fails = pytest.raises(ValueError, match=full(folder))
+    with fails, room(2000), MetricsWriter(tmp_path) as writer:
+        for step in range(100):
+            os.truncate(tmp_path / "metrics.jsonl", 0)
+            writer.write(step, FULL)
+    with room(10), fails:
+        MetricsWriter(tmp_path).close()
 
 
 def test_writing_metrics_starts_no_thread(tmp_path):
