@@ -13,10 +13,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from meshdsl.dims import did_you_mean
+from meshdsl.training.output import hush, tell
 
 FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
@@ -47,9 +48,10 @@ def console() -> int:
 
 
 def _quit(message: bytes = b"", code: int = INTERRUPTED) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(2, message)
+    for stream in (sys.stdout, sys.stderr):
+        hush(stream)
+    with suppress(OSError):
+        os.write(2, message)
     os._exit(code)
 
 
@@ -71,11 +73,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if values.help:
         print(f"{command}: {COMMANDS[name]}\n\n{flags.describe()}")
         return 0
+    code = None
     try:
         with _told_plainly(command):
             code = importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
-        sys.stdout.flush()
-        return code or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except ValueError as error:
         if values.debug:
             raise
@@ -98,9 +101,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(command, getattr(stopped, "reason", "stopped"), code=int(stopped.code or 0))
     except KeyboardInterrupt as error:
         return _fail(command, str(error) or "interrupted", code=INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    except BrokenPipeError:
+        if not hush(sys.stdout):  # else the reader of our output has gone, as with `| head`
+            raise
+    return code or 0
 
 
 @contextmanager
@@ -115,7 +119,7 @@ def _told_plainly(command: str) -> Iterator[None]:
                 line = f"{command}: warning: {message}"
                 if line not in told:
                     told.add(line)
-                    print(line, file=sys.stderr)
+                    tell(line, error=True)
             else:
                 show(message, category, *rest)
 
@@ -125,7 +129,7 @@ def _told_plainly(command: str) -> Iterator[None]:
 
 
 def _fail(command: str, message: str, code: int = 2) -> int:
-    print(f"{command}: {message}", file=sys.stderr)
+    tell(f"{command}: {message}", error=True)
     return code
 
 

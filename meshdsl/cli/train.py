@@ -17,6 +17,7 @@ from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
+from meshdsl.training.output import tell
 from meshdsl.training.processes import (
     AUTOMATIC,
     check_agreement,
@@ -53,10 +54,10 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     check_agreement(lambda: _facts(values, corpus))
     first = load_backend(job.backend).runtime.process_index() == 0
     if first:
-        print(_headline(job, corpus), flush=True)
+        tell(_headline(job, corpus))
     result = _trained(job, splits, values, _saving(values, corpus))
     if first:
-        print(_told(result, values, corpus.unit))
+        tell(_told(result, values, corpus.unit))
     return UNFINISHED if result.step < values.steps else 0
 
 

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -29,6 +30,8 @@ from rich.progress import Progress as Bar
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
+
+from meshdsl.training.output import hush
 
 KEYS = (
     "step",
@@ -202,7 +205,8 @@ _IN_BAR = ("loss", "eval_loss", "tokens_per_second")
 class Progress:
     """Shows how a run goes: a progress bar on a terminal, one aligned line per report elsewhere.
 
-    On a terminal the lines that have an `eval_loss` stay above the bar, as the run's history.
+    On a terminal the lines that have an `eval_loss` stay above the bar, as the run's history. Where
+    nobody reads any more it shows nothing from then on, and the run goes on.
 
     Args:
         steps: the number of steps in the run.
@@ -228,27 +232,42 @@ class Progress:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Reports the metrics of a step; those that are None or absent leave their column blank."""
-        if self._bar is None:
-            self._print(_line(step, self._steps, metrics))
-            return
-        self._latest |= {name: value for name, value in metrics.items() if value is not None}
-        shown = [name for name in _IN_BAR if name in self._latest]
-        text = "  ".join(_COLUMNS[name].format(float(self._latest[name])) for name in shown)
-        self._bar.update(self._task, completed=step, metrics=text, refresh=True)
-        if metrics.get("eval_loss") is not None:
-            self._print(_line(step, self._steps, metrics))
+        with self._shown():
+            if self._bar is None:
+                self._print(_line(step, self._steps, metrics))
+                return
+            self._latest |= {name: value for name, value in metrics.items() if value is not None}
+            shown = [name for name in _IN_BAR if name in self._latest]
+            text = "  ".join(_COLUMNS[name].format(float(self._latest[name])) for name in shown)
+            self._bar.update(self._task, completed=step, metrics=text, refresh=True)
+            if metrics.get("eval_loss") is not None:
+                self._print(_line(step, self._steps, metrics))
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Shows something in its block; is quiet for good if that cannot be."""
+        try:
+            yield
+        except (OSError, SystemExit) as error:
+            # Rich ends the process when the reader has gone; others who do so have their reasons.
+            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+                raise
+            self._console.quiet = True
+            hush(sys.stdout)
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            self._bar.start()
+            with self._shown():
+                self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with self._shown():
+                self._bar.stop()
 
 
 def _line(step: int, steps: int, metrics: Metrics) -> str:

@@ -1,6 +1,7 @@
 """`meshdsl train`, from text to metrics."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -109,6 +110,23 @@ def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
         "\nstopping after this step; Ctrl-C again stops at once\n"
         f"meshdsl train: interrupted after step {found[-1]['step']} of 1000000\n"
     )
+
+
+@pytest.mark.parametrize("output", ["nobody reads it", "it is closed"])
+def test_where_nobody_reads_the_run_goes_on_and_its_exit_code_is_told(output, tmp_path, text):
+    when = ("--steps=9", "--log_every=1", "--exit_at_step=3", f"--workdir={tmp_path}/run")
+    command = [*CONSOLE, "train", *SMALL, text, *when]
+    reader, writer = os.pipe()
+    os.close(reader)
+    if output == "it is closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+    assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
 def test_an_interrupt_before_the_first_step_ends_the_run_at_once(text):

@@ -288,3 +288,55 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     with Progress(10, Console(file=file, force_terminal=True)) as progress:
         progress.log(5, {"loss": 1.0})
     assert file.getvalue() == "step  5/10  loss 1.000\n"
+
+
+def test_a_run_goes_on_where_its_reader_has_gone():
+    code = (
+        "import sys\n"
+        "from meshdsl.training.metrics import Progress\n"
+        "from meshdsl.training.output import tell\n"
+        "with Progress(100) as progress:\n"
+        "    progress.log(1, {'loss': 1.0})\n"
+        "    sys.stdin.readline()\n"
+        "    for step in range(2, 100):\n"
+        "        progress.log(step, {'loss': 1.0, 'eval_loss': 1.0})\n"
+        "tell('the last line')\n"
+        "print('ended', file=sys.stderr)\n"
+        "sys.exit(3)\n"
+    )
+    for environment in ({}, {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm"}):
+        with subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+        ) as run:
+            shown = b""
+            while b"1/100" not in shown:
+                shown += run.stdout.read1() or pytest.fail("it has ended")
+            run.stdout.close()
+            _, told = run.communicate(b"\n", timeout=60)
+        assert (run.returncode, told) == (3, b"ended\n")
+
+
+def test_a_terminal_that_is_gone_is_quiet_from_then_on():
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:
+        console = Console(file=terminal, force_terminal=True, force_interactive=True)
+        with Progress(10, console) as progress:
+            progress.log(1, FULL)
+            os.close(ours)
+            for step in range(2, 10):
+                progress.log(step, FULL)
+            assert console.quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)  # where Python flushes to at the end
+
+
+def test_an_end_that_has_other_reasons_is_not_swallowed():
+    class Ends(io.StringIO):
+        def write(self, text):
+            raise SystemExit(143)
+
+    with pytest.raises(SystemExit, match="143"), Progress(10, Console(file=Ends())) as progress:
+        progress.log(1, FULL)

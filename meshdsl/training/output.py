@@ -1,0 +1,30 @@
+"""Lines for whoever watches a command. It goes on where nobody does any more, as after `| head`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def tell(text: str, error: bool = False) -> None:
+    """Prints a line on standard output or error, if anybody reads it."""
+    stream = sys.stderr if error else sys.stdout
+    try:
+        if stream is not None:  # it has been closed
+            print(text, file=stream, flush=True)
+    except OSError:
+        hush(stream)
+
+
+def hush(stream: TextIO | None) -> bool:
+    """Returns whether a stream cannot be written to; what goes there from then on is dropped."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        return True
+    return False
