@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 @contextmanager
 def held(workdir: str | os.PathLike[str]) -> Iterator[Path]:
     """Holds a folder, which is made, while its block runs; a process that dies lets go of it.
+
+    Where the disk has no locks it warns, and holds nothing.
 
     Raises:
         ValueError: another run has it, or it cannot be written to.
@@ -30,11 +33,17 @@ def held(workdir: str | os.PathLike[str]) -> Iterator[Path]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ValueError(
                 f"workdir {folder} is in use by {_owner(folder)}; wait for it to end, or choose "
                 "another"
             ) from error
+        except OSError as error:  # some network disks have no locks
+            warnings.warn(
+                f"workdir {folder} cannot be locked ({error.strerror}): see to it that no other "
+                "run uses it",
+                stacklevel=4,
+            )
         lock.truncate(0)
         lock.write(json.dumps(_myself()))
         lock.flush()
