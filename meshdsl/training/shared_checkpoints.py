@@ -18,7 +18,10 @@ from meshdsl.training.seals import Damaged, Seals, damage
 
 
 class SharedFolder:
-    """The checkpoints in one folder, each in one of its own, named by its step."""
+    """The checkpoints in one folder, each in one of its own, named by its step.
+
+    The run that opens it is the only one there: what a killed one has begun to save is deleted.
+    """
 
     def __init__(self, path: Path, keep: int, keep_best: int) -> None:
         import orbax.checkpoint as ocp
@@ -32,7 +35,9 @@ class SharedFolder:
             keep_checkpoints_without_metrics=False,
         )
         kept = [LatestN(n=keep), *([best] if keep_best else [])]
-        options = ocp.CheckpointManagerOptions(preservation_policy=AnyPreservationPolicy(kept))
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy(kept), cleanup_tmp_directories=True
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.path, options=options)

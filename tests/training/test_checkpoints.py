@@ -3,6 +3,10 @@
 import json
 import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 import warnings
 
 import jax
@@ -293,3 +297,31 @@ def test_the_seal_names_every_file(tmp_path):
     sealed = set(json.loads((tmp_path / "1" / "seal.0.json").read_text()))
     files = {str(f.relative_to(tmp_path / "1")) for f in (tmp_path / "1").rglob("*") if f.is_file()}
     assert sealed == files - {"seal.0.json"}
+
+
+def test_what_a_killed_run_has_begun_to_save_is_deleted_and_the_rest_stays(tmp_path):
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "import numpy as np\n"
+        "import meshdsl as md\n"
+        "from meshdsl.training.checkpoints import Checkpoints\n"
+        "array = md.named(np.zeros(2**24, np.float32), md.dims(embed=2**24))\n"
+        "checkpoints = Checkpoints(sys.argv[1])\n"
+        "checkpoints.save(1, {'w': array})\n"
+        "checkpoints.wait()\n"
+        "checkpoints.save(2, {'w': array})\n"
+        "while not list(pathlib.Path(sys.argv[1]).glob('2.*tmp*')):\n"
+        "    pass\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob("2.*tmp*"))) == 1
+    before = {path.name for path in tmp_path.iterdir() if "tmp" not in path.name}
+    with Checkpoints(tmp_path):
+        end = time.monotonic() + 30  # it is deleted behind the steps
+        while list(tmp_path.glob("*tmp*")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert "1" in before
