@@ -68,6 +68,7 @@ class Corpus:
         tokenizer: Tokenizer | None = None,
         column: str = "text",
         cache: Path | None = None,
+        checked: int = 2**28,
     ) -> Corpus:
         """Reads what `--data` names.
 
@@ -76,15 +77,17 @@ class Corpus:
             vocabulary: the model's; ids are below it.
             tokenizer: of text; None: `Bytes`.
             column, cache: as of `read_tokens`.
+            checked: how many tokens are looked at, shared among all files.
 
         Raises:
-            ValueError: whatever is wrong with the files; or tokens outside of the vocabulary in the
-                first 2**28 of a file (those behind are found when they are read).
+            ValueError: whatever is wrong with the files; or tokens outside of the vocabulary among
+                those that are looked at (others are found when they are read).
         """
         tokenizer = tokenizer or Bytes()
         entries = parse_entries(data)
         patterns = [pattern for entry in entries for pattern in entry.patterns]
         found = find(patterns)
+        total = sum(map(len, found))
         components, problems, read = [], list[str](), set[Path]()
         for entry in entries:
             take = len(entry.patterns) or 1
@@ -92,7 +95,7 @@ class Corpus:
             found, read = found[take:], read | set(paths)
             tokens = read_tokens(paths, tokenizer, problems, column, cache)
             documents = Documents.of(tokens, vocabulary)
-            problems += documents.outside()
+            problems += documents.outside(checked * len(paths) // total)
             components.append(Component(entry.name, documents, entry.weight))
         if problems:
             raise ValueError(numbered("cannot read the data", problems))

@@ -96,13 +96,19 @@ class Documents:
         check_ids(ids, self.vocabulary, file.name, start - base)
         return ids
 
-    def outside(self, most: int = 2**28) -> list[str]:
-        """Returns what is wrong with the first `most` tokens of each file, as `read` would say."""
+    def outside(self, most: int) -> list[str]:
+        """Returns what is wrong with the first tokens of the files, as `read` would say.
+
+        Args:
+            most: how many tokens are looked at, shared among the files.
+        """
         problems = []
-        for file in self.files:
+        for number, file in enumerate(self.files):
+            share = min(len(file.ids), most // (len(self.files) - number))
+            most -= share  # what small files leave is for those behind them
             try:
-                for start in range(0, min(len(file.ids), most), 2**22):
-                    ids = file.ids[start : min(start + 2**22, most)]
+                for start in range(0, share, 2**22):
+                    ids = file.ids[start : min(start + 2**22, share)]
                     check_ids(ids, self.vocabulary, file.name, start)
             except ValueError as error:
                 problems.append(str(error))

@@ -160,3 +160,15 @@ def test_a_fingerprint_tells_other_data_and_other_weights(tmp_path):
     found = [Corpus.read(data, 256).fingerprint() for data in given]
     assert len(set(found)) == 4
     assert found == [Corpus.read(data, 256).fingerprint() for data in given]
+
+
+def test_the_ids_that_are_checked_at_start_are_shared_among_all_files(tmp_path):
+    for name in "abcd":
+        ids = np.arange(100, dtype=np.uint16)
+        ids[30] = 999
+        write_token_file(tmp_path / f"{name}.bin", [ids])
+    data = f"{tmp_path}/[ab].bin:1,{tmp_path}/[cd].bin:1"
+    assert Corpus.read(data, 999, checked=4 * 30).files == 4
+    with pytest.raises(ValueError) as error:
+        Corpus.read(data, 999, checked=4 * 31)
+    assert str(error.value).count("token 30 has the id 999") == 4

@@ -65,15 +65,32 @@ def test_an_id_outside_of_the_vocabulary_is_told_with_its_file_and_place():
     with pytest.raises(ValueError) as error:
         DocumentWindows.of(documents, 5)[np.array([1])]
     assert str(error.value) == text
-    assert documents.outside() == [
+    assert documents.outside(most=100) == [
         text,
         text.replace("b.bin: token 3 has the id 70", "c.bin: token 1 has the id -3"),
     ]
-    assert documents.outside(most=1) == []
-    assert documents.outside(most=4) == [
-        text,
+    assert documents.outside(most=3) == []
+    assert documents.outside(most=9) == [
         text.replace("b.bin: token 3 has the id 70", "c.bin: token 1 has the id -3"),
     ]
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), most=st.integers(0, 60))
+def test_the_tokens_that_are_looked_at_are_shared_among_the_files(sizes, most):
+    class Read(np.ndarray):
+        """Ids that count how many of them are read."""
+
+        count = 0
+
+        def __getitem__(self, which):
+            Read.count += which.stop - which.start
+            return np.zeros(which.stop - which.start, np.int64)
+
+    files = [Tokens(str(n), np.zeros(n, int).view(Read), np.array([0, n])) for n in sizes]
+    assert Documents.of(files, 10).outside(most) == []
+    assert Read.count <= most
+    if most >= len(sizes) * max(sizes):
+        assert Read.count == sum(sizes)
 
 
 def test_fingerprints_tell_other_data_apart():
