@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from absl import flags
@@ -23,9 +23,6 @@ from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
 from meshdsl.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    pass
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _BYTES = 256

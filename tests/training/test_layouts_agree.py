@@ -9,7 +9,8 @@ import pytest
 import meshdsl as md
 from meshdsl import models, optim
 from meshdsl.lowering.options import Options
-from meshdsl.training.data import ByteCorpus, shuffled_batches, text_files
+from meshdsl.training.data import Bytes, Documents, DocumentWindows, shuffled_batches, text_files
+from meshdsl.training.data.tokenizing import read_tokens
 from meshdsl.training.loop import train
 
 TENSOR = "heads:model; d_ff:model; vocab:model"
@@ -47,8 +48,8 @@ CONTEXT = {
 
 def losses(model, steps, mesh=None, layout=None, options=None, backend="jax"):
     with jax.enable_x64(False):
-        corpus = ByteCorpus.read(text_files(None)[:100])
-        windows, _ = corpus.split(model.length, batch_size=model.batch_size)
+        documents = Documents.of(read_tokens(text_files(None)[:100], Bytes(), []), 256)
+        windows, _ = DocumentWindows.of(documents, model.length).split()
         return train(
             model.init,
             model.loss,

@@ -16,13 +16,7 @@ from meshdsl.training.data.packing import PackedRows
 from meshdsl.training.data.splits import parse_ratios, splits_of
 from meshdsl.training.data.token_files import TokenFile, write_token_file
 from meshdsl.training.data.tokenizers import Bytes, FileTokenizer, check_vocabulary, load_tokenizer
-from meshdsl.training.data.windows import (
-    SEPARATOR,
-    VOCABULARY,
-    ByteCorpus,
-    DocumentWindows,
-    Windows,
-)
+from meshdsl.training.data.windows import SEPARATOR, VOCABULARY, DocumentWindows
 
 __all__ = [
     "SEPARATOR",
@@ -30,7 +24,6 @@ __all__ = [
     "Arrays",
     "Batch",
     "Batches",
-    "ByteCorpus",
     "Bytes",
     "Component",
     "Corpus",
@@ -44,7 +37,6 @@ __all__ = [
     "Splits",
     "TokenFile",
     "Tokens",
-    "Windows",
     "check_vocabulary",
     "load_tokenizer",
     "ordered_batches",

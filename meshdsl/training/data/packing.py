@@ -80,11 +80,6 @@ class PackedRows:
                 at += size
         return batch
 
-    @property
-    def filled(self) -> float:
-        """The share of the positions of all rows that hold tokens."""
-        return float(self.sizes.sum()) / max((len(self.bounds) - 1) * self.length, 1)
-
     def split(self, held_out: int = 20) -> tuple[PackedRows, PackedRows]:
         """Returns rows to train on, and one in `held_out` kept from it: the last of each run."""
         is_held_out = self.chosen % held_out == held_out - 1

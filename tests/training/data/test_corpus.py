@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdsl.training.data import (
-    ByteCorpus,
     Corpus,
     DocumentWindows,
     Mixture,
@@ -33,16 +32,19 @@ def write_texts(folder, count=40, seed=0):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_bytes_without_ratios_are_the_windows_of_a_byte_corpus(tmp_path, cached):
+def test_bytes_without_ratios_are_windows_of_the_files_each_ended_by_a_zero(tmp_path, cached):
     pattern = write_texts(tmp_path / "text")
     cache = tmp_path / "cache" if cached else None
     found = Corpus.read(pattern, 256, cache=cache).split(15, batch_size=2)
-    expected = ByteCorpus.read(text_files(pattern)).split(15, batch_size=2)
+    text = b"".join(file.read_bytes() + b"\0" for file in text_files(pattern))
+    windows = np.frombuffer(text[: len(text) // 16 * 16], np.uint8).reshape(-1, 16)
+    is_held_out = np.arange(len(windows)) % 20 == 19
+    expected = windows[~is_held_out], windows[is_held_out]
     for ours, theirs in zip((found.train, found.valid), expected, strict=True):
         assert len(ours) == len(theirs)
         rows = np.random.default_rng(0).permutation(len(ours))
-        for name, array in theirs[rows].items():
-            np.testing.assert_array_equal(ours[rows][name], array)
+        np.testing.assert_array_equal(ours[rows]["tokens"], theirs[rows, :-1])
+        np.testing.assert_array_equal(ours[rows]["targets"], theirs[rows, 1:])
     assert found.test is None
 
 
