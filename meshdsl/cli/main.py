@@ -82,7 +82,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         if values.debug:
             raise
-        return _fail(command, str(error))
+        from meshdsl.training.nonfinite import NotFinite
+
+        return _fail(command, str(error), code=FAILED if isinstance(error, NotFinite) else 2)
     except RuntimeError as error:
         from meshdsl.lowering.backends import DeviceError
         from meshdsl.training.processes import Deserted

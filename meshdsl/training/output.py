@@ -19,9 +19,10 @@ def tell(text: str, error: bool = False) -> None:
 
 def hush(stream: TextIO | None) -> bool:
     """Returns whether a stream cannot be written to; what goes there from then on is dropped."""
+    if stream is None:
+        return False
     try:
-        if stream is not None:
-            stream.flush()
+        stream.flush()
     except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
