@@ -29,6 +29,7 @@ from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
 from meshdsl.training.metrics import MetricsWriter, Progress
 from meshdsl.training.nonfinite import Watch, gradient_paths
+from meshdsl.training.output import tell
 from meshdsl.training.profiling import ProfiledSteps, Profiler
 from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
@@ -202,7 +203,7 @@ def train(
         feed.rows = programs.rows
         if first and not quiet and found is not None:
             unused = "" if init_from is None else f", and not from the weights {init_from}"
-            print(f"going on from step {found.step:,}, {found.folder}{unused}", flush=True)
+            tell(f"going on from step {found.step:,}, {found.folder}{unused}")
         progress = stack.enter_context(Progress(steps)) if first and not quiet else None
         writer = None
         if folder is not None:

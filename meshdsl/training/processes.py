@@ -94,11 +94,11 @@ def joined(
         yield
         everywhere(True)
     except BaseException as error:
-        gone = job().gone() if _of_devices(error) else []
+        if _of_devices(error) and (gone := job().gone()):
+            raise Deserted(told_gone(gone)) from error  # JAX may hang as it leaves: see `_watch`
         _part(_GRACE)
-        if gone:
-            raise Deserted(told_gone(gone)) from error
         raise
+    _LEFT.set()
     _part(_PARTING)
 
 
@@ -115,8 +115,8 @@ def _part(seconds: float) -> None:
         others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
         while len(job().absent(others)) < len(others) and time.monotonic() < end:
             time.sleep(0.05)
-    _LEFT.set()
     jax.distributed.shutdown()
+    _LEFT.set()
     job().close()
 
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +85,8 @@ class Stops:
             for other, handler in before.items():
                 signal.signal(other, handler)
             again = b"Ctrl-C again" if number == signal.SIGINT else b"the next signal"
-            os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
+            with suppress(OSError):  # nobody reads it any more
+                os.write(2, b"\nstopping after this step; " + again + b" stops at once\n")
 
         for number in _SIGNALS:
             signal.signal(number, stop)
