@@ -141,7 +141,7 @@ class Run:
         ends = self.stops.due(number) or self.failure is not None
         ends, signal = agreement.settle(number, ends, self.stops.signal)
         self.interrupted = signal is not None
-        self.stops.signal = signal
+        self.stops.signal = signal or self.stops.signal
         return ends and (not last or self.interrupted)
 
     def _save(

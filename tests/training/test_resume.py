@@ -261,6 +261,9 @@ def test_what_ends_a_run_early_leaves_its_state(tmp_path):
     with pytest.raises(ValueError, match="the data ended after 5 of 8 steps"):
         run(tmp_path / "short", classifier.batches(5), saving=Saving())
     assert steps_in(tmp_path / "short" / "checkpoints") == [5]
+    with pytest.raises(ValueError, match="the data ended after 5 of 8 steps"):
+        run(tmp_path / "each", classifier.batches(5), saving=Saving(every=1))
+    assert steps_in(tmp_path / "each" / "checkpoints") == [3, 4, 5]
 
     def broken():
         for place, batch in enumerate(classifier.endless()):
