@@ -150,7 +150,9 @@ def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
 def _told(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
     """Returns the last line of the command."""
     if result.step < values.steps:
-        return f"ended after step {result.step:,} of {values.steps:,}; start again to go on"
+        asked = values.exit_at_step is not None and result.step >= values.exit_at_step
+        again = "without --exit_at_step, or with a later one, " if asked else ""
+        return f"ended after step {result.step:,} of {values.steps:,}; start again {again}to go on"
     if not result.history:
         return f"all {values.steps:,} steps had been taken before"
     where = f"; metrics in {values.workdir}" if values.workdir else ""
