@@ -184,12 +184,13 @@ def test_looks_are_answered_however_often():
     own.bind(("localhost", 0))
     own.listen()
     port = own.getsockname()[1]
-    job = Job((("not.there.invalid", "localhost"), ("not.there.invalid",)), (port, port), own)
+    hosts = ("localhost",), ("not.there.invalid",), ("not.there.invalid", "localhost")
+    job = Job(hosts, (port, port, port), own)
     thread = threading.Thread(target=job.answer, daemon=True)
     thread.start()
     for _ in range(20):
         assert job.absent([0] * 16) == []
-    assert job.absent([0, 1]) == [1]
+    assert job.absent([0, 1, 2]) == [1]
     job.close()
     thread.join(10)
     assert not thread.is_alive() and job.absent([0]) == [0]
