@@ -5,6 +5,9 @@ import itertools
 import numpy as np
 
 import meshdsl as md
+from meshdsl.optim import AdamW
+from meshdsl.training.data import Arrays
+from meshdsl.training.loop import train
 
 batch, pixel, hidden, label = md.dims(batch=16, pixel=12, hidden=8, label=4)
 LAYOUT = "batch:data; hidden:model"
@@ -50,6 +53,12 @@ def batches(count, seed=0):
     return [{"image": x, "answer": x[:, : label.size].argmax(1).astype("i4")} for x in images]
 
 
+def examples(count=6, seed=0):
+    """The examples of some batches, to be picked by number."""
+    parts = batches(count, seed)
+    return Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
 def endless(seed=0):
     return itertools.chain.from_iterable(batches(10, seed + n) for n in itertools.count())
 
@@ -68,3 +77,10 @@ def numpy_loss_and_grads(w_in, bias, w_out, batch):
     d_scores = (np.exp(scores) - np.eye(w_out.shape[1])[answer]) / len(x)
     d_h = d_scores @ w_out.T * (1 - h**2)
     return value, (x.T @ d_h, d_h.sum(0), h.T @ d_scores)
+
+
+def run(workdir=None, given=None, **options):
+    """Trains on the numpy backend, which compiles nothing, and quietly, unless told otherwise."""
+    defaults = {"batch_dims": BATCH_DIMS, "quiet": True, "backend": "numpy"}
+    data = endless() if given is None else given
+    return train(init, loss, AdamW(0.05), data, workdir=workdir, **defaults | options)

@@ -4,11 +4,10 @@ import json
 import sys
 
 import jax
-import numpy as np
 
 from meshdsl.optim import AdamW
 from meshdsl.training.batch_ramp import BatchRamp
-from meshdsl.training.data import Arrays, ordered_batches, shuffled_batches
+from meshdsl.training.data import ordered_batches, shuffled_batches
 from meshdsl.training.loop import train
 from meshdsl.training.processes import joined
 from tests.training import classifier
@@ -33,10 +32,7 @@ class Noting:
 
 
 def examples(seed):
-    parts = classifier.batches(4, seed)
-    return Noting(
-        Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    )
+    return Noting(classifier.examples(4, seed))
 
 
 def run(mesh=None, layout=None, **options):

@@ -8,8 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.optim import AdamW
 from meshdsl.training.batch_ramp import BatchRamp
-from meshdsl.training.data import Arrays, shuffled_batches
-from meshdsl.training.loop import train
+from meshdsl.training.data import shuffled_batches
 from meshdsl.training.saving import Saving
 from meshdsl.training.state import create
 from meshdsl.training.step import make_train_step
@@ -86,34 +85,15 @@ RAMP = BatchRamp(4, 4, 40)
 SIZES = [4, 4, 4, 4, 8, 8, 12, 16, 16, 16]  # 0, 4, 8, 12 < 40/3 <= 16, 24 < 80/3 <= 32 < 40 <= 44
 
 
-def examples():
-    parts = classifier.batches(6)
-    return Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-
-
 def run(workdir=None, batches=None, **options):
-    defaults = {
-        "steps": 10,
-        "batch_dims": classifier.BATCH_DIMS,
-        "quiet": True,
-        "backend": "numpy",
-        "log_every": 1,
-        "batch_ramp": RAMP,
-    }
-    batches = shuffled_batches(examples(), 16, seed=3) if batches is None else batches
-    return train(
-        classifier.init,
-        classifier.loss,
-        AdamW(0.05),
-        batches,
-        workdir=workdir,
-        **defaults | options,
-    )
+    batches = shuffled_batches(classifier.examples(), 16, seed=3) if batches is None else batches
+    defaults = {"steps": 10, "log_every": 1, "batch_ramp": RAMP}
+    return classifier.run(workdir, batches, **defaults | options)
 
 
 def expected_losses():
     """Takes the steps one by one, each with as many of the examples as its batch has."""
-    order = shuffled_batches(examples(), 1, seed=3)
+    order = shuffled_batches(classifier.examples(), 1, seed=3)
     state = md.jit(create(classifier.init, AdamW(0.05)), backend="numpy")(md.random.key(0))
     step = md.jit(make_train_step(classifier.loss, AdamW(0.05)), backend="numpy")
     found = []
@@ -164,6 +144,6 @@ def test_a_size_that_microbatches_do_not_divide_is_told_before_the_first_step():
 
 
 def test_the_data_is_given_back_with_the_size_it_had():
-    batches = shuffled_batches(examples(), 16, seed=3)
+    batches = shuffled_batches(classifier.examples(), 16, seed=3)
     run(batches=batches, steps=3)
     assert batches.batch_size == 16 and len(next(batches)["answer"]) == 16

@@ -10,7 +10,6 @@ from meshdsl.array import spec
 from meshdsl.layouts.hardware import hardware_of
 from meshdsl.models import load
 from meshdsl.optim import AdamW
-from meshdsl.training.loop import train
 from meshdsl.training.meters import Meters, host_memory_peak
 from meshdsl.training.profiling import ProfiledSteps
 from meshdsl.training.programs import Place, Programs
@@ -76,16 +75,7 @@ def test_several_steps_in_a_call_ask_for_the_work_of_each():
 
 
 def run(workdir, **options):
-    defaults = {"steps": 6, "batch_dims": classifier.BATCH_DIMS, "quiet": True, "log_every": 6}
-    batches = classifier.endless()
-    return train(
-        classifier.init,
-        classifier.loss,
-        AdamW(0.05),
-        batches,
-        workdir=workdir,
-        **defaults | options,
-    )
+    return classifier.run(workdir, **{"steps": 6, "log_every": 6, "backend": "jax"} | options)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

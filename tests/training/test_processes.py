@@ -26,6 +26,7 @@ SMALL = (
     "--eval_every=100",
     "--eval_batches=1",
 )
+TWO = ("--mesh_shape=data:2", "--layout=batch:data", "--host_devices=1")  # processes
 LAYOUTS = {
     "data:4": "batch:data; params/embed:data",
     "data:2,model:2": "batch:data; heads:model; d_ff:model",
@@ -203,9 +204,7 @@ def test_a_signal_to_one_process_ends_all_alike(which, start, text, tmp_path):
         2,
         f"--data={text}",
         f"--workdir={tmp_path / 'work'}",
-        "--mesh_shape=data:2",
-        "--layout=batch:data",
-        "--host_devices=1",
+        *TWO,
         "--steps=100000",
     )
     wait_for(lambda: reported(tmp_path / "work") > 2, 300)
@@ -222,9 +221,7 @@ def test_processes_end_at_the_step_that_was_set(start, text, tmp_path):
         2,
         f"--data={text}",
         f"--workdir={tmp_path / 'work'}",
-        "--mesh_shape=data:2",
-        "--layout=batch:data",
-        "--host_devices=1",
+        *TWO,
         "--steps=40",
         "--log_every=10",
         "--exit_at_step=12",

@@ -13,10 +13,8 @@ import warnings
 import numpy as np
 import pytest
 
-from meshdsl.optim import AdamW
 from meshdsl.training.checkpoints import Checkpoints, CheckpointWarning
-from meshdsl.training.data import Arrays, shuffled_batches
-from meshdsl.training.loop import train
+from meshdsl.training.data import shuffled_batches
 from meshdsl.training.metrics import MetricsWriter
 from meshdsl.training.saving import Saving
 from meshdsl.training.stopping import Stopped, Stops
@@ -32,28 +30,7 @@ MESHES = [
 
 
 def run(workdir=None, batches=None, **options):
-    """Trains on the numpy backend, which compiles nothing, unless told otherwise."""
-    defaults = {
-        "steps": STEPS,
-        "batch_dims": classifier.BATCH_DIMS,
-        "quiet": True,
-        "backend": "numpy",
-        "log_every": 2,
-    }
-    batches = classifier.endless() if batches is None else batches
-    return train(
-        classifier.init,
-        classifier.loss,
-        AdamW(0.05),
-        batches,
-        workdir=workdir,
-        **defaults | options,
-    )
-
-
-def examples():
-    parts = classifier.batches(6)
-    return Arrays({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    return classifier.run(workdir, batches, **{"steps": STEPS, "log_every": 2} | options)
 
 
 def lines(workdir):
@@ -114,7 +91,7 @@ def test_it_goes_on_from_one_backend_to_another(tmp_path):
 def test_data_goes_on_where_it_was(kind, tmp_path):
     def batches():
         if kind == "ours":
-            return shuffled_batches(examples(), classifier.batch.size, 3)
+            return shuffled_batches(classifier.examples(), classifier.batch.size, 3)
         return itertools.cycle(classifier.batches(5))
 
     whole = run(batches=batches())
