@@ -1,24 +1,19 @@
-"""Packaging: `layouts`, `models` and `lowering` stand beside `meshdsl`, installed inside it."""
+"""Packaging: `layouts`, `models` and `lowering` are real folders here, and links inside `meshdsl/`.
+
+The links make `meshdsl` one ordinary package tree: editable installs, wheels, type checkers and a
+bare checkout all see the same modules, and two checkouts never mix.
+"""
 
 from setuptools import find_packages, setup
-
-ROOMS = {"meshdsl.layouts": "layouts", "meshdsl.models": "models", "meshdsl.lowering": "lowering"}
-
-
-def packages() -> list[str]:
-    found = find_packages(include=["meshdsl", "meshdsl.*"])
-    for name, folder in ROOMS.items():
-        found += [name, *(f"{name}.{inner}" for inner in find_packages(folder))]
-    return found
-
 
 setup(
     name="meshdsl",
     version="0.1.0",
     description="Named-dimension tensor programs, laid out on device meshes by one line.",
     python_requires=">=3.11",
-    packages=packages(),
-    package_dir=ROOMS,
+    packages=find_packages(include=["meshdsl", "meshdsl.*"]),
+    # Static tools do not follow the import hooks of setuptools' default editable mode.
+    options={"editable_wheel": {"mode": "compat"}},
     package_data={"meshdsl": ["py.typed"], "meshdsl.lowering.explain.html": ["*.css", "*.js"]},
     install_requires=[
         "jax>=0.10,<0.12",

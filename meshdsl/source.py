@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -93,7 +94,14 @@ def caller() -> Source:
 
 
 def _shorten(path: str) -> str:
+    path = _resolve(path)
     for base in (os.getcwd(), os.path.dirname(_ROOT)):
         if path.startswith(base + os.sep):
             return path[len(base) + 1 :]
     return os.sep.join(path.split(os.sep)[-2:])
+
+
+@functools.cache
+def _resolve(path: str) -> str:
+    # In a checkout `meshdsl/models` is a link to `models`: users know a file by one path.
+    return os.path.realpath(path) if path.startswith(_ROOT + os.sep) else path
