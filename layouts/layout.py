@@ -16,7 +16,8 @@ layout in which such scopes disagree (`layouts.validate`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -52,9 +53,9 @@ class Rule:
     def __post_init__(self) -> None:
         if _read(str(self)) != (self.scope, self.dim, self.axes, self.optional):
             raise ValueError(_malformed(str(self)))
-        for axis in self.axes:
-            if self.axes.count(axis) > 1:
-                raise ValueError(f"`{self}` names axis `{axis}` twice")
+        if len(set(self.axes)) < len(self.axes):
+            axis = next(axis for axis, times in Counter(self.axes).items() if times > 1)
+            raise ValueError(f"`{self}` names axis `{axis}` twice")
 
     @staticmethod
     def parse(text: str) -> Rule:
@@ -189,10 +190,7 @@ class Layout:
 
     def rule_for(self, dim: str, path: str = "") -> Rule | None:
         """Returns the rule that decides about `dim` in the tensor at `path`, or None."""
-        for rule in self._by_specificity.get(dim, ()):
-            if rule.applies_to(path):
-                return rule
-        return None
+        return next((r for r in self._candidates(dim, path) if r.applies_to(path)), None)
 
     def rules_for(self, dim: str, path: str = "") -> list[Rule]:
         """Returns the rules that describe a dim in the tensor at `path` equally closely.
@@ -200,8 +198,19 @@ class Layout:
         The first of them is `rule_for`'s; where others want other axes, the layout contradicts
         itself.
         """
-        applying = [r for r in self._by_specificity.get(dim, ()) if r.applies_to(path)]
+        applying = [r for r in self._candidates(dim, path) if r.applies_to(path)]
         return [rule for rule in applying if rule.specificity == applying[0].specificity]
+
+    def applying(self, paths: Iterable[str]) -> set[Rule]:
+        """Returns the rules whose scopes describe some of the paths."""
+        found: set[Rule] = set()
+        for path in paths:
+            parts = {"", *path.split("/")}
+            for by_part in self._by_part.values():
+                for part in parts & by_part.keys():
+                    rules = [rule for _, rule in by_part[part] if rule not in found]
+                    found.update(rule for rule in rules if rule.applies_to(path))
+        return found
 
     def _resolve(
         self, names: tuple[str, ...], path: str
@@ -213,7 +222,8 @@ class Layout:
         holder: dict[str, Rule] = {}
         splits: dict[str, list[str]] = {}
         conflicts: list[_Claim] = []
-        for rule in sorted((r for r in self.rules if r in chosen), key=lambda r: r.optional):
+        deciding = [rule for rule in chosen if rule is not None]
+        for rule in sorted(deciding, key=lambda rule: (rule.optional, self._written[rule])):
             if not rule.optional:
                 conflicts += [(axis, (holder[axis], rule)) for axis in rule.axes if axis in holder]
             splits[rule.dim] = [axis for axis in rule.axes if axis not in holder]
@@ -230,10 +240,33 @@ class Layout:
         return {}
 
     @cached_property
-    def _by_specificity(self) -> dict[str, list[Rule]]:
-        found: dict[str, list[Rule]] = {}
-        for rule in sorted(self.rules, key=lambda rule: rule.specificity, reverse=True):
-            found.setdefault(rule.dim, []).append(rule)
+    def _written(self) -> dict[Rule, int]:
+        """The place of each rule in the order written."""
+        return {rule: number for number, rule in enumerate(self.rules)}
+
+    def _candidates(self, dim: str, path: str) -> list[Rule]:
+        """Returns the rules that may decide about a dim at a path, the most specific first."""
+        by_part = self._by_part.get(dim, {})
+        ranked = [row for part in {"", *path.split("/")} for row in by_part.get(part, ())]
+        return [rule for _, rule in sorted(ranked, key=lambda row: row[0])]
+
+    @cached_property
+    def _by_part(self) -> dict[str, dict[str, list[tuple[int, Rule]]]]:
+        """For each dim, its rules with their rank, by a component that a path must have for them.
+
+        Of a scope's components it is the rarest without a wildcard; "" where there is none. So a
+        layout with a rule for each of thousands of parameters compares a path with a few of them.
+        """
+        ranked = sorted(self.rules, key=lambda rule: rule.specificity, reverse=True)
+        literal = [
+            [part for part in rule.scope.split("/") if part and not _WILDCARD.search(part)]
+            for rule in ranked
+        ]
+        times = Counter(part for parts in literal for part in parts)
+        found: dict[str, dict[str, list[tuple[int, Rule]]]] = {}
+        for rank, (rule, parts) in enumerate(zip(ranked, literal, strict=True)):
+            part = min(parts, key=lambda part: times[part], default="")
+            found.setdefault(rule.dim, {}).setdefault(part, []).append((rank, rule))
         return found
 
     def __str__(self) -> str:
@@ -266,20 +299,25 @@ def _mark(text: str, parts: Sequence[re.Match[str]]) -> tuple[str, str]:
 
 
 def matches(scope: str, path: str) -> bool:
-    """Returns whether the components of a glob occur in a row in a path; "" does everywhere."""
+    """Returns whether the components of a glob occur in a row in a path; "" does everywhere.
+
+    The glob is run as an automaton: state i is that its first i components without `**` have been
+    matched. A component of the path is compared at most once with each of the glob's, however many
+    `**` there are.
+    """
     if not scope:
         return True
-    return _begins(path.split("/") if path else [], ["**", *scope.split("/")])
-
-
-def _begins(components: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Returns whether `components` begin with `pattern`."""
-    if not pattern:
-        return True
-    if pattern[0] == "**":
-        return any(_begins(components[i:], pattern[1:]) for i in range(len(components) + 1))
-    return (
-        bool(components)
-        and fnmatchcase(components[0], pattern[0])
-        and _begins(components[1:], pattern[1:])
-    )
+    wanted: list[str] = []
+    after_gap = {0}  # states in which any components may come before the next one wanted
+    for part in scope.split("/"):
+        if part == "**":
+            after_gap.add(len(wanted))
+        else:
+            wanted.append(part)
+    states = {0}
+    for component in path.split("/") if path else ():
+        if len(wanted) in states:
+            return True
+        onward = {i + 1 for i in states if fnmatchcase(component, wanted[i])}
+        states = (states & after_gap) | onward
+    return len(wanted) in states

@@ -57,8 +57,9 @@ def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
     For the program that a whole job is about, such as a training step; others may lack some paths.
     """
     found = []
+    known = _parts(paths)
     for rule in _unfitting(layout, paths):
-        hint = _corrected(rule, paths)
+        hint = _corrected(rule, paths, known)
         nearest = [f"`{path}`" for path in _nearest(rule, paths)]
         told = f" The nearest paths: {' and '.join(nearest)}" if nearest else ""
         found.append(f"`{rule}` fits no path of this program{hint or '.'}{told}")
@@ -72,10 +73,10 @@ def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
     so others than these are no mistake.
     """
     named = {part for rule in layout.rules for part in rule.scope.split("/")}
-    parts = {part for path in paths for part in path.split("/")} - named
+    known = _parts(paths)
     found = []
     for rule in _unfitting(layout, paths):
-        hint = _corrected(rule, paths, parts, _MISSPELT)
+        hint = _corrected(rule, paths, known, known - named, _MISSPELT)
         if hint.endswith("?"):
             found.append(f"`{rule}` fits no path of this program{hint}")
     return found
@@ -116,17 +117,22 @@ def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
 
 
 def _unfitting(layout: Layout, paths: Collection[str]) -> list[Rule]:
-    return [rule for rule in layout.rules if not any(rule.applies_to(path) for path in paths)]
+    applying = layout.applying(paths)
+    return [rule for rule in layout.rules if rule not in applying]
+
+
+def _parts(paths: Collection[str]) -> set[str]:
+    return {part for path in paths for part in path.split("/")}
 
 
 def _corrected(
     rule: Rule,
     paths: Collection[str],
+    parts: Collection[str],
     among: Collection[str] | None = None,
     cutoff: float = 0.7,
 ) -> str:
     """Returns `. Did you mean ...?` with the rule in which unknown parts of the scope are known."""
-    parts = {part for path in paths for part in path.split("/")}
     scope = []
     for part in rule.scope.split("/"):
         known = part in parts or _WILD.search(part)

@@ -2,13 +2,14 @@
 
 import pickle
 import re
+from fnmatch import fnmatchcase
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl.dims import Dimension, Shape
-from meshdsl.layouts.layout import Layout, LayoutConflict, Rule
+from meshdsl.layouts.layout import Layout, LayoutConflict, Rule, _read, matches
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.mesh import Mesh
 
@@ -353,3 +354,55 @@ def test_there_is_a_conflict_exactly_where_two_rules_that_do_not_yield_want_one_
     claims = [axis for rule in deciding if not rule.optional for axis in rule.axes]
     contested = {axis for axis in claims if claims.count(axis) > 1}
     assert {conflict.axis for conflict in layout.resolve(shape(*dims), path)[1]} == contested
+
+
+# Work
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Counts the comparisons of a component of a path with one of a glob."""
+    calls = []
+
+    def compare(component, pattern):
+        calls.append((component, pattern))
+        return fnmatchcase(component, pattern)
+
+    monkeypatch.setattr("meshdsl.layouts.layout.fnmatchcase", compare)
+    return calls
+
+
+@pytest.mark.parametrize("glob", ["/".join(["**"] * 14), "/".join(["**", "*"] * 14)])
+def test_a_glob_compares_each_component_of_a_path_at_most_once_with_each_of_its_own(glob, compared):
+    path = "/".join("abcdefghijklmnopqrstuvwxyz" * 2)
+    assert not matches(f"{glob}/nowhere", path)
+    assert len(compared) <= 52 * 15
+
+
+def test_a_path_is_compared_with_the_few_of_20_000_scopes_that_share_a_component(compared):
+    layout = Layout.parse("; ".join(f"params/layer_{i}/w/embed:data" for i in range(20_000)))
+    for number in (0, 7, 19_999):
+        path = f"state/params/layer_{number}/w"
+        assert layout.assign(shape("embed"), path).axes("embed") == ("data",)
+        assert layout.applying([path]) == {layout.rules[number]}
+    assert layout.assign(shape("embed"), "state/params/layer_20000/w").axes("embed") == ()
+    assert len(compared) <= 100
+
+
+@given(layouts, paths, names)
+def test_the_most_specific_of_the_rules_that_apply_decides(layout, path, dims):
+    for dim in dims:
+        applying = [r for r in layout.rules if r.dim == dim and r.applies_to(path)]
+        assert layout.rule_for(dim, path) == max(
+            applying, key=lambda r: r.specificity, default=None
+        )
+    assert layout.applying([path]) == {rule for rule in layout.rules if rule.applies_to(path)}
+
+
+def test_a_layout_of_20_000_rules_reads_each_rule_twice(monkeypatch):
+    reads = []
+    monkeypatch.setattr(
+        "meshdsl.layouts.layout._read", lambda text: reads.append(text) or _read(text)
+    )
+    Layout.parse("; ".join(f"dim_{i}:data" for i in range(20_000)))
+    assert len(reads) == 2 * 20_000
