@@ -4,24 +4,25 @@ The result of a contraction over a split dim is a partial sum. It may be reduced
 partial through operations that are linear in it and be reduced later: after several have been
 added, after a reduction has made it small, after a loop has accumulated it. For each mesh axis
 this is a minimum cut: every tensor that can be partial either stays so (source side) or not, and
-pays for its reduction if it does while some reader needs it whole. Of equally good cuts the
-earliest is taken.
+pays for its reduction if it does while some reader needs it whole. What staying partial forces on
+others is paid in the same cut: an operand that a product then needs gathered, a summand that is
+gathered to be masked; and so is what an operation moves only if no partial sum passes through it
+(see `reads`). One move serves all readers, so it is paid once. Of equally good cuts the earliest is
+taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.mincut import INFINITE, CutGraph
 from meshdsl.lowering.partition.plan import Plan
-from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.lowering.reads import START, Read, Reads
 from meshdsl.mesh import Mesh
 
-# What starting one collective counts, in bytes on the wire; it favours few and large ones.
-_START = 1024.0
 # What computing on a partial sum costs against computing on a shard, per byte: to break ties.
 _MASK = 1e-3
 _WIDER = 1e-4
@@ -49,9 +50,10 @@ class Planned:
 def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
     """Returns, for tensors that pass partial sums on, the axes over which they stay partial."""
     found: dict[Tensor, frozenset[str]] = {}
+    reads = Reads(planned)
     for axis, size in planned.mesh.axes:
         if size > 1:
-            for tensor in _AxisProblem(planned, axis).solve():
+            for tensor in _AxisProblem(planned, axis, reads).solve():
                 found[tensor] = found.get(tensor, frozenset()) | {axis}
     return found
 
@@ -59,21 +61,29 @@ def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
 class _AxisProblem:
     """The cut for one axis.
 
-    Nodes: a tensor (it stays partial), and ("whole", tensor) (nothing needs it whole).
+    Nodes: a tensor (it stays partial), ("whole", tensor) (nothing needs it whole), ("moved", read)
+    (something that stays partial needs a tensor moved), ("masked", read) (or needs it moved unless
+    it is partial), and ("usual", read) (nothing that is whole needs it moved).
     """
 
-    def __init__(self, planned: Planned, axis: str) -> None:
+    def __init__(self, planned: Planned, axis: str, reads: Reads) -> None:
         self.planned = planned
         self.axis = axis
+        self.reads = reads
+        self.paid: set[Read] = set()  # whatever is partial
+        self.through: dict[Operation, Plan] = {}  # of those that move something else if partial
         self.made: set[Tensor] = set()  # partial as their operation leaves them
         self.can: set[Tensor] = set()  # partial, or could pass a partial sum on
         self.passing: set[Tensor] = set()
+        self.edges: set[tuple[Hashable, Hashable]] = set()  # of moves
+        self.linear: dict[Operation, Plan] = {}  # that may pass a partial sum on
         self.cut = CutGraph()
 
     def solve(self) -> set[Tensor]:
         self._reach(self.planned.graph)
-        if not self.can:
+        if not self.passing:
             return set()
+        self._pay()
         self._add(self.planned.graph, 1)
         for tensor in self.planned.graph.outputs:
             self._need_whole(tensor)
@@ -95,6 +105,7 @@ class _AxisProblem:
                 self.made.update(left)
                 self.can.update(left)
             elif self._passes(op, plan):
+                self.linear[op] = plan
                 self.can.update(op.outputs)
                 self.passing.update(op.outputs)
 
@@ -146,6 +157,60 @@ class _AxisProblem:
         self.can.add(tensor)
         self.passing.add(tensor)
 
+    # What is moved elsewhere than where the layout rules put it.
+
+    def _pay(self) -> None:
+        """Finds the reads that do not depend on the cut, and the operations whose reads do."""
+        layouts, usual = self.planned.layouts, self.reads.usual
+        for op, moved in usual.items():
+            if op not in self.linear:
+                self.paid |= moved
+        for op, plan in self.linear.items():
+            moved = usual.get(op, frozenset())
+            if any(layouts[t].dim_of(self.axis) is not None for t in (*op.inputs, *op.outputs)):
+                through = self.reads.through(op, self.axis)
+                if moved or through.operands != plan.operands:
+                    self.through[op] = through
+                    moved &= self.reads.of(op, through, self._summands(op, plan))
+            self.paid |= moved
+
+    def _add_reads(self, op: Operation, plan: Plan, summands: list[Tensor], times: int) -> None:
+        """Adds what an operation moves if a partial sum passes through it, and if none does."""
+        through, (result,) = self.through[op], op.outputs
+        layouts = self.planned.layouts
+        rows = zip(op.inputs, plan.operands, through.operands, strict=True)
+        for tensor, usual, where in rows:
+            passed = any(tensor is summand for summand in summands)
+            if usual != layouts[tensor]:
+                self._move_if_whole(self.reads.read(op, tensor, usual), result, times)
+            if where != layouts[tensor] and (plan.additive or not passed):
+                read = self.reads.read(op, tensor, where)
+                self._move_if_partial(read, result, tensor if passed else None, times)
+
+    def _move_if_partial(
+        self, read: Read, reader: Tensor, masked: Tensor | None, times: int
+    ) -> None:
+        """A reader that stays partial has a tensor moved, unless that is partial and `masked`."""
+        cost = 0.0 if read in self.paid else self.reads.cost(read, times)
+        if cost:
+            node = ("moved", read) if masked is None else ("masked", read, masked)
+            self._once(node, CutGraph.SINK if masked is None else masked, cost)
+            self.cut.edge(reader, node, INFINITE)
+
+    def _move_if_whole(self, read: Read, reader: Tensor, times: int) -> None:
+        """A reader that does not stay partial has a tensor moved."""
+        cost = 0.0 if read in self.paid else self.reads.cost(read, times)
+        if cost:
+            node = ("usual", read)
+            self._once(CutGraph.SOURCE, node, cost)
+            self.cut.edge(node, reader, INFINITE)
+
+    def _once(self, start: Hashable, end: Hashable, capacity: float) -> None:
+        """Adds an edge if there is none yet."""
+        if (start, end) not in self.edges:
+            self.edges.add((start, end))
+            self.cut.edge(start, end, capacity)
+
     # The cut.
 
     def _add(self, graph: Graph, times: int) -> None:
@@ -157,7 +222,7 @@ class _AxisProblem:
             plan = self.planned.plans[op]
             for tensor in op.outputs:
                 self._add_tensor(tensor, times)
-            if op.outputs[0] in self.passing:
+            if op in self.linear:
                 self._add_linear(op, plan, times)
             else:
                 for tensor in op.inputs:
@@ -168,21 +233,20 @@ class _AxisProblem:
             return
         if tensor in self.made:
             self.cut.edge(CutGraph.SOURCE, tensor, INFINITE)
-        self.cut.edge(tensor, ("whole", tensor), times * (self._cost(tensor) + _START))
+        self.cut.edge(tensor, ("whole", tensor), times * (self._cost(tensor) + START))
         if self.axis in self.planned.layouts[tensor].split_axes:
             self.cut.edge(tensor, CutGraph.SINK, times * tensor.bytes * _WIDER)
 
     def _cost(self, tensor: Tensor) -> float:
         whole = self.planned.layouts[tensor]
         summand = whole.drop([self.axis]).add_partial([self.axis])
-        mesh = self.planned.mesh
-        return reshard_cost(tensor.shape, tensor.dtype.itemsize, summand, whole, mesh)
+        return self.reads.between(tensor, summand, whole)
 
     def _add_linear(self, op: Operation, plan: Plan, times: int) -> None:
         (result,) = op.outputs
-        summands = [op.inputs[i] for i in plan.linear if op.inputs[i] in self.can]
-        if not plan.additive:
-            summands = summands[:1]
+        summands = self._summands(op, plan)
+        if op in self.through:
+            self._add_reads(op, plan, summands, times)
         for tensor in op.inputs:
             if not any(tensor is summand for summand in summands):
                 if not (plan.additive and any(tensor is op.inputs[i] for i in plan.linear)):
@@ -195,6 +259,11 @@ class _AxisProblem:
         if not plan.additive and sum(op.inputs[i] is summands[0] for i in plan.linear) > 1:
             self._need_whole(summands[0])
             self.cut.edge(result, CutGraph.SINK, INFINITE)
+
+    def _summands(self, op: Operation, plan: Plan) -> list[Tensor]:
+        """Returns the operands that may be partial where the result is."""
+        found = [op.inputs[i] for i in plan.linear if op.inputs[i] in self.can]
+        return found if plan.additive else found[:1]
 
     def _tie(self, before: Tensor, after: Tensor, mask: float) -> None:
         """`after` partial takes `before` partial, or masked at a price; whole takes it whole."""
@@ -219,8 +288,8 @@ class _AxisProblem:
             if inner not in self.can:
                 self._need_whole(outer)
             elif consts <= position < consts + carries:
-                self._add_carry(outer, inner, times)
-                self._add_carry(body.outputs[position - consts], inner, inner_times)
+                self._add_carry(op, outer, inner, times)
+                self._add_carry(op, body.outputs[position - consts], inner, inner_times)
                 self._join(inner, op.outputs[position - consts])
             else:
                 self._tie(outer, inner, INFINITE)
@@ -245,7 +314,7 @@ class _AxisProblem:
                     self._need_whole(outer)
             for inner, outer in zip(body.outputs, op.outputs, strict=True):
                 if outer in self.can:
-                    self._add_carry(inner, outer, times)
+                    self._add_carry(op, inner, outer, times)
                 else:
                     self._need_whole(inner)
 
@@ -257,9 +326,12 @@ class _AxisProblem:
             for tensor in body.outputs:
                 self._need_whole(tensor)
 
-    def _add_carry(self, tensor: Tensor, taker: Tensor, times: int) -> None:
+    def _add_carry(self, op: Operation, tensor: Tensor, taker: Tensor, times: int) -> None:
         """A carry or a cond's result that stays partial takes what it gets partial, or masked."""
-        mask = times * tensor.bytes * _MASK
+        mask, layout = times * tensor.bytes * _MASK, self.planned.layouts[tensor]
+        if layout.dim_of(self.axis) is not None:
+            read = self.reads.read(op, tensor, layout.drop([self.axis]))
+            self._move_if_partial(read, taker, tensor if tensor in self.can else None, times)
         if tensor in self.can:
             self._tie(tensor, taker, mask)
         else:
