@@ -223,6 +223,12 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     ),
     "num_processes": (None, whole(1), "How many processes there are, unless `auto` tells."),
     "process_id": (None, whole(0), "Which of them this is, from 0, unless `auto` tells."),
+    "join_timeout": ("60", whole(1), "Seconds in which all processes must have joined."),
+    "pause_timeout": (
+        "120",
+        whole(1),
+        "Seconds for which a process may stand still, as on a machine that migrates.",
+    ),
     "policy": (
         None,
         Policy.parse,

@@ -171,10 +171,9 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
         UsageError: its flags do not fit together, and all else that is wrong.
     """
     if values.coordinator is None:
-        if values.num_processes is not None or values.process_id is not None:
-            problems.add(
-                "--num_processes, --process_id: give --coordinator=host:port of the first process"
-            )
+        names = ("num_processes", "process_id", "join_timeout", "pause_timeout")
+        if given := [f"--{name}" for name in names if values[name].present]:
+            problems.add(f"{', '.join(given)}: give --coordinator=host:port of the first process")
         return nullcontext()
     known = values.num_processes is not None and values.process_id is not None
     if values.coordinator != AUTOMATIC and not known:
@@ -185,7 +184,13 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
     if values.backend == "tf":
         problems.add("--coordinator: --backend=tf takes its processes from TF_CONFIG")
     problems.check()
-    return joined(values.coordinator, values.num_processes, values.process_id)
+    return joined(
+        values.coordinator,
+        values.num_processes,
+        values.process_id,
+        values.join_timeout,
+        values.pause_timeout,
+    )
 
 
 # What a run may change when it goes on: where it runs, what it tells, and when it ends.
@@ -194,7 +199,8 @@ _FREE = frozenset(
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
-    "num_processes process_id profile_steps init_from out step dtype max_shard_size".split()
+    "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
+    "max_shard_size".split()
 )
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 

@@ -1,48 +1,56 @@
-"""The processes of a job on JAX: they join, agree on what they run, and tell who is gone.
+"""The processes of a job on JAX: they join, agree on what they run, and part.
 
-JAX's own runtime connects them; each then listens on a port of its own, so that the others can see
-whether it is still there.
+They meet (`meeting`), then JAX's own runtime connects them. Each looks after others (`watching`)
+from the meeting on, also while JAX connects them.
 
 Guarantees:
-    When a process has died, the others end within a minute, whatever they wait for, and name it.
+    Processes that do not come within the time to join are named, and end the others.
+    When a process has ended, the others end within a minute, whatever they wait for, and name it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
-_HEARTBEAT = 30  # seconds without a sign of life after which JAX ends a job
-_SECONDS = 2.0  # in which a process that lives answers
-_AT_ONCE = 64  # processes that are asked at a time
-_EVERY = 4.0  # seconds between two looks at the others
-_MISSES = 3  # looks in a row in which one that is gone is not there
+from meshdsl.training.meeting import Meeting
+from meshdsl.training.watching import FAILED, Job, Watch, report, report_ended
+
+JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
+PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
+_MARGIN = 60  # seconds by which JAX, which ends a process with a stack trace, is later than we are
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds in which the others are waited for at the end
 _LEFT = threading.Event()
+_JOINED: list[Job] = []
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
-FAILED = 1  # the exit code of a process that others have left alone
 AUTOMATIC = "auto"
 
 
-def join(coordinator: str, processes: int | None = None, index: int | None = None) -> None:
+def join(
+    coordinator: str,
+    processes: int | None = None,
+    index: int | None = None,
+    join_timeout: float = JOIN_TIMEOUT,
+    pause_timeout: float = PAUSE_TIMEOUT,
+) -> None:
     """Joins the other processes of a job; JAX must not be in use yet.
 
     Args:
@@ -50,25 +58,80 @@ def join(coordinator: str, processes: int | None = None, index: int | None = Non
             tell JAX all of this.
         processes: how many there are.
         index: which of them this is.
+        join_timeout: seconds in which all of them must have come. Those that are missing are
+            named; with "auto" only JAX knows where to ask, and they stay unnamed.
+        pause_timeout: seconds for which one may stand still, as one that is stopped or whose
+            machine migrates.
 
     Raises:
         ValueError: the job cannot be found out, or the others did not come.
     """
-    automatic = coordinator == AUTOMATIC
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
-    jax.config.update("jax_enable_recoverability", True)  # we end the others, and tell why
+    jax.config.update("jax_enable_recoverability", True)  # we end the others, and say why
+    connect = functools.partial(
+        jax.distributed.initialize,
+        initialization_timeout=math.ceil(join_timeout) + _MARGIN,
+        heartbeat_timeout_seconds=math.ceil(pause_timeout) + _MARGIN,
+    )
+    own = _listening()
     try:
-        jax.distributed.initialize(
-            None if automatic else coordinator,
-            processes,
-            index,
-            heartbeat_timeout_seconds=_HEARTBEAT,
-        )
+        if coordinator == AUTOMATIC:
+            with _ending_after(join_timeout):
+                connect()
+                job = _job(own, _exchanged, jax.process_index(), pause_timeout)
+            _watch(job, pause_timeout)
+        else:
+            if processes is None or index is None:
+                raise ValueError("say how many processes there are, and which of them this is")
+            meeting = Meeting(coordinator, processes, index, join_timeout, report)
+            job = _job(own, meeting.meet, index, pause_timeout)
+            _watch(job, pause_timeout)
+            with _ending_after(join_timeout, job):
+                connect(coordinator, processes, index)
     except (ValueError, RuntimeError) as error:
-        known = "what the environment tells" if automatic else f"coordinator {coordinator}"
+        own.close()
+        known = (
+            "what the environment tells"
+            if coordinator == AUTOMATIC
+            else f"coordinator {coordinator}"
+        )
         raise ValueError(f"cannot join the processes of the job by {known}: {error}") from error
-    threading.Thread(target=_watch, args=(job(),), daemon=True).start()
+    _JOINED[:] = [job]
+
+
+def _watch(job: Job, pause_timeout: float) -> None:
+    Watch(job, pause_timeout, _LEFT, _end).start()
+
+
+def _end(reason: str) -> None:
+    """Ends this process at once, whatever its other threads wait for."""
+    report(reason)
+    os._exit(FAILED)
+
+
+@contextmanager
+def _ending_after(seconds: float, job: Job | None = None) -> Iterator[None]:
+    """Ends this process if its block, in which JAX connects the processes, takes too long.
+
+    JAX itself would end it with a stack trace.
+    """
+
+    def end() -> None:
+        absent = [] if job is None else job.names(job.absent(job.neighbours()))
+        who = f"; {', '.join(absent)} cannot be reached" if absent else ""
+        _end(
+            f"JAX has not connected the processes of the job within {seconds:g} s{who}. See which "
+            "of them ended or were not started; --join_timeout waits longer"
+        )
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Deserted(RuntimeError):
@@ -77,7 +140,11 @@ class Deserted(RuntimeError):
 
 @contextmanager
 def joined(
-    coordinator: str = AUTOMATIC, processes: int | None = None, index: int | None = None
+    coordinator: str = AUTOMATIC,
+    processes: int | None = None,
+    index: int | None = None,
+    join_timeout: float = JOIN_TIMEOUT,
+    pause_timeout: float = PAUSE_TIMEOUT,
 ) -> Iterator[None]:
     """Runs its block as one of the processes of a job: `with joined(): train(...)`.
 
@@ -89,13 +156,13 @@ def joined(
     Raises:
         Deserted: what has failed here is that others are gone; they are named.
     """
-    join(coordinator, processes, index)
+    join(coordinator, processes, index, join_timeout, pause_timeout)
     try:
         yield
         everywhere(True)
     except BaseException as error:
-        if _of_devices(error) and (gone := job().gone()):
-            raise Deserted(told_gone(gone)) from error  # JAX may hang as it leaves: see `_watch`
+        if _of_devices(error) and (ended := _JOINED[0].ended()):
+            raise Deserted(report_ended(ended)) from error  # JAX may hang as it leaves: see `Watch`
         _part(_GRACE)
         raise
     _LEFT.set()
@@ -111,13 +178,14 @@ def _of_devices(error: BaseException) -> bool:
 
 def _part(seconds: float) -> None:
     """Parts from the other processes; for so long the first, which the rest needs, lets them go."""
+    job = _JOINED[0]
     if jax.process_index() == 0:
         others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
-        while len(job().absent(others)) < len(others) and time.monotonic() < end:
+        while len(job.absent(others)) < len(others) and time.monotonic() < end:
             time.sleep(0.05)
     jax.distributed.shutdown()
     _LEFT.set()
-    job().close()
+    job.close()
 
 
 def everywhere(true: bool) -> bool:
@@ -195,76 +263,37 @@ def code_version() -> str:
     return total.hexdigest()[:12]
 
 
-@dataclass(frozen=True)
-class Job:
-    """The processes of a job.
-
-    Attributes:
-        hosts: by which names or addresses the host of each may be reached.
-        ports: on which port of it each listens.
-        listening: the socket of this one, which is open as long as the process lives.
-        watched: the processes that this one looks after, since they answer it.
-    """
-
-    hosts: tuple[tuple[str, ...], ...]
-    ports: tuple[int, ...]
-    listening: socket.socket
-    watched: tuple[int, ...] = ()
-
-    def gone(self) -> list[str]:
-        """Returns the processes that are not there any more, as they are to be told."""
-        return [f"process {n} on {self.hosts[n][-1]}" for n in self.absent(self.watched)]
-
-    def absent(self, numbers: Sequence[int]) -> list[int]:
-        """Returns those of some processes that do not answer."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            there = pool.map(self._answers, numbers)
-            return [number for number, alive in zip(numbers, there, strict=True) if not alive]
-
-    def _answers(self, number: int) -> bool:
-        return any(_listens((host, self.ports[number])) for host in self.hosts[number])
-
-    def neighbours(self) -> list[int]:
-        """Returns the processes to look after: of many, those 1, 2, 4, 8 ... places on."""
-        count, own = len(self.ports), jax.process_index()
-        steps = range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
-        return sorted({(own + step) % count for step in steps} - {own})
-
-    def answer(self) -> None:
-        """Answers those who look whether this process is there, until it is closed."""
-        with contextlib.suppress(OSError):
-            while True:
-                self.listening.accept()[0].close()
-
-    def close(self) -> None:
-        """Answers no more."""
-        with contextlib.suppress(OSError):
-            self.listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that answers
-        self.listening.close()
-
-
-@functools.cache
-def job() -> Job:
-    """Returns the processes of the job; all of them must ask, the first time."""
+def _listening() -> socket.socket:
+    """Returns a socket on a port of its own, by which the others see that this process is there."""
     own = socket.socket()
     own.bind(("", 0))
-    own.listen()
-    told = [_address(), socket.gethostname()], own.getsockname()[1]
-    found = [json.loads(text) for text in gathered(json.dumps(told))]
-    hosts = tuple(tuple(filter(None, names)) for names, _ in found)
-    made = Job(hosts, tuple(int(port) for _, port in found), own)
-    threading.Thread(target=made.answer, daemon=True).start()
-    everywhere(True)  # all of them answer
-    neighbours = made.neighbours()
-    silent = made.absent(neighbours)
-    if silent:
-        listed = ", ".join(f"{n} on {hosts[n][-1]}" for n in silent)
+    own.listen(socket.SOMAXCONN)
+    return own
+
+
+def _exchanged(value: Any) -> list[Any]:
+    return [json.loads(text) for text in gathered(json.dumps(value))]
+
+
+def _job(
+    own: socket.socket, exchange: Callable[[Any], list[Any]], index: int, pause_timeout: float
+) -> Job:
+    """Returns the processes of the job, from what they say of themselves in an exchange."""
+    alone = Job(index, (), (), own)
+    threading.Thread(target=alone.answer, daemon=True).start()
+    said = exchange([[_address(), socket.gethostname()], own.getsockname()[1]])
+    hosts = tuple(tuple(filter(None, names)) for names, _ in said)
+    job = replace(alone, hosts=hosts, ports=tuple(int(port) for _, port in said))
+    neighbours = job.neighbours()
+    absent = job.absent(neighbours)
+    if absent:
         warnings.warn(
-            f"processes that this one cannot reach on ports of their own: {listed}. If one of them "
-            f"dies, only JAX's runtime tells, after {_HEARTBEAT} s and without its name",
+            f"this process cannot reach {', '.join(job.names(absent))} on ports of their own. If "
+            "one of them ends, only JAX's runtime notices, after "
+            f"{math.ceil(pause_timeout) + _MARGIN} s and without its name",
             stacklevel=2,
         )
-    return replace(made, watched=tuple(n for n in neighbours if n not in silent))
+    return replace(job, watched=tuple(n for n in neighbours if n not in absent))
 
 
 def _address() -> str:
@@ -275,29 +304,3 @@ def _address() -> str:
         except OSError:
             return ""
         return str(probe.getsockname()[0])
-
-
-def told_gone(gone: Sequence[str]) -> str:
-    """Returns what to tell when other processes are gone."""
-    return (
-        f"{', '.join(gone)} of the job has ended, and the others cannot go on. Start all of them "
-        "again: with a --workdir they go on from the last checkpoint"
-    )
-
-
-def _watch(job: Job) -> None:
-    """Ends this process once another has died, if it does not end by itself."""
-    misses = 0
-    while not _LEFT.wait(_EVERY):
-        misses = misses + 1 if job.absent(job.watched) else 0
-        if misses >= _MISSES and not _LEFT.wait(_GRACE):
-            os.write(2, f"meshdsl train: {told_gone(job.gone())}\n".encode())
-            os._exit(FAILED)
-
-
-def _listens(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address, _SECONDS):
-            return True
-    except OSError:
-        return False

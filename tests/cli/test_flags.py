@@ -29,6 +29,8 @@ PROMISED = {
     "coordinator": None,
     "num_processes": None,
     "process_id": None,
+    "join_timeout": 60,
+    "pause_timeout": 120,
     "policy": None,
     "seed": 0,
     "data": None,

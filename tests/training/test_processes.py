@@ -4,16 +4,13 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from meshdsl.training.processes import Job
 from tests.lowering.backends.tf.test_cluster import free_ports
 from tests.training import classifier, own_script
 
@@ -178,23 +175,6 @@ def test_processes_whose_devices_hold_all_rows_read_all():
     for each in of_own_script(2, "model:4", "hidden:model"):
         np.testing.assert_allclose(each["losses"], expected.losses, atol=2e-6)
         assert each["picked"][-own_script.STEPS :] == all_picked[-own_script.STEPS :]
-
-
-def test_looks_are_answered_however_often():
-    own = socket.socket()
-    own.bind(("localhost", 0))
-    own.listen()
-    port = own.getsockname()[1]
-    hosts = ("localhost",), ("not.there.invalid",), ("not.there.invalid", "localhost")
-    job = Job(hosts, (port, port, port), own)
-    thread = threading.Thread(target=job.answer, daemon=True)
-    thread.start()
-    for _ in range(20):
-        assert job.absent([0] * 16) == []
-    assert job.absent([0, 1, 2]) == [1]
-    job.close()
-    thread.join(10)
-    assert not thread.is_alive() and job.absent([0]) == [0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,197 @@
+"""Each process of a job looks after others: whether they are there, stand still, or have ended.
+
+Each listens on a port of its own. A host refuses connections to a process that has ended. One that
+stands still, such as a stopped process or a machine that migrates, does not answer.
+
+Guarantees:
+    When a process has ended, the others end within a minute, whatever they wait for, and name it.
+    A process that stands still is waited for up to `pause` seconds, and named while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+_SECONDS = 2.0  # in which a process that is there answers
+_AT_ONCE = 64  # processes that are asked at a time
+_EVERY = 4.0  # seconds between two looks at the others
+_MISSES = 3  # looks in a row in which one that has ended is not there
+_GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
+_REPORT_AFTER = 10.0  # seconds without an answer before it is reported
+FAILED = 1  # the exit code of a process that others have left alone
+
+
+class Look(enum.Enum):
+    """What a look at a process shows."""
+
+    ANSWERS = enum.auto()
+    ENDED = enum.auto()  # its host is there, and refuses
+    SILENT = enum.auto()
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes of a job.
+
+    Attributes:
+        own: which of them this is.
+        hosts: by which names or addresses the host of each may be reached.
+        ports: on which port of it each listens.
+        listening: the socket of this one, which is open as long as the process lives.
+        watched: the processes that this one looks after, since they answer it.
+    """
+
+    own: int
+    hosts: tuple[tuple[str, ...], ...]
+    ports: tuple[int, ...]
+    listening: socket.socket
+    watched: tuple[int, ...] = ()
+
+    def ended(self) -> list[str]:
+        """Returns the processes that have ended, as they are to be reported."""
+        return self.names(self.showing(Look.ENDED, self.watched))
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        return [f"process {n} on {self.hosts[n][-1]}" for n in numbers]
+
+    def showing(self, what: Look, numbers: Sequence[int]) -> list[int]:
+        """Returns those of some processes of which a look shows something."""
+        return [number for number, look in self.looks(numbers).items() if look is what]
+
+    def absent(self, numbers: Sequence[int]) -> list[int]:
+        """Returns those of some processes that do not answer."""
+        return [n for n, look in self.looks(numbers).items() if look is not Look.ANSWERS]
+
+    def looks(self, numbers: Sequence[int]) -> dict[int, Look]:
+        """Looks at some processes."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return dict(zip(numbers, pool.map(self._look, numbers), strict=True))
+
+    def _look(self, number: int) -> Look:
+        found = []
+        for host in self.hosts[number]:
+            found.append(_look((host, self.ports[number])))
+            if found[-1] is Look.ANSWERS:
+                return Look.ANSWERS
+        return Look.SILENT if Look.SILENT in found else Look.ENDED
+
+    def neighbours(self) -> list[int]:
+        """Returns the processes to look after: of many, those 1, 2, 4, 8 ... places on."""
+        count = len(self.ports)
+        steps = range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
+        return sorted({(self.own + step) % count for step in steps} - {self.own})
+
+    def answer(self) -> None:
+        """Answers those who look whether this process is there, until it is closed."""
+        with contextlib.suppress(OSError):
+            while True:
+                self.listening.accept()[0].close()
+
+    def close(self) -> None:
+        """Answers no more."""
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that answers
+        self.listening.close()
+
+
+def _look(address: tuple[str, int]) -> Look | None:
+    """Returns what a look at an address shows; None if it is no address here."""
+    try:
+        with socket.create_connection(address, _SECONDS) as connection:
+            connection.recv(1)  # the other end closes it: a process that stands still does not
+    except (ConnectionRefusedError, ConnectionResetError):
+        return Look.ENDED
+    except socket.gaierror:
+        return None
+    except OSError:
+        return Look.SILENT
+    return Look.ANSWERS
+
+
+@dataclass
+class Watch:
+    """Looks after the other processes in a thread of its own.
+
+    Attributes:
+        job: the processes.
+        pause: seconds for which one may stand still.
+        over: set when this process has left the job, and looks no more.
+        end: ends this process with a reason.
+    """
+
+    job: Job
+    pause: float
+    over: threading.Event
+    end: Callable[[str], None]
+    _silent: dict[int, float] = field(default_factory=dict)  # since when
+    _reported: set[int] = field(default_factory=set)
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self) -> None:
+        """Looks until this process leaves the job, or has to end since others have."""
+        misses, stood_still = 0, 0.0
+        began = time.monotonic()
+        while not self.over.wait(_EVERY):
+            if (waited := time.monotonic() - began) > _EVERY + _REPORT_AFTER:
+                stood_still = waited
+                self._silent.clear()
+            looks = self.job.looks(self.job.watched)
+            ended = [n for n, look in looks.items() if look is Look.ENDED]
+            misses = misses + 1 if ended else 0
+            if misses >= _MISSES and not self.over.wait(_GRACE):
+                self.end(report_ended(self.job.ended() or self.job.names(ended), stood_still))
+                return
+            if too_long := self._note([n for n, look in looks.items() if look is Look.SILENT]):
+                if not self.over.is_set():
+                    self.end(too_long)
+                return
+            began = time.monotonic()
+
+    def _note(self, silent: Sequence[int]) -> str | None:
+        """Reports who stands still; returns why this process ends, if it is for too long."""
+        now = time.monotonic()
+        self._silent = {n: self._silent.get(n, now) for n in silent}
+        for n in sorted(self._reported - {*silent}):
+            report(f"{self.job.names([n])[0]} answers again")
+        self._reported &= {*silent}
+        late = [n for n, since in self._silent.items() if now - since > _REPORT_AFTER]
+        if fresh := [n for n in late if n not in self._reported]:
+            report(
+                f"{', '.join(self.job.names(fresh))} does not answer; it is waited for up to "
+                f"{self.pause:g} s (--pause_timeout)"
+            )
+            self._reported |= {*fresh}
+        over = [n for n, since in self._silent.items() if now - since > self.pause]
+        if not over:
+            return None
+        return (
+            f"{', '.join(self.job.names(over))} of the job has not answered for {self.pause:g} s, "
+            "and the others cannot go on: it stands still, or its host cannot be reached. Start "
+            "all of them again: with a --workdir they go on from the last checkpoint; "
+            "--pause_timeout waits longer"
+        )
+
+
+def report_ended(ended: Sequence[str], stood_still: float = 0.0) -> str:
+    """Returns what to report when other processes have ended."""
+    why = f" This process itself stood still for {stood_still:.0f} s." if stood_still else ""
+    return (
+        f"{', '.join(ended)} of the job has ended, and the others cannot go on.{why} Start all of "
+        "them again: with a --workdir they go on from the last checkpoint"
+    )
+
+
+def report(text: str) -> None:
+    """Writes a line to standard error, also while other threads hold what Python needs to print."""
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"meshdsl train: {text}\n".encode())

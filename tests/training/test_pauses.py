@@ -1,0 +1,109 @@
+"""Real processes that end before all have joined, or stand still: tolerated, or named."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.lowering.backends.tf.test_cluster import free_ports
+
+TRACES = ("Check failure stack trace", "Traceback", "*** ")
+
+
+@pytest.fixture
+def start():
+    """Returns what starts some of the processes of a job, none of which outlive the test."""
+    started = []
+    (port,) = free_ports(1)
+
+    def job(count, *numbers, seconds=0, join_timeout=60, pause_timeout=120, ends="never"):
+        for number in numbers:
+            given = (f"localhost:{port}", count, number, seconds, join_timeout, pause_timeout, ends)
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.training.pausing_job", *map(str, given)],
+                    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return started[-len(numbers) :]
+
+    yield job
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def last_words(process, seconds=120):
+    out, errors = process.communicate(timeout=seconds)
+    assert not any(trace in errors for trace in TRACES), errors
+    return process.returncode, out + errors
+
+
+def joined(process):
+    while line := process.stdout.readline():
+        if line == "joined\n":
+            return
+    raise AssertionError(process.communicate())
+
+
+def test_one_that_ends_before_all_have_joined_is_named(start):
+    first, second = start(3, 0, 1, join_timeout=20)
+    for line in first.stderr:
+        if line == "meshdsl train: waiting for process 2 to join\n":
+            break
+    second.kill()
+    code, words = last_words(first)
+    assert code == 2
+    assert "1 (was there, on 127.0.0.1, and has ended) and 2 did not join within 20 s" in words
+
+
+def test_a_first_one_that_does_not_come_is_named(start):
+    for process in start(3, 1, 2, join_timeout=3):
+        code, words = last_words(process)
+        assert code == 2 and "process 0, the coordinator at localhost:" in words
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_that_ends_while_jax_connects_them_is_named(which, start):
+    (victim,) = start(2, which, ends="connecting")
+    (other,) = start(2, 1 - which)
+    code, words = last_words(other)
+    assert code == 1 and f"process {which} on " in words and "has ended" in words
+    assert victim.wait() == -signal.SIGKILL
+
+
+def test_a_pause_that_is_too_long_names_the_one_that_stood_still(start):
+    first, second = start(2, 0, 1, seconds=60, pause_timeout=4)
+    joined(first), joined(second)
+    second.send_signal(signal.SIGSTOP)
+    code, words = last_words(first)
+    assert code == 1 and "process 1 on " in words
+    assert "has not answered for 4 s" in words and "--pause_timeout waits longer" in words
+    second.send_signal(signal.SIGCONT)
+    second.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("which", "pause"),
+    [
+        (1, 10),
+        pytest.param(0, 45, marks=pytest.mark.slow),
+        pytest.param(1, 45, marks=pytest.mark.slow),
+    ],
+)
+def test_a_pause_is_tolerated(which, pause, start):
+    processes = start(2, 0, 1, seconds=pause + 4)
+    for process in processes:
+        joined(process)
+    processes[which].send_signal(signal.SIGSTOP)
+    time.sleep(pause)
+    processes[which].send_signal(signal.SIGCONT)
+    for process in processes:
+        code, words = last_words(process)
+        assert (code, "done" in words) == (0, True), words
