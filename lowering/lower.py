@@ -26,6 +26,7 @@ from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.hoist import hoist_casts
+from meshdsl.lowering.lookalikes import lookalikes
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
@@ -104,7 +105,11 @@ def _write(
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
     ends = graph.input_paths, graph.output_paths
-    details = {"paths": paths_of(graph), "unused": planned.unused}
+    details = {
+        "paths": paths_of(graph),
+        "unused": planned.unused,
+        "lookalikes": lookalikes(graph, layout),
+    }
     return SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
 
 

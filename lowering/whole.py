@@ -16,6 +16,7 @@ from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.advice import tell
 from meshdsl.lowering.attention_sizes import AttentionSizes
+from meshdsl.lowering.lookalikes import lookalikes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
@@ -37,7 +38,8 @@ def lower_whole(
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
-    details = {**program.details, "unused": unused, "partitioner": "XLA"}
+    found = {"unused": unused, "partitioner": "XLA", "lookalikes": lookalikes(graph, layout)}
+    details = {**program.details, **found}
     program = replace(program, details=details)
     tell(program, DEFAULT)
     return replace(program, mesh=mesh, layout=layout, block=_Places(mesh, layout).program(program))

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from meshdsl import mirrors
 from meshdsl.array import NamedArray, Spec
 from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.finite import watched
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Aval, Graph, Tensor
 from meshdsl.mesh import Mesh
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
@@ -51,6 +52,21 @@ def jit(
     """Compiles a function of named tensors for a mesh.
 
     `step = md.jit(train_step, mesh="data:2,model:4", layout="batch:data; d_ff:model")`.
+
+    Layout rules know an argument's leaf by the parameter's name and its place in the tree,
+    `params/mlp/w_in`, and a result's by its place in the returned tree. Two trees that mirror one
+    another are one to the rules:
+
+    * A returned tree with the structure, dims and dtypes of one argument has its paths: after
+      `return loss, params`, results `params/...` lie where the arguments do. Names above it come
+      first: `return {"new": params}` gives `new/params/...`.
+    * A tree with the structure and dims of the tree `params` has that name in its paths, so that
+      rules for parameters hold for it too: `optimizer/m/w` becomes `optimizer/m/params/w`. None may
+      stand for a leaf. Where several arguments are alike (`params` and a momentum), so are results:
+      `return loss, params, momentum` gives `1/params/...` and `2/params/...`.
+
+    `print(f.lower(...))` and `explain` report trees that look alike but follow other rules.
+    `meshdsl.mirrors` has the rules in full.
 
     Args:
         function: takes and returns trees whose leaves are tensors.
@@ -264,6 +280,17 @@ class Signature:
         raise ValueError("\n".join(["arguments differ from the traced ones:", *problems]))
 
 
+def _ends(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
+    """Returns the leaves of a tree with their paths, its Nones among them."""
+
+    def ends(value: Any) -> bool:
+        return value is None or _is_leaf(value)
+
+    following = iter(avals)
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=ends)[0]
+    return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
+
+
 def _paths(tree: Any) -> list[str]:
     numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
     return [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
@@ -406,15 +433,13 @@ class Jitted:
             outputs, tree = leaves_of(result)
             graph, captured = trace.finish(outputs)
         assert not captured
-        keyed = jax.tree_util.tree_flatten_with_path(result, is_leaf=_is_leaf)[0]
-        graph = Graph(
-            graph.inputs,
-            graph.operations,
-            graph.outputs,
-            self.name,
-            tuple(_paths(signature.tree)),
-            tuple(path_of(keys) for keys, _ in keyed),
-        )
+        given = _ends(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
+        returned = _ends(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
+        names = {op.outputs[0]: op.params["name"] for op in graph.operations if op.name == "name"}
+        places = (path for path, aval in returned if aval is not None)
+        called = {p: names[t] for p, t in zip(places, outputs, strict=True) if t in names}
+        taken, left = mirrors.paths(given, returned, called)
+        graph = replace(graph, name=self.name, input_paths=taken, output_paths=left)
         return graph, tree
 
     def _traced(self, signature: Signature) -> tuple[Graph, Any]:

@@ -14,13 +14,17 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 def test_the_code_blocks_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict = {}
     with jax.enable_x64(False):
         for number, block in enumerate(blocks):
             exec(compile(block, f"README.md block {number}", "exec"), names)
     losses = names["result"].losses
     assert len(losses) == 50 and losses[-1] < losses[0]
+    own = names["train"](
+        names["init"], names["loss"], names["Lion"](), names["batches"](), steps=30, quiet=True
+    )
+    assert own.losses[-1] < own.losses[0]
     np.testing.assert_allclose(names["again"], names["y"], rtol=1e-6)
     assert [c.kind for c in names["program"].collectives] == ["all_reduce"]
     tiny = names["tiny"]

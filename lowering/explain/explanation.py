@@ -20,7 +20,7 @@ differentiation added, so what is computed again in between belongs to it; `upda
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -107,6 +107,7 @@ class Explanation:
         pads: what is lost where sizes do not divide.
         faster: the next thing to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
+        notes: inputs and results that look like others, but follow other rules of the layout.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Explanation:
     pads: Pads
     faster: str
     alternatives: tuple[Alternative, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def parameter_count(self) -> int:
@@ -180,8 +182,9 @@ def explain(
     names = Names(program)
     phases = dict(_phases(program.block))
     inputs = list(zip(program.block.inputs, program.input_paths, strict=True))
-    parameters = tuple(Parameter(p, v) for v, p in inputs if input_part(p) == "parameters")
-    fed = [value for value, path in inputs if input_part(path) == "batch"]
+    kinds = input_parts(program.input_paths)
+    parameters = tuple(Parameter(p, v) for v, p in inputs if kinds[p] == "parameters")
+    fed = [value for value, path in inputs if kinds[path] == "batch"]
     parts = tuple(_parts(program, parameters, names, phases))
     traffic = _traffic(program, names, phases)
     device = find_hardware(hardware)
@@ -204,6 +207,7 @@ def explain(
         pads=pads(program, [(part.name, part.held) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
+        notes=tuple(program.details.get("lookalikes", ())),
     )
 
 
@@ -213,6 +217,21 @@ def input_part(path: str) -> str:
     if "optimizer" in words:
         return "optimizer"
     return "parameters" if "params" in words else "batch"
+
+
+def input_parts(paths: Sequence[str]) -> dict[str, str]:
+    """Returns the part of the table that each input counts to.
+
+    Of inputs that mirror the same parameter the one with the shortest path is that parameter; the
+    others, such as a momentum, are optimizer state.
+    """
+    found = {path: input_part(path) for path in paths}
+    first: dict[str, str] = {}
+    for path in sorted(paths, key=lambda path: path.count("/")):
+        of = path.rpartition("params/")[2]
+        if found[path] == "parameters" and first.setdefault(of, path) != path:
+            found[path] = "optimizer"
+    return found
 
 
 def _phases(block: Block) -> Iterator[tuple[Instruction, str]]:
@@ -276,9 +295,10 @@ def _parts(
 ) -> Iterator[Part]:
     shapes = {frozenset(parameter.value.shape) for parameter in parameters}
     outermost = {value: phase for i, phase in phases.items() for value in i.outputs}
+    kinds = input_parts(program.input_paths)
     for held in program.memory.held:
         if held.kind == "input":
-            part = input_part(held.path)
+            part = kinds[held.path]
         elif frozenset(held.value.shape) in shapes:
             part = "gradients" if held.source.backward else "copies"
         else:

@@ -212,7 +212,9 @@ def _replaced(program: SpmdProgram) -> dict[Value, int]:
     numbers |= {path: n for n, path in enumerate(program.input_paths)}
     found: dict[Value, int] = {}
     for value, path in zip(program.block.outputs, program.output_paths, strict=True):
-        number = numbers.get(path, numbers.get(_without_root(path)))
+        number = numbers.get(path)
+        if number is None and not path.startswith("gradients/"):
+            number = numbers.get(_without_root(path))
         if path and number is not None:
             found.setdefault(value, number)
     return found

@@ -56,6 +56,8 @@ def head(explanation: Explanation) -> list[str]:
         head = f"at the peaks of {explanation.timeline.hardware.title}: "
         lines += wrapped(head, step_time(explanation), _WIDTH)
         lines += wrapped("to be faster: ", explanation.faster, _WIDTH)
+    for note in explanation.notes:
+        lines += wrapped("note: ", note, _WIDTH)
     return lines
 
 

@@ -4,7 +4,7 @@ from meshdsl.optim import schedules
 from meshdsl.optim.adamw import AdamState, AdamW
 from meshdsl.optim.clipping import clip_by_global_norm, global_norm
 from meshdsl.optim.masks import Excluding
-from meshdsl.optim.optimizer import Mask, Optimizer, is_matrix
+from meshdsl.optim.optimizer import Mask, Mirror, Optimizer, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule
 from meshdsl.optim.sgd import Sgd, SgdState
 
@@ -13,6 +13,7 @@ __all__ = [
     "AdamW",
     "Excluding",
     "Mask",
+    "Mirror",
     "Optimizer",
     "Schedule",
     "Sgd",
@@ -21,4 +22,6 @@ __all__ = [
     "global_norm",
     "is_matrix",
     "schedules",
+    "update_each",
+    "zeros_like",
 ]

@@ -115,6 +115,7 @@ def limits(explanation: Explanation) -> Html:
         ("faster", explanation.faster),
         ("less memory", explanation.advice),
         ("slow network", f"crossed by {_axes(slow)}" if slow else ""),
+        *(("note", note) for note in explanation.notes),
     ]
     told = [(name, text) for name, text in notes if text]
     return section(

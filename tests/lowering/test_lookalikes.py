@@ -1,0 +1,75 @@
+"""Notes on trees that look like an argument, but follow other rules of the layout."""
+
+import jax
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.validate import ScopeWarning
+from meshdsl.lowering.explain.explanation import explain
+
+embed, d_ff = md.dims(embed=8, d_ff=16)
+TREE = {"w": md.spec([embed, d_ff]), "v": md.spec([d_ff, embed])}
+
+
+def notes(function, layout, *args, backend="jax"):
+    program = md.jit(function, "data:8", layout, backend).lower(*args)
+    found = program.details["lookalikes"]
+    for note in found:
+        text, report = " ".join(str(program).split()), " ".join(str(explain(program)).split())
+        assert f"note: {note}" in text
+        assert f"note: {note}" in report
+    return found
+
+
+def double(tree):
+    return jax.tree.map(lambda x: 2.0 * x, tree)
+
+
+@pytest.mark.parametrize("backend", ["jax", "jax_auto"])
+def test_a_state_that_mirrors_what_is_not_called_params_is_noted(backend):
+    def step(weights, mean):
+        return {"weights": double(weights), "mean": double(mean)}
+
+    assert notes(step, "weights/embed:data", TREE, TREE, backend=backend) == [
+        "`mean/v` and 1 more have the structure and dims of `weights`, but not the layout: "
+        "`weights/embed:data` does not apply. Add a rule such as `mean/embed:data`, or call the "
+        "parameters `params`: what mirrors these follows their rules"
+    ]
+    assert notes(step, "weights/embed:data; mean/embed:-", TREE, TREE, backend=backend) == []
+
+
+def test_results_that_two_arguments_are_like_are_noted_if_those_differ():
+    def step(params, mean):
+        return double(mean), double(params)
+
+    alike = "params/embed:data"
+    assert notes(step, alike, TREE, TREE) == []
+    found = notes(step, f"{alike}; mean/params/embed:-", TREE, TREE)
+    assert [note.partition(", but")[0] for note in found] == [
+        "`0/params/v` and 1 more have the structure and dims of `mean`",
+        "`1/params/v` and 1 more have the structure and dims of `mean`",
+    ]
+    assert found[0].endswith(
+        "`mean/params/embed:-` does not apply. Return it by its name, as in "
+        '`return {"mean": ...}`, to have it follow the rule'
+    )
+
+
+def test_a_bare_tensor_that_is_returned_like_an_argument_is_noted():
+    def step(params, x):
+        return md.sum(x), params - 1.0
+
+    (note,) = notes(step, "params/embed:data", TREE["w"], TREE["v"])
+    assert note.startswith("`1` has the dims of `params`, but not the layout: `params/embed:data`")
+
+
+def test_without_scoped_rules_nothing_is_noted():
+    assert notes(lambda x, y: (x, y), "embed:data", TREE, TREE) == []
+
+
+def test_a_scope_that_leaves_out_the_params_of_a_mirror_is_corrected():
+    def step(params, optimizer):
+        return {"optimizer": {"m": double(optimizer["m"])}}
+
+    with pytest.warns(ScopeWarning, match="Did you mean `m/params/w/embed:data`"):
+        md.jit(step, "data:8", "m/w/embed:data").lower(TREE, {"m": TREE})
