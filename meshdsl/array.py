@@ -225,12 +225,49 @@ def _layout(dims: Shape, where: NamedSharding) -> TensorLayout:
     return TensorLayout.of(dict(zip(dims.names, axes, strict=False)))
 
 
+class _Wide:
+    """When numbers of 64 bits on the host were last flattened.
+
+    JAX takes them for 32 bits, unless in its 64-bit mode, so what it calls directly cannot tell
+    float64 from float32. Where `latest` is another object after such a call than before, the
+    arguments are looked at again.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.latest = object()
+
+
+wide = _Wide()
+_known: set[type] = set()  # types of data that is not of the host
+
+
+def _look(data: Any) -> None:
+    if not isinstance(data, np.ndarray | np.generic):
+        _known.add(type(data))
+    elif data.dtype.itemsize >= 8:
+        wide.latest = object()
+
+
 def _flatten(array: NamedArray) -> tuple[tuple[Any], Any]:
-    return (array.data,), ((array.dims, array.cuts) if array.cuts else array.dims)
+    data = array.data
+    if type(data) not in _known:
+        _look(data)
+    return (data,), ((array.dims, array.cuts) if array.cuts else array.dims)
 
 
 def _unflatten(told: Any, children: Any) -> NamedArray:
-    return NamedArray(children[0], *(told if type(told) is tuple else (told,)))
+    array = _new(NamedArray)
+    (array.data,) = children
+    if type(told) is tuple:
+        array.dims, array.cuts = told
+    else:
+        array.dims, array.cuts = told, ()
+    return array
+
+
+_new = object.__new__
 
 
 jax.tree_util.register_pytree_node(NamedArray, _flatten, _unflatten)

@@ -22,6 +22,8 @@ _MACHINERY = tuple(
         "operators.py",
         "autodiff.py",
         "jit.py",
+        "calling.py",
+        "signature.py",
         "module.py",
         "array.py",
         "eager.py",

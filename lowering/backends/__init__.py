@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.dims import did_you_mean
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.program import SpmdProgram
+    from meshdsl.signature import Trees
 
 BACKENDS = ("jax", "jax_auto", "tf", "numpy")
 
@@ -24,3 +30,15 @@ def load(name: str) -> ModuleType:
         hint = did_you_mean(name, BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
     return importlib.import_module(f"meshdsl.lowering.backends.{name}")
+
+
+def executable(
+    name: str,
+    program: SpmdProgram,
+    donated: Sequence[bool] = (),
+    devices: Any = None,
+    trees: Trees | None = None,
+) -> Any:
+    """Compiles a program for a backend; with its callers' trees where the backend knows them."""
+    known = {"trees": trees} if name in ("jax", "jax_auto") else {}
+    return load(name).Executable(program, donated, devices, **known)

@@ -17,12 +17,14 @@ from jax import lax
 
 from meshdsl.dtypes import is_float
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
+from meshdsl.lowering.backends.jax.direct import named, of_trees, owners, takes
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.placing import Storage, partition_spec, taking_logical
 from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.mesh import Mesh
+from meshdsl.signature import Trees
 
 
 class Executable:
@@ -35,11 +37,13 @@ class Executable:
         platform: whose fused kernels are used; by default that of the devices.
         compiler_options: XLA's, by name; by default those recommended for the devices, with what
             `program.details["compiler_flags"]` says (see `backends.compiler_flags`).
+        trees: how the program is called; for a direct call.
 
     Attributes:
         inputs, outputs: how each is stored.
         shardings: those of the inputs.
         cuts: those of the outputs.
+        direct: the program as a function of its callers' trees (see `direct`); None without.
 
     Raises:
         ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode,
@@ -53,6 +57,7 @@ class Executable:
         devices: jax.sharding.Mesh | None = None,
         platform: str | None = None,
         compiler_options: Mapping[str, Flag] | None = None,
+        trees: Trees | None = None,
     ) -> None:
         self.program = program
         block = program.block
@@ -64,12 +69,9 @@ class Executable:
         self.shardings = [stored.sharding for stored in self.inputs]
         self.cuts = [stored.cuts for stored in self.outputs]
         reused = _reusable(block, donated)
-        jitted = jax.jit(
-            self.traceable(mesh, platform),
-            in_shardings=tuple(self.shardings),
-            out_shardings=tuple(stored.sharding for stored in self.outputs),
-            donate_argnums=tuple(reused),
-        )
+        arguments = owners(trees, len(self.inputs), reused) if trees is not None else None
+        self._trees = trees if arguments is not None and not block.has_effect else None
+        jitted = self._jitted(mesh, platform, reused if self._trees is None else arguments or ())
         rows = zip(self.inputs, block.inputs, strict=True)
         avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
         if compiler_options is None:
@@ -78,11 +80,40 @@ class Executable:
             compiler_options = chosen(program.details.get("compiler_flags", ()), default)
         options: Any = dict(compiler_options) or None
         try:
-            self.compiled = jitted.lower(*avals).compile(options)
+            self.compiled = jitted.lower(*self._arguments(avals)).compile(options)
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
             raise
+        # Of an input that the program does not use, JAX would not compare the dtype.
+        dropped = len(jax.tree.leaves(self.compiled.input_shardings)) < len(self.inputs)
+        self.direct: Callable | None = None if self._trees is None or dropped else self.compiled
+
+    def _jitted(
+        self, mesh: jax.sharding.Mesh, platform: str | None, donated: Sequence[int]
+    ) -> jax.stages.Wrapped:
+        """Returns the program as a function of trees, or of arrays, with all places given."""
+        run = self.traceable(mesh, platform)
+        outs: Any = tuple(stored.sharding for stored in self.outputs)
+        if self._trees is not None:
+            run = of_trees(run, self._trees, self.inputs, self.outputs)
+            outs = self._trees.results(named(outs, self.outputs))
+        return jax.jit(
+            run,
+            in_shardings=self._arguments(self.shardings),
+            out_shardings=outs,
+            donate_argnums=tuple(donated),
+        )
+
+    def _arguments(self, leaves: Sequence[Any]) -> tuple:
+        """Returns what the compiled function takes, made of one leaf for each input."""
+        if self._trees is None:
+            return tuple(leaves)
+        return self._trees.arguments(named(leaves, self.inputs))
+
+    def takes(self, leaves: Sequence[Any]) -> bool:
+        """Whether `direct` may be called with arrays like these."""
+        return all(map(takes, leaves, self.inputs))
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
         """Returns the program as a jittable function of global arrays, as they are stored."""
@@ -98,7 +129,9 @@ class Executable:
             leaf if getattr(leaf, "sharding", None) == at.sharding and not at.cuts else at.put(leaf)
             for leaf, at in zip(leaves, self.inputs, strict=True)
         ]
-        results = self.compiled(*placed)
+        results = self.compiled(*self._arguments(placed))
+        if self._trees is not None:
+            results = jax.tree.leaves(results)
         if self.program.block.has_effect:  # a call returns when all has been done that it does
             jax.effects_barrier()
             jax.block_until_ready(results)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from meshdsl.array import NamedArray
 from meshdsl.cuts import Cuts, pad, padded_size, unpad
@@ -62,6 +62,15 @@ class Storage:
         cuts = self.cuts or ((),) * len(self.dims)
         return tuple(padded_size(d.size, counts) for d, counts in zip(self.dims, cuts, strict=True))
 
+    def holds(self, data: Any) -> bool:
+        """Whether data is on the only device of the mesh, by whatever name."""
+        sharding = getattr(data, "sharding", None)
+        return (
+            isinstance(sharding, SingleDeviceSharding)
+            and sharding.memory_kind == self.sharding.memory_kind
+            and sharding.device_set == self.sharding.device_set
+        )
+
     def put(self, array: Any) -> jax.Array:
         """Returns an array stored this way: itself if it is.
 
@@ -70,7 +79,7 @@ class Storage:
         """
         data, cuts = (array.data, array.cuts) if isinstance(array, NamedArray) else (array, ())
         sharding = getattr(data, "sharding", None)
-        if cuts == self.cuts and sharding == self.sharding:
+        if cuts == self.cuts and (sharding == self.sharding or self.holds(data)):
             return data
         if not self.sharding.is_fully_addressable and getattr(data, "is_fully_addressable", True):
             data = np.asarray(data)  # what one process holds, others do as well

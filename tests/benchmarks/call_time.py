@@ -1,0 +1,76 @@
+"""What a call of a compiled function costs the host, against `jax.jit` of the same function.
+
+Prints ratios of processor time, of 40 calls in a row: one parameter and 200, on one device and on a
+mesh of eight; with arrays where they belong, and with arrays of one device or of the host. Rounds
+of ours and theirs are interleaved; the ratio is of their medians.
+Run: python -m tests.benchmarks.call_time
+"""
+
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import meshdsl as md
+
+ROUNDS, CALLS = 15, 40
+WIDTH = 8
+
+
+def microseconds(function, argument):
+    start = time.process_time()
+    for _ in range(CALLS):
+        found = function(argument)
+    jax.block_until_ready(found)
+    return 1e6 * (time.process_time() - start) / CALLS
+
+
+def double(tree):
+    return {name: leaf + leaf for name, leaf in tree.items()}
+
+
+def cost(count, mesh, layout, make):
+    """Returns the cost of our call and of `jax.jit`'s, in microseconds of processor time."""
+    mine = {f"p{i}": md.named(make(), ["row"]) for i in range(count)}
+    ours, jaxs = md.jit(double, mesh=mesh or None, layout=layout), jax.jit(double)
+    if make is placed:
+        mine = ours(mine)
+    elif mesh:  # `jax.jit` has to move them as well
+        places = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec("data"))
+        jaxs = jax.jit(double, in_shardings=places)
+    theirs = {name: array.data for name, array in mine.items()}
+    for _ in range(3):
+        ours(mine), jaxs(theirs)
+    rounds = [(microseconds(ours, mine), microseconds(jaxs, theirs)) for _ in range(ROUNDS)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def placed():
+    return np.ones(WIDTH, np.float32)
+
+
+ARRAYS = {
+    "in place": placed,
+    "one device": lambda: jnp.ones(WIDTH, jnp.float32),
+    "host": lambda: np.ones(WIDTH, np.float32),
+}
+
+
+def main():
+    jax.config.update("jax_num_cpu_devices", 8)
+    print("called on   arrays      parameters  ours    jax.jit  ratio (µs of processor time)")
+    for mesh, layout in (("", ""), ("data:8", "row:data")):
+        for name, make in ARRAYS.items():
+            for count in (1, 200):
+                ours, jaxs = cost(count, mesh, layout, make)
+                print(
+                    f"{mesh or 'one device':<11} {name:<11} {count:10} {ours:8.1f} {jaxs:8.1f} "
+                    f"{ours / jaxs:5.2f}"
+                )
+
+
+if __name__ == "__main__":
+    main()
