@@ -21,7 +21,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.attention_operands import POSITIONS, Operands, cast
 from meshdsl.lowering.attention_schedule import Schedule, Step
 from meshdsl.lowering.builder import BOOL, BlockBuilder
-from meshdsl.lowering.program import Value
+from meshdsl.lowering.program import Pairs, Value
 
 HIDDEN = -1e30  # the log-sum-exp of a query that sees nothing
 
@@ -93,7 +93,7 @@ class Ring:
             for place in range(devices)
             if wraps or 0 <= place + shift < devices
         ]
-        params = {"axes": self.axes, "pairs": tuple(sorted(pairs)), "mesh_axes": mesh.names}
+        params = {"axes": self.axes, "pairs": Pairs(sorted(pairs)), "mesh_axes": mesh.names}
         return [builder.one("permute", (v,), v.shape, v.dtype, v.layout, **params) for v in values]
 
     def table(self, builder: BlockBuilder, steps: Sequence[Step]) -> Value:

@@ -16,7 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.loops import is_sum, within
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.lowering.reshard import SLOWER
+from meshdsl.lowering.reshard_search import SLOWER
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.lowering.builder import BlockBuilder
-from meshdsl.lowering.program import Value
+from meshdsl.lowering.program import Pairs, Value
 from meshdsl.mesh import Mesh
 
 
@@ -318,7 +318,7 @@ def _send(
     pairs = sorted(
         (group[part.source], group[part.target]) for group in mesh.groups(*axes) for part in parts
     )
-    params = {"axes": axes, "pairs": tuple(pairs), "mesh_axes": mesh.names}
+    params = {"axes": axes, "pairs": Pairs(pairs), "mesh_axes": mesh.names}
     moved = builder.one("permute", (piece,), piece.shape, piece.dtype, piece.layout, **params)
     return moved, firsts
 

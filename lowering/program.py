@@ -47,12 +47,25 @@ _LISTED = {"dim": "dims", "concat": "concats", "split": "splits"}  # one for eac
 EFFECTS = frozenset(["print"])  # done each time, in order, whether or not their results are needed
 
 
+class Pairs(tuple[tuple[int, int], ...]):
+    """Which device sends to which, of a permute; a tuple that is hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def exact(value: Any) -> Hashable:
     """Returns what tells a parameter from every other: 0.0 from -0.0, 1 from True and 1.0."""
     if isinstance(value, Mapping):
         return tuple((name, exact(value[name])) for name in sorted(value))
     if isinstance(value, float | complex | np.generic):
         return type(value), repr(value)
+    if type(value) is Pairs:
+        return value
     if type(value) is tuple and not all(type(item) is int for item in value):
         return tuple, tuple(map(exact, value))
     return type(value), value

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from meshdsl.dims import did_you_mean
 
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:@([a-z]+))?:(\d+)")
@@ -92,11 +94,9 @@ class Mesh:
         ((0, 1), (2, 3))
         """
         rest = [axis for axis in self.names if axis not in axes]
-        found: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-        for device, at in enumerate(self.coordinates()):
-            place = tuple(at[axis] for axis in axes)
-            found.setdefault(tuple(at[axis] for axis in rest), []).append((place, device))
-        return tuple(tuple(device for _, device in sorted(group)) for group in found.values())
+        order = [self.names.index(axis) for axis in (*rest, *axes)]
+        devices = np.arange(self.size).reshape([size for _, size in self.axes]).transpose(order)
+        return tuple(map(tuple, devices.reshape(-1, self.extent(axes)).tolist()))
 
     def coordinates(self) -> Iterator[dict[str, int]]:
         """Yields, for each device in order, its index along every axis."""

@@ -31,7 +31,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.flops import instruction_flops
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import each_block, in_order
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import Block, Instruction, Pairs, SpmdProgram, Value
 from meshdsl.mesh import Mesh
 from meshdsl.ops.elementwise import ELEMENTWISE
 from meshdsl.source import Source
@@ -101,9 +101,9 @@ class _Ring:
 
 
 @lru_cache(maxsize=256)
-def _neighbours(mesh: Mesh, axes: tuple[str, ...], by: int) -> tuple[tuple[int, int], ...]:
+def _neighbours(mesh: Mesh, axes: tuple[str, ...], by: int) -> Pairs:
     """Returns who sends to whom, by number of device, when all send `by` places on."""
-    return tuple(
+    return Pairs(
         sorted(
             (device, group[(at + by) % len(group)])
             for group in mesh.groups(*axes)

@@ -19,6 +19,7 @@ from meshdsl.dims import Shape, dims
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import COLLECTIVES
 from meshdsl.lowering.reshard import Move, reshard, reshard_cost
+from meshdsl.lowering.reshard_search import Problem
 from meshdsl.mesh import Mesh
 
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -482,3 +483,49 @@ def test_chains_do_not_depend_on_the_hash_seed():
     }
     assert len(answers) == 1
     assert "all_to_all" in answers.pop()
+
+
+def test_searches_on_six_axes_look_at_each_class_of_layouts_once(monkeypatch):
+    mesh = Mesh.parse("slice@dcn:4 data:16 rows:4 context:8 model:8 expert:4")
+    partial = dict.fromkeys(["slice", "data", "rows", "context"], "sum")
+    counts = {"expanded": 0, "permutes": 0}
+    steps, permutes = Problem.steps, Problem.permutes
+
+    def counted(name, function):
+        def count(problem, state):
+            for row in function(problem, state):
+                counts[name] += 1
+                yield row
+
+        return count
+
+    monkeypatch.setattr(Problem, "steps", counted("expanded", steps))
+    monkeypatch.setattr(Problem, "permutes", counted("permutes", permutes))
+    shape = Shape(dims(vocab=51200, embed=12288))
+    chain = reshard(shape, 2, TensorLayout.of({}, partial), at("vocab:model+expert"), mesh)
+    assert show(chain) == (
+        "slice model expert: vocab, reduce_scatter context data rows: embed, all_reduce slice, "
+        "all_gather context data rows: embed"
+    )
+    # Every state's permutes to all others of its class would be 30 times as many.
+    assert counts["permutes"] <= counts["expanded"] < 200_000
+
+
+def test_one_search_serves_tensors_of_all_sizes_that_share_their_divisors(monkeypatch):
+    searches = []
+    search = Problem.search
+    monkeypatch.setattr(Problem, "search", lambda self: searches.append(self) or search(self))
+    mesh = Mesh.parse("serving@dcn:2 a:4 b:4 c:2")
+    for size in (64, 128, 192, 4096):
+        shape = Shape(dims(x=size, y=2 * size))
+        chain = reshard(shape, 4, at("x:a+c", b="sum"), at("y:b+a"), mesh)
+        assert show(chain) == show(
+            reshard(Shape(dims(x=64, y=64)), 4, at("x:a+c", b="sum"), at("y:b+a"), mesh)
+        )
+    assert len(searches) == 1
+
+
+def test_a_cost_lists_no_devices(monkeypatch):
+    monkeypatch.setattr("meshdsl.lowering.reshard.Pairs", None)
+    mesh = Mesh.parse("a:256 b:256")
+    assert reshard_cost(Shape(dims(x=512)), 4, at("x:a"), at("x:b"), mesh) == 8
