@@ -59,19 +59,30 @@ class _Call:
     Attributes:
         inputs: for each input of the program: which of the call's arrays, or the array itself.
         tree: the structure of the result.
+        single: whether the result is one array.
     """
 
     runnable: Runnable
     inputs: Sequence[int | NamedArray]
     tree: Any
+    single: bool
 
     def __call__(self, arrays: Sequence[NamedArray]) -> Any:
-        given = [arrays[i] if isinstance(i, int) else i for i in self.inputs]
-        return jax.tree.unflatten(self.tree, self.runnable(bare(given)))
+        given = [arrays[i] if type(i) is int else i for i in self.inputs]
+        results = None
+        if self.runnable.direct is not None:
+            try:
+                results = self.runnable.direct(*given)
+            except (TypeError, ValueError):  # nothing has run: what follows says why, or moves them
+                results = None
+        if results is None:
+            results = self.runnable(bare(given))
+        return results[0] if self.single else self.tree.unflatten(results)
 
 
 _calls: dict[Hashable, _Call] = {}
 _programs: dict[Hashable, Runnable] = {}
+_held: set[type] = set()  # types of data on devices
 
 
 def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure: bool) -> Any:
@@ -82,7 +93,11 @@ def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure
     """
     arrays: list[NamedArray] = []
     try:
-        key = (function, _key(args, arrays), _key(kwargs, arrays)) if pure else None
+        key: Hashable = None
+        if pure:
+            key = (function, *[_key(value, arrays) for value in args])
+            if kwargs:  # a key that no arguments by position have
+                key = (key, _key(kwargs, arrays))
         call = _calls.get(key)
     except (_Unkeyed, TypeError):
         key = call = None
@@ -110,14 +125,20 @@ def _key(value: Any, arrays: list[NamedArray]) -> Hashable:
     """Returns what tells one argument from another, and collects the arrays in it."""
     kind = type(value)
     if kind is NamedArray:
-        for number, array in enumerate(arrays):
-            if array is value:
-                return NamedArray, number
+        if arrays:
+            for number, array in enumerate(arrays):
+                if array is value:
+                    return NamedArray, number
         arrays.append(value)
         data = value.data
-        if isinstance(data, jax.core.Tracer):
-            raise _Unkeyed
-        return NamedArray, value.dims, data.dtype, getattr(data, "sharding", None)
+        where = type(data)
+        if where not in _held:
+            if isinstance(data, jax.core.Tracer):
+                raise _Unkeyed
+            if not hasattr(data, "sharding"):
+                return NamedArray, value.dims, value.cuts, data.dtype
+            _held.add(where)
+        return NamedArray, value.dims, value.cuts, data.dtype, data.sharding
     if kind in _PLAIN:
         return kind, value
     if kind is float or kind is complex:
@@ -165,7 +186,7 @@ def _prepare(
     inputs = [place.get(id(array), array) for array in given]
     for i in range(len(trace.arrays), len(given)):  # numbers wait where the program takes them
         inputs[i] = NamedArray(runnable.put(given[i].data, i), Shape())
-    return _Call(runnable, inputs, tree)
+    return _Call(runnable, inputs, tree, jax.tree_util.treedef_is_leaf(tree))
 
 
 def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:

@@ -12,6 +12,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -145,7 +146,8 @@ class Runnable:
         from meshdsl.lowering import backends
 
         program = _lower(graph, mesh, layout, backend, devices)
-        return Runnable(program, backends.executable(backend, program, (), devices))
+        one = Trees(tuple, list) if "blame" not in program.details else None
+        return Runnable(program, backends.executable(backend, program, (), devices, one))
 
     @staticmethod
     def inline(graph: Graph) -> Runnable:
@@ -157,6 +159,11 @@ class Runnable:
         program = lower(graph, Mesh(), Layout())
         function = backends.load("jax").function(program)
         return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
+
+    @cached_property
+    def direct(self) -> Callable | None:
+        """The executable as a function of NamedArrays; None where they need a look."""
+        return getattr(self.executable, "direct", None)
 
     def put(self, data: Any, number: int) -> Any:
         """Returns data where the program takes its input of that number."""

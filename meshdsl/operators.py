@@ -5,6 +5,7 @@ Everything here is a spelling of a function in `meshdsl.ops`; broadcasting is by
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Operand = Any  # a Tensor, a NamedArray or a Python number
 
 
+@functools.cache
 def _ops() -> ModuleType:
     import meshdsl.ops as ops  # the ops build tensors, and tensors spell ops: one is imported late
 

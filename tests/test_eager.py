@@ -1,6 +1,7 @@
 """Operations outside of a trace: they run at once, where their operands are, as under md.jit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -367,3 +368,18 @@ def test_padded_arrays_can_be_constants_of_a_program():
     x = md.place(md.named(np.arange(5.0), [n]), "x:2", "n:x")
     found = md.jit(lambda y: y + x)(md.named(np.ones(5), [n]))
     assert np.array_equal(found, np.arange(5.0) + 1)
+
+
+def test_one_operation_on_data_of_the_host_of_a_device_of_a_mesh_and_with_pads():
+    odd = md.Dimension("odd", 5)
+    host = md.named(np.arange(5, dtype=np.float32), [odd])
+    device = md.named(jnp.arange(5, dtype=np.float32), [odd])
+    elsewhere = md.named(jax.device_put(device.data, jax.devices()[2]), [odd])
+    meshes = [md.place(host, f"a:{n}", "odd:a") for n in (2, 3, 4)]
+    for _ in range(2):
+        for x in (host, device, elsewhere, *meshes):
+            found = md.sum(x * 2)
+            assert float(found) == 20
+            np.testing.assert_array_equal(x * x, np.arange(5) ** 2)
+            if isinstance(x.data, jax.Array):
+                assert (x * x).data.sharding.device_set == x.data.sharding.device_set

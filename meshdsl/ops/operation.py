@@ -23,6 +23,13 @@ class OperationError(ValueError):
     """A user's mistake in one operation, told with its operands and source line."""
 
 
+@functools.cache
+def _runner() -> Callable:
+    from meshdsl.eager import run  # which is made of operations: one is imported late
+
+    return run
+
+
 def operation(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a public operation: a ValueError inside it is retold with what the user needs.
 
@@ -36,9 +43,7 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if not is_tracing():
-            from meshdsl.eager import run
-
-            return run(checked, args, kwargs, pure=True)
+            return _runner()(checked, args, kwargs, pure=True)
 
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
@@ -56,9 +61,7 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
     def running(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_tracing():
             return function(*args, **kwargs)
-        from meshdsl.eager import run
-
-        return run(function, args, kwargs, pure=False)
+        return _runner()(function, args, kwargs, pure=False)
 
     return running
 
