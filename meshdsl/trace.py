@@ -127,6 +127,11 @@ def located(source: Source) -> Iterator[None]:
         _active.sources.pop()
 
 
+def is_derived() -> bool:
+    """Whether operations made at this point repeat or differentiate others, with their lines."""
+    return bool(_active.sources)
+
+
 def here() -> Source:
     """Returns the source line that an operation made at this point belongs to."""
     return _active.sources[-1] if _active.sources else caller()

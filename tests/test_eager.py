@@ -100,7 +100,7 @@ def test_arrays_on_a_mesh_stay_there():
 
 def test_data_of_no_mesh_is_laid_out_like_that_of_the_others():
     assert str((random([b]) + placed()).layout) == "a:x; b:y"
-    assert str((placed() * md.ones([c], "float64")).layout) == "a:x; b:y"
+    assert str(md.outer(md.multiply, placed(), md.ones([c], "float64")).layout) == "a:x; b:y"
     assert (random([a]) + 1).layout is None
 
 
@@ -110,17 +110,17 @@ def test_later_operands_yield():
     assert str((other + x).layout) == "a:y"
     assert np.array_equal(x + other, x.data + other.data)
     crosswise = placed(layout="c:x", dims=(c,), seed=2)
-    assert str((x * crosswise).layout) == "a:x; b:y"
-    assert str((crosswise * x).layout) == "b:y; c:x"
+    assert str(md.outer(md.multiply, x, crosswise).layout) == "a:x; b:y"
+    assert str(md.outer(md.multiply, crosswise, x).layout) == "b:y; c:x"
     whole = md.place(random([a]), "x:2,y:2")
     assert str((x.sum("b") + whole).layout) == "a:x"
 
 
 def test_sizes_that_do_not_divide_stay_whole():
     odd = md.Dimension("odd", 5)
-    y = placed() * md.arange(odd, "float64")
+    y = md.outer(md.multiply, placed(), md.arange(odd, "float64"))
     assert str(y.layout) == "a:x; b:y"
-    assert np.array_equal(y["odd", 1:], (placed() * md.arange(odd, "float64"))["odd", 1:])
+    assert np.array_equal(y["odd", 1:], placed().data[..., None] * np.arange(1.0, 5))
 
 
 def test_what_yields_everywhere_is_no_rule():

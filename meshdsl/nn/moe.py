@@ -200,8 +200,9 @@ def _sorted(
     ends = md.cumsum(blocks, "routed")
     number = md.arange(block)
     # Blocks beyond the last expert's belong to none; look-ups of expert `count` find zeros.
-    expert = md.sum(md.cast(ends <= number, "int32"), "routed")
-    place = (number - md.take(ends - blocks, expert, "routed")) * slot.size + md.arange(slot)
+    expert = md.sum(md.cast(md.outer(md.less_equal, ends, number), "int32"), "routed")
+    first = (number - md.take(ends - blocks, expert, "routed")) * slot.size
+    place = md.outer(md.add, first, md.arange(slot))
     held = place < md.take(sizes, expert, "routed")
     order = md.argsort(tokens, "assignment")
     at = md.where(held, md.take(begin, expert, "routed") + place, total)

@@ -47,7 +47,7 @@ def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotat
     half = over.size // 2
     feature = md.arange(over)
     rate = md.exp(md.cast(feature % half, "float32") * (-math.log(base) / half))
-    angle = md.cast(md.arange(length), "float32") * rate
+    angle = md.outer(md.multiply, md.cast(md.arange(length), "float32"), rate)
     return Rotation(md.cos(angle), md.where(feature < half, -1.0, 1.0) * md.sin(angle), over.name)
 
 
@@ -90,7 +90,7 @@ def relative_bias(
         [length, memory, ...].
     """
     count = table.shape.get(buckets).size
-    behind = md.arange(length) - md.arange(memory)
+    behind = md.outer(md.subtract, md.arange(length), md.arange(memory))
     if causal:
         distance = md.maximum(behind, 0)
     else:
@@ -114,7 +114,8 @@ def alibi_bias(heads: Sequence[Dimension], length: Dimension, memory: Dimension)
     """
     number, count = md.zeros([]), math.prod(dim.size for dim in heads)
     for dim in heads:
-        number = number * dim.size + md.cast(md.arange(dim), "float32")
+        number = md.outer(md.add, number * dim.size, md.cast(md.arange(dim), "float32"))
     slope = md.exp((number + 1) * (-8 * math.log(2) / count))
-    distance = md.cast(md.abs(md.arange(memory) - md.arange(length)), "float32")
-    return md.broadcast(-slope * distance, [*heads, length, memory])
+    behind = md.outer(md.subtract, md.arange(memory), md.arange(length))
+    distance = md.cast(md.abs(behind), "float32")
+    return md.broadcast(md.outer(md.multiply, -slope, distance), [*heads, length, memory])

@@ -3,6 +3,7 @@
 from meshdsl.ops.activations import *  # noqa: F403
 from meshdsl.ops.attention import attention
 from meshdsl.ops.bits import *  # noqa: F403
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.checkpoint import checkpoint, name
 from meshdsl.ops.complex_numbers import *  # noqa: F403
 from meshdsl.ops.cond import cond
@@ -93,6 +94,7 @@ __all__ = [
     "nth_largest",
     "one_hot",
     "ones",
+    "outer",
     "pad",
     "primitive",
     "print",

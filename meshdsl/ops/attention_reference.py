@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from meshdsl.dims import DimLike
 from meshdsl.graph import Tensor
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange
 from meshdsl.ops.einsum import einsum
-from meshdsl.ops.elementwise import abs, cast, tanh, where
+from meshdsl.ops.elementwise import abs, cast, equal, subtract, tanh, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.softmax import softmax
 
@@ -57,7 +58,7 @@ def attention_reference(
             positions = arange(q.shape.get(length)) + positions
         if memory_positions is None:
             memory_positions = arange(memory)
-        behind = positions - memory_positions
+        behind = outer(subtract, positions, memory_positions)
         if causal:
             visible.append(behind >= 0)
         if window is not None:
@@ -65,7 +66,7 @@ def attention_reference(
     if segments is not None:
         if memory_segments is None:
             memory_segments = segments.rename(**{q.shape.get(length).name: memory.name})
-        visible.append(segments == memory_segments)
+        visible.append(outer(equal, segments, memory_segments))
     if mask is not None:
         visible.append(mask)
     for seen in visible:

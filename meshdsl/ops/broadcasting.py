@@ -1,24 +1,27 @@
 """How elementwise operations are made: their dims are broadcast by name.
 
 The result has every dim of the operands: those of the operand with most dims first, then the rest
-in order of appearance. Tensors of different dtypes do not mix (cast one of them); Python numbers
-take the dtype of the tensors they meet.
+in order of appearance. One operand must have all of these dims, else a misspelt name would make an
+outer product; `outer` says that one is meant, and operations that gradients make need not say so.
+Tensors of different dtypes do not mix (cast one of them); Python numbers take the dtype of the
+tensors they meet.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, Shape
+from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import need_kind, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
 from meshdsl.ops.creation import as_tensor
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import at_once, operation
 from meshdsl.ops.reduction import sum_to
-from meshdsl.trace import bind_one
+from meshdsl.trace import bind_one, is_derived
 
 Unary = Callable[[Any], Tensor]
 Binary = Callable[[Any, Any], Tensor]
@@ -53,6 +56,75 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     if problems:
         raise ValueError("; ".join(problems))
     return Shape(found.values())
+
+
+class _Allowed(threading.local):
+    """Whether outer products are meant here, in this thread."""
+
+    def __init__(self) -> None:
+        self.outer = False
+
+
+_allowed = _Allowed()
+
+
+@at_once
+def outer(function: Callable[..., Any], *operands: Any) -> Any:
+    """Returns an elementwise function of every combination of the operands' elements.
+
+    `md.outer(md.subtract, md.arange(length), md.arange(memory))` is [length, memory].
+
+    Dims of one name still meet by that name; but no operand needs to have all dims of the result.
+
+    Args:
+        function: of the operands: an elementwise operation such as `md.less` or `md.where`, or a
+            lambda of several of them.
+    """
+    before, _allowed.outer = _allowed.outer, True
+    try:
+        return function(*operands)
+    finally:
+        _allowed.outer = before
+
+
+def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor], word: str = "") -> Tensor:
+    """Adds an elementwise operation with operands that the user chose.
+
+    Args:
+        word: the public name of the operation, if it is not the primitive's.
+
+    Raises:
+        ValueError: no operand has the dims of all, and no outer product is meant.
+    """
+    shapes = [tensor.shape for tensor in operands]
+    largest = max(shapes, key=len)
+    if any(shape and shape != largest for shape in shapes):
+        names = set(largest.names)
+        apart = not all(names.issuperset(shape.names) for shape in shapes)
+        if apart and not (_allowed.outer or is_derived()):
+            raise ValueError(_unlike(operands, largest, word or primitive.name))
+    return bind_one(primitive, operands)
+
+
+def _unlike(operands: Sequence[Tensor], largest: Shape, word: str) -> str:
+    """Returns what to say where no operand has the dims of all."""
+    every = dict.fromkeys(name for tensor in operands for name in tensor.shape.names)
+    lacks = [
+        f"{tensor} lacks {', '.join(f'`{name}`' for name in missing)}"
+        for tensor in operands
+        if tensor.shape and (missing := [n for n in every if n not in tensor.shape.names])
+    ]
+    hints = ""
+    for name in (name for name in every if name not in largest.names):
+        apart = [t.shape.names for t in operands if name in t.shape.names]
+        hint = did_you_mean(name, [n for n in largest.names if not any(n in a for a in apart)])
+        hints += hint.replace("?", f" instead of `{name}`?")
+    letters = ", ".join("xyz"[: len(operands)]) if word != "where" else "condition, x, y"
+    end = "" if hints else "."
+    return (
+        f"one operand must have the dims of all: {'; '.join(lacks)}{hints}{end} If an outer "
+        f"product is meant, say so: md.outer(md.{word}, {letters})"
+    )
 
 
 def as_bool(dtype: np.dtype) -> np.dtype:
@@ -135,11 +207,11 @@ def binary(
 
     def function(x: Any, y: Any) -> Tensor:
         if isinstance(x, Tensor):
-            return bind_one(primitive, (x, as_tensor(y, x.dtype)))
+            return bind_elementwise(primitive, (x, as_tensor(y, x.dtype)))
         if isinstance(y, Tensor):
-            return bind_one(primitive, (as_tensor(x, y.dtype), y))
+            return bind_elementwise(primitive, (as_tensor(x, y.dtype), y))
         left = as_tensor(x)
-        return bind_one(primitive, (left, as_tensor(y, left.dtype)))
+        return bind_elementwise(primitive, (left, as_tensor(y, left.dtype)))
 
     return _public(function, name, f"{doc} `md.{name}(x, y)`.")
 

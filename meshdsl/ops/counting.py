@@ -10,9 +10,10 @@ from meshdsl.array import named
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, short
 from meshdsl.graph import Tensor
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, ones, sized
 from meshdsl.ops.cumulative import cumsum
-from meshdsl.ops.elementwise import cast, where
+from meshdsl.ops.elementwise import cast, less, less_equal, logical_and, where
 from meshdsl.ops.indexing import SCATTER_ADD
 from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
@@ -72,10 +73,10 @@ def searchsorted(
     along = ordered.shape[0] if dim is None else ordered.shape.get(dim)
     if values.shape.find(along.name) is not None:
         raise ValueError(f"the values have dim `{along.name}` as well; rename it in one")
-    before = ordered < values if side == "left" else ordered <= values
+    before = outer(less if side == "left" else less_equal, ordered, values)
     if is_float(ordered.dtype):
         number, missing = ordered == ordered, values != values
-        before = before | (missing & number if side == "left" else missing)
+        before = before | (outer(logical_and, missing, number) if side == "left" else missing)
     return sum(cast(before, "int32"), along.name)
 
 

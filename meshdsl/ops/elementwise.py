@@ -19,7 +19,15 @@ import numpy as np
 
 from meshdsl.dtypes import as_dtype, is_complex, largest, need_kind, real_dtype, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
-from meshdsl.ops.broadcasting import ELEMENTWISE, Unary, as_bool, binary, elementwise, unary
+from meshdsl.ops.broadcasting import (
+    ELEMENTWISE,
+    Unary,
+    as_bool,
+    binary,
+    bind_elementwise,
+    elementwise,
+    unary,
+)
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind_one
@@ -334,12 +342,19 @@ ELEMENTWISE.update(cast=CAST, stop_gradient=STOP_GRADIENT)
 
 @operation
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    """Returns x where the bool tensor `condition` holds, else y. `md.where(mask, x, 0)`."""
+    """Returns x where the bool tensor `condition` is true, else y.
+
+    `md.where(mask, x, 0)`.
+
+    One of the three has the dims of all, as in every elementwise operation; else it is
+    `md.outer(md.where, mask, x, y)`.
+    """
     if condition.dtype != np.bool_:
         raise ValueError(f"the condition must be bool, got {short(condition.dtype)}")
     known = [value.dtype for value in (x, y) if isinstance(value, Tensor)]
     like = known[0] if known else None
-    return bind_one(SELECT, (condition, as_tensor(x, like), as_tensor(y, like)))
+    operands = (condition, as_tensor(x, like), as_tensor(y, like))
+    return bind_elementwise(SELECT, operands, "where")
 
 
 @operation

@@ -19,8 +19,9 @@ import numpy as np
 from meshdsl.dims import Dimension, DimLike, Shape
 from meshdsl.dtypes import is_integer, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, as_tensor, full
-from meshdsl.ops.elementwise import cast, maximum, minimum, where
+from meshdsl.ops.elementwise import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast, transpose
 from meshdsl.trace import bind_one
@@ -214,7 +215,7 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
     if counted.volume >= 2**31:
         raise ValueError(f"too many updates of one element to be ordered: {counted}")
     for each in counted:
-        ordinal = ordinal * each.size + arange(each)
+        ordinal = outer(add, ordinal * each.size, arange(each))
     ordinals = broadcast(ordinal, indices.shape)
     places = Shape([*x.shape.select(pairs), dim])
     last = bind_one(SCATTER_MAX, (ordinals, indices), {"dim": dim.name, "shape": places})
@@ -234,4 +235,4 @@ def one_hot(indices: Tensor | int, dim: Dimension, dtype: Any = "float32") -> Te
     _need_integers(indices)
     if indices.dtype.itemsize < 4:  # too narrow to count along a long dim
         indices = cast(indices, "int32")
-    return cast(indices == arange(dim, indices.dtype), dtype)
+    return cast(outer(equal, indices, arange(dim, indices.dtype)), dtype)

@@ -7,8 +7,9 @@ from typing import Any
 from meshdsl.dims import Dimension, DimLike
 from meshdsl.dtypes import short
 from meshdsl.graph import Tensor
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange
-from meshdsl.ops.elementwise import cast, where
+from meshdsl.ops.elementwise import cast, equal, greater, greater_equal, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import rename, transpose
@@ -57,7 +58,7 @@ def symmetric(x: Tensor, rows: str, columns: str) -> Tensor:
 @operation
 def identity(rows: Dimension, columns: Dimension, dtype: Any = "float32") -> Tensor:
     """Returns 1 where the two dims have the same index, else 0: `md.linalg.identity(i, j)`."""
-    return cast(arange(rows) == arange(columns), dtype)
+    return cast(outer(equal, arange(rows), arange(columns)), dtype)
 
 
 @operation
@@ -71,7 +72,7 @@ def triangle(
     i, j = arange(x.shape.get(rows)), arange(x.shape.get(columns))
     if not lower:
         i, j = j, i
-    return transpose(where(i > j if strict else i >= j, x, 0), x.shape)
+    return transpose(where(outer(greater if strict else greater_equal, i, j), x, 0), x.shape)
 
 
 @operation
@@ -81,7 +82,7 @@ def diagonal(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
     `md.linalg.diagonal(x, "row", "column")`.
     """
     one, other = x.shape.get(rows), x.shape.get(columns)
-    return sum(where(arange(one) == arange(other), x, 0), other.name)
+    return sum(where(outer(equal, arange(one), arange(other)), x, 0), other.name)
 
 
 @operation
@@ -97,5 +98,5 @@ def with_diagonal(x: Tensor, rows: DimLike, columns: Dimension) -> Tensor:
     `md.linalg.with_diagonal(x, "row", column)`; the matrix has a dim more than x.
     """
     i = x.shape.get(rows)
-    full = where(arange(i) == arange(columns), x, 0)
+    full = outer(where, outer(equal, arange(i), arange(columns)), x, 0)
     return transpose(full, [*x.shape, columns])

@@ -18,8 +18,9 @@ from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, as_tensor
-from meshdsl.ops.elementwise import cast, clip, remainder, where
+from meshdsl.ops.elementwise import add, cast, clip, remainder, where
 from meshdsl.ops.indexing import take
 from meshdsl.ops.operation import operation
 from meshdsl.trace import bind_one
@@ -257,7 +258,7 @@ def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
         return window(x, held.name, max(0, min(int(start), held.size - size)), size)
     first = clip(_integers(start, "start"), 0, held.size - size)
     part = Dimension(unused(held.name, x.shape, first.shape), size)
-    found = take(x, first + arange(part), held.name)
+    found = take(x, outer(add, first, arange(part)), held.name)
     return found.rename({part.name: held.name}).transpose([*first.shape.names, *x.shape.names])
 
 

@@ -14,7 +14,7 @@ LAYOUTS = [("x:2,y:2", "a:x; b:y"), ("x:2,y:2", "b:y+x"), ("x:3,y:1", "a:x+y"), 
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 def test_every_shard_is_a_part_of_the_whole(mesh, layout, backend):
     def make():
-        ramp = md.arange(a) + 10 * md.arange(b)
+        ramp = md.outer(md.add, md.arange(a), 10 * md.arange(b))
         return [ramp, md.arange(b, "float64"), md.full([b, a], 2.5), md.ones([b], bool)]
 
     found = run(make, mesh=mesh, layout=layout, backend=backend)

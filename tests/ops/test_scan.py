@@ -113,7 +113,8 @@ def test_integer_carries_count_and_do_not_hinder_gradients():
             return (value * md.cast(count, "float64") + x, count + 2), count
 
         (end, count), counts = md.scan(body, (carry, md.full([], 1, "int32")), xs, "steps")
-        return end + md.cast(count, "float64") + md.cast(counts, "float64")
+        total = end + md.cast(count, "float64")
+        return md.outer(md.add, total, md.cast(counts, "float64"))
 
     def theirs(carry, xs):
         for i, x in enumerate(xs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,24 @@ class Author:
 
 def together(tensors: Sequence[Tensor]) -> md.Shape:
     return md.Shape({d.name: d for t in tensors for d in t.shape}.values())
+
+
+def meet(function: Callable[..., Tensor], *operands: Any) -> Tensor:
+    """Returns an elementwise function of operands, spelled as an outer product where it is one.
+
+    Raises:
+        AssertionError: what is an outer product is not refused without being spelled so.
+    """
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    rank = len(together(tensors))
+    if any(len(tensor.shape) == rank for tensor in tensors):
+        return function(*operands)
+    try:
+        function(*operands)
+    except ValueError as error:
+        assert "one operand must have the dims of all" in str(error), error
+        return md.outer(function, *operands)
+    raise AssertionError(f"an outer product of {', '.join(map(str, tensors))} is not refused")
 
 
 def some_dims(

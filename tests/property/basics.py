@@ -10,7 +10,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.graph import Tensor
-from tests.property.author import BOUND, VOLUME, Author, some_dims, together
+from tests.property.author import BOUND, VOLUME, Author, meet, some_dims, together
 
 # Elementwise operations.
 
@@ -54,19 +54,19 @@ def binary(author: Author) -> None:
         return
     x, y = found
     b, c = author.bounds[x], author.bounds[y]
-    functions: list[tuple[Callable[[], Tensor], float]] = [
-        (lambda: x + y, b + c),
-        (lambda: x - y, b + c),
-        (lambda: x * y, b * c),
-        (lambda: x / (1 + md.square(y)), b),
-        (lambda: md.maximum(x, y + author.amount()), max(b, c) + 1),
-        (lambda: md.minimum(x + author.amount(), y), max(b, c) + 1),
-        (lambda: (md.square(x) + 0.5) ** md.tanh(y), b * b + 2),
-        (lambda: md.where(x > y + author.amount(), x, 2 * y), b + 2 * c),
+    functions: list[tuple[Callable[[Tensor, Tensor], Tensor], float]] = [
+        (lambda x, y: x + y, b + c),
+        (lambda x, y: x - y, b + c),
+        (lambda x, y: x * y, b * c),
+        (lambda x, y: x / (1 + md.square(y)), b),
+        (lambda x, y: md.maximum(x, y + author.amount()), max(b, c) + 1),
+        (lambda x, y: md.minimum(x + author.amount(), y), max(b, c) + 1),
+        (lambda x, y: (md.square(x) + 0.5) ** md.tanh(y), b * b + 2),
+        (lambda x, y: md.where(x > y + author.amount(), x, 2 * y), b + 2 * c),
     ]
     weights = np.array([3, 3, 3, 1, 1, 1, 1, 2]) / 15
     function, bound = functions[author.rng.choice(len(functions), p=weights)]
-    author.keep(function(), bound)
+    author.keep(meet(function, x, y), bound)
 
 
 def compare(author: Author) -> None:
@@ -75,11 +75,12 @@ def compare(author: Author) -> None:
         return
     x, y = found[0] + author.amount(), found[1]
     word = author.one(["less", "less_equal", "greater", "greater_equal", "equal", "not_equal"])
-    mask = getattr(md, word)(x, y)
+    mask = meet(getattr(md, word), x, y)
     if author.masks and author.rng.random() < 0.5:
         other = author.one(author.masks)
         if together([mask, other]).volume <= VOLUME:
-            mask = mask & ~other if author.rng.random() < 0.5 else mask | other
+            both = [lambda x, y: x & ~y, lambda x, y: x | y]
+            mask = meet(both[author.rng.random() < 0.5], mask, other)
     author.keep(mask)
 
 
@@ -93,7 +94,8 @@ def choose(author: Author) -> None:
     if together(tensors).volume > VOLUME:
         return
     bound = author.bounds[x] + (author.bounds[y] if isinstance(y, Tensor) else 1)
-    author.keep(md.where(mask, x, y) if author.rng.random() < 0.5 else md.where(mask, y, x), bound)
+    chosen = (x, y) if author.rng.random() < 0.5 else (y, x)
+    author.keep(meet(md.where, mask, *chosen), bound)
 
 
 def convert(author: Author) -> None:
@@ -113,7 +115,9 @@ def integer(author: Author) -> None:
     x, y = author.one(author.integers), author.one(author.integers)
     if together([x, y]).volume > VOLUME or author.bounds[x] * author.bounds[y] > 1e6:
         return
-    author.keep(author.one([x + y, x - y, x * y, x % 5]), author.bounds[x] * author.bounds[y] + 99)
+    bound = author.bounds[x] * author.bounds[y] + 99
+    kind = author.one([md.add, md.subtract, md.multiply, None])
+    author.keep(x % 5 if kind is None else meet(kind, x, y), bound)
 
 
 def stop(author: Author) -> None:

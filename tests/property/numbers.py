@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import meshdsl as md
 from meshdsl.graph import Tensor
-from tests.property.author import VOLUME, Author, together
+from tests.property.author import VOLUME, Author, meet, together
 
 
 def special(author: Author) -> None:
@@ -47,9 +47,9 @@ def bits(author: Author) -> None:
     kind = author.one(["and", "or", "xor", "not", "left", "right", "count", "floor", "mod"])
     bound = 2 * max(author.bounds[x], author.bounds[y]) + 2
     pairs: dict[str, Callable[[], Tensor]] = {
-        "and": lambda: md.bit_and(x, y),
-        "or": lambda: md.bit_or(x, y),
-        "xor": lambda: md.bit_xor(x, y),
+        "and": lambda: meet(md.bit_and, x, y),
+        "or": lambda: meet(md.bit_or, x, y),
+        "xor": lambda: meet(md.bit_xor, x, y),
         "not": lambda: md.bit_not(x),
         "left": lambda: md.shift_left(x, 1),
         "right": lambda: md.shift_right(x, 1),
@@ -65,12 +65,12 @@ def complex_numbers(author: Author) -> None:
     if found is None:
         return
     x, y = found
-    z = md.complex(x, y)
+    z = meet(md.complex, x, y)
     over = author.subset(z.shape.names)
     if over and author.rng.random() < 0.5:
-        z = md.sum(z * md.complex(md.cos(x), 0.5 * md.sin(y)), over)
+        z = md.sum(z * meet(md.complex, md.cos(x), 0.5 * md.sin(y)), over)
     elif author.rng.random() < 0.5:
-        z = md.conj(z) * md.exp(md.complex(0 * x, md.tanh(y)))
+        z = md.conj(z) * md.exp(meet(md.complex, 0 * x, md.tanh(y)))
     part = author.one([md.real, md.imag])
     bound = (author.bounds[x] + author.bounds[y]) * 4 * (z.shape.volume and 1)
     author.keep(md.tanh(0.1 * part(z)), bound)
@@ -87,7 +87,7 @@ def linalg(author: Author) -> None:
     if x.shape.volume * row.size > VOLUME:
         return
     low = md.sin(x)
-    square = low * md.rename(low, {row.name: column})
+    square = md.outer(md.multiply, low, md.rename(low, {row.name: column}))
     matrix = square + 2.0 * md.linalg.identity(row, md.Dimension(column, row.size), x.dtype)
     kind = author.one(["solve", "cholesky", "slogdet", "inverse", "eigenvalues"])
     if kind == "solve":

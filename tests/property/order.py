@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import meshdsl as md
 from meshdsl.graph import Tensor
-from tests.property.author import VOLUME, Author, together
+from tests.property.author import VOLUME, Author, meet, together
 
 
 def statistics(author: Author) -> None:
@@ -124,7 +124,7 @@ def scatter(author: Author) -> None:
     if author.rng.random() < 0.7:
         updates = md.sin(md.cast(indices, "float64") + 0.3)
         for d in wanted:
-            updates = updates + md.cos(md.arange(d, "float64") * 0.7)
+            updates = meet(md.add, updates, md.cos(md.arange(d, "float64") * 0.7))
     mode = author.one(["set", "add", "max", "min"])
     if mode in ("max", "min") and isinstance(updates, Tensor):
         updates = updates + 0.011 * author.amount()

@@ -6,7 +6,7 @@ from typing import Any
 
 import meshdsl as md
 from meshdsl.graph import Tensor
-from tests.property.author import VOLUME, Author, together
+from tests.property.author import VOLUME, Author, meet, together
 
 
 def conv(author: Author) -> None:
@@ -27,7 +27,8 @@ def conv(author: Author) -> None:
         return
     filters: Tensor = md.zeros([], "float64") + 0.3
     for number, dim in enumerate(dims, 1):
-        filters = filters * md.sin(md.arange(dim, "float64") * (0.9 + 0.1 * number) + number)
+        ramp = md.sin(md.arange(dim, "float64") * (0.9 + 0.1 * number) + number)
+        filters = meet(md.multiply, filters, ramp)
     filters = filters.transpose([dims[i] for i in author.rng.permutation(len(dims))])
     if author.rng.random() < 0.5:  # of what is trained, so that its gradient is asked for
         scalar = md.mean(md.tanh(author.operand()))

@@ -36,7 +36,7 @@ class Block(md.Module):
         v = md.einsum(h, self.value, over="embed").rename(length="memory_length")
         scores = md.einsum(q, k, over="kv") * kv.size**-0.5
         memory = md.Dimension("memory_length", length.size)
-        visible = md.arange(length) >= md.arange(memory)
+        visible = md.outer(md.greater_equal, md.arange(length), md.arange(memory))
         weights = md.softmax(md.where(visible, scores, -1e9), "memory_length")
         mixed = md.einsum(weights, v, over="memory_length")
         x = x + md.einsum(mixed, self.out, over=["heads", "kv"])

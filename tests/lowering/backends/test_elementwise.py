@@ -57,7 +57,7 @@ def parts(x):
 
 def takes(function, *given):
     try:
-        md.jit(function).trace(*given)
+        md.jit(lambda *given: md.outer(function, *given)).trace(*given)
     except ValueError:
         return False
     return True
@@ -73,7 +73,7 @@ def test_every_operation_that_takes_the_dtype(dtype):
     assert len(taken) >= {"b": 6, "i": 20, "u": 20, "c": 20}.get(dtype.kind, 40)
 
     def model(x, y):
-        return [functions[name](*(x, y)[: operands[name]]) for name in taken]
+        return [md.outer(functions[name], *(x, y)[: operands[name]]) for name in taken]
 
     for name, found, expected in zip(taken, *both(model, x, y), strict=True):
         try:
