@@ -192,8 +192,7 @@ def loss(config: BertConfig, params: Bert, batch: Mapping[str, Any]) -> md.Tenso
     given, chosen = corrupt(config, tokens)
     x, losses = states(config, params, given)
     each = nn.softmax_cross_entropy(_scores(config, params, x), tokens, over="vocab")
-    about = md.cast(chosen, each.dtype)
-    value = md.sum(each * about) / md.maximum(md.sum(about), 1)
+    value = nn.mean_where(each, chosen)
     return value if losses is None else value + router_loss(config, losses)
 
 

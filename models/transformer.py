@@ -117,11 +117,7 @@ def loss(config: TransformerConfig, params: Transformer, batch: Mapping[str, Any
     x, losses = states(config, params, batch["tokens"], segments, batch.get("positions"))
     scores = _scores(config, params, x)
     each = nn.softmax_cross_entropy(scores, batch["targets"], over="vocab")
-    if segments is None:
-        value = md.mean(each)
-    else:
-        count = md.sum(md.cast(segments > 0, each.dtype))
-        value = md.sum(md.where(segments > 0, each, 0)) / md.maximum(count, 1)
+    value = md.mean(each) if segments is None else nn.mean_where(each, segments > 0)
     return value if losses is None else value + router_loss(config, losses)
 
 

@@ -1,7 +1,7 @@
 """Layers as functions of named tensors, written in the language itself."""
 
 from meshdsl.nn import initializers
-from meshdsl.nn.losses import softmax_cross_entropy
+from meshdsl.nn.losses import mean_where, softmax_cross_entropy
 from meshdsl.nn.mlp import gated_mlp, mlp
 from meshdsl.nn.moe import RouterLosses, Routing, moe, route
 from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm

@@ -1,33 +1,60 @@
-"""Losses, per position."""
+"""Losses per position, and their mean over those that count."""
 
 from __future__ import annotations
 
+import math
+
+import jax
+import numpy as np
+
 import meshdsl as md
-from meshdsl.dims import DimLike
+from meshdsl.array import NamedArray
+from meshdsl.dims import Dimension, DimLike, DimsLike
 from meshdsl.dtypes import is_integer, short
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.ops.operation import operation
+from meshdsl.ops.operation import operation, told_as
 
 
-@operation
 def softmax_cross_entropy(
-    logits: md.Tensor, labels: md.Tensor, over: DimLike = "vocab"
+    logits: md.Tensor,
+    labels: md.Tensor,
+    over: DimLike = "vocab",
+    ignore_label: int | None = None,
 ) -> md.Tensor:
     """Returns -log softmax(logits)[labels], in nats.
+
+    `nn.softmax_cross_entropy(logits, labels, over="vocab")`; of padded labels, the mean loss is
+
+        losses = nn.softmax_cross_entropy(logits, labels, ignore_label=-1)
+        loss = nn.mean_where(losses, labels != -1)
 
     It is written with sums over `over` only, so logits that are split over it stay split: what
     moves is three numbers per position.
 
     Args:
         logits: [..., over].
-        labels: integers [...]; one outside of [0, size of `over`) gives log(sum(exp(logits))).
+        labels: integers [...], from 0 to the size of `over` - 1.
+        ignore_label: positions with this label have loss 0 and no gradient. It may be one of the
+            classes, or none.
 
     Returns:
-        [...], float32 or wider.
+        [...], float32 or wider. In a traced function, whose labels are known when it runs, one
+        outside of the classes gives NaN, as loss and as gradient.
 
     Raises:
-        ValueError: the logits lack the dim, or the labels have others or are not integers.
+        ValueError: the logits lack the dim; the labels have others or are not integers; or they are
+            known and one is outside of the classes.
     """
+    if isinstance(labels, NamedArray) and logits.dims.find(_name(over)) is not None:
+        with told_as("softmax_cross_entropy", (logits, labels)):
+            _check_known(labels, logits.dims.get(over), ignore_label)
+    return _softmax_cross_entropy(logits, labels, over, ignore_label)
+
+
+@operation
+def _softmax_cross_entropy(
+    logits: md.Tensor, labels: md.Tensor, over: DimLike, ignore_label: int | None
+) -> md.Tensor:
     logits = at_least_float32(logits)
     classes = logits.shape.get(over)
     extra = labels.shape.without(logits.shape.without([classes.name]).names)
@@ -36,5 +63,52 @@ def softmax_cross_entropy(
         problems.append(f"the labels are integers, got {short(labels.dtype)}")
     if problems:
         raise ValueError("; ".join(problems))
+    if labels.dtype.itemsize < 4:  # too narrow to compare with the number of classes
+        labels = md.cast(labels, "int32")
+    fits = (labels >= 0) & (labels < classes.size)
+    if ignore_label is not None:
+        fits = fits | (labels == ignore_label)
     chosen = md.one_hot(labels, classes, "bool")
-    return md.logsumexp(logits, classes) - md.sum(md.where(chosen, logits, 0), classes)
+    # A factor, so that the gradient is NaN as well.
+    total = md.logsumexp(logits, classes) * md.where(fits, md.ones([], logits.dtype), math.nan)
+    each = total - md.sum(md.where(chosen, logits, 0), classes)
+    return each if ignore_label is None else md.where(labels == ignore_label, 0, each)
+
+
+def _name(dim: DimLike) -> str:
+    return dim if isinstance(dim, str) else dim.name
+
+
+def _check_known(labels: NamedArray, classes: Dimension, ignore_label: int | None) -> None:
+    """Raises ValueError if data that is at hand has labels outside of the classes."""
+    data = labels.data
+    at_hand = not isinstance(data, jax.core.Tracer) and getattr(data, "is_fully_addressable", True)
+    if not at_hand or not is_integer(labels.dtype):
+        return
+    known = np.asarray(labels)
+    wrong = (known < 0) | (known >= classes.size)
+    if ignore_label is not None:
+        wrong &= known != ignore_label
+    if wrong.any():
+        at = np.argwhere(wrong)[0]
+        place = ", ".join(f"{d.name}={i}" for d, i in zip(labels.dims, at, strict=True))
+        first = f", the first at {place}" if place else ""
+        raise ValueError(
+            f"{wrong.sum()} of {wrong.size} labels are outside of the classes 0 to "
+            f"{classes.size - 1}{first}; give ignore_label=... for those that are to be left out"
+        )
+
+
+@operation
+def mean_where(x: md.Tensor, mask: md.Tensor, over: DimsLike | None = None) -> md.Tensor:
+    """Returns the mean of x over the places where a mask is true; 0 where there are none.
+
+    `nn.mean_where(losses, labels != -1)`. In microbatches, each divides by its own count.
+
+    Args:
+        x: floating-point, [...].
+        mask: bool, any dims of x.
+        over: the dims to take the mean over, by default all.
+    """
+    count = md.sum(md.cast(md.broadcast(mask, x.shape), x.dtype), over)
+    return md.sum(md.where(mask, x, 0), over) / md.maximum(count, 1)

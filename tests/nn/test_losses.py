@@ -57,9 +57,61 @@ def test_large_logits_do_not_overflow():
     assert (found >= 0).all()
 
 
-def test_a_label_outside_of_the_classes_chooses_nothing():
-    found = md.jit(loss)(*arguments(labels=np.full_like(LABELS, -1)))
-    np.testing.assert_allclose(found, np.log(np.exp(LOGITS).sum(-1)), rtol=1e-12)
+WRONG = LABELS.copy()
+WRONG[1, 2], WRONG[3, 4], WRONG[3, 5] = -1, 16, -1
+
+
+def test_known_labels_outside_of_the_classes_are_an_error():
+    logits, labels = arguments(labels=WRONG)
+    for function in (loss, md.jit(lambda x: loss(x, labels))):  # at once, and as a constant
+        with pytest.raises(ValueError) as error:
+            function(*(logits, labels)[: 2 if function is loss else 1])
+        assert (
+            "softmax_cross_entropy: 3 of 24 labels are outside of the classes 0 to 15, the first "
+            "at batch=1, length=2; give ignore_label=... for those that are to be left out"
+        ) in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["", "batch:data; vocab:model"])
+def test_labels_known_late_give_nan_as_loss_and_gradient_where_they_are_outside(layout):
+    def total(logits, labels):
+        return md.sum(loss(logits, labels))
+
+    where = {"mesh": "data:2,model:4", "layout": layout, "backend": "numpy"} if layout else {}
+    found = np.asarray(md.jit(loss, **where)(*arguments(labels=WRONG)))
+    assert np.array_equal(np.isnan(found), (WRONG < 0) | (WRONG > 15))
+    gradient = np.asarray(md.jit(md.grad(total), **where)(*arguments(labels=WRONG)))
+    assert np.array_equal(np.isnan(gradient).all(-1), (WRONG < 0) | (WRONG > 15))
+
+
+@pytest.mark.parametrize("ignored", [-1, 3])
+@pytest.mark.parametrize("layout", ["", "batch:data; vocab:model", "length:data+model"])
+def test_positions_with_the_label_to_ignore_do_not_count(layout, ignored):
+    counted = LABELS != 3
+    labels = np.where(counted, LABELS, ignored)
+
+    def total(logits, labels):
+        each = nn.softmax_cross_entropy(logits, labels, ignore_label=ignored)
+        return nn.mean_where(each, labels != ignored)
+
+    where = {"mesh": "data:2,model:4", "layout": layout, "backend": "numpy"} if layout else {}
+    value, gradient = md.jit(md.value_and_grad(total), **where)(*arguments(labels=labels))
+    chances = probabilities(LOGITS)
+    each = -np.log(np.take_along_axis(chances, LABELS[..., None], -1))[..., 0]
+    np.testing.assert_allclose(value, each[counted].mean(), rtol=1e-12)
+    expected = (chances - np.eye(16)[LABELS]) * counted[..., None] / counted.sum()
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-12)
+    if not layout:
+        at_once = nn.softmax_cross_entropy(*arguments(labels=labels), ignore_label=ignored)
+        assert np.array_equal(np.asarray(at_once) == 0, ~counted)
+
+
+def test_the_mean_where_nothing_counts_is_zero():
+    x = md.named(np.float64([[1, 2], [3, 5]]), ["row", "column"])
+    mask = md.named(np.array([True, False]), ["row"])
+    found = md.jit(lambda x, m: (nn.mean_where(x, m), nn.mean_where(x, m, "column")))(x, mask)
+    assert float(found[0]) == 1.5
+    assert np.array_equal(found[1], [1.5, 0])
 
 
 def test_half_precision_is_summed_in_float32():
