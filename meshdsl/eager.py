@@ -186,7 +186,8 @@ def _prepare(
     inputs = [place.get(id(array), array) for array in given]
     for i in range(len(trace.arrays), len(given)):  # numbers wait where the program takes them
         inputs[i] = NamedArray(runnable.put(given[i].data, i), Shape())
-    return _Call(runnable, inputs, tree, jax.tree_util.treedef_is_leaf(tree))
+    single = tree.num_nodes == tree.num_leaves == 1
+    return _Call(runnable, inputs, tree, single)
 
 
 def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:
