@@ -7,7 +7,7 @@ Statistics are taken in float32 or wider; the result has the dtype of `x`, as ha
 from __future__ import annotations
 
 import meshdsl as md
-from meshdsl.dims import DimLike, DimsLike, as_list
+from meshdsl.dims import DimLike, DimsLike
 from meshdsl.nn.precision import at_least_float32
 
 
@@ -79,11 +79,11 @@ def group_norm(
     if whole.size % groups:
         raise ValueError(f"{whole} channels do not divide into {groups} groups")
     parts = md.dims(channel_group=groups, channel_of_group=whole.size // groups)
-    wide = at_least_float32(x).split(whole, parts)
-    together = [*as_list(over), parts[1]]
-    centred = wide - md.mean(wide, together)
-    y = centred * md.rsqrt(md.mean(md.square(centred), together) + eps)
-    return _scaled(md.cast(y.merge(parts, whole), x.dtype), scale, bias)
+    wide = at_least_float32(x)
+    centred = wide - _group_mean(wide, over, whole, parts)
+    variance = _group_mean(md.square(centred), over, whole, parts)
+    y = centred * md.rsqrt(variance + eps)
+    return _scaled(md.cast(y, x.dtype), scale, bias)
 
 
 def batch_norm(
@@ -118,3 +118,15 @@ def batch_norm(
 def _scaled(y: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md.Tensor:
     y = y if scale is None else y * scale
     return y if bias is None else y + bias
+
+
+def _group_mean(
+    x: md.Tensor, over: DimsLike, whole: md.Dimension, parts: tuple[md.Dimension, ...]
+) -> md.Tensor:
+    """Returns the mean over some dims and a group of channels, for each of its channels."""
+    # The other dims go first: only what is as small as the channels is split into groups, so a
+    # layout that splits the channels moves sums, never activations.
+    group, member = parts
+    means = md.mean(md.mean(x, over).split(whole, parts), member)
+    shape = [d for dim in means.shape for d in ([dim, member] if dim == group else [dim])]
+    return means.broadcast(shape).merge(parts, whole)

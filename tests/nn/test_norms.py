@@ -1,10 +1,12 @@
 """Norms, against numpy in float64."""
 
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl import nn
-from tests.ops.agreement import message
+from tests.lowering.plans import lowered
+from tests.ops.agreement import message, random
 
 RNG = np.random.default_rng(0)
 X, SCALE, BIAS = RNG.normal(3, 2, (4, 6, 8)), RNG.normal(size=8), RNG.normal(size=8)
@@ -78,6 +80,34 @@ def test_group_norm():
     assert "c=6 channels do not divide into 4 groups" in message(
         lambda x: nn.group_norm(x, "place", "c", 4), named[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "devices"),
+    [
+        (32, 8, 4),
+        (32, 4, 4),
+        (32, 2, 4),
+        (32, 1, 4),
+        (24, 3, 4),
+        (18, 6, 4),
+        (10, 5, 4),
+        (12, 4, 5),
+    ],
+)
+def test_a_group_norm_over_split_channels_moves_no_activations(channels, groups, devices):
+    dims = md.dims(batch=2, place=6, channels=channels)
+
+    def norm(x):
+        return nn.group_norm(x, "place", "channels", groups)
+
+    def loss(x):
+        return md.sum(md.sin(norm(x)))
+
+    for function in (norm, md.grad(loss)):
+        layout, mesh = "channels:model", f"model:{devices}"
+        program = lowered(function, random(dims), layout=layout, mesh=mesh)
+        assert not [str(c) for c in program.collectives if "place" in str(c.dims)]
 
 
 def test_batch_norm_takes_the_statistics_of_its_batch_or_is_given_some():
