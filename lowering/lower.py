@@ -1,10 +1,11 @@
 """Lowering: a graph, a mesh and a layout become an SpmdProgram.
 
-Every tensor has one layout, given by the layout rules; a partition rule plans each operation; a
-cut decides where partial sums are reduced. What is left is written down here: each operand is
-fetched in the layout its operation takes it in, and what has been moved there once is used again.
-Tensors made of nothing (constants, index ramps and what is elementwise of them) are never moved:
-each reader gets them made in the layout it wants.
+Every tensor has one layout, given by the layout rules; what only operations see may stay split for
+longer (see `postponed`); a partition rule plans each operation; a cut decides where partial sums
+are reduced. What is left is written down here: each operand is fetched in the layout its operation
+takes it in, and what has been moved there once is used again. Tensors made of nothing (constants,
+index ramps and what is elementwise of them) are never moved: each reader gets them made in the
+layout it wants.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from meshdsl.lowering.partial_sums import Planned, partial_form, place_reduction
 from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.partition.attention import unused
 from meshdsl.lowering.passes import run_passes
+from meshdsl.lowering.postponed import postponed
 from meshdsl.lowering.program import SpmdProgram, Value
 from meshdsl.lowering.reshard import reshard, reshard_cost
 from meshdsl.lowering.sharing import share
@@ -183,7 +185,7 @@ def plan(
     places = {**store, **kept}
     layouts: dict[Tensor, TensorLayout] = {}
     plans: dict[Operation, Plan] = {}
-    cases: list[Case] = []
+    cases: dict[Operation, Case] = {}
 
     def visit(graph: Graph) -> None:
         for tensor in graph.inputs:
@@ -194,13 +196,19 @@ def plan(
             for body in op.bodies:
                 visit(body)
             if op.name not in BODIES:
-                case = replace(_case(op, layouts, mesh), options=options, block=graph)
-                plans[op] = RULES[op.name](case)
-                cases.append(case)
+                cases[op] = replace(_case(op, layouts, mesh), options=options, block=graph)
+                plans[op] = RULES[op.name](cases[op])
 
     visit(graph)
+    late = postponed(graph, layouts, plans, mesh, places)
+    layouts.update(late)
+    for op, case in cases.items() if late else ():
+        if any(t in late for t in (*op.inputs, *op.outputs)):
+            moved = _case(op, layouts, mesh)
+            cases[op] = replace(case, operands=moved.operands, results=moved.results)
+            plans[op] = RULES[op.name](cases[op])
     # Of a ring that nobody has asked for it is no news that it changes nothing.
-    idle = () if choice.ring else tuple(unused(cases))
+    idle = () if choice.ring else tuple(unused([*cases.values()]))
     return Planned(graph, plans, layouts, mesh, frozenset(store), kept, idle)
 
 

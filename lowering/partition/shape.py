@@ -97,6 +97,11 @@ def _rename_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorL
 _ENDS = {"split": _split_ends, "merge": _merge_ends, "rename": _rename_ends}
 
 
+def led_by_operand(case: Case) -> TensorLayout:
+    """Returns where a rename, split or merge leaves its result if it moves nothing before."""
+    return _ENDS[case.operation.name](case, False)[1]
+
+
 def _crossing(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout] | None:
     """Returns layouts of operand and result in which the whole is split as its first part is.
 

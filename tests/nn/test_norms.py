@@ -110,6 +110,17 @@ def test_a_group_norm_over_split_channels_moves_no_activations(channels, groups,
         assert not [str(c) for c in program.collectives if "place" in str(c.dims)]
 
 
+def test_a_group_norm_sends_nothing_where_devices_have_groups_of_their_own():
+    dims = md.dims(batch=2, place=6, channels=32)
+
+    def norm(x):
+        return nn.group_norm(x, "place", "channels", 8)
+
+    for function in (norm, md.grad(lambda x: md.sum(md.sin(norm(x))))):
+        program = lowered(function, random(dims), layout="channels:model", mesh="model:4")
+        assert program.wire_bytes == 0
+
+
 def test_batch_norm_takes_the_statistics_of_its_batch_or_is_given_some():
     over = ["batch", "length"]
 
