@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from meshdsl.training.disk_errors import Writing, drop_logs
 from meshdsl.training.processes import everywhere
 from meshdsl.training.reading import entries, reading
 from meshdsl.training.seals import Damaged, Seals, damage
@@ -45,6 +43,8 @@ class SharedFolder:
             raise ValueError(
                 f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another folder"
             ) from error
+        drop_logs()
+        self._writing = Writing(self.path)
         self._seals = Seals(self.path)
 
     def steps(self) -> Sequence[int]:
@@ -60,7 +60,8 @@ class SharedFolder:
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         self.wait()  # a checkpoint is sealed before it can be deleted for this one
-        with self._told():
+        self._writing.begins()
+        with self._writing.reported():
             self._manager.save(step, args=items, metrics=metrics, force=True)
         self._seals.add(step)
 
@@ -104,22 +105,9 @@ class SharedFolder:
         return target
 
     def wait(self) -> None:
-        with self._told():
+        with self._writing.reported():
             self._manager.wait_until_finished()
         self._seals.wait()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Tells what goes wrong with a disk, at once or behind the steps since, as one line."""
-        try:
-            yield
-        except Exception as error:
-            cause = system_error(error)
-            if cause is None:
-                raise
-            raise ValueError(
-                f"cannot save a checkpoint in {self.path}: {cause}. Those before it are complete"
-            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -132,21 +120,6 @@ class SharedFolder:
         finally:
             self._seals.wait()
             self._manager.close()
-
-
-_SYSTEM = {code: os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)}
-
-
-def system_error(error: BaseException | None) -> str | None:
-    """Returns what the system says of a failure, if it comes from there."""
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        for text in _SYSTEM.values():
-            if text in str(error):  # storage libraries tell it in words
-                return text
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _eval_loss(metrics: Any) -> float:

@@ -1,0 +1,119 @@
+"""What goes wrong while Orbax writes, as one line: a disk that is full, or a clock that jumps.
+
+Orbax logs a failure with its traceback in every thread that meets it, and raises it as well. We
+report what is raised, so these logs are dropped; all others are left as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
+_SYSTEM = {code: os.strerror(code) for code in _CODES}
+_JUMP = 1.0  # seconds by which the clock must be off to be reported
+_LIBRARY = "orbax"
+
+
+def system_error(error: BaseException | None) -> str | None:
+    """Returns what the system says of a failure, if it comes from there."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+        for text in _SYSTEM.values():
+            if text in str(each):  # storage libraries put it into words
+                return text
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _timed_out(error: BaseException | None) -> bool:
+    return any(isinstance(each, TimeoutError) and not each.strerror for each in _chain(error))
+
+
+def _offset() -> float:
+    """Returns the time of day less the time since some event, which only a jump changes."""
+    return time.time() - time.monotonic()
+
+
+@dataclass
+class Writing:
+    """What is being written to a folder, from one save to the next.
+
+    Attributes:
+        folder: where checkpoints are kept.
+    """
+
+    folder: Path
+    _offset: float = field(default_factory=_offset)
+    _began: float = field(default_factory=time.monotonic)
+
+    def begins(self) -> None:
+        """Notes the time at which something begins to be written."""
+        self._offset, self._began = _offset(), time.monotonic()
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Reports what goes wrong, at once or behind the steps since, as one line.
+
+        Raises:
+            ValueError: the disk does not take it, or it takes longer than Orbax waits.
+        """
+        try:
+            yield
+        except Exception as error:
+            cause = system_error(error)
+            if cause is None and _timed_out(error):
+                cause = self._timeout()
+            if cause is None:
+                raise
+            raise ValueError(
+                f"cannot save a checkpoint in {self.folder}: {cause}. Those before it are complete"
+            ) from error
+
+    def _timeout(self) -> str:
+        jump = _offset() - self._offset
+        if abs(jump) > _JUMP:
+            way = "forward" if jump > 0 else "back"
+            return (
+                f"the clock of this machine jumped {way} by {abs(jump):,.0f} s while it was "
+                "written, and Orbax counts by it how long it waits. Start again once the clock is "
+                "right"
+            )
+        return (
+            f"it is not complete after {time.monotonic() - self._began:,.0f} s, which is as long "
+            "as Orbax waits: the disk or another process is too slow"
+        )
+
+
+class _Unreported(logging.Filter):
+    """Passes log records, but for those of failures that are raised, and reported, as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        if _LIBRARY in record.pathname:
+            return system_error(error) is None and not _timed_out(error)
+        # Tasks of Orbax's that nobody waits for once another has failed.
+        return not (record.name == "asyncio" and getattr(error, "errno", None) in _CODES)
+
+
+_FILTER = _Unreported()
+
+
+def drop_logs() -> None:
+    """Drops Orbax's logs of failures that are reported here, from now on."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_FILTER)

@@ -1,0 +1,72 @@
+"""A full disk and a clock that jumps are one line of ours each, without Orbax's tracebacks."""
+
+import errno
+import gc
+import logging
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.training.checkpoints import Checkpoints
+from meshdsl.training.disk_errors import Writing, drop_logs
+from tests.training.test_metrics import room
+
+STATE = {"w": md.named(np.arange(4096.0, dtype="f4"), ["x"])}
+
+
+def test_a_full_disk_is_one_line_and_no_log(tmp_path, caplog, capfd):
+    with Checkpoints(tmp_path / "kept") as checkpoints:
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+        with room(2000), pytest.raises(ValueError, match=r"File too large. Those before it are"):
+            checkpoints.save(2, STATE)
+            checkpoints.wait()
+        assert checkpoints.restore(STATE).step == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_clock_that_jumps_is_explained(tmp_path, caplog, monkeypatch):
+    with Checkpoints(tmp_path / "kept") as checkpoints:
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+        clock, jumps = time.time, []
+
+        def jumping():
+            if threading.current_thread().name == "async_save":  # of Orbax, which waits for writes
+                jumps.append(2000)
+            return clock() + sum(jumps)
+
+        monkeypatch.setattr(time, "time", jumping)
+        with pytest.raises(ValueError, match=r"clock of this machine jumped forward by [0-9,]+ s"):
+            checkpoints.save(2, STATE)
+            checkpoints.wait()
+        monkeypatch.undo()
+        assert checkpoints.restore(STATE).step == 1
+    gc.collect()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_disk_that_is_too_slow_is_not_blamed_on_the_clock(tmp_path):
+    reason = "as long as Orbax waits: the disk or another process"
+    with pytest.raises(ValueError, match=reason), Writing(tmp_path).reported():
+        raise TimeoutError("Timed out after 1200 seconds.")
+
+
+def test_what_has_another_cause_stays_as_it_is(tmp_path):
+    with pytest.raises(KeyError), Writing(tmp_path).reported():
+        raise KeyError("of Orbax")
+
+
+def test_logs_of_others_stay(caplog):
+    drop_logs()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for error in (full, KeyError("x")):
+        logging.getLogger("absl").error("ours", exc_info=error)
+    logging.getLogger("asyncio").error("gone", exc_info=KeyError("x"))
+    logging.getLogger("asyncio").error("dropped", exc_info=full)
+    assert [record.message for record in caplog.records] == ["ours", "ours", "gone"]
