@@ -217,6 +217,7 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
+    from meshdsl.training.data import DataFiles
     from meshdsl.training.saving import Saving
 
     if not values.workdir:
@@ -231,6 +232,7 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
             **_settings(values, _FREE | {field.name for field in fields(Options)}),
             "the data": corpus.fingerprint(),
         },
+        data=DataFiles(corpus.paths),
         override=values.override,
         resume=values.resume,
     )

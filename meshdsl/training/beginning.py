@@ -25,11 +25,13 @@ class Beginning:
     Attributes:
         step: how many steps have been taken.
         evaluated: whether evaluations have followed them, if they are all.
+        reports: how many times metrics have been reported; None: that is not known.
     """
 
     state: TrainState
     step: int = 0
     evaluated: bool = True
+    reports: int | None = 0
 
 
 def going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
@@ -44,7 +46,8 @@ def going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
             "lead to: take a number for steps_per_call that divides it (1 does)"
         )
     feed.seek(found.step, found.position["feed"])
-    return Beginning(found.state, found.step, found.position["evaluated"])
+    position = found.position
+    return Beginning(found.state, found.step, position["evaluated"], position.get("reports"))
 
 
 def checked_weights(path: str | os.PathLike[str], params: Any) -> Weights:

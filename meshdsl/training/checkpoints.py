@@ -32,7 +32,7 @@ from meshdsl.array import NamedArray
 from meshdsl.dtypes import short
 from meshdsl.training.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.processes import gathered, together
-from meshdsl.training.seals import Damaged
+from meshdsl.training.seals import Damaged, missing
 from meshdsl.training.shared_checkpoints import SharedFolder
 from meshdsl.training.state import by_path, tree_like
 
@@ -174,9 +174,22 @@ class Checkpoints:
             lacking = self._local.lacking(-1 if restored is None else restored.step)
             if lacking:
                 _warn(lacking)
+        self._warn_if_missing(restored)
         if restored is None:
             _check_none_damaged(folders, problems)
         return restored
+
+    def _warn_if_missing(self, restored: Restored | None) -> None:
+        """Warns if the newest checkpoint is gone; the first process looks."""
+        if jax.process_index() or (step := missing(self._kept.path)) is None:
+            return
+        if restored is not None and restored.step >= step:
+            return
+        instead = "starts anew" if restored is None else f"goes on from step {restored.step:,}"
+        _warn(
+            f"the newest checkpoint was of step {step:,}, and its folder "
+            f"{self._kept.path / str(step)} is gone; the run {instead}"
+        )
 
     def wait(self) -> None:
         """Returns when all that has been saved is on disk."""

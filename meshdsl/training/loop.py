@@ -207,7 +207,11 @@ def train(
         progress = stack.enter_context(Progress(steps)) if first and not quiet else None
         writer = None
         if folder is not None:
-            writer = stack.enter_context(MetricsWriter(folder, beginning.step))
+            writer = stack.enter_context(MetricsWriter(folder, beginning.step, beginning.reports))
+        sinks: list[Callable[[int, Mapping[str, Any]], None]]
+        sinks = [sink for sink in (writer and writer.write, progress and progress.log) if sink]
+        if first and saving is not None and saving.data is not None:
+            sinks.append(stack.enter_context(saving.data.reading()))
         run = Run(
             programs=programs,
             state=beginning.state,
@@ -218,6 +222,7 @@ def train(
             },
             begun=beginning.step,
             evaluated=beginning.evaluated or not held_out,
+            reported=beginning.reports,
             steps=steps,
             at_once=steps_per_call,
             log_every=log_every,
@@ -230,7 +235,7 @@ def train(
             profiler=stack.enter_context(Profiler(profile, runtime, workdir)),
             saving=saving,
             checkpoints=checkpoints,
-            sinks=[sink for sink in (writer and writer.write, progress and progress.log) if sink],
+            sinks=sinks,
         )
         signals.enter_context(stops.listening())
         run.run()

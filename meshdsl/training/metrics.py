@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
@@ -52,6 +53,10 @@ KEYS = (
 Metrics: TypeAlias = Mapping[str, SupportsFloat | None]
 
 
+class MetricsWarning(UserWarning):
+    """Metrics of earlier steps are missing."""
+
+
 class MetricsWriter:
     """Writes `<workdir>/metrics.jsonl` and `<workdir>/tensorboard`; closed by its with-block.
 
@@ -62,17 +67,22 @@ class MetricsWriter:
     Args:
         begun: how many steps had been taken where the run goes on from; what was written of later
             ones is dropped, since they are taken again.
+        reports: how many lines there were at that step. If some are missing, it warns. None: that
+            is not known.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], begun: int = 0) -> None:
+    def __init__(
+        self, workdir: str | os.PathLike[str], begun: int = 0, reports: int | None = None
+    ) -> None:
         self._folder = folder = Path(workdir).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if begun:
-                _drop_later_lines(folder / "metrics.jsonl", begun)
+                kept = _drop_later_lines(folder / "metrics.jsonl", begun)
+                _warn_of_gap(folder / "metrics.jsonl", kept, begun, reports or 0)
             else:
                 _set_aside_earlier_run(folder)
             (folder / "tensorboard").mkdir(exist_ok=bool(begun))
@@ -163,20 +173,40 @@ def _set_aside_earlier_run(folder: Path) -> None:
             path.rename(kept)
 
 
-def _drop_later_lines(file: Path, step: int) -> None:
-    """Leaves the lines of steps up to one, without one that a kill has cut off."""
-    if not file.exists():
+def _warn_of_gap(file: Path, steps: list[int], begun: int, reports: int) -> None:
+    """Warns if lines are missing, and says where the gap is widest."""
+    if len(steps) >= reports:
         return
-    kept = []
+    gaps = itertools.pairwise([0, *sorted(steps), begun])
+    start, stop = max(gaps, key=lambda gap: gap[1] - gap[0])
+    warnings.warn(
+        f"{file} has {len(steps):,} of the {reports:,} reports up to step {begun:,}, from which "
+        f"the run goes on; the widest gap is from step {start:,} to {stop:,}",
+        MetricsWarning,
+        stacklevel=4,
+    )
+
+
+def _drop_later_lines(file: Path, step: int) -> list[int]:
+    """Leaves the lines of steps up to one, without one that a kill has cut off.
+
+    Returns:
+        The steps of the lines that are left.
+    """
+    if not file.exists():
+        return []
+    kept, steps = [], []
     for line in file.read_bytes().splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
+            if (found := json.loads(line)["step"]) <= step:
                 kept.append(line)
+                steps.append(int(found))
         except (ValueError, KeyError, TypeError):
             continue
     aside = file.with_suffix(".part")
     aside.write_bytes(b"".join(kept))
     os.replace(aside, file)
+    return steps
 
 
 def _number(value: SupportsFloat) -> int | float:

@@ -25,7 +25,7 @@ from meshdsl.training.meters import Meters
 from meshdsl.training.nonfinite import NotFinite, Watch
 from meshdsl.training.profiling import Profiler
 from meshdsl.training.programs import Programs
-from meshdsl.training.saving import Saving
+from meshdsl.training.saving import DATA, Saving
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stops
 
@@ -40,6 +40,7 @@ class Run:
         held_out: what evaluations go through: `eval`, and `test` after the last step.
         begun: how many steps earlier runs have taken.
         evaluated: whether evaluations have followed the last of them, if it is the last of all.
+        reported: how many times earlier runs have reported metrics, if that is known.
         done: how many have been taken.
         interrupted: whether a signal ends the run, in any of its processes.
         failure: why metrics could not be written.
@@ -51,6 +52,7 @@ class Run:
     held_out: Mapping[str, Named]
     begun: int
     evaluated: bool
+    reported: int | None
     steps: int
     at_once: int
     log_every: int
@@ -151,6 +153,10 @@ class Run:
         if self.saving is None or self.checkpoints is None:
             return
         position = {"feed": self.feed.position(), "evaluated": evaluated}
+        if self.reported is not None:
+            position["reports"] = self.reported + len(self.history)
+        if self.saving.data is not None:
+            position[DATA] = self.saving.data.state()
         if last or self.saving.due(number):
             self.checkpoints.save(number, self.state, position, eval_loss)
         elif self.saving.due_locally(number):

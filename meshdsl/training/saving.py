@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from meshdsl.training.checkpoints import Checkpoints, Restored
+from meshdsl.training.processes import gathered, together
+
+if TYPE_CHECKING:
+    from meshdsl.training.data.data_files import DataFiles
 
 FOLDER = "checkpoints"  # in the workdir
+DATA = "data_files"  # what the position of a checkpoint calls the state of them
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class Saving:
             differences.
         override: take the checkpoint all the same, and warn.
         resume: go on from the latest checkpoint in the workdir, if there is one.
+        data: the files that the run reads. A run that goes on with others, or whose bytes have
+            changed, is an error like that of `config`.
     """
 
     every: int | None = None
@@ -39,6 +49,7 @@ class Saving:
     config: Mapping[str, Any] = field(default_factory=dict)
     override: bool = False
     resume: bool = True
+    data: DataFiles | None = None
 
     def open(self, workdir: str | os.PathLike[str]) -> Checkpoints:
         """Returns the checkpoints of a run.
@@ -66,7 +77,7 @@ class Saving:
         found = checkpoints.restore(like, places)
         if found is None:
             return None
-        told = differences(found.config, self.config)
+        told = differences(found.config, self.config) + self._changed_data(found.position)
         if told and not self.override:
             raise ValueError(
                 "\n  ".join(
@@ -79,6 +90,19 @@ class Saving:
             )
         if told:
             warnings.warn(f"going on with other settings: {'; '.join(told)}", stacklevel=2)
+            if self.data is not None:
+                self.data.accept()
+        return found
+
+    def _changed_data(self, position: Any) -> list[str]:
+        """Returns how the data differs from what is known of it; the first process looks."""
+        if self.data is None:
+            return []
+        own: list[str] = []
+        with together():
+            if jax.process_index() == 0:
+                own = self.data.differences(position.get(DATA))
+        found: list[str] = json.loads(gathered(json.dumps(own))[0])
         return found
 
     def due(self, step: int) -> bool:

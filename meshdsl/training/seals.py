@@ -2,7 +2,8 @@
 
 Storage formats notice files that are cut off, but not numbers that have changed. Each process seals
 the files that it has written itself, in a thread of its own, so that no step waits for it. A
-checkpoint without a seal, of a run that was killed in between, is taken as it is.
+checkpoint without a seal, of a run that was killed in between, is taken as it is. The first process
+notes beside them which checkpoint is the newest, so that its loss is seen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import jax
 
 _NAME = "seal.{}.json"  # by process
+NEWEST = "newest.txt"  # the step of the checkpoint that was completed last
 _PIECE = 2**24  # bytes
 _PATIENCE = 0.05  # seconds between two looks
 
@@ -47,6 +49,8 @@ class Seals:
             return  # it was never completed
         try:
             seal(checkpoint, _own(checkpoint))
+            if jax.process_index() == 0:
+                _replace(self._folder / NEWEST, checkpoint.name)
         except OSError:
             return  # it has been deleted for a later one, or the disk is full: it stays unsealed
 
@@ -61,10 +65,26 @@ class Seals:
 def seal(checkpoint: Path, files: Iterable[Path]) -> None:
     """Writes the checksums of files of a checkpoint, as this process's seal."""
     sums = {str(file.relative_to(checkpoint)): _sum(file) for file in files}
-    target = checkpoint / _NAME.format(jax.process_index())
-    aside = target.with_suffix(".part")
-    aside.write_text(json.dumps(sums))
-    os.replace(aside, target)
+    _replace(checkpoint / _NAME.format(jax.process_index()), json.dumps(sums))
+
+
+def _replace(file: Path, text: str) -> None:
+    aside = file.with_suffix(".part")
+    aside.write_text(text)
+    os.replace(aside, file)
+
+
+def missing(folder: Path) -> int | None:
+    """Returns the step of the newest checkpoint of a folder, if it is not there any more.
+
+    One that was damaged, and so renamed, has been reported.
+    """
+    try:
+        newest = int((folder / NEWEST).read_text())
+    except (FileNotFoundError, ValueError):  # of a run that has completed none
+        return None
+    renamed = any(folder.glob(f"damaged.{newest}*"))
+    return None if renamed or (folder / str(newest)).exists() else newest
 
 
 def damage(checkpoint: Path, alone: bool = False) -> str | None:

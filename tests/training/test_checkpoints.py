@@ -95,7 +95,8 @@ def test_without_places_numpy_arrays_are_restored(tmp_path):
 
 
 def test_nothing_is_restored_where_nothing_is(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
+    gone = pytest.warns(CheckpointWarning, match="2 is gone; the run starts anew")
+    with Checkpoints(tmp_path) as checkpoints, gone:
         assert checkpoints.restore(made()) is None
 
 

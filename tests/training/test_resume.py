@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from meshdsl.training.checkpoints import Checkpoints, CheckpointWarning
-from meshdsl.training.data import shuffled_batches
-from meshdsl.training.metrics import MetricsWriter
+from meshdsl.training.data import DataFiles, shuffled_batches
+from meshdsl.training.metrics import MetricsWarning, MetricsWriter
 from meshdsl.training.saving import Saving
 from meshdsl.training.stopping import Stopped, Stops
 from tests.training import classifier
@@ -98,6 +99,50 @@ def test_data_goes_on_where_it_was(kind, tmp_path):
     first = run(tmp_path, batches(), saving=Saving(), stops=Stops(at_step=3))
     second = run(tmp_path, batches(), saving=Saving())
     assert first.losses + second.losses == whole.losses
+
+
+def test_data_that_changes_in_place_is_named_and_used_only_if_overridden(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a text")
+
+    def go_on(at_step=None, override=False):
+        saving = Saving(data=DataFiles([text]), override=override)
+        return run(tmp_path / "work", saving=saving, stops=Stops(at_step=at_step))
+
+    go_on(3)
+    go_on(4)
+    times = text.stat()
+    text.write_text("A text")
+    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"text.txt has other bytes than before, between 0 and 6"):
+        go_on()
+    with pytest.warns(UserWarning, match=r"going on with other settings: .*text.txt has other"):
+        go_on(6, override=True)
+    assert go_on().step == STEPS
+
+
+def test_a_gap_in_the_metrics_is_reported(tmp_path):
+    run(tmp_path, saving=Saving(), stops=Stops(at_step=5), log_every=1)
+    file = tmp_path / "metrics.jsonl"
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(kept[:2] + kept[4:]))
+    with pytest.warns(MetricsWarning, match=r"3 of the 5 reports up to step 5.* from step 2 to 5"):
+        run(tmp_path, saving=Saving(), stops=Stops(at_step=6), log_every=1)
+    file.unlink()
+    with pytest.warns(MetricsWarning, match=r"0 of the 6 reports up to step 6.* from step 0 to 6"):
+        run(tmp_path, saving=Saving(), log_every=4)
+
+
+def test_a_newest_checkpoint_that_is_gone_is_reported(tmp_path):
+    run(tmp_path, saving=Saving(every=2), stops=Stops(at_step=6))
+    shutil.rmtree(tmp_path / "checkpoints" / "6")
+    gone = r"the newest checkpoint was of step 6, and its folder .*6 is gone; the run goes on from"
+    with pytest.warns(CheckpointWarning, match=f"{gone} step 4"):
+        run(tmp_path, saving=Saving(every=2), stops=Stops(at_step=6))
+    for step in (2, 4, 6):
+        shutil.rmtree(tmp_path / "checkpoints" / str(step))
+    with pytest.warns(CheckpointWarning, match=r"6 is gone; the run starts anew"):
+        run(tmp_path, saving=Saving(every=2))
 
 
 def test_what_was_reported_after_the_checkpoint_is_reported_again(tmp_path):
@@ -265,7 +310,8 @@ def test_metrics_that_cannot_be_written_end_the_run_with_its_state_saved(tmp_pat
     monkeypatch.undo()
     (step,) = steps_in(tmp_path / "checkpoints")
     assert step in (4, 5)
-    assert run(tmp_path, saving=Saving()).losses == run().losses[step:]
+    with pytest.warns(MetricsWarning, match=f"reports up to step {step}, from which"):
+        assert run(tmp_path, saving=Saving()).losses == run().losses[step:]
 
 
 def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path):

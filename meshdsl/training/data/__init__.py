@@ -3,10 +3,12 @@
 `corpus` reads what `--data` names (`files`, `entries`) as documents of tokens (`records`,
 `tokenizers`, `tokenizing`, `token_files`, `documents`), splits them (`splits`), and cuts them into
 examples (`windows`, `packing`). `batches` shuffles any examples (`examples`, `mixtures`).
+`data_files` sees whether files have changed between two runs.
 """
 
 from meshdsl.training.data.batches import Batches, Part, ordered_batches, shuffled_batches
 from meshdsl.training.data.corpus import Component, Corpus, Splits
+from meshdsl.training.data.data_files import DataFiles
 from meshdsl.training.data.documents import Documents, Tokens
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.examples import Arrays, Batch, Source
@@ -27,6 +29,7 @@ __all__ = [
     "Bytes",
     "Component",
     "Corpus",
+    "DataFiles",
     "DocumentWindows",
     "Documents",
     "FileTokenizer",

@@ -55,11 +55,13 @@ class Corpus:
         components: several are a mixture.
         files: how many files they come from.
         unit: what a token is, in the singular.
+        paths: these files, with the indices of token files and what is cached of the others.
     """
 
     components: tuple[Component, ...]
     files: int
     unit: str
+    paths: tuple[Path, ...]
 
     @staticmethod
     def read(
@@ -100,7 +102,11 @@ class Corpus:
         if problems:
             raise ValueError(numbered("cannot read the data", problems))
         mapped = any(path.suffix in TOKENS for path in read)
-        return Corpus(tuple(components), len(read), "token" if mapped else tokenizer.unit)
+        paths = sorted(read, key=Path.as_posix)
+        for component in components:
+            paths += [path for file in component.documents.files for path in file.paths]
+        unit = "token" if mapped else tokenizer.unit
+        return Corpus(tuple(components), len(read), unit, tuple(dict.fromkeys(paths)))
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,11 @@ class Tokens:
     name: str
     ids: NDArray[np.integer]
     bounds: NDArray[np.int64]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that the ids stay in; none if they are in memory."""
+        return ()
 
     def fingerprint(self) -> str:
         """Returns a hash of the sizes, and of ids at the beginning, in the middle and at the end.

@@ -41,6 +41,11 @@ class TokenFile(Tokens):
         bounds, dtype = _read_index(path)
         super().__init__(str(path), _mapped(path, dtype, int(bounds[-1])), bounds)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        path = Path(self.name)
+        return path, path.with_suffix(".idx")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFile, (Path(self.name),)
 
