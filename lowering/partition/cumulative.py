@@ -1,21 +1,24 @@
 """Partition rules of cumulative operations: local, then what came before each shard.
 
-Along a split dim the devices gather their totals, one each; a device combines those before it with
-every element of its own.
+Along a split dim the devices gather their totals, one each, and a device begins with those before
+it combined. A sum or an extreme is combined with every element of the shard. A product or a state
+is not: what the shard multiplies it with may leave the range of the dtype on its own, and yet meet
+a zero, or a number so small that the result is in range. So the shard is gone along once more from
+there, as one device would; and the totals travel as mantissas and exponents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dtypes import identity
 from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.totals import DEVICES, gather_totals, own_total
+from meshdsl.lowering.totals import DEVICES, combine_before, scaled_product
 
-_COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+_COMBINE = {"sum": "add", "max": "maximum", "min": "minimum"}
 
 
 def _split_over(case: Case) -> list[str]:
@@ -23,12 +26,12 @@ def _split_over(case: Case) -> list[str]:
     return [axis for axis in axes if case.mesh.sizes[axis] > 1]
 
 
-def _over_devices(params: dict[str, Any]) -> dict[str, Any]:
-    return {**params, "dim": DEVICES, "exclusive": True}
+def _over(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"reverse": params["reverse"], "dim": DEVICES}
 
 
 def cumulative(case: Case) -> Plan:
-    """Sums, products and extremes."""
+    """Sums and extremes."""
     op, layout, axes = case.operation, case.operands[0], _split_over(case)
     params, kind, dim = dict(op.params), op.name.removeprefix("cum"), op.params["dim"]
     (out,) = op.outputs
@@ -43,15 +46,41 @@ def cumulative(case: Case) -> Plan:
         rest = out.shape.without([dim])
         own = here.restrict(rest.names).add_partial(axes, "varying")
         total = builder.one(kind, (x,), rest, dtype, own, over=(dim,))
-        totals = gather_totals(builder, total, axes)
-        before = builder.add(
-            op.name, (totals,), [(totals.shape, dtype, totals.layout)], _over_devices(params)
-        )
-        earlier = own_total(builder, before[0], axes)
+
+        def before(totals: Sequence[Value]) -> Value:
+            (row,), devices = totals, {**_over(params), "exclusive": True}
+            return builder.one(op.name, totals, row.shape, dtype, row.layout, **devices)
+
+        earlier = combine_before(builder, [total], axes, before)
         return builder.add(_COMBINE[kind], (local, earlier), [(out.shape, dtype, here)])
 
     linear = (0,) if op.name == "cumsum" else ()
     return Plan((layout,), (layout,), emit, linear=linear, fixed=frozenset(axes))
+
+
+def product(case: Case) -> Plan:
+    """Products; a shard starts with that of all elements before it."""
+    op, layout, axes = case.operation, case.operands[0], _split_over(case)
+    params, dim = dict(op.params), op.params["dim"]
+    (out,) = op.outputs
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (x,), result = inputs, [(out.shape, out.dtype, layout)]
+        if not axes:
+            return builder.add(op.name, (x,), result, params)
+        x = builder.mask_pads(x, [dim], 1)
+        rest = out.shape.without([dim])
+        own = layout.restrict(rest.names).add_partial(axes, "varying")
+        totals = scaled_product(builder, (x,), (dim,), rest, own)
+
+        def before(totals: Sequence[Value]) -> Value:
+            like, name = totals[0], "products_before"
+            return builder.one(name, totals, like.shape, out.dtype, like.layout, **_over(params))
+
+        start = combine_before(builder, totals, axes, before)
+        return builder.add("cumprod_from", (x, start), result, params)
+
+    return Plan((layout,), (layout,), emit, fixed=frozenset(axes))
 
 
 def recurrence(case: Case) -> Plan:
@@ -70,22 +99,22 @@ def recurrence(case: Case) -> Plan:
         if not axes:
             return (local,)
         alone = decay.layout.restrict(rest.names).add_partial(axes, "varying")
-        through = builder.one("prod", (decay,), rest, dtype, alone, over=(dim,))
-        ends = [gather_totals(builder, total, axes) for total in (through, last)]
-        shape, there = ends[1].shape, ends[1].layout
-        results = [(shape, dtype, there), (rest, dtype, there.restrict(rest.names))]
-        states, _ = builder.add(op.name, ends, results, _over_devices(params))
-        earlier = own_total(builder, states, axes)
-        reach = builder.one("cumprod", (decay,), out.shape, dtype, decay.layout, **params)
-        carried = builder.one("multiply", (reach, earlier), out.shape, dtype, here)
-        return builder.add("add", (local, carried), [(out.shape, dtype, here)])
+        through = scaled_product(builder, (decay,), (dim,), rest, alone)
+
+        def before(ends: Sequence[Value]) -> Value:
+            like, name = ends[0], "states_before"
+            return builder.one(name, ends, like.shape, dtype, like.layout, **_over(params))
+
+        start = combine_before(builder, (last, *through), axes, before)
+        result = [(out.shape, dtype, here)]
+        return builder.add("linear_recurrence_from", (decay, x, start), result, params)
 
     return Plan((layout, layout), (layout,), emit, linear=(1,), fixed=frozenset(axes))
 
 
 RULES = {
     "cumsum": cumulative,
-    "cumprod": cumulative,
+    "cumprod": product,
     "cummax": cumulative,
     "cummin": cumulative,
     "linear_recurrence": recurrence,

@@ -1,7 +1,8 @@
 """Partition rules of reductions: local, then partial over the axes of the dims reduced over.
 
-There are no partial products: one per device is gathered. Where the extreme is, is told in two
-reductions: of the extremes, then of the places of the devices that have the largest.
+There are no partial products: those of the devices are brought together and multiplied. Where the
+extreme is, is told in two reductions: of the extremes, then of the places of the devices that have
+the largest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.totals import DEVICES, gather_totals
+from meshdsl.lowering.totals import (
+    DEVICES,
+    combine_along,
+    in_row,
+    scaled_product,
+    unscaled,
+)
 
 
 def reduction(case: Case) -> Plan:
@@ -47,18 +54,28 @@ def _rest(case: Case) -> tuple[TensorLayout, list[str]]:
 
 
 def product(case: Case) -> Plan:
-    """Local, then the devices' products are gathered and multiplied on each of them."""
+    """Local, then the devices' products are brought together and multiplied.
+
+    They travel as mantissas and exponents: one that leaves the range may meet a zero.
+    """
     op, (layout,) = case.operation, case.operands
     (out,), (left, axes) = op.outputs, _rest(case)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         x = builder.mask_pads(inputs[0], op.params["over"], 1)
-        own = left.add_partial(axes, "varying")
-        total = builder.one("prod", (x,), out.shape, out.dtype, own, over=op.params["over"])
+        over, shape = op.params["over"], out.shape
         if not axes:
-            return (total,)
-        totals = gather_totals(builder, total, axes)
-        return builder.add("prod", (totals,), [(out.shape, out.dtype, left)], {"over": (DEVICES,)})
+            return builder.add("prod", (x,), [(shape, out.dtype, left)], {"over": over})
+        own = left.add_partial(axes, "varying")
+        totals = scaled_product(builder, (x,), over, shape, own)
+
+        def multiply(totals: Sequence[Value]) -> Sequence[Value]:
+            like = totals[0].layout.restrict(totals[0].shape.without([DEVICES]).names)
+            rest = totals[0].shape.without([DEVICES])
+            return [unscaled(builder, scaled_product(builder, totals, (DEVICES,), rest, like))]
+
+        rows = [in_row(builder, total, axes) for total in totals]
+        return combine_along(builder, rows, axes, multiply, out.dtype.itemsize)
 
     return Plan((layout,), (left,), emit)
 

@@ -1,7 +1,8 @@
 """Partition rules of sorting.
 
 A sort needs its dim whole: it is gathered, or its axes go to another dim, whichever costs less.
-The largest elements of a split dim are among the largest of each shard: these alone are gathered.
+The largest elements of a split dim are among the largest of each shard: these alone are brought
+together, by each device for its share of the other dims.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan, whole_along
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.lowering.totals import combine_along
 
 _CANDIDATES = "candidates_"
 
@@ -40,7 +42,7 @@ def sort(case: Case) -> Plan:
 
 
 def top_k(case: Case) -> Plan:
-    """Local where the dim is whole; else the candidates of all shards are gathered and merged."""
+    """Local where the dim is whole; else the candidates of all shards are merged."""
     op, (layout,) = case.operation, case.operands
     (x,), (out, _), dim = op.inputs, op.outputs, op.params["dim"]
     axes = tuple(axis for axis in layout.axes(dim) if case.mesh.sizes[axis] > 1)
@@ -58,17 +60,15 @@ def top_k(case: Case) -> Plan:
         found, places = _largest(builder, value, dim, many, shape, apart)
         whole = builder.positions(x.shape.get(dim), axes)
         places = _look_up(builder, whole, places, dim, ())
-        gather = {"axes": axes, "dim": _CANDIDATES}
-        found = builder.one("all_gather", (found,), shape, x.dtype, result, **gather)
-        places = builder.one("all_gather", (places,), shape, INT32, result, **gather)
-        pairs = shape.without([_CANDIDATES]).names
-        if builder.has_pads(x.shape.get(dim), axes):  # pads to the end, so that they lose each tie
-            params = {"dim": _CANDIDATES, "descending": False}
-            results = [(shape, INT32, result)] * 2
-            places, order = builder.add("sort", (places,), results, params)
-            found = _look_up(builder, found, order, _CANDIDATES, pairs)
-        best, which = _largest(builder, found, _CANDIDATES, into, out.shape, result)
-        return best, _look_up(builder, places, which, _CANDIDATES, pairs)
+        padded = builder.has_pads(x.shape.get(dim), axes)
+
+        def merge(rows: Sequence[Value]) -> Sequence[Value]:
+            return _merged(builder, rows, into, padded)
+
+        rows = [_led(builder, each, [_CANDIDATES]) for each in (found, places)]
+        back = into.size * (x.dtype.itemsize + INT32.itemsize)
+        best = combine_along(builder, rows, axes, merge, back)
+        return [_led(builder, each, out.shape.names) for each in best]
 
     return Plan((layout,), (result, result), emit)
 
@@ -84,6 +84,30 @@ def _largest(
     results = [(shape, value.dtype, layout), (shape, INT32, layout)]
     found, places = builder.add("top_k", (value,), results, {"dim": dim, "into": into.name})
     return found, places
+
+
+def _merged(
+    builder: BlockBuilder, rows: Sequence[Value], into: Dimension, padded: bool
+) -> Sequence[Value]:
+    """Returns the largest of all candidates, given with their places: [candidates_, ...]."""
+    (found, places), shape, layout = rows, rows[0].shape, rows[0].layout
+    pairs = shape.without([_CANDIDATES]).names
+    if padded:  # pads to the end, so that they lose each tie
+        params = {"dim": _CANDIDATES, "descending": False}
+        results = [(shape, INT32, layout)] * 2
+        places, order = builder.add("sort", (places,), results, params)
+        found = _look_up(builder, found, order, _CANDIDATES, pairs)
+    left = Shape([into, *shape.without([_CANDIDATES])])
+    best, which = _largest(builder, found, _CANDIDATES, into, left, layout)
+    return best, _look_up(builder, places, which, _CANDIDATES, pairs)
+
+
+def _led(builder: BlockBuilder, value: Value, names: Sequence[str]) -> Value:
+    """Returns a value whose dims begin with some in an order; itself where they do."""
+    shape = Shape([*value.shape.select(names), *value.shape.without(names)])
+    if shape.names == value.shape.names:
+        return value
+    return builder.one("transpose", (value,), shape, value.dtype, value.layout)
 
 
 def _look_up(

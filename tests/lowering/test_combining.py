@@ -30,6 +30,7 @@ ORDER = md.named(RNG.integers(0, 64, (ROWS, LENGTH)).astype(np.int32), [rows, le
 SEGMENT = md.Dimension("segment", SPOTS)
 
 NUMBER, INDEX = 8 * ROWS, 4 * ROWS  # bytes of a result: one per row
+SCALED = NUMBER + INDEX  # bytes of mantissas and exponents
 FULL = NUMBER * LENGTH
 
 
@@ -39,6 +40,20 @@ def combined(size):
 
 def gathered(size):
     return lambda n: (n - 1) * size
+
+
+def totals(there, back):
+    """What the devices' totals send: gathered, or to and from those who combine a share of them."""
+
+    def sent(n):
+        apart = shared(there + back)(n)
+        return apart if apart <= 0.75 * gathered(there)(n) else gathered(there)(n)
+
+    return sent
+
+
+def together(*moves):
+    return lambda n: sum(move(n) for move in moves)
 
 
 def shared(size):
@@ -73,10 +88,10 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
         combined(NUMBER + INDEX),
         combined(NUMBER + INDEX),
     ),
-    "prod": (lambda x, p, o: md.prod(x, length), gathered(NUMBER), combined(NUMBER)),
-    "prod, gradient": (
+    "prod": (lambda x, p, o: md.prod(x, length), totals(SCALED, NUMBER), combined(NUMBER)),
+    "prod, gradient": (  # the totals once; back go the product and those before and after
         gradient(lambda x, p, o: md.prod(x, length)),
-        gathered(NUMBER),
+        lambda n: gathered(SCALED)(n) if n == 2 else shared(SCALED + 3 * NUMBER)(n),
         combined(NUMBER),
     ),
     "count_nonzero": (
@@ -106,7 +121,7 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
     ),
     "nonzero": (
         lambda x, p, o: md.nonzero(x > 0, length, SEGMENT),
-        lambda n: gathered(INDEX)(n) + combined(SPOTS * INDEX)(n),
+        together(totals(INDEX, INDEX), combined(SPOTS * INDEX)),
         combined(SPOTS * INDEX),
     ),
     "take": (
@@ -126,17 +141,17 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
         lambda n: min(permuted(2.5 * FULL)(n), shared(FULL)(n)),
         permuted(FULL),
     ),
-    "cumsum": (lambda x, p, o: md.cumsum(x, length), gathered(NUMBER), total(NUMBER)),
+    "cumsum": (lambda x, p, o: md.cumsum(x, length), totals(NUMBER, NUMBER), total(NUMBER)),
     "cumsum, gradient": (
         gradient(lambda x, p, o: md.cumsum(x, length)),
-        gathered(2 * NUMBER),
+        totals(2 * NUMBER, 2 * NUMBER),
         total(2 * NUMBER),
     ),
-    "cumprod": (lambda x, p, o: md.cumprod(x, length), gathered(NUMBER), total(NUMBER)),
-    "cummax": (lambda x, p, o: md.cummax(x, length), gathered(NUMBER), total(NUMBER)),
+    "cumprod": (lambda x, p, o: md.cumprod(x, length), totals(SCALED, NUMBER), total(NUMBER)),
+    "cummax": (lambda x, p, o: md.cummax(x, length), totals(NUMBER, NUMBER), total(NUMBER)),
     "linear_recurrence": (
         lambda x, p, o: md.linear_recurrence(x, x, length),
-        gathered(2 * NUMBER),
+        totals(NUMBER + SCALED, NUMBER),
         total(NUMBER),
     ),
     "sort": (lambda x, p, o: md.sort(x, length), permuted(2 * FULL), permuted(FULL)),
@@ -147,12 +162,12 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
     ),
     "top_k, 4": (
         lambda x, p, o: md.top_k(x, 4, length, "spot"),
-        gathered(4 * (NUMBER + INDEX)),
+        totals(4 * (NUMBER + INDEX), 4 * (NUMBER + INDEX)),
         combined(4 * (NUMBER + INDEX)),
     ),
     "top_k, 4, gradient": (
         gradient(lambda x, p, o: md.top_k(x, 4, length, "spot")[0]),
-        gathered(4 * (NUMBER + INDEX)),
+        totals(4 * (NUMBER + INDEX), 4 * (NUMBER + INDEX)),
         combined(4 * (NUMBER + INDEX)),
     ),
 }

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from meshdsl.dtypes import identity
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, constant
+from meshdsl.lowering.backends.tf.scaling import multiply, parted, scaled
 from meshdsl.lowering.backends.tf.slicing import padded, part
 from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words
 from meshdsl.lowering.program import Instruction
@@ -50,9 +51,10 @@ def _sum(x: tf.Tensor, at: int, reverse: bool) -> tf.Tensor:
 
 
 def _product(x: tf.Tensor, at: int, reverse: bool) -> tf.Tensor:
-    if x.dtype.is_complex:
-        return _scan(lambda first, then: [first[0] * then[0]], [x], [1], at, reverse)[0]
-    return tf.math.cumprod(x, at, reverse=reverse)
+    """Partial products may leave the range where the results do not, so they are scaled."""
+    if x.dtype.is_integer:
+        return tf.math.cumprod(x, at, reverse=reverse)
+    return scaled(*_scan(multiply, parted(x), [0.5, 1], at, reverse))
 
 
 def _max(x: tf.Tensor, at: int, reverse: bool) -> tf.Tensor:
@@ -81,29 +83,106 @@ def _cumulative(compute: Callable[[tf.Tensor, int, bool], tf.Tensor], kind: str)
     return emit
 
 
+def _product_from(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """The products of a start and all elements up to each."""
+    (at, reverse), (x, start) = _way(instruction, 0), (as_words(v, _WIDE) for v in inputs)
+    before = tf.expand_dims(start, at)
+    parts = [x, before] if reverse else [before, x]
+    return of_words(
+        _inside(instruction, _product(tf.concat(parts, at), at, reverse), at), inputs[0].dtype
+    )
+
+
 def _recurrence(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    params, (one, other) = instruction.params, instruction.inputs
-    dtype = inputs[1].dtype
-    decay, x = align(inputs[0], one.local, other.local), inputs[1]
-    at, reverse = other.local.position(params["dim"]), params["reverse"]
+    dtype, (at, reverse) = inputs[1].dtype, _way(instruction, 1)
+    states = _states(instruction, inputs, at, reverse)
+    last = tf.squeeze(part(states, 0 if reverse else states.shape[at] - 1, 1, at), at)
+    if instruction.params["exclusive"]:
+        states = _moved(states, at, 1, reverse, tf.zeros([], dtype))
+    return states, last
+
+
+def _recurrence_from(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """A start is the state of one more step in front, whatever its decay."""
+    at, reverse = _way(instruction, 1)
+    start = tf.expand_dims(inputs[2], at)
+    decay = align(inputs[0], *(value.local for value in instruction.inputs[:2]))
+    ends = [tf.ones_like(start), start]
+    rows = [
+        tf.concat([v, end] if reverse else [end, v], at)
+        for v, end in zip((decay, inputs[1]), ends, strict=True)
+    ]
+    return _inside(instruction, _joined(rows[0], rows[1], at, reverse), at)
+
+
+def _states(instruction: Instruction, inputs: Arrays, at: int, reverse: bool) -> tf.Tensor:
+    decay = align(inputs[0], *(value.local for value in instruction.inputs[:2]))
+    return _joined(decay, inputs[1], at, reverse)
+
+
+def _joined(decay: tf.Tensor, x: tf.Tensor, at: int, reverse: bool) -> tf.Tensor:
+    """Returns h[i] = decay[i] * h[i-1] + x[i]; products of decays are scaled."""
+    dtype = x.dtype
+    if not dtype.is_integer:
+        return _scan(_carry, [*parted(decay), x], [0.5, 1, 0], at, reverse)[2]
 
     def join(first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         return [first[0] * then[0], first[1] * then[0] + then[1]]
 
     steps = [as_words(v, _WIDE) for v in (decay, x)]
-    states = of_words(_scan(join, steps, [1, 0], at, reverse)[1], dtype)
-    last = tf.squeeze(part(states, 0 if reverse else x.shape[at] - 1, 1, at), at)
-    if params["exclusive"]:
-        states = _moved(states, at, 1, reverse, tf.zeros([], dtype))
-    return states, last
+    return of_words(_scan(join, steps, [1, 0], at, reverse)[1], dtype)
+
+
+def _carry(first: Sequence[tf.Tensor], then: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Joins two stretches: the mantissas and exponents of their decays, and the states."""
+    mantissa, exponent = parted(first[2])
+    carried = scaled(mantissa * then[0], exponent + then[1])
+    return *multiply((first[0], first[1]), (then[0], then[1])), carried + then[2]
+
+
+def _products_before(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """Before each row of mantissas and exponents the product of those up to there."""
+    dtype, (at, reverse) = inputs[0].dtype, _way(instruction, 0)
+    if len(inputs) == 1:
+        found = of_words(_product(as_words(inputs[0], _WIDE), at, reverse), dtype)
+    else:
+        found = scaled(*_scan(multiply, inputs, [0.5, 1], at, reverse))
+    return _moved(found, at, 1, reverse, tf.ones([], dtype))
+
+
+def _states_before(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """Before each row the state; it is turned into `through` times it plus `last`."""
+    last, through, *exponents = inputs
+    at, reverse = _way(instruction, 0)
+    if exponents:
+        found = _scan(_carry, [through, exponents[0], last], [0.5, 1, 0], at, reverse)[2]
+    else:
+        found = _joined(through, last, at, reverse)
+    return _moved(found, at, 1, reverse, tf.zeros([], last.dtype))
+
+
+def _way(instruction: Instruction, number: int) -> tuple[int, bool]:
+    """Returns the axis along which an instruction goes, by its operand, and whether backwards."""
+    params = instruction.params
+    return instruction.inputs[number].local.position(params["dim"]), params["reverse"]
+
+
+def _inside(instruction: Instruction, found: tf.Tensor, at: int) -> tf.Tensor:
+    """Returns the results of an instruction, given those with one more step in front."""
+    late = instruction.params["exclusive"] == instruction.params["reverse"]
+    return part(found, int(late), found.shape[at] - 1, at)
 
 
 EMITTERS: Mapping[str, Emitter] = {
     "cumsum": _cumulative(_sum, "sum"),
     "cumprod": _cumulative(_product, "prod"),
+    "cumprod_from": _product_from,
     "cummax": _cumulative(_max, "max"),
     "cummin": _cumulative(_min, "min"),
     "linear_recurrence": _recurrence,
+    "linear_recurrence_from": _recurrence_from,
+    "products_before": _products_before,
+    "states_before": _states_before,
 }

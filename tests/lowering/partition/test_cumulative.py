@@ -1,4 +1,4 @@
-"""Cumulative operations: the elements stay, one total per device is gathered."""
+"""Cumulative operations: the elements stay, one total per device moves."""
 
 import pytest
 
@@ -12,23 +12,38 @@ NAMES = ["cumsum", "cumprod", "cummax", "cummin"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_totals_of_the_devices_are_gathered(name):
+def test_totals_go_to_those_who_combine_them_and_back(name):
     found = collectives(
         lambda x: getattr(md, name)(x, "length"), X, layout="length:model; batch:data"
     )
-    assert found == ["all_gather model [devices_=4, batch=8]"]
+    there = ["all_to_all model [devices_=4, elements_=8]"]
+    assert found == there * (2 if name == "cumprod" else 1) + there
 
 
-def test_several_axes_are_one_gathering():
+@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin"])
+def test_totals_of_two_devices_are_gathered(name):
+    found = collectives(
+        lambda x: getattr(md, name)(x, "length"), X, layout="length:data; batch:model"
+    )
+    assert found == ["all_gather data [devices_=2, batch=8]"]
+
+
+def test_totals_of_fewer_elements_than_devices_are_gathered():
+    x = random([md.Dimension("batch", 1), length])
+    found = collectives(lambda x: md.cumsum(x, "length"), x, layout="length:model")
+    assert found == ["all_gather model [devices_=4, batch=1]"]
+
+
+def test_several_axes_are_one_move():
     found = collectives(lambda x: md.cumsum(x, "length"), X, layout="length:model+data")
-    assert found == ["all_gather model+data [devices_=8, batch=8]"]
+    assert found == ["all_to_all model+data [devices_=8, elements_=8]"] * 2
 
 
-def test_a_recurrence_gathers_its_decays_and_its_states():
+def test_a_recurrence_moves_its_states_and_its_scaled_decays():
     found = collectives(
         lambda x: md.linear_recurrence(md.sin(x), x, "length"), X, layout="length:model"
     )
-    assert found == ["all_gather model [devices_=4, batch=8]"] * 2
+    assert found == ["all_to_all model [devices_=4, elements_=8]"] * 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -62,11 +62,12 @@ def test_cross_entropy_over_a_split_vocab_never_gathers_the_logits(layout):
     assert {str(c.dims) for c in backward} <= {"[]", "[batch=8]", "[batch=8, embed=16]"}
 
 
-def test_a_product_gathers_one_number_per_device():
+def test_a_product_sends_the_parts_of_one_number_per_device():
     found = collectives(
         lambda x: md.prod(x, "embed"), random([batch, embed]), layout="embed:model; batch:data"
     )
-    assert found == ["all_gather model [devices_=4, batch=8]"]
+    there = ["all_to_all model [devices_=4, elements_=8]"] * 2
+    assert found == [*there, "all_gather model [elements_=8]"]
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])

@@ -1,0 +1,160 @@
+"""Products that leave the range of their dtype on the way: on a mesh as finite as on one device."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.ops.agreement import run
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+FLAGS = [(r, e) for r in (False, True) for e in (False, True)]
+SPLITS = [("a:2", "l:a"), ("a:3", "l:a"), ("a:2,b:4", "l:a+b")]
+
+
+def impulse(size, at, value=1.0):
+    found = np.zeros(size, np.float32)
+    found[at] = value
+    return found
+
+
+def decays(size, value, **others):
+    found = np.full(size, value, np.float32)
+    for place, other in others.items():
+        found[int(place[1:])] = other
+    return found
+
+
+# Decays and inputs of a recurrence that is finite, or is not, from one step to the next.
+RECURRENCES = {
+    "growth behind zeros": (decays(200, 3), impulse(200, 190)),
+    "growth of what is tiny": (decays(200, 2.2, p0=1), impulse(200, 100, 1e-30)),
+    "growth that a zero stops": (decays(200, 3, p120=0), impulse(200, 150)),
+    "shrinking of what is huge": (decays(200, 0.3), impulse(200, 0, 1e30)),
+    "an infinite decay": (decays(200, 3, p50=np.inf), impulse(200, 190)),
+    "a NaN": (decays(200, 3), impulse(200, 190) + impulse(200, 3, np.nan)),
+}
+PRODUCTS = {
+    "behind a zero": [0, 1e20, 1e20, 1e20, 1e20, 1e20],
+    "behind what is tiny": [1e-30, 1, 1e20, 1e20, 1, 1e20, 1, 1e-10],
+    "behind what is huge": [1e30, 1e-20, 1, 1e-20, 1e-20, 1, 1, 1e20],
+    "of both signs": [-1e20, 0, -1e30, 1e30, 1, 3],
+    "of infinities": [0, 1, np.inf, 1, 2, 3],
+    "of NaN": [0, 1, np.nan, 1, 2, 3],
+}
+
+
+def one_by_one(decay, x, exclusive):
+    state, found = np.float32(0), []
+    with np.errstate(all="ignore"):
+        for d, value in zip(decay, x, strict=True):
+            after = np.float32(d * state) + value
+            found.append(state if exclusive else after)
+            state = after
+    return np.array(found)
+
+
+def turned(reverse, *arrays):
+    return [array[::-1].copy() if reverse else array for array in arrays]
+
+
+def assert_near(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-37)
+
+
+def on_every_split(function, *arrays, backend="numpy"):
+    inputs = [md.named(array, ["l"]) for array in arrays]
+    for mesh, layout in SPLITS if backend == "numpy" else SPLITS[:1]:
+        yield np.asarray(run(function, *inputs, mesh=mesh, layout=layout, backend=backend))
+
+
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_recurrence_goes_on_as_on_one_device(name, reverse, exclusive):
+    decay, x = RECURRENCES[name]
+    (expected,) = turned(reverse, one_by_one(decay, x, exclusive))
+
+    def model(d, x):
+        return md.linear_recurrence(d, x, "l", reverse, exclusive)
+
+    for found in on_every_split(model, *turned(reverse, decay, x)):
+        assert_near(found, expected)
+
+
+@pytest.mark.parametrize(("reverse", "exclusive"), FLAGS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_those_of_one_device(name, reverse, exclusive):
+    x = np.array(PRODUCTS[name], np.float32)
+    expected = np.multiply.accumulate(x)
+    if exclusive:
+        expected = np.concatenate([np.ones(1, np.float32), expected[:-1]])
+
+    def model(x):
+        return md.cumprod(x, "l", reverse, exclusive)
+
+    for found in on_every_split(model, *turned(reverse, x)):
+        assert_near(found, *turned(reverse, expected))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_and_its_gradient_are_those_of_one_device(name):
+    x = np.array(PRODUCTS[name], np.float32)
+    gradient = run(md.grad(lambda x: md.prod(x, "l")), md.named(x, ["l"]))
+    for found in on_every_split(lambda x: md.prod(x, "l"), x):
+        assert_near(found, np.multiply.accumulate(x)[-1])
+    for found in on_every_split(md.grad(lambda x: md.prod(x, "l")), x):
+        assert_near(found, gradient)
+
+
+def test_the_gradient_of_a_recurrence_is_that_of_one_device():
+    """Growth from the end, of what has no gradient at all."""
+    decay, x = decays(200, 3), impulse(200, 190)
+
+    def loss(d, x):
+        found = md.linear_recurrence(d, x, "l")
+        return md.sum(md.where(md.arange(md.Dimension("l", 200)) < 5, found, 0))
+
+    for wrt in (0, 1):
+        gradient = md.grad(loss, wrt)
+        expected = run(gradient, md.named(decay, ["l"]), md.named(x, ["l"]))
+        assert np.isfinite(np.asarray(expected)).all()
+        for found in on_every_split(gradient, decay, x):
+            assert_near(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["jax", "tf"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_other_backends_agree(backend, dtype):
+    """Those with other algorithms; also where one device alone would lose a long product."""
+    long = np.concatenate([np.zeros(300), np.full(300, 3.0)]).astype(dtype)
+    decay, x = np.full(400, 3, dtype), impulse(400, 390).astype(dtype)
+    product = np.array(PRODUCTS["behind what is tiny"], dtype)
+
+    def model(decay, x, long, product):
+        return (
+            md.linear_recurrence(decay, x, "l"),
+            md.linear_recurrence(decay, md.flip(x, "l"), "l", True, True),
+            md.cumprod(long, "m"),
+            md.prod(product, "n"),
+        )
+
+    named = [md.named(a, [d]) for a, d in zip((decay, x, long, product), "llmn", strict=True)]
+    expected = run(model, *named)
+    for where in ({}, {"mesh": "a:2", "layout": "l:a; m:a; n:a"}):
+        for found, want in zip(run(model, *named, backend=backend, **where), expected, strict=True):
+            assert_near(np.abs(np.asarray(found)), np.abs(np.asarray(want)))
+
+
+def test_integers_wrap_around_as_on_one_device():
+    x = np.array([3, 5, -7, 2**20, 2**15, 11], np.int32)
+    for found in on_every_split(lambda x: md.cumprod(x, "l"), x):
+        np.testing.assert_array_equal(found, np.multiply.accumulate(x, dtype=np.int32))
+    for found in on_every_split(lambda x: md.prod(x, "l"), x):
+        np.testing.assert_array_equal(found, np.multiply.reduce(x, dtype=np.int32))
+    ones = np.ones_like(x)
+    for found in on_every_split(lambda x, y: md.linear_recurrence(x, y, "l"), x, ones):
+        state, expected = np.int32(0), []
+        with np.errstate(all="ignore"):
+            for value in x:
+                state = np.int32(value * state) + np.int32(1)
+                expected.append(state)
+        np.testing.assert_array_equal(found, expected)
