@@ -39,6 +39,7 @@ from meshdsl.lowering.reshard import reshard, reshard_cost
 from meshdsl.lowering.sharing import share
 from meshdsl.lowering.simplify import prune, simplify
 from meshdsl.lowering.storage import named, stored
+from meshdsl.lowering.wide_sums import widen
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
 from meshdsl.statements import statement_at
@@ -92,6 +93,11 @@ def _write(
             graph = prune(shared.graph)
             planned = plan(graph, mesh, layout, options, choice, shared.places)
     keep = place_reductions(planned)
+    wide = widen(planned, keep, options)
+    if wide.graph is not planned.graph:
+        graph = prune(wide.graph)
+        planned = plan(graph, mesh, layout, options, choice, {**planned.kept, **wide.places})
+        keep = place_reductions(planned)
     ins = _ends(graph.inputs, graph.input_paths, mesh, layout)
     outs = _ends(graph.outputs, graph.output_paths, mesh, layout)
     scope = Scope(planned, keep, phased=not choice.keep)

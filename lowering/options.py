@@ -9,6 +9,7 @@ from meshdsl.dims import did_you_mean
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
+ReduceDtype: TypeAlias = Literal["auto", "float32", "same"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Options:
         zigzag: whether a causal ring deals its queries out so that every device has as much to do
             in every step: half the work of the busiest device, for sending queries, keys, values
             and results to their devices and back once more.
+        reduce_dtype: in which dtype devices add up what they hold partial sums of: `float32` for
+            all half precision, twice the bytes; `same`, that of the tensor; `auto`: `float32` for
+            float16, whose range partial sums may leave where the sum does not, and `same` for
+            bfloat16, which loses digits only.
         compiler_flags: of the compiler behind the JAX backend, (name, value) each, beside those
             recommended for its devices; after `("none", True)`, instead of them.
 
@@ -48,6 +53,7 @@ class Options:
     prefetch: bool = False
     context: Context = "auto"
     zigzag: bool = False
+    reduce_dtype: ReduceDtype = "auto"
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -57,7 +63,8 @@ class Options:
                 raise ValueError(
                     f"{name} is a number of bytes from 0, as in {name}=2**30, not {value!r}"
                 )
-        for name, known in (("weights", get_args(Weights)), ("context", get_args(Context))):
+        words = {"weights": Weights, "context": Context, "reduce_dtype": ReduceDtype}
+        for name, known in ((name, get_args(kind)) for name, kind in words.items()):
             value = getattr(self, name)
             if value not in known:
                 nearest = did_you_mean(str(value), known)

@@ -39,6 +39,7 @@ class Product:
     layouts: tuple[TensorLayout, TensorLayout, TensorLayout]
     itemsize: int
     mesh: Mesh
+    result: int  # the item size of the result, which may be wider than that of the operands
 
     def keys(self, which: int, name: str) -> list[Key]:
         """Returns what an axis may split if it splits dim `name` of one of the three tensors."""
@@ -127,7 +128,7 @@ def _cost(product: Product, choice: Choice) -> float:
     size, mesh, ends = product.itemsize, product.mesh, choice.ends
     before = zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
     wire = sum(reshard_cost(shape, size, have, take, mesh) for shape, have, take in before)
-    wire += reshard_cost(product.shapes[2], size, ends[2], product.layouts[2], mesh)
+    wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
     held = ends[0].local(product.shapes[0], mesh)
     needed = {}
     for number, slide in enumerate(product.slides):
@@ -173,6 +174,7 @@ def convolve(case: Case) -> Plan:
         (case.operands[0], case.operands[1], case.results[0]),
         x.dtype.itemsize,
         case.mesh,
+        out.dtype.itemsize,
     )
     choice = choose(product)
     operand, window, result = choice.ends

@@ -28,12 +28,16 @@ FLOPS_PER_WIRE_BYTE = 2000.0
 
 @dataclass(frozen=True)
 class Product:
-    """The shapes of one einsum and the layouts its tensors have by the layout rules."""
+    """The shapes of one einsum and the layouts its tensors have by the layout rules.
+
+    `itemsize` is that of the factors; `result` is that of the product, which may be wider.
+    """
 
     shapes: tuple[Shape, Shape, Shape]
     layouts: tuple[TensorLayout, TensorLayout, TensorLayout]
     itemsize: int
     mesh: Mesh
+    result: int
 
 
 @lru_cache(maxsize=1 << 14)
@@ -94,7 +98,7 @@ def _cost(product: Product, ends: Sequence[TensorLayout]) -> float:
         reshard_cost(shape, size, have, take, mesh)
         for shape, have, take in zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
     )
-    wire += reshard_cost(product.shapes[2], size, ends[2], product.layouts[2], mesh)
+    wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
     return wire + flops(product.shapes, ends[0], ends[1], mesh) / FLOPS_PER_WIRE_BYTE
 
 
@@ -117,6 +121,7 @@ def einsum(case: Case) -> Plan:
         (case.operands[0], case.operands[1], case.results[0]),
         x.dtype.itemsize,
         case.mesh,
+        out.dtype.itemsize,
     )
     left, right, result = choose(product)
 

@@ -154,6 +154,8 @@ _OPTIONS = {
     "prefetch": "Gather what a layer needs while the one before is computed.",
     "context": "How attention reaches a split memory: ring, gather, sums (of partial results).",
     "zigzag": "Deal a causal ring's queries out so that all devices have as much to do.",
+    "reduce_dtype": "Partial sums of half precision: added up in float32, in the same; auto: "
+    "float16 in float32, bfloat16 in the same.",
     "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
 }
 

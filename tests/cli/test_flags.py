@@ -20,6 +20,7 @@ PROMISED = {
     "prefetch": False,
     "context": "auto",
     "zigzag": False,
+    "reduce_dtype": "auto",
     "compiler_flags": (),
     "microbatches": 1,
     "remat": None,

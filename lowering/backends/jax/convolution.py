@@ -72,6 +72,7 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
         rhs_dilation=[abs(w.slide.dilation) for w in windows],
         dimension_numbers=lax.ConvDimensionNumbers(lhs.places, rhs.places, end.places),
         feature_group_count=math.prod(x.local.get(n).size for n in group),
+        preferred_element_type=None if x.dtype == out.dtype else out.dtype,
     )
     backwards = [p for p, w in zip(end.places[2:], windows, strict=True) if w.slide.stride < 0]
     if backwards:

@@ -13,8 +13,9 @@ from meshdsl.lowering.program import Instruction
 
 
 def _einsum(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    shapes = [v.local for v in instruction.inputs]
-    return jnp.einsum(equation(shapes, instruction.outputs[0].local), *inputs)
+    shapes, (out,) = [v.local for v in instruction.inputs], instruction.outputs
+    wider = None if inputs[0].dtype == out.dtype else out.dtype
+    return jnp.einsum(equation(shapes, out.local), *inputs, preferred_element_type=wider)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -15,7 +15,9 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         local = instruction.inputs[0].local
         at = tuple(local.position(n) for n in instruction.params["over"])
-        return compute(inputs[0], axis=at).astype(inputs[0].dtype)
+        x, dtype = inputs[0], instruction.outputs[0].dtype
+        wider = {} if x.dtype == dtype else {"dtype": dtype}
+        return compute(x, axis=at, **wider).astype(dtype)
 
     return emit
 

@@ -16,7 +16,7 @@ def _reduction(function: Any) -> Emitter:
         local = instruction.inputs[0].local
         at = tuple(local.position(n) + 1 for n in instruction.params["over"])
         x = wide(inputs[0])
-        return function.reduce(x, axis=at, dtype=x.dtype).astype(inputs[0].dtype)
+        return function.reduce(x, axis=at, dtype=x.dtype).astype(instruction.outputs[0].dtype)
 
     return emit
 

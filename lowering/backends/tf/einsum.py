@@ -12,8 +12,10 @@ from meshdsl.lowering.program import Instruction
 
 
 def _einsum(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    shapes = [v.local for v in instruction.inputs]
-    return tf.einsum(equation(shapes, instruction.outputs[0].local), *inputs, optimize="optimal")
+    """TensorFlow has no product that is wider than its factors, so these are made as wide."""
+    shapes, (out,) = [v.local for v in instruction.inputs], instruction.outputs
+    factors = [tf.cast(x, out.dtype) for x in inputs]
+    return tf.einsum(equation(shapes, out.local), *factors, optimize="optimal")
 
 
 EMITTERS: Mapping[str, Emitter] = {

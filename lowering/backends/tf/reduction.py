@@ -20,7 +20,7 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
         if dtype.kind == "b":
             compute_bools = {tf.reduce_max: tf.reduce_any, tf.reduce_min: tf.reduce_all}
             return compute_bools[compute](inputs[0], axis=at)
-        return tf.cast(compute(widened(inputs[0]), axis=at), inputs[0].dtype)
+        return tf.cast(compute(widened(inputs[0]), axis=at), instruction.outputs[0].dtype)
 
     return emit
 

@@ -1,0 +1,130 @@
+"""Partial sums of half precision: what each device holds, what is sent, and what is right."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.options import Options
+from tests.ops.agreement import assert_close
+
+MESH, FOUR = "a:2", np.array([4e4, 4e4, -4e4, -4e4])
+IN_FLOAT32, IN_THE_SAME = Options(reduce_dtype="float32"), Options(reduce_dtype="same")
+BACKENDS = ["numpy", "jax"]
+
+
+def row(data=FOUR, dtype="float16", dims=("x",)):
+    return md.named(np.asarray(data).astype(dtype), list(dims))
+
+
+def sends(function, *inputs, options=None, mesh=MESH, layout="x:a"):
+    """Returns the dtype and the payload of every collective that adds up."""
+    program = md.jit(function, mesh, layout, options=options).lower(*inputs)
+    found = []
+    for instruction, _ in program.block.walk():
+        if instruction.op in ("all_reduce", "reduce_scatter"):
+            found += [(v.dtype.name, v.bytes) for v in instruction.inputs]
+    return found
+
+
+ONES = row(np.ones(4))
+PAIRS = row(np.stack([FOUR, FOUR]), dims=["y", "x"])
+FILTER = row(np.ones((4, 1)), dims=["x", "w"])
+PICTURE = row(np.stack([FOUR, FOUR]), dims=["width", "x"])
+SEGMENT = md.named(np.zeros(4, np.int32), ["x"])
+
+# A function, and its inputs; every sum is 0, and its halves are 8e4 and -8e4.
+SUMS = {
+    "sum": (lambda x: md.sum(x), (row(),)),
+    "mean": (lambda x: md.mean(x), (row(),)),
+    "einsum": (lambda x, y: md.einsum(x, y, over="x"), (row(), ONES)),
+    "matrix product": (lambda x, y: md.einsum(x, y, over="x"), (PAIRS, ONES)),
+    "convolution": (
+        lambda x, f: md.conv(x, f, {"width": "w"}, in_dim="x"),
+        (PICTURE, FILTER),
+    ),
+    "segment_sum": (
+        lambda x, s: md.segment_sum(x, s, md.Dimension("segment", 2), "x"),
+        (row(), SEGMENT),
+    ),
+    "scatter": (
+        lambda x, s: md.scatter(row(np.zeros(2), dims=["to"]), s, x, "to", "add"),
+        (row(), SEGMENT),
+    ),
+    "gradient": (
+        lambda x, y: md.grad(lambda y: md.sum(md.cast(x * md.cast(y, "float16"), "float32")))(y),
+        (row(), md.named(np.zeros((), np.float32), [])),
+    ),
+    "linear in a sum": (
+        lambda x: md.sum(-(md.einsum(x, ONES, over="x") * 0.5) + 1),
+        (PAIRS,),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_right_whose_parts_overflow(name, backend):
+    function, inputs = SUMS[name]
+    alone = md.jit(function, backend=backend)(*inputs)
+    split = md.jit(function, MESH, "x:a", backend=backend)(*inputs)
+    assert np.isfinite(np.asarray(alone)).all()
+    assert split.dtype == alone.dtype
+    assert_close(np.asarray(split, np.float64), np.asarray(alone, np.float64), 1e-3)
+
+
+def test_float16_is_sent_as_float32():
+    assert sends(lambda x: md.sum(x, "x"), PAIRS) == [("float32", 8)]
+
+
+def test_float16_is_sent_as_it_is_if_asked_for():
+    assert sends(lambda x: md.sum(x, "x"), PAIRS, options=IN_THE_SAME) == [("float16", 4)]
+
+
+def test_bfloat16_is_sent_as_it_is_unless_asked_for():
+    x = row(np.ones((2, 4)), "bfloat16", ["y", "x"])
+    assert sends(lambda x: md.sum(x, "x"), x) == [("bfloat16", 4)]
+    assert sends(lambda x: md.sum(x, "x"), x, options=IN_FLOAT32) == [("float32", 8)]
+
+
+def test_what_picks_one_element_is_sent_as_it_is():
+    assert sends(lambda x: md.index(x, "x", 1), PAIRS) == [("float16", 4)]
+
+
+def test_sums_that_are_added_up_are_reduced_once():
+    def model(x, y):
+        return md.einsum(x, y, over="x") + md.einsum(x, md.sin(y), over="x")
+
+    assert sends(model, PAIRS, ONES) == [("float32", 8)]
+
+
+def test_gradients_in_float32_stay_partial_across_a_loop():
+    """Weights in float32, products in float16: one reduction of all layers behind the loop."""
+    layers, batch, embed = md.dims(layers=3, batch=4, embed=2)
+
+    def loss(w, x):
+        def layer(h, w):
+            return md.einsum(h, md.cast(w, "float16"), over="embed").rename({"to": "embed"}), None
+
+        h, _ = md.scan(layer, x, w, dim="layers")
+        return md.sum(md.cast(h, "float32"))
+
+    w = md.named(np.ones((3, 2, 2), np.float32), [layers, embed, md.Dimension("to", 2)])
+    x = md.named(np.ones((4, 2), np.float16), [batch, embed])
+    program = md.jit(md.grad(loss), "a:2", "batch:a").lower(w, x)
+    found = [(c.kind, c.count, c.dims.names) for c in program.collectives]
+    assert found == [("all_reduce", 1, ("layers", "embed", "to"))]
+
+
+def test_more_digits_in_bfloat16():
+    """On four devices, against the sum in float64 of numbers rounded to bfloat16."""
+    x = np.random.default_rng(0).uniform(0, 1, (4096, 8)).astype(ml_dtypes.bfloat16)
+    exact = x.astype(np.float64).sum(0)
+
+    def error(options):
+        f = md.jit(lambda x: md.sum(x, "x"), "a:4", "x:a", "numpy", options=options)
+        found = np.asarray(f(md.named(x, ["x", "y"]))).astype(np.float64)
+        return np.abs(found - exact).max()
+
+    spacing = 16  # of bfloat16 numbers from 2,048 to 4,096
+    assert error(IN_FLOAT32) <= spacing / 2 < error(None)
