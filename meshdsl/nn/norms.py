@@ -7,7 +7,7 @@ Statistics are taken in float32 or wider; the result has the dtype of `x`, as ha
 from __future__ import annotations
 
 import meshdsl as md
-from meshdsl.dims import DimLike, DimsLike
+from meshdsl.dims import DimLike, DimsLike, as_list
 from meshdsl.nn.precision import at_least_float32
 
 
@@ -79,11 +79,11 @@ def group_norm(
     if whole.size % groups:
         raise ValueError(f"{whole} channels do not divide into {groups} groups")
     parts = md.dims(channel_group=groups, channel_of_group=whole.size // groups)
-    wide = at_least_float32(x)
-    centred = wide - _group_mean(wide, over, whole, parts)
-    variance = _group_mean(md.square(centred), over, whole, parts)
-    y = centred * md.rsqrt(variance + eps)
-    return _scaled(md.cast(y, x.dtype), scale, bias)
+    if as_list(over):
+        y = _normalised_groups(x, over, whole, parts, eps)
+    else:  # nothing makes the sums smaller than x before the channels are split
+        y = layer_norm(x.split(whole, parts), parts[1], eps=eps).merge(parts, whole)
+    return _scaled(y, scale, bias)
 
 
 def batch_norm(
@@ -118,6 +118,16 @@ def batch_norm(
 def _scaled(y: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md.Tensor:
     y = y if scale is None else y * scale
     return y if bias is None else y + bias
+
+
+def _normalised_groups(
+    x: md.Tensor, over: DimsLike, whole: md.Dimension, parts: tuple[md.Dimension, ...], eps: float
+) -> md.Tensor:
+    """Returns x with mean 0 and variance 1 over some dims and each group of channels."""
+    wide = at_least_float32(x)
+    centred = wide - _group_mean(wide, over, whole, parts)
+    variance = _group_mean(md.square(centred), over, whole, parts)
+    return md.cast(centred * md.rsqrt(variance + eps), x.dtype)
 
 
 def _group_mean(

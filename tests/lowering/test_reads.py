@@ -5,6 +5,7 @@ import random as pseudo
 import pytest
 
 import meshdsl as md
+from meshdsl import nn
 from meshdsl.lowering import lower
 from meshdsl.lowering.partial_sums import _AxisProblem, place_reductions
 from meshdsl.lowering.reads import Reads
@@ -40,6 +41,24 @@ def test_the_branch_of_a_residual_is_reduced_rather_than_its_factors_gathered(
     program = step.lower(md.spec([batch, channels], "float32"), *weights)
     unit = rows * size * 4 * (DEVICES - 1) / DEVICES  # to gather or to scatter one activation
     assert program.wire_bytes == units * unit
+
+
+@pytest.mark.parametrize(("groups", "units"), [(32, 5), (8, 5), (4, 7)])
+def test_a_group_norm_in_the_branch_adds_moves_only_where_its_groups_straddle(groups, units):
+    rows, size = 4_096, 1_024
+    batch, channels, other = md.dims(rows=rows, channels=size, other=size)
+
+    def branch(x, a, s, b):
+        h = times(x, a)
+        normal = nn.group_norm(md.tanh(h), [], "channels", groups)
+        return times(h, s) + times(md.silu(normal), b)
+
+    step = md.jit(
+        md.grad(lambda *args: md.sum(md.square(branch(*args))), (1, 2, 3)), MESH, "channels:model"
+    )
+    weights = [md.spec([other, channels], "float32")] * 3
+    program = step.lower(md.spec([batch, channels], "float32"), *weights)
+    assert program.wire_bytes <= units * rows * size * 4 * (DEVICES - 1) / DEVICES
 
 
 def test_the_gradients_of_a_residual_are_those_of_one_device():

@@ -110,6 +110,16 @@ def test_a_group_norm_over_split_channels_moves_no_activations(channels, groups,
         assert not [str(c) for c in program.collectives if "place" in str(c.dims)]
 
 
+@pytest.mark.parametrize(("channels", "groups"), [(32, 8), (24, 3), (10, 5)])
+def test_a_group_norm_over_channels_alone_is_the_same_where_they_are_split(channels, groups):
+    dims = md.dims(batch=6, channels=channels)
+
+    def loss(x):
+        return md.sum(md.sin(nn.group_norm(x, [], "channels", groups)))
+
+    lowered(md.value_and_grad(loss), random(dims), layout="channels:model", mesh="model:4")
+
+
 def test_a_group_norm_sends_nothing_where_devices_have_groups_of_their_own():
     dims = md.dims(batch=2, place=6, channels=32)
 
