@@ -55,6 +55,8 @@ class BertConfig(TransformerConfig):
         problems = super()._misfits()
         if not 0 <= self.mask_token < self.vocab:
             problems.append(f"mask_token={self.mask_token} is not in the vocab={self.vocab}")
+        if self.dense_layers:
+            problems.append(f"dense_layers={self.dense_layers} are for decoder-only models")
         if not 0 < self.chosen <= 1:
             problems.append(f"chosen={self.chosen}: a share, more than 0 and at most 1")
         return problems

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import meshdsl as md
 from meshdsl.dims import Dimension
 from meshdsl.models import remat
+from meshdsl.nn.routing import route_misfits
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class TransformerConfig:
         capacity: tokens that an expert takes, in multiples of an equal share per sequence; the
             others pass it by. None drops nothing.
         dispatch: how tokens get to experts and back, as in `nn.moe`.
+        dense_layers: the first layers have one MLP for all tokens instead of experts.
+        dense_d_ff: its hidden size; None: that of all experts of a token together.
+        router_score, router_normalise, router_scale, router_groups, router_chosen_groups,
+            router_group_score: options of `nn.route`, without the `router_`.
+        router_bias: whether the choice of experts has a bias, zeros at first: a parameter without
+            gradient, which `nn.balance_bias` changes.
         balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
         tied: whether the embedding also makes the logits.
@@ -84,6 +91,15 @@ class TransformerConfig:
     shared_experts: int = 0
     capacity: float | None = None
     dispatch: Literal["einsum", "gather", "sort"] = "einsum"
+    dense_layers: int = 0
+    dense_d_ff: int | None = None
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    router_normalise: bool = True
+    router_scale: float = 1.0
+    router_groups: int = 1
+    router_chosen_groups: int = 1
+    router_group_score: Literal["max", "top2"] = "max"
+    router_bias: bool = False
     balance_weight: float = 0.01
     router_z_weight: float = 0.001
     bias: bool = False
@@ -99,7 +115,7 @@ class TransformerConfig:
     @property
     def may_be_zero(self) -> tuple[str, ...]:
         """The whole numbers that need not be at least 1."""
-        return ("experts", "shared_experts")
+        return ("experts", "shared_experts", "dense_layers")
 
     @property
     def kv_heads_size(self) -> int:
@@ -118,6 +134,16 @@ class TransformerConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.embed // 768) * 256 if self.gated else 4 * self.embed
+
+    @property
+    def dense_d_ff_size(self) -> int:
+        return self.dense_d_ff or self.d_ff_size * (self.experts_per_token + self.shared_experts)
+
+    @property
+    def router_options(self) -> tuple[tuple[str, Any], ...]:
+        """The options of `nn.route`, by name."""
+        names = ("score", "normalise", "scale", "groups", "chosen_groups", "group_score")
+        return tuple((name, getattr(self, f"router_{name}")) for name in names)
 
     @property
     def eps(self) -> float:
@@ -180,6 +206,20 @@ class TransformerConfig:
         if self.experts and self.experts_per_token > self.experts:
             problems.append(
                 f"experts_per_token={self.experts_per_token} of experts={self.experts}: too many"
+            )
+        elif self.experts:
+            problems += route_misfits(
+                Dimension("experts", self.experts),
+                self.experts_per_token,
+                self.router_groups,
+                self.router_chosen_groups,
+                self.router_group_score,
+            )
+        if self.dense_layers and not self.experts:
+            problems.append(f"dense_layers={self.dense_layers} precede others; give experts")
+        if self.dense_layers >= self.layers:
+            problems.append(
+                f"dense_layers={self.dense_layers} of layers={self.layers} leave none for experts"
             )
         if self.dispatch == "sort" and self.capacity is not None:
             problems.append(f"dispatch=sort drops nothing; leave capacity={self.capacity:g} out")

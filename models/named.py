@@ -152,7 +152,8 @@ MODELS = {
         batch_size=16,
         length=128,
     ),
-    # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2, with experts in every layer.
+    # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.2; the router's scale is that of V2-Lite, which
+    # has about as few experts in each group.
     "deepseek_mini": Named(
         TransformerConfig(
             2,
@@ -169,6 +170,10 @@ MODELS = {
             mlp="swiglu",
             experts=8,
             shared_experts=2,
+            dense_layers=1,
+            router_normalise=False,
+            router_groups=4,
+            router_chosen_groups=2,
             capacity=1.25,
             dispatch="gather",
         ),

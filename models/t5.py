@@ -142,7 +142,13 @@ def loss(config: TransformerConfig, params: T5, batch: Mapping[str, Any]) -> md.
 
 
 def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Model:
-    """Returns the model of a configuration; each stack gets half of the `length` tokens."""
+    """Returns the model of a configuration; each stack gets half of the `length` tokens.
+
+    Raises:
+        ValueError: the configuration has `dense_layers`.
+    """
+    if config.dense_layers:
+        raise ValueError(f"dense_layers={config.dense_layers} are for decoder-only models")
     return Model(
         name=name,
         init=partial(init, config),

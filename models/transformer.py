@@ -2,8 +2,8 @@
 
 The kinds of parts in `TransformerConfig` make it GPT-2 and GPT-3 (layer norm, learned positions,
 GELU), LLaMA (RMS norm, rotary positions, gated SiLU, grouped-query attention), Mixtral (experts),
-DeepSeek-V2 (latent attention), and what lies between. Parameters are kept in the policy's `params`
-dtype and cast where they are used, one block at a time.
+DeepSeek-V2 (latent attention, its router), and what lies between. Parameters are kept in the
+policy's `params` dtype and cast where they are used, one block at a time.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Transformer(md.Module):
     embedding: md.Tensor  # vocab, embed
     positions: md.Tensor | None  # max_length, embed
     distances: md.Tensor | None  # buckets, heads, group
+    dense_blocks: Block | None  # those before, where `blocks` have experts
     blocks: Block
     final_norm: Norm | None
     unembedding: md.Tensor | None  # embed, vocab
@@ -52,7 +53,7 @@ def init(config: TransformerConfig, key: md.Tensor) -> Transformer:
     "Language models are unsupervised multitask learners", section 2.3).
     """
     _, embed, *_, vocab, _ = config.dims
-    draw = Drawing(key, 20, config.policy.params)
+    draw = Drawing(key, 40, config.policy.params)
     blocks = init_blocks(config, draw)
     return Transformer(
         embedding=draw.normal(0.02, [vocab, embed]),
@@ -61,6 +62,7 @@ def init(config: TransformerConfig, key: md.Tensor) -> Transformer:
         blocks=blocks,
         final_norm=init_norm(config, draw, [embed]) if config.norm_order == "pre" else None,
         unembedding=None if config.tied else draw.into(embed, [embed, vocab]),
+        dense_blocks=init_blocks(config, draw, dense=True) if config.dense_layers else None,
     )
 
 
@@ -90,7 +92,10 @@ def states(
     bias = distance_bias(config, params.distances, length, causal=True)
     rotation = rotation_of(config, length)
     shared = Shared(causal=True, rotation=rotation, bias=bias, segments=segments)
-    x, losses = run_blocks(config, params.blocks, policy.to_compute(x), shared)
+    x = policy.to_compute(x)
+    if params.dense_blocks is not None:
+        x, _ = run_blocks(config, params.dense_blocks, x, shared)
+    x, losses = run_blocks(config, params.blocks, x, shared)
     if params.final_norm is not None:
         x = policy.to_compute(params.final_norm)(x)
     return x, losses

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends each token to a few of many experts.
+"""Mixture of experts: each token visits the few of many experts that its router has chosen.
 
 Tokens are routed within their sequence, so a layout that splits the batch keeps all of this local.
 The dim `routed` counts the experts where tokens still lie as the batch does; renaming it to the
@@ -18,73 +18,10 @@ import jax
 
 import meshdsl as md
 from meshdsl.dims import Dimension, DimLike
-from meshdsl.nn.precision import at_least_float32
+from meshdsl.nn.routing import Routing
 from meshdsl.ops.operation import operation
 
 _Run: TypeAlias = Callable[[md.Tensor], md.Tensor]
-
-
-class RouterLosses(md.Module):
-    """What keeps a router well-behaved; added to the loss of training with small weights.
-
-    Attributes:
-        balance: 1 where experts are used equally, up to their number where one is used for all
-            (Fedus et al. 2022, "Switch transformers", equation 4).
-        z: the mean square of the logits' log-sum-exp (Zoph et al. 2022, "ST-MoE", equation 5).
-    """
-
-    balance: md.Tensor
-    z: md.Tensor
-
-
-class Routing(md.Module):
-    """Where tokens go: the dim `choice` counts the experts of one token, the best first.
-
-    Attributes:
-        expert: the expert's number, int32 [..., choice].
-        weight: of its output, [..., choice]; those of a token sum to 1.
-        experts: how many there are.
-    """
-
-    expert: md.Tensor
-    weight: md.Tensor
-    losses: RouterLosses
-    experts: int = md.static()
-
-
-@operation
-def route(
-    x: md.Tensor,
-    router: md.Tensor,
-    choices: int,
-    over: DimLike = "embed",
-    routed: DimLike = "routed",
-) -> Routing:
-    """Returns, for each token, the experts with the highest logits, and their softmax weights.
-
-    `nn.route(x, router, 2)` (Jiang et al. 2024, "Mixtral of experts", section 2.1). Logits are
-    computed in float32 or wider.
-
-    Args:
-        x: [..., embed].
-        router: [embed, routed].
-        choices: how many experts take part in each token.
-
-    Raises:
-        ValueError: there are fewer experts than choices.
-    """
-    count = router.shape.get(routed)
-    if not 1 <= choices <= count.size:
-        raise ValueError(f"choices={choices} of {count} experts; needs 1 to {count.size}")
-    logits = md.einsum(at_least_float32(x), at_least_float32(router), over=over)
-    chance = md.softmax(logits, count)
-    best, expert = md.top_k(chance, choices, count, "choice")
-    used = md.mean(md.cast(md.one_hot(expert, count), chance.dtype), expert.shape)
-    losses = RouterLosses(
-        balance=count.size * md.sum(used * md.mean(chance, chance.shape.without([count.name]))),
-        z=md.mean(md.square(md.logsumexp(logits, count))),
-    )
-    return Routing(expert, best / md.sum(best, "choice"), losses, count.size)
 
 
 @operation

@@ -56,9 +56,18 @@ class Block(md.Module):
         return norm(x + y) if self.post_norm else x + y
 
 
-def init_blocks(config: TransformerConfig, draw: Drawing, cross: bool = False) -> Block:
-    """Returns the blocks of a stack, whose parameters have the dim `layers` in front."""
+def init_blocks(
+    config: TransformerConfig, draw: Drawing, cross: bool = False, dense: bool = False
+) -> Block:
+    """Returns the blocks of a stack, whose parameters have the dim `layers` in front.
+
+    Args:
+        dense: whether these are the first `dense_layers`, or all others.
+    """
     layers, embed, *_ = config.dims
+    layers = md.Dimension(
+        "layers", config.dense_layers if dense else layers.size - config.dense_layers
+    )
 
     def norm() -> Norm:
         return init_norm(config, draw, [layers, embed])
@@ -69,7 +78,7 @@ def init_blocks(config: TransformerConfig, draw: Drawing, cross: bool = False) -
         cross_norm=norm() if cross else None,
         cross=init_multihead(config, draw, [layers]) if cross else None,
         mlp_norm=norm(),
-        mlp=init_mlp(config, draw, [layers]),
+        mlp=init_mlp(config, draw, [layers], dense),
         post_norm=config.norm_order == "post",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl import nn
@@ -41,14 +41,16 @@ class Experts(md.Module):
     """A mixture of experts: a router sends each token to some of many MLPs."""
 
     router: md.Tensor  # embed, routed
+    bias: md.Tensor | None  # routed, float32; decides with the scores who is chosen
     experts: MLP  # with the dim `experts` in front
     shared: MLP | None  # for all tokens, beside them
     choices: int = md.static()
     capacity: float | None = md.static()
     dispatch: Literal["einsum", "gather", "sort"] = md.static()
+    options: tuple[tuple[str, Any], ...] = md.static()  # of `nn.route`
 
     def __call__(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses]:
-        routing = nn.route(x, self.router, self.choices)
+        routing = nn.route(x, self.router, self.choices, bias=self.bias, **dict(self.options))
         slots = None
         if self.capacity is not None:
             share = x.shape.get("length").size * self.choices / self.router.shape.get("routed").size
@@ -57,11 +59,18 @@ class Experts(md.Module):
         return (y if self.shared is None else y + self.shared(x)), routing.losses
 
 
-def init_mlp(config: TransformerConfig, draw: Drawing, front: Sequence[Dimension]) -> MLP | Experts:
-    """Returns the feed-forward layer of the configuration; `front` dims stack several."""
+def init_mlp(
+    config: TransformerConfig, draw: Drawing, front: Sequence[Dimension], dense: bool = False
+) -> MLP | Experts:
+    """Returns the feed-forward layer of the configuration; `front` dims stack several.
+
+    Args:
+        dense: whether it is one MLP for all tokens, where other layers have experts.
+    """
     _, embed, _, _, d_ff, *_ = config.dims
-    if not config.experts:
-        return _mlp(config, draw, front, d_ff)
+    if dense or not config.experts:
+        hidden = Dimension("d_ff", config.dense_d_ff_size) if dense else d_ff
+        return _mlp(config, draw, front, hidden)
     experts, routed = md.dims(experts=config.experts, routed=config.experts)
     shared = None
     if config.shared_experts:
@@ -69,11 +78,13 @@ def init_mlp(config: TransformerConfig, draw: Drawing, front: Sequence[Dimension
         shared = _mlp(config, draw, front, hidden)
     return Experts(
         router=draw.into(embed, [*front, embed, routed]),
+        bias=md.zeros([*front, routed]) if config.router_bias else None,
         experts=_mlp(config, draw, [*front, experts], d_ff),
         shared=shared,
         choices=config.experts_per_token,
         capacity=config.capacity,
         dispatch=config.dispatch,
+        options=config.router_options,
     )
 
 

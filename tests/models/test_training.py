@@ -35,7 +35,7 @@ RUNS = {
     ),
     "latent attention": (
         "deepseek_mini",
-        f"{SMALL},kv=16,kv_rank=24,query_rank=24,experts=4",
+        f"{SMALL},kv=16,kv_rank=24,query_rank=24,experts=4,dense_layers=0",
         "data:2,model:2",
         "batch:data; heads:model; d_ff:model",
     ),
