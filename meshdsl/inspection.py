@@ -27,7 +27,7 @@ from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import short
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.mesh import Mesh
+from meshdsl.mesh import Mesh, MeshLike
 
 Range = tuple[int, int, int]  # the first position, the one after the last, and how many pads follow
 Block = tuple[Range, ...]
@@ -38,7 +38,7 @@ _COLOURS = ("#dbeafe", "#dcfce7", "#fef3c7", "#fce7f3", "#ede9fe", "#cffafe", "#
 
 
 def inspect(
-    x: NamedArray | Spec, mesh: Mesh | str | None = None, layout: Layout | str = ""
+    x: NamedArray | Spec, mesh: MeshLike | None = None, layout: Layout | str = ""
 ) -> Inspection:
     """Shows where the blocks of an array are: which devices hold which, replicas and pads.
 
@@ -47,10 +47,10 @@ def inspect(
 
     Args:
         x: an array; or a spec, to see where a program would have such a tensor.
-        mesh, layout: for a spec: the mesh and the layout, or their texts.
+        mesh, layout: for a spec: the mesh and the layout, as in `md.jit`.
     """
     if isinstance(x, Spec):
-        held = Mesh.parse(mesh) if isinstance(mesh, str) else mesh or Mesh()
+        held = Mesh.of(mesh)
         rules = Layout.parse(layout) if isinstance(layout, str) else layout
         dims = set(x.dims.names)
         known = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))

@@ -26,10 +26,10 @@ from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.finite import watched
 from meshdsl.graph import Aval, Graph, Tensor
-from meshdsl.mesh import Mesh
+from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
-from meshdsl.signature import Signature, Trees, paths_of
+from meshdsl.signature import Signature, Trees, paths_of, taking_leaves
 from meshdsl.source import UNKNOWN, Source
 from meshdsl.trace import Trace, is_tracing, tracing
 
@@ -44,7 +44,7 @@ STEPS = "steps"  # the dim of what several runs in one call take and return
 
 def jit(
     function: Callable,
-    mesh: Mesh | str | None = None,
+    mesh: MeshLike | None = None,
     layout: Layout | str | None = None,
     backend: str = "jax",
     donate: str | Sequence[str] = (),
@@ -73,8 +73,10 @@ def jit(
 
     Args:
         function: takes and returns trees whose leaves are tensors.
-        mesh: the mesh, or its text (`"data:2,model:4"`); None runs on one device.
-        layout: the layout, or its text (`"batch:data; d_ff:model"`).
+        mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
+            whose devices are used; None runs on one device.
+        layout: the layout, or its text (`"batch:data; d_ff:model"`). Its dims are checked without
+            a mesh, too.
         backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
             sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
             every device; the reference).
@@ -96,7 +98,7 @@ def jit(
     return Jitted(function, mesh, layout, backend, donate, check_finite, options, steps_per_call)
 
 
-def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
+def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
     """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
 
     Operations on them outside of traced functions then run where they are.
@@ -112,10 +114,11 @@ def place(tree: Any, mesh: Mesh | str, layout: Layout | str = "") -> Any:
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.backends import load
 
-    mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    rules = Layout.parse(layout) if isinstance(layout, str) else layout
     backend = load("jax")
-    devices = backend.device_mesh(mesh)
+    devices = _devices_of(mesh)
+    mesh = Mesh.of(mesh)
+    devices = devices or backend.device_mesh(mesh)
+    rules = Layout.parse(layout) if isinstance(layout, str) else layout
     keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     dims = {dim.name for _, array in keyed for dim in array.dims}
     rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
@@ -287,7 +290,7 @@ class Jitted:
     def __init__(
         self,
         function: Callable,
-        mesh: Mesh | str | None,
+        mesh: MeshLike | None,
         layout: Layout | str | None,
         backend: str,
         donate: str | Sequence[str],
@@ -299,9 +302,11 @@ class Jitted:
         from meshdsl.lowering import backends
 
         self.function = function
-        self.mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh or Mesh()
+        self.mesh = Mesh.of(mesh)
+        self._devices = _devices_of(mesh) if backend in ("jax", "jax_auto") else None
         parsed = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
         self.layout = parsed if mesh is not None else Layout()
+        self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
         self.backend = backend
         self._backend = backends.load(backend)
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -363,7 +368,7 @@ class Jitted:
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
         return self._lower(self.flatten(args, kwargs)[1])
 
-    def on(self, mesh: Mesh | str | None, layout: Layout | str | None) -> Jitted:
+    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> Jitted:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
         All that come from one function trace it once for arguments of one signature.
@@ -379,7 +384,8 @@ class Jitted:
         """Returns the program as a plain, jittable JAX function of the leaves.
 
         It takes and returns global arrays without pads (`x.unpadded()`), in the order of the
-        trees' leaves, and checks nothing of `md.check_finite`.
+        trees' leaves, and checks nothing of `md.check_finite`. It is for the dims and dtypes that
+        it was made for; other arrays are a ValueError that names the arguments and dims.
 
         Raises:
             ValueError: the function runs several times in a call.
@@ -391,7 +397,9 @@ class Jitted:
         graph = self.trace(*args, **kwargs)
         name = "jax_auto" if self.backend == "jax_auto" else "jax"
         program = _lowering(name)(graph, self.mesh, self.layout, self.options)
-        return load(name).function(program)
+        avals = [(tensor.shape, tensor.dtype) for tensor in graph.inputs]
+        run = load(name).function(program, self._devices)
+        return taking_leaves(run, self.name, graph.input_paths, avals)
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments (see `bare`) and their signature."""
@@ -451,12 +459,18 @@ class Jitted:
 
     def _lower(self, signature: Signature) -> SpmdProgram:
         graph, tree = self._traced(self._of_one_run(signature))
+        if self._unused.rules:
+            from meshdsl.lowering.lower import validate
+
+            axes = dict.fromkeys(axis for rule in self._unused.rules for axis in rule.axes)
+            validate(graph, Mesh(tuple((axis, 1) for axis in axes)), self._unused)
         given_up = () if self.check_finite else self.donate
         program = _lower(
             graph,
             self.mesh,
             self.layout,
             self.backend,
+            self._devices,
             check_finite=self.check_finite,
             options=self.options,
             donated=[p.split("/")[0] in given_up for p in graph.input_paths],
@@ -505,7 +519,9 @@ class Jitted:
         details, trees = program.details, None
         if "blame" not in details:
             trees = Trees.of(signature.tree, self._parameters, details["output_tree"])
-        executable = backends.executable(self.backend, program, details["donated"], trees=trees)
+        executable = backends.executable(
+            self.backend, program, details["donated"], self._devices, trees
+        )
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled
         return compiled
@@ -515,6 +531,13 @@ def _definition(function: Callable) -> Source:
     """Returns the line at which a function is defined; its arguments are told with it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else UNKNOWN
+
+
+def _devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
+    """Returns the devices of a mesh of JAX's, which may have others than the first ones."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return None
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # whatever the types of its axes
 
 
 def bare(arrays: Sequence[Any]) -> list[Any]:

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import numpy as np
 
 from meshdsl.dims import did_you_mean
+
+if TYPE_CHECKING:
+    import jax
+
+MeshLike: TypeAlias = Union["Mesh", str, Mapping[str, int], "jax.sharding.Mesh"]
 
 _AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:@([a-z]+))?:(\d+)")
 SLOW = "dcn"  # the data-centre network between slices
@@ -69,6 +75,31 @@ class Mesh:
             axes.append((name, int(size)))
             slow += [name] if network else []
         return Mesh(tuple(axes), frozenset(slow))
+
+    @staticmethod
+    def of(mesh: MeshLike | None) -> Mesh:
+        """Returns the mesh that is meant: `Mesh.of({"data": 2})`.
+
+        Args:
+            mesh: a mesh, its text, its sizes by axis, a mesh of JAX's (its axes and sizes), or
+                None: no axes.
+
+        Raises:
+            ValueError: it is something else, or malformed.
+        """
+        if isinstance(mesh, Mesh):
+            return mesh
+        if mesh is None:
+            return Mesh()
+        if isinstance(mesh, str):
+            return Mesh.parse(mesh)
+        sizes = mesh if isinstance(mesh, Mapping) else getattr(mesh, "shape", None)
+        if not isinstance(sizes, Mapping):
+            raise ValueError(
+                f'a mesh is given as "data:2,model:4", as {{"data": 2, "model": 4}}, or as a '
+                f"md.Mesh or jax.sharding.Mesh, not as {type(mesh).__name__}: {mesh!r}"
+            )
+        return Mesh.parse(" ".join(f"{axis}:{size}" for axis, size in sizes.items()))
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 A `Signature` is what a program depends on: the tree of the arguments, and the dims and dtype of
 every leaf. `Trees` is how the program is called with these arguments, so that a backend that knows
-trees (JAX) can take and return them itself.
+trees (JAX) can take and return them itself. `taking_leaves` checks plain arrays against it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.dims import Shape
@@ -74,6 +75,71 @@ class Trees:
         if call(range(tree.num_leaves)).kwargs:
             return None
         return Trees(lambda leaves: call(leaves).args, lambda leaves: results.unflatten(leaves))
+
+
+def taking_leaves(
+    run: Callable, name: str, paths: Sequence[str], avals: Sequence[tuple[Shape, np.dtype]]
+) -> Callable:
+    """Returns a function of arrays that checks them: `taking_leaves(run, "loss", ["x"], avals)`.
+
+    Python's numbers stand for tensors without dims.
+
+    Args:
+        run: takes JAX arrays, one per leaf.
+        paths, avals: the path, the dims and the dtype of each leaf.
+    """
+
+    def checked(*leaves: Any) -> Any:
+        if len(leaves) != len(paths):
+            wanted = ", ".join(
+                f"{p}: {short(d)}{s}" for p, (s, d) in zip(paths, avals, strict=True)
+            )
+            raise ValueError(
+                f"{name}.as_jax takes {len(paths)} arrays, the leaves of the arguments in order, "
+                f"but was called with {len(leaves)}: {wanted or 'none'}. Give the leaves of trees, "
+                "as in g(*[x.unpadded() for x in leaves])"
+            )
+        numbers = [_number(*pair) for pair in zip(leaves, avals, strict=True)]
+        rows = list(zip(paths, avals, numbers, strict=True))
+        problems = [f"  {path}: {bad}" for path, aval, x in rows if (bad := _misfit(x, *aval))]
+        if problems:
+            raise ValueError(
+                "\n".join([f"{name}.as_jax: arrays differ from the traced arguments:", *problems])
+            )
+        return run(*numbers)
+
+    return checked
+
+
+def _number(leaf: Any, aval: tuple[Shape, np.dtype]) -> Any:
+    """Returns a plain number as an array, of the traced dtype where it has none of its own."""
+    shape, dtype = aval
+    weak = isinstance(leaf, bool | int | float | complex)
+    weak = weak or (isinstance(leaf, jax.Array) and jax.typeof(leaf).weak_type)
+    if not weak or shape or np.shape(leaf):
+        return leaf
+    own = jnp.result_type(leaf)
+    fits = any(
+        jnp.issubdtype(own, kind) and jnp.issubdtype(dtype, into)
+        for kind, into in ((jnp.integer, jnp.number), (jnp.floating, jnp.inexact))
+    )
+    return jnp.asarray(leaf, dtype) if fits or own.kind == dtype.kind else leaf
+
+
+def _misfit(leaf: Any, shape: Shape, dtype: np.dtype) -> str:
+    """Returns what an array is, where it is not of the traced dims and dtype."""
+    wanted = f"traced as {short(dtype)}{shape}"
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return f"{wanted}, given a {type(leaf).__name__}; give the leaves of trees, each an array"
+    if isinstance(leaf.shape, Shape):
+        return f"{wanted}, given {leaf!r}; give its data, as in x.unpadded()"
+    if tuple(leaf.shape) == shape.sizes and leaf.dtype == dtype:
+        return ""
+    sizes = ", ".join(map(str, leaf.shape))
+    if len(leaf.shape) == len(shape):
+        rows = zip(shape, leaf.shape, strict=True)
+        sizes = ", ".join(f"{dim.name}={size}" for dim, size in rows)
+    return f"{wanted}, given {leaf.dtype}[{sizes}]"
 
 
 def paths_of(tree: Any) -> list[str]:

@@ -104,6 +104,96 @@ def test_as_jax_composes_with_jax():
     assert_close(slope, np.broadcast_to(y.data[:, None], (4, 2)))
 
 
+def test_as_jax_checks_shapes_dtypes_and_number():
+    jitted = md.jit(lambda p, x: md.mean(p["w"] * x), mesh="x:2", layout="a:x")
+    w, x = md.named(np.ones((4, 2), np.float32), [a, b]), md.named(np.ones(4, np.float32), [a])
+    mean = jitted.as_jax({"w": w}, x)
+    assert float(mean(w.data, x.data)[0]) == float(jax.jit(mean)(w.data, x.data)[0]) == 1
+    for call in (mean, jax.jit(mean)):
+        with pytest.raises(ValueError) as error:
+            call(np.ones((8, 2), np.float32), np.ones(4, np.int32))
+        assert str(error.value) == (
+            "<lambda>.as_jax: arrays differ from the traced arguments:\n"
+            "  p/w: traced as f32[a=4, b=2], given float32[a=8, b=2]\n"
+            "  x: traced as f32[a=4], given int32[a=4]"
+        )
+        with pytest.raises(ValueError, match=r"p/w: traced as f32\[a=4, b=2\], given float32\[8\]"):
+            call(np.ones(8, np.float32), x.data)
+        with pytest.raises(ValueError, match=r"takes 2 arrays, .*, but was called with 3: p/w"):
+            call(w.data, x.data, x.data)
+        with pytest.raises(ValueError, match=r"p/w: .*, given a dict; give the leaves of trees"):
+            call({"w": w.data}, x.data)
+    with pytest.raises(ValueError, match=r"x: .*; give its data, as in x.unpadded\(\)"):
+        mean(w.data, x)
+    with pytest.raises(ValueError, match="as_jax takes 0 arrays"):
+        md.jit(lambda: md.zeros([a])).as_jax()(x.data)
+
+
+def test_numbers_are_arrays_without_dims_for_as_jax():
+    scaled = md.jit(lambda x, s: x * s).as_jax(md.spec([a], "bfloat16"), md.spec([], "bfloat16"))
+    x = jax.numpy.ones(4, "bfloat16")
+    for call in (scaled, jax.jit(scaled)):
+        for number in (2.0, 2, jax.numpy.asarray(2, "bfloat16")):
+            assert call(x, number)[0].tolist() == [2.0] * 4
+    counted = md.jit(lambda x, n: x * n).as_jax(md.spec([a], "int32"), md.spec([], "int32"))
+    with pytest.raises(ValueError, match=r"n: traced as s32\[\], given a float"):
+        counted(np.ones(4, np.int32), 2.5)
+    with pytest.raises(ValueError, match=r"n: traced as s32\[\], given float"):
+        jax.jit(counted)(np.ones(4, np.int32), 2.5)
+
+
+def test_a_layout_without_a_mesh_is_checked():
+    x = random([a, b])
+    with pytest.raises(ValueError, match="`rwoo:data` names a dim that this program does not have"):
+        md.jit(lambda x: x * 2, layout="rwoo:data")(x)
+    with pytest.raises(ValueError, match="Did you mean `a`"):
+        md.jit(lambda x: x * 2, layout="aa:data")(x)
+    with pytest.raises(ValueError, match="`a:data` and `b:data` both claim mesh axis `data`"):
+        md.jit(lambda x: x * 2, layout="a:data; b:data").lower(x)
+    with pytest.raises(ValueError, match="malformed layout"):
+        md.jit(lambda x: x * 2, layout="a=data")
+    assert md.jit(lambda x: x * 2, layout="a:data; b:model?").lower(x).mesh.size == 1
+
+
+def test_a_mesh_is_a_text_or_sizes_or_one_of_jax():
+    x = random([a, b])
+    devices = np.array(jax.devices()[:5:-1]).reshape(2, 1)  # others than the first ones
+    own = jax.sharding.Mesh(devices, ("data", "model"))
+    made = jax.make_mesh((2, 1), ("data", "model"))
+    assert jax.sharding.AxisType.Explicit in made.axis_types
+    for mesh in (
+        "data:2,model:1",
+        {"data": 2, "model": 1},
+        md.Mesh.of({"data": 2, "model": 1}),
+        own,
+        made,
+    ):
+        jitted = md.jit(lambda x: x * 2, mesh, "a:data")
+        assert str(jitted.mesh) == "data:2 model:1"
+        for backend in ("jax", "jax_auto", "numpy"):
+            found = md.jit(lambda x: md.sum(x * 2, "a"), mesh, "a:data", backend)(x)
+            assert_close(found, 2 * x.data.sum(0))
+        placed = md.place(x, mesh, "a:data")
+        wanted = {d.id for d in devices.flat} if mesh is own else {0, 1}
+        for array in (
+            placed,
+            jitted(x),
+            jitted(placed),
+            jitted(placed),
+            jitted.on(mesh, "")(x),
+            placed + x,
+        ):
+            assert {device.id for device in array.data.devices()} == wanted
+        (found,) = jitted.as_jax(x)(x.data)
+        assert_close(found, 2 * x.data)
+    assert md.Mesh.of(None) == md.Mesh()
+    assert md.Mesh.of({"slice@dcn": 2, "data": 2}) == md.Mesh.parse("slice@dcn:2,data:2")
+    with pytest.raises(ValueError, match=r'a mesh is given as "data:2,model:4", .*, not as int: 8'):
+        md.jit(lambda x: x, mesh=8)
+    with pytest.raises(ValueError, match="mesh axis `data` needs a size of at least 1"):
+        md.jit(lambda x: x, mesh={"data": 0})
+
+
 def test_donated_buffers_are_given_up():
     jitted = md.jit(lambda state, x: (state + x, x), mesh="x:2", layout="a:x", donate="state")
     state, x = jitted(random([a]), random([a]))

@@ -19,7 +19,7 @@ import jax
 from meshdsl.dims import DimsLike
 from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
-from meshdsl.mesh import Mesh
+from meshdsl.mesh import MeshLike
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
@@ -69,7 +69,7 @@ def train(
     batches: Iterable[Mapping[str, Any]],
     *,
     steps: int,
-    mesh: Mesh | str | None = None,
+    mesh: MeshLike | None = None,
     layout: Layout | str | None = None,
     backend: str = "jax",
     seed: int = 0,

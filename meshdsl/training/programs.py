@@ -19,7 +19,7 @@ from meshdsl.graph import Tensor
 from meshdsl.jit import STEPS, Compiled, Jitted, jit
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
-from meshdsl.mesh import Mesh
+from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.ops.random import KEY, key
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.rows import Rows, rows_read
@@ -37,7 +37,7 @@ _PASSES = 3  # forward once and backward twice the products (Chowdhery et al. 20
 class Place:
     """Where programs run: as in `md.jit`."""
 
-    mesh: Mesh | str | None
+    mesh: MeshLike | None
     layout: Layout | str | None
     backend: str
     options: Options | None
