@@ -95,8 +95,7 @@ def test_without_places_numpy_arrays_are_restored(tmp_path):
 
 
 def test_nothing_is_restored_where_nothing_is(tmp_path):
-    gone = pytest.warns(CheckpointWarning, match="2 is gone; the run starts anew")
-    with Checkpoints(tmp_path) as checkpoints, gone:
+    with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore(made()) is None
 
 
@@ -194,7 +193,8 @@ def test_if_all_are_damaged_nothing_is_lost_and_each_is_told(tmp_path):
         assert "damaged.1" in str(error.value) and "damaged.2" in str(error.value)
     for number in (1, 2):
         (tmp_path / f"damaged.{number}").rename(tmp_path / f"away.{number}")
-    with Checkpoints(tmp_path) as checkpoints:
+    gone = pytest.warns(CheckpointWarning, match="2 is gone; the run starts anew")
+    with Checkpoints(tmp_path) as checkpoints, gone:
         assert checkpoints.restore(made()) is None
 
 
