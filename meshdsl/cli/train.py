@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from meshdsl.cli import early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems
@@ -75,6 +76,8 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     job = jobs.build(values, problems)
     jobs.use_tpu(values.tpu, job.backend)
     _check_saving(values, problems)
+    early.check(values, job, _stored(values), problems)
+    problems.check()
     with problems.caught("--data"):
         corpus = Corpus.read(
             values.data,
@@ -228,14 +231,16 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
         keep_best=values.keep_best,
         local=values.local_checkpoints,
         local_every=values.local_every,
-        config={
-            **_settings(values, _FREE | {field.name for field in fields(Options)}),
-            "the data": corpus.fingerprint(),
-        },
+        config={**_stored(values), "the data": corpus.fingerprint()},
         data=DataFiles(corpus.paths),
         override=values.override,
         resume=values.resume,
     )
+
+
+def _stored(values: flags.FlagValues) -> dict[str, str]:
+    """Returns the settings that are stored with checkpoints, but for what the data says."""
+    return _settings(values, _FREE | {field.name for field in fields(Options)})
 
 
 def _settings(values: flags.FlagValues, without: Set[str]) -> dict[str, str]:

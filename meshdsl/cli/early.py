@@ -1,0 +1,101 @@
+"""What can be seen to be wrong with a run before its data is read or its step is compiled.
+
+The run itself checks all of this again, with what it knows by then. Here nothing is written, no
+array is read, and no more is imported than that takes; what is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from absl import flags
+
+from meshdsl.cli.job import Job
+from meshdsl.cli.problems import Problems
+from meshdsl.training.saving import FOLDER, begun, differences
+
+_DATA = "the data"  # the setting that is known only once the data is read
+
+
+def check(
+    values: flags.FlagValues, job: Job, settings: Mapping[str, str], problems: Problems
+) -> None:
+    """Adds what is wrong with steps, devices, the workdir, its checkpoint and the weights.
+
+    Args:
+        settings: those of the job, as they are stored with checkpoints.
+    """
+    _check_steps(values, problems)
+    if job.mesh is not None and job.backend.startswith("jax"):
+        from meshdsl.lowering.backends.jax.executable import device_mesh
+
+        with problems.caught("--mesh_shape"):
+            device_mesh(job.mesh)
+    going_on = bool(values.workdir) and begun(values.workdir)
+    if values.workdir:
+        with problems.caught("--workdir"):
+            _check_writable(Path(values.workdir))
+    if going_on and not values.resume:
+        problems.add(
+            f"--noresume: {Path(values.workdir) / FOLDER} has checkpoints of an earlier run, which "
+            "this one is not to go on from; choose another --workdir"
+        )
+    elif going_on and not values.override:
+        _check_settings(Path(values.workdir) / FOLDER, settings, problems)
+    if values.init_from is not None and not going_on:
+        from meshdsl.training.state import spec_of
+        from meshdsl.training.weights import Weights
+
+        with problems.caught("--init_from"):
+            Weights(values.init_from).check(spec_of(job.recipe.create_state()).params)
+
+
+def _check_steps(values: flags.FlagValues, problems: Problems) -> None:
+    names = ("steps", "log_every", "eval_every", "checkpoint_every", "local_every")
+    at_once = values.steps_per_call
+    if not isinstance(at_once, int) or at_once == 1:
+        return
+    numbers = {name: values[name].value for name in names}
+    wrong = [f"--{n}={v}" for n, v in numbers.items() if isinstance(v, int) and v % at_once]
+    if wrong:
+        problems.add(
+            f"--steps_per_call={at_once}: so many steps are done at once, which do not divide "
+            f"{', '.join(wrong)}"
+        )
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises ValueError if nothing can be written to a folder, which may not be there yet."""
+    folder = folder.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file, not a folder; choose another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{there} cannot be written to; choose another")
+
+
+def _check_settings(folder: Path, settings: Mapping[str, str], problems: Problems) -> None:
+    """Compares the settings with those of the latest checkpoint, without Orbax.
+
+    A checkpoint whose description cannot be read is left to the run, which reports it.
+    """
+    steps = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=_step)
+    try:
+        config = dict(json.loads((steps[-1] / "about" / "metadata").read_text())["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    config.pop(_DATA, None)
+    if found := differences(config, settings):
+        lines = [
+            f"checkpoint {steps[-1]} is of a job with other settings; give them again, choose "
+            "another workdir, or go on with the new ones (--override)",
+            *found,
+        ]
+        problems.add("\n  ".join(lines))
+
+
+def _step(path: Path) -> int:
+    return int(path.name)
