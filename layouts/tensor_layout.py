@@ -15,20 +15,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, TypeAlias
 
 from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape
 from meshdsl.mesh import Mesh
 
 Kind = Literal["sum", "max", "min", "varying"]
+Splits: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
     """The split dims (sorted by name, unsplit ones left out) and the partial axes (sorted)."""
 
-    splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    splits: Splits = ()
     partial: tuple[tuple[str, Kind], ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,13 +107,7 @@ class TensorLayout:
 
     def local(self, shape: Shape, mesh: Mesh) -> Shape:
         """Returns the shape of one device's shard, pads included."""
-        if not self.splits:
-            return shape
-        held = dict(self.splits)
-        return Shape(
-            Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ()))))
-            for dim in shape
-        )
+        return _local(self.splits, shape, mesh) if self.splits else shape
 
     def cuts(self, shape: Shape, mesh: Mesh) -> Cuts:
         """Returns how dims are cut where shards have pads; see `meshdsl.cuts`."""
@@ -144,3 +140,11 @@ class TensorLayout:
         splits = "; ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in self.splits) or "replicated"
         kinds = ", ".join(f"{kind} over {axis}" for axis, kind in self.partial)
         return splits + (f" (partial {kinds})" if kinds else "")
+
+
+@lru_cache(maxsize=1 << 14)
+def _local(splits: Splits, shape: Shape, mesh: Mesh) -> Shape:
+    held = dict(splits)
+    return Shape(
+        Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ())))) for dim in shape
+    )

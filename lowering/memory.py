@@ -37,7 +37,7 @@ steps. CPUs compute bfloat16 in float32, and take about twice.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -124,16 +124,17 @@ def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
 
 def _places(program: SpmdProgram) -> dict[Value, Value]:
     """Returns the outputs that can take the place of a donated input, with that input."""
-    free: dict[tuple, list[Value]] = collections.defaultdict(list)
+    free: dict[tuple, collections.deque[Value]] = collections.defaultdict(collections.deque)
     donated = program.details.get("donated", ())
     for value, given in zip(program.block.inputs, donated, strict=False):
         if given:
             free[value.shape, value.dtype, value.layout].append(value)
+    given_back = set(program.block.inputs)
     found = {}
     for value in dict.fromkeys(program.block.outputs):
         inputs = free[value.shape, value.dtype, value.layout]
-        if inputs and value not in program.block.inputs:
-            found[value] = inputs.pop(0)
+        if inputs and value not in given_back:
+            found[value] = inputs.popleft()
     return found
 
 
@@ -172,19 +173,25 @@ class _Liveness:
         self.last = set(last)
         for value in last:
             self.readers[value].append(None)
+        self.passing: dict[Value, bool] = {}
         self.fused: set[Value] = set()
         for instruction in reversed(block.instructions):
+            if instruction.op in _VIEWS:
+                for value in instruction.outputs:
+                    self._in_passing(value)
             if _fusible(instruction) and self._in_passing(instruction.outputs[0]):
                 self.fused.update(instruction.outputs)
-        self.buffers: dict[Value, tuple[Value, ...]] = {}
-        for instruction in block.instructions:
-            for value in instruction.outputs:
-                self._reads(value)
         self.scores = self._scores()
         self.ends = self._ends()
 
     def _in_passing(self, value: Value) -> bool:
         """Whether the readers of a value can compute it as they go, so that it has no buffer."""
+        known = self.passing.get(value)
+        if known is None:
+            known = self.passing[value] = self._computed_by_readers(value)
+        return known
+
+    def _computed_by_readers(self, value: Value) -> bool:
         if not value.shape:
             return True
         maker, readers = self.maker.get(value), set(self.readers[value])
@@ -201,31 +208,69 @@ class _Liveness:
             return self.target == "tpu"
         return _fusible(reader) or reader.op in _REDUCED
 
-    def _reads(self, value: Value) -> tuple[Value, ...]:
-        """Returns the buffers that reading a value reads."""
-        known = self.buffers.get(value)
-        if known is None:
-            maker = self.maker.get(value)
-            if maker is None or not (value in self.fused or maker.op in _VIEWS):
-                known = (value,)
-            elif maker.op == "barrier":
-                known = self._reads(maker.inputs[maker.outputs.index(value)])
+    def _through(self, value: Value) -> Sequence[Value] | None:
+        """Returns what is read in place of a value that has no buffer; None: it has one."""
+        maker = self.maker.get(value)
+        if maker is None or not (value in self.fused or maker.op in _VIEWS):
+            return None
+        if maker.op == "barrier":
+            return (maker.inputs[maker.outputs.index(value)],)
+        return maker.inputs
+
+    def _reads(
+        self, values: Sequence[Value], wanted: Callable[[Value], bool] = lambda value: True
+    ) -> list[Value]:
+        """Returns the buffers that reading values reads, each once, in order.
+
+        Args:
+            wanted: whether what is behind a value is looked at; it must hold for all that reads a
+                value for which it holds.
+        """
+        found, seen = [], set()
+        front = list(reversed(values))
+        while front:
+            value = front.pop()
+            if value in seen or not wanted(value):
+                continue
+            seen.add(value)
+            inputs = self._through(value)
+            if inputs is None:
+                found.append(value)
             else:
-                known = tuple(dict.fromkeys(b for v in maker.inputs for b in self._reads(v)))
-            self.buffers[value] = known
-        return known
+                front.extend(reversed(inputs))
+        return found
 
     def _ends(self) -> dict[Value, int]:
-        """Returns, for every buffer, the position of the instruction that reads it last."""
-        ends: dict[Value, int] = {}
-        for position, instruction in enumerate(self.block.instructions):
-            for value in self._runs(instruction):
-                ends[value] = position
+        """Returns, for every value, the position of the instruction that reads its buffers last.
+
+        What has no buffer is read where its readers are, so the positions go from readers to what
+        they read. Buffers that are never read have none.
+        """
+        end = len(self.block.instructions)
+        ends: dict[Value, int] = dict.fromkeys(self.last, end)
+        for position, instruction in zip(
+            range(end - 1, -1, -1), reversed(self.block.instructions), strict=True
+        ):
             if instruction in self.scores:
-                ends[self.scores[instruction]] = position
-        for value in (b for v in self.last for b in self._reads(v)):
-            ends[value] = len(self.block.instructions)
+                scores = self.scores[instruction]
+                ends[scores] = max(ends.get(scores, -1), position)
+            if not self._passing(instruction):
+                for value in instruction.inputs:
+                    ends[value] = max(ends.get(value, -1), position)
+                continue
+            for output in instruction.outputs:
+                if output in ends:
+                    for value in self._through(output) or ():
+                        ends[value] = max(ends.get(value, -1), ends[output])
         return ends
+
+    def _passing(self, instruction: Instruction) -> bool:
+        """Whether an instruction does nothing at its own place in the program."""
+        return instruction.op in _VIEWS or instruction.outputs[0] in self.fused
+
+    def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
+        """Returns the buffers that reading values at a position reads for the last time."""
+        return self._reads(values, lambda value: self.ends[value] == position)
 
     def _scores(self) -> dict[Instruction, Value]:
         """Returns the scores of attentions and gradients of the same operands that share them."""
@@ -239,12 +284,6 @@ class _Liveness:
                 if same is not None and AttentionSizes.of(same).at_once:
                     found[same] = found[instruction] = found.get(same) or _scores_of(same)
         return found
-
-    def _runs(self, instruction: Instruction) -> Iterable[Value]:
-        """Returns the buffers that an instruction reads at its place in the program."""
-        if instruction.op in _VIEWS or instruction.outputs[0] in self.fused:
-            return ()
-        return dict.fromkeys(b for v in instruction.inputs for b in self._reads(v))
 
     def _in_place(self, value: Value, position: int) -> bool:
         """Whether an output is written over an input that is not read any more."""
@@ -269,27 +308,29 @@ class _Liveness:
         held = tuple((value, instruction.source) for value in values)
         return _Peak(sum(value.bytes for value in values), instruction.source, held)
 
-    def _starts(self, loop: Instruction, dying: Sequence[Value]) -> set[Value]:
+    def _starts(self, loop: Instruction, dying: Sequence[Value], position: int) -> set[Value]:
         """Returns the buffers of the starts of a loop's carries that the carries take."""
+        free = set(dying)
         first, count = loop.params.get("consts", 0), loop.params.get("carries", 0)
         return {
             buffer
             for start in loop.inputs[first : first + count]
-            for buffer in self._reads(start)
-            if buffer in dying and buffer.bytes == start.bytes
+            for buffer in self._dying([start], position)
+            if buffer in free and buffer.bytes == start.bytes
         }
 
     def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
         """Goes through the block once, on top of `base` bytes; adds to the curve."""
-        held: dict[Value, Source] = dict.fromkeys(self.owned, UNKNOWN)
+        held = _History(dict.fromkeys(self.owned, UNKNOWN))
         total = sum(v.bytes for v in held)
-        peak = _Peak(total, UNKNOWN, tuple(held.items()))
+        peak, at_peak = _Peak(total, UNKNOWN, ()), held.moment
         for position, instruction in enumerate(self.block.instructions):
-            if instruction.op in _VIEWS or instruction.outputs[0] in self.fused:
+            if self._passing(instruction):
                 continue
-            reads = self._runs(instruction)
             dying = [
-                v for v in reads if self.ends[v] == position and v in held and v not in self.kept
+                v
+                for v in self._dying(instruction.inputs, position)
+                if v in held and v not in self.kept
             ]
             made = {
                 v: s
@@ -298,11 +339,15 @@ class _Liveness:
             }
             if instruction.op == "attention" and instruction in self.scores:
                 made[self.scores[instruction]] = instruction.source
-            starts = self._starts if instruction.bodies else _replaced
-            for value in starts(instruction, dying) if made else ():
-                del held[value]
+            replaced: Collection[Value] = ()
+            if made and instruction.bodies:
+                replaced = self._starts(instruction, dying, position)
+            elif made:
+                replaced = _replaced(instruction, dying)
+            for value in replaced:
+                held.drop(value)
                 total -= value.bytes
-            held.update(made)
+            held.add(made)
             total += sum(v.bytes for v in made)
             inner = self._beside(instruction)
             if instruction.bodies:
@@ -312,13 +357,52 @@ class _Liveness:
             whole = self.whole[instruction]
             curve[whole] = max(curve.get(whole, 0), base + total + inner.bytes)
             if total + inner.bytes > peak.bytes:
-                everything = (*held.items(), *inner.held)
-                peak = _Peak(total + inner.bytes, instruction.source, everything)
+                peak = _Peak(total + inner.bytes, instruction.source, inner.held)
+                at_peak = held.moment
             for value in (*dying, *made):
                 if value in held and self.ends.get(value, -1) <= position:
-                    del held[value]
+                    held.drop(value)
                     total -= value.bytes
-        return peak
+        return replace(peak, held=(*held.at(at_peak), *peak.held))
+
+
+class _History:
+    """What is held, and what was held at any moment before.
+
+    A peak may be passed at every instruction, so that a copy at each would take quadratic time.
+    """
+
+    def __init__(self, start: Mapping[Value, Source]) -> None:
+        self._now = set(start)
+        self._changes: list[tuple[Value, Source | None]] = list(start.items())  # None: it is freed
+
+    @property
+    def moment(self) -> int:
+        return len(self._changes)
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self._now
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._now)
+
+    def add(self, made: Mapping[Value, Source]) -> None:
+        self._now.update(made)
+        self._changes.extend(made.items())
+
+    def drop(self, value: Value) -> None:
+        self._now.remove(value)
+        self._changes.append((value, None))
+
+    def at(self, moment: int) -> Iterable[tuple[Value, Source]]:
+        """Returns what was held at a moment, with the lines that made it, in order."""
+        held: dict[Value, Source] = {}
+        for value, source in self._changes[:moment]:
+            if source is None:
+                del held[value]
+            else:
+                held[value] = source
+        return held.items()
 
 
 def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
@@ -381,7 +465,7 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
     if instruction.op == "cond":
         for branch in instruction.bodies:
             inner = _Liveness(branch, branch.outputs, target)
-            written = ((out, inner._reads(out)) for out in branch.outputs)
+            written = ((out, inner._reads([out])) for out in branch.outputs)
             inner.elsewhere = {b for out, reads in written for b in reads if b.bytes == out.bytes}
             yield inner
         return

@@ -104,6 +104,8 @@ class Instruction:
     @property
     def bodies(self) -> tuple[Block, ...]:
         """The blocks that this instruction runs: a loop's body, the branches of a `cond`."""
+        if not self.params:  # as of most instructions
+            return ()
         return tuple([value for value in self.params.values() if isinstance(value, Block)])
 
     @property

@@ -124,6 +124,8 @@ class Operation:
     @property
     def bodies(self) -> tuple[Graph, ...]:
         """The graphs that this operation runs: the body of a loop, the branches of a cond."""
+        if not self.params:  # as of most operations
+            return ()
         return tuple([value for value in self.params.values() if isinstance(value, Graph)])
 
     @property

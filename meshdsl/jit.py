@@ -25,6 +25,7 @@ from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.finite import watched
+from meshdsl.garbage import paused
 from meshdsl.graph import Aval, Graph, Tensor
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
@@ -429,6 +430,7 @@ class Jitted:
             raise ValueError("\n".join([f"{self.name}: arguments without names:", *problems]))
         return result
 
+    @paused()
     def _trace(self, signature: Signature) -> tuple[Graph, Any]:
         trace = Trace()
         with tracing(trace):
@@ -457,6 +459,7 @@ class Jitted:
             self._traces[signature] = self._trace(signature)
         return self._traces[signature]
 
+    @paused()
     def _lower(self, signature: Signature) -> SpmdProgram:
         graph, tree = self._traced(self._of_one_run(signature))
         if self._unused.rules:

@@ -1,0 +1,66 @@
+"""The work of tracing and lowering, in calls of Python functions: linear in the parameters."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.memory import _History, memory
+from meshdsl.lowering.program import SpmdProgram
+from tests.benchmarks.lowering_time import LEAVES, mlp
+
+
+def calls(function: Callable[[], object]) -> int:
+    """Counts the calls of functions that a function makes."""
+    count = 0
+
+    def counted(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def job(leaves: int, mesh: str, layout: str) -> Callable[[], SpmdProgram]:
+    """Returns a function that traces and lowers a training step with so many parameters."""
+    step, specs = mlp(leaves)
+    return lambda: md.jit(step, mesh=mesh, layout=layout, donate="state").lower(*specs)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        *(("data:8", layout) for layout in LEAVES.values()),
+        ("data:4,model:2", "batch:data; wide:model; params/hidden:data"),
+    ],
+)
+def test_four_times_the_parameters_take_four_times_the_calls(mesh, layout):
+    job(8, mesh, layout)()  # fills what is remembered between calls
+    few, many = (calls(job(leaves, mesh, layout)) for leaves in (32, 128))
+    assert many < 4.2 * few
+
+
+def test_the_memory_model_follows_what_is_computed_in_passing_once():
+    # The residual stream is a chain of sums without buffers: each reads all that are before it.
+    few, many = (job(leaves, "data:8", "batch:data")() for leaves in (64, 256))
+    assert calls(lambda: memory(many)) < 4.2 * calls(lambda: memory(few))
+
+
+def test_what_is_held_is_listed_once_for_a_block_whose_peak_grows_all_the_way(monkeypatch):
+    listed = []
+    at = _History.at
+    monkeypatch.setattr(
+        _History, "at", lambda self, moment: listed.append(moment) or at(self, moment)
+    )
+    program = job(64, "data:8", "batch:data")()
+    listed.clear()
+    held = memory(program).held
+    assert len(listed) == 1
+    assert sum(one.bytes for one in held) == memory(program).peak_bytes
