@@ -1,9 +1,10 @@
 """Simplification of a graph before it is lowered.
 
 `simplify` returns an equal graph in which the bodies of `checkpoint` and `custom_gradient` are
-inlined and names are gone, equal operations occur once, nothing is computed that no output needs
-(down to single carries, results and stacked outputs of loops and conds), and no two operations
-share a body. Barriers keep what is computed again apart from the original.
+inlined and names are gone, a tensor is renamed once, equal operations occur once, nothing is
+computed that no output needs (down to single carries, results and stacked outputs of loops and
+conds), and no two operations share a body. Barriers keep what is computed again apart from the
+original.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class _Rebuilder:
         self.operations: list[Operation] = []
         self.known: dict[Hashable, tuple[Tensor, ...]] = {}
         self.names: dict[Tensor, str] = {}
+        self.renamed: dict[Tensor, tuple[Tensor, dict[str, str]]] = {}  # of what, and how
 
     def run(self, graph: Graph, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = dict(zip(graph.inputs, inputs, strict=True))
@@ -64,6 +66,8 @@ class _Rebuilder:
                     self.names[outputs[0]] = op.params["name"]
             elif op.name == "barrier":
                 outputs = self.barrier(op, arguments)
+            elif op.name == "rename":
+                outputs = (self.rename(op, arguments[0]),)
             else:
                 outputs = self.emit(op if op.outputs else _held(op), arguments)
             values.update(zip(op.outputs, outputs, strict=False))  # `_held` has one more
@@ -78,6 +82,18 @@ class _Rebuilder:
         barrier = Operation(op.primitive, tuple(behind), outputs, op.params, op.source)
         self.operations.append(barrier)
         return tuple(behind.get(t, t) for t in arguments)
+
+    def rename(self, op: Operation, tensor: Tensor) -> Tensor:
+        """Renames what was renamed before once: it need not go where the name between puts it."""
+        first, before = self.renamed.get(tensor, (tensor, {}))
+        names = {d.name: before.get(d.name, d.name) for d in first.shape}
+        names = {old: op.params["names"].get(new, new) for old, new in names.items()}
+        names = {old: new for old, new in names.items() if old != new}
+        if not names:
+            return first
+        (found,) = self.emit(replace(op, params={"names": names}), (first,))
+        self.renamed[found] = first, names
+        return found
 
     def emit(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         key = _key(op, arguments)

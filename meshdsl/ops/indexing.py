@@ -208,10 +208,16 @@ def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor
 
 
 def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
-    """Puts the update with the largest ordinal at each place; all others become zeros to add."""
+    """Puts the update with the largest ordinal at each place; all others become zeros to add.
+
+    Where there is one update of each element at most, there is nothing to settle. A single one is
+    compared with every place, so that whoever has the place has it without asking.
+    """
     pairs = paired(x.shape, indices.shape, dim.name)
     ordinal = full([], 0, "int32")
     counted = indices.shape.without(pairs)
+    if not counted:
+        return transpose(where(one_hot(indices, dim, "bool"), updates, x), x.shape.names)
     if counted.volume >= 2**31:
         raise ValueError(f"too many updates of one element to be ordered: {counted}")
     for each in counted:
@@ -219,10 +225,27 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
     ordinals = broadcast(ordinal, indices.shape)
     places = Shape([*x.shape.select(pairs), dim])
     last = bind_one(SCATTER_MAX, (ordinals, indices), {"dim": dim.name, "shape": places})
-    wins = bind_one(TAKE, (last, indices), {"dim": dim.name}) == ordinals
+    apart = counted.volume == 1 or (len(counted) == 1 and _distinct(indices, counted[0].name))
+    if not apart:
+        wins = bind_one(TAKE, (last, indices), {"dim": dim.name}) == ordinals
+        updates = where(wins, updates, 0)
     params = {"dim": dim.name, "shape": x.shape}
-    put = bind_one(SCATTER_ADD, (where(wins, updates, 0), indices), params)
+    put = bind_one(SCATTER_ADD, (updates, indices), params)
     return where(last >= 0, put, x)
+
+
+def _distinct(indices: Tensor, name: str) -> bool:
+    """Whether integers are known to differ along a dim: those of `arange`, and a number more."""
+    operations = indices.trace.operations if indices.trace is not None else []
+    op = next((o for o in reversed(operations) if any(t is indices for t in o.outputs)), None)
+    if op is None:
+        return False
+    having = [t for t in op.inputs if t.shape.find(name) is not None]
+    if op.name == "arange":
+        return True
+    if op.name in ("add", "subtract", "broadcast", "transpose"):
+        return len(having) == 1 and _distinct(having[0], name)
+    return False
 
 
 @operation

@@ -87,3 +87,19 @@ def test_a_scan_stacks_a_tensor_once_for_its_result_and_its_gradient():
     program = md.jit(md.grad(loss), backend="numpy").lower(md.spec([a]))
     forward = next(i for i in program.block.instructions if i.op == "scan")
     assert [v.shape.names for v in forward.outputs] == [("a",), ("steps", "a")]
+
+
+def test_what_is_renamed_twice_is_renamed_once():
+    x = md.spec(md.dims(a=2, b=3))
+
+    def twice(x):
+        return x.rename({"a": "c"}).rename({"c": "d", "b": "e"})
+
+    def back(x):
+        return x.rename({"a": "c"}).rename({"c": "a"}) + 1
+
+    graph = simplify(md.jit(twice).trace(x))
+    assert [(op.name, op.params) for op in graph.operations] == [
+        ("rename", {"names": {"a": "d", "b": "e"}})
+    ]
+    assert "rename" not in [op.name for op in simplify(md.jit(back).trace(x)).operations]

@@ -107,3 +107,31 @@ def test_split_updates_leave_partial_results():
             layout="batch:data",
         )
         assert found == ["all_reduce data [vocab=24]"] * reductions
+
+
+def test_one_update_or_updates_that_differ_settle_nothing():
+    """Where several may meet, the devices tell each other which of them counts."""
+    table, one = random([vocab, embed]), random([embed], seed=1)
+    several = random([md.Dimension("k", 3), embed], seed=2)
+    at = md.named(np.array(5, np.int32), [])
+    places = md.named(np.array([5, 1, 5], np.int32), ["k"])
+
+    def ramp(x, u, at):
+        return md.scatter(x, md.arange(md.Dimension("k", 3)) + at, u, "vocab")
+
+    def put(x, u, at):
+        return md.scatter(x, at, u, "vocab")
+
+    assert collectives(put, table, one, at, layout="vocab:model") == []
+    assert collectives(ramp, table, several, at, layout="vocab:model") == []
+    settled = collectives(put, table, several, places, layout="vocab:model")
+    assert settled == ["all_reduce model [k=3]"]
+
+
+def test_each_row_of_a_batch_has_one_update():
+    table, updates = random([batch, vocab]), random([batch], seed=1)
+    at = md.named((np.arange(batch.size) % (vocab.size + 1)).astype(np.int32), [batch])
+    found = collectives(
+        lambda x, u, at: md.scatter(x, at, u, "vocab"), table, updates, at, layout="vocab:model"
+    )
+    assert found == []
