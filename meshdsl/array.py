@@ -163,16 +163,28 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     """Gives the dims of an array their names: `x = md.named(array, ["batch", "embed"])`.
 
     Args:
-        data: an array, which keeps its dtype, or Python numbers, which become float32 or int32.
+        data: an array, which keeps its dtype, or Python numbers, which become float32 or int32. A
+            numpy array is copied, so later changes to it do not reach the result, which is
+            read-only. One that nobody can write, such as a file mapped for reading, is shared.
         dims: one per dim of the array, in order; a plain name takes its size from the data.
 
     Raises:
-        ValueError: count or sizes do not fit; every misfit is told.
+        ValueError: count or sizes do not fit, every misfit is told; or the data are no numbers.
     """
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
-        data = np.asarray(data)
-        data = data.astype(_DEFAULT.get(data.dtype.name, data.dtype))
+        data = _plain(data)
+    _need_numbers(data)
+    if isinstance(data, np.ndarray) and not (data.dtype.isnative and _is_constant(data)):
+        data = np.array(data, data.dtype.newbyteorder("="))
+        data.flags.writeable = False
     listed = as_list(dims)
+    unknown = [dim for dim in listed if not isinstance(dim, Dimension | str)]
+    if unknown:
+        told = ", ".join(map(repr, unknown))
+        raise ValueError(
+            f"named: {told} cannot name a dim; give a name, whose size is that of the data, or a "
+            "md.Dimension, as in md.named(x, ['row'])"
+        )
     if len(listed) != len(data.shape):
         raise ValueError(
             f"named: the data has {len(data.shape)} dims {tuple(data.shape)}, "
@@ -187,6 +199,51 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     if problems:
         raise ValueError("named: " + "; ".join(problems))
     return NamedArray(data, Shape(shape))
+
+
+def _plain(data: Any) -> np.ndarray:
+    """Returns Python numbers as an array."""
+    try:
+        found = np.asarray(data)
+    except ValueError:  # numpy speaks of an inhomogeneous shape
+        raise ValueError(
+            f"named: the rows of {type(data).__name__} differ in length; an array has rows of one"
+        ) from None
+    return found.astype(_DEFAULT.get(found.dtype.name, found.dtype))
+
+
+def _need_numbers(data: Any) -> None:
+    """Raises ValueError unless an array's dtype is one of the language's."""
+    if isinstance(data, NamedArray):
+        raise ValueError(f"named: {data!r} has names; rename its dims, as in x.rename(old='new')")
+    dtype = data.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            "named: a key of jax.random is no array of numbers; make one with md.random.key(seed)"
+        )
+    kind = getattr(dtype, "kind", None)
+    if kind in ("U", "S", "O", "T", "M", "m") or getattr(dtype, "names", None):
+        raise ValueError(
+            f"named: the data has dtype {dtype}, which is not of numbers; map each value to "
+            "one first, as in np.unique(x, return_inverse=True)"
+        )
+    if kind is None:
+        kind = type(data).__module__.partition(".")[0]
+        raise ValueError(f"named: give an array of {kind} as one of numpy's: np.asarray(x)")
+    try:
+        as_dtype(np.dtype(dtype).newbyteorder("="))
+    except ValueError as error:
+        raise ValueError(f"named: {error}") from None
+
+
+def _is_constant(data: np.ndarray) -> bool:
+    """Whether nobody can write what an array holds: neither it nor what it is a view of."""
+    part: Any = data
+    while isinstance(part, np.ndarray):
+        if part.flags.writeable:
+            return False
+        part = part.base
+    return part is None or isinstance(part, bytes) or memoryview(part).readonly
 
 
 def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:

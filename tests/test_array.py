@@ -47,6 +47,59 @@ def test_misfits_are_told_together():
         md.named(np.zeros((2, 2)), ["a", "a"])
 
 
+def test_later_changes_of_the_callers_array_do_not_reach_it():
+    data = np.ones((8, 4), np.float32)
+    whole = md.named(data, [batch, embed])
+    part = md.named(data[:, :2], ["batch", "half"])
+    view = data.view()
+    view.flags.writeable = False
+    seen = md.named(view, [batch, embed])
+    doubled = md.jit(lambda x: x * 2)(whole)
+    data[:] = 7
+    for x in (whole, part, seen):
+        assert np.asarray(x).max() == 1
+        with pytest.raises(ValueError, match="read-only"):
+            np.asarray(x)[:] = 3
+    assert np.asarray(doubled).max() == 2
+
+
+def test_what_nobody_can_write_is_shared(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(8))
+    constant = np.arange(8)
+    constant.flags.writeable = False
+    for data in (np.load(path, mmap_mode="r"), constant, np.frombuffer(bytes(8), np.uint8)):
+        assert md.named(data, [batch]).data is data
+    for data in (np.load(path, mmap_mode="c"), np.frombuffer(bytearray(8), np.uint8)):
+        data.flags.writeable = False
+        assert not np.shares_memory(md.named(data, [batch]).data, data)
+
+
+def test_data_that_are_no_numbers_are_told():
+    for data in (np.array(["a"]), ["a"], np.array([None]), np.array(["2020"], "datetime64[D]")):
+        with pytest.raises(
+            ValueError, match=r"named: the data has dtype .*, which is not of number"
+        ):
+            md.named(data, ["row"])
+    with pytest.raises(ValueError, match="named: the rows of list differ in length"):
+        md.named([[1], [1, 2]], ["a", "b"])
+    with pytest.raises(ValueError, match=r"named: a key of jax\.random is no array"):
+        md.named(jax.random.key(0), [])
+    with pytest.raises(ValueError, match=r"named: unknown dtype .*float8_e4m3fn"):
+        md.named(jnp.ones(3, jnp.float8_e4m3fn), ["a"])
+    with pytest.raises(
+        ValueError, match=r"has names; rename its dims, as in x.rename\(old='new'\)"
+    ):
+        md.named(md.named([1], ["a"]), ["b"])
+    swapped = md.named(np.array([1, 2], ">i4"), ["a"])
+    assert np.asarray(swapped + 1).tolist() == [2, 3]
+
+
+def test_a_size_is_no_name():
+    with pytest.raises(ValueError, match="named: 3 cannot name a dim; give a name, whose size is"):
+        md.named(np.ones(3), [3])
+
+
 def test_it_is_a_tree_of_one_leaf():
     x = md.named(np.ones(4), [embed])
     doubled = jax.tree.map(lambda data: 2 * data, x)
