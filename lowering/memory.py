@@ -5,7 +5,8 @@ The model is that of a compiler that runs the instructions in the order written:
 * The program's inputs are held throughout. An output takes the place of a donated input of the same
   dims, dtype and layout, unless that is read once more later.
 * Every other value has a buffer from its instruction to its last use; the program's outputs keep
-  theirs to the end. Renaming, reshaping and barriers make views and need none.
+  theirs to the end. Renaming, reshaping and barriers make views and need none. What is computed
+  before a barrier has a buffer there: no compiler computes it in passing behind the barrier.
 * An elementwise result, or a window of a shard, needs no buffer where all its readers compute it in
   passing: elementwise instructions, reductions and products, each of which computes it again. What
   is computed in passing keeps its operands alive until it is read. Views are looked through: a
@@ -201,12 +202,19 @@ class _Liveness:
 
     def _passes(self, reader: Instruction, value: Value) -> bool:
         """Whether a reader computes what it reads as it goes."""
+        if reader.op == "barrier" and self._is_computed(value):
+            return False
         if reader.op in _VIEWS:
             pairs = zip(reader.inputs, reader.outputs, strict=True)
             return all(self._in_passing(out) for shown, out in pairs if shown is value)
         if reader.op == "einsum":
             return self.target == "tpu"
         return _fusible(reader) or reader.op in _REDUCED
+
+    def _is_computed(self, value: Value) -> bool:
+        """Whether this block computes a value, rather than reads or moves what is there."""
+        maker = self.maker.get(value)
+        return maker is not None and maker.op not in _VIEWS and maker.op not in _MOVES
 
     def _through(self, value: Value) -> Sequence[Value] | None:
         """Returns what is read in place of a value that has no buffer; None: it has one."""
@@ -327,11 +335,10 @@ class _Liveness:
         for position, instruction in enumerate(self.block.instructions):
             if self._passing(instruction):
                 continue
-            dying = [
-                v
-                for v in self._dying(instruction.inputs, position)
-                if v in held and v not in self.kept
-            ]
+            read = self._dying(instruction.inputs, position)
+            if instruction in self.scores and self.ends[self.scores[instruction]] == position:
+                read.append(self.scores[instruction])
+            dying = [v for v in read if v in held and v not in self.kept]
             made = {
                 v: s
                 for v, s in _made(instruction).items()

@@ -175,6 +175,11 @@ class Block:
         """Whether an instruction of this block does more than make its results."""
         return any(instruction.has_effect for instruction in self.instructions)
 
+    @property
+    def replays(self) -> bool:
+        """Whether something is computed again, behind a barrier that keeps it apart."""
+        return any(instruction.op == "barrier" for instruction, _ in self.walk())
+
     def walk(self, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Yields every instruction with its executions per run of the program.
 

@@ -97,20 +97,23 @@ class _Sharing:
         again = _Again(operations)
         if not again.keeping:
             return operations
-        first: dict[int, Tensor] = {}
+        first: dict[int, tuple[int, Tensor]] = {}
+        kept: dict[Operation, dict[Tensor, Tensor]] = defaultdict(dict)  # through which barrier
         instead: dict[Tensor, Tensor] = {}
-        for op in operations:
+        place = {op: position for position, op in enumerate(operations)}
+        for position, op in enumerate(operations):
             for tensor in op.outputs:
                 if tensor not in again.keeping:
-                    first.setdefault(numbers[tensor], tensor)
+                    first.setdefault(numbers[tensor], (position, tensor))
                 elif numbers[tensor] in first and self._reduced(op, tensor):
-                    instead[tensor] = first[numbers[tensor]]
-        return [
-            replace(op, inputs=tuple(instead.get(t, t) for t in op.inputs))
-            if any(t in instead for t in op.inputs)
-            else op
-            for op in operations
-        ]
+                    made, before = first[numbers[tensor]]
+                    barrier = again.keeping[tensor]
+                    if made > place[barrier]:
+                        instead[tensor] = before
+                        continue
+                    fresh = Tensor(before.shape, before.dtype, before.source)
+                    instead[tensor] = kept[barrier].setdefault(before, fresh)
+        return [_reading(_with_more(op, kept.get(op, {})), instead) for op in operations]
 
     # Between two loops.
 
@@ -254,24 +257,45 @@ class _Again:
     Attributes:
         maker: of each tensor.
         computed: what is computed from what a checkpoint kept.
-        keeping: of this, what belongs to checkpoints that keep the results of collectives.
+        keeping: of this, what belongs to checkpoints that keep the results of collectives, with
+            the last barrier before it.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.maker: dict[Tensor, Operation] = {}
         self.computed: set[Tensor] = set()
-        self.keeping: set[Tensor] = set()
+        self.keeping: dict[Tensor, Operation] = {}
+        place: dict[Operation, int] = {}
         for op in operations:
+            place[op] = len(place)
             self.maker.update(dict.fromkeys(op.outputs, op))
             if op.name == "barrier":
                 self.computed.update(op.outputs)
                 if op.params.get("collectives"):
-                    self.keeping.update(op.outputs)
+                    self.keeping.update(dict.fromkeys(op.outputs, op))
             elif not op.source.backward:
                 if any(t in self.computed for t in op.inputs):
                     self.computed.update(op.outputs)
-                if any(t in self.keeping for t in op.inputs):
-                    self.keeping.update(op.outputs)
+                behind = [self.keeping[t] for t in op.inputs if t in self.keeping]
+                if behind:
+                    self.keeping.update(
+                        dict.fromkeys(op.outputs, max(behind, key=place.__getitem__))
+                    )
+
+
+def _with_more(barrier: Operation, more: Mapping[Tensor, Tensor]) -> Operation:
+    """Returns a barrier through which more values pass, given with what they are behind it."""
+    if not more:
+        return barrier
+    inputs, outputs = (*barrier.inputs, *more), (*barrier.outputs, *more.values())
+    return replace(barrier, inputs=inputs, outputs=outputs)
+
+
+def _reading(op: Operation, instead: Mapping[Tensor, Tensor]) -> Operation:
+    """Returns an operation that reads other tensors where `instead` says so."""
+    if not any(t in instead for t in op.inputs):
+        return op
+    return replace(op, inputs=tuple(instead.get(t, t) for t in op.inputs))
 
 
 def _readers(graph: Graph) -> dict[Tensor, list[_Reader]]:

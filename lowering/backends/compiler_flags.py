@@ -7,6 +7,9 @@ those of TPUs, each on its kind, is tested. Fusions of gathers with products tha
 ("continuation fusion") are for v5e alone: the compiler refuses them for the others. Asynchronous
 all_to_alls are left out, since it refuses these for v5e.
 
+XLA:CPU drops all barriers before it looks for what is computed twice, so that nothing would be
+computed again. Without that pass it keeps them until the code is written.
+
 Products taken apart around what is sent (collective matmul) are no flag here: XLA makes them as it
 splits whole tensors, while our programs are split, and have the option `overlap` for it.
 """
@@ -37,6 +40,7 @@ _FUSED: Mapping[str, Flag] = {
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
 }
 _GPU: Mapping[str, Flag] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+_CPU_REPLAYS: Mapping[str, Flag] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     {
         **dict.fromkeys(("v3", "v4", "v5p", "v6e"), _TPU),
@@ -46,8 +50,14 @@ RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
 )
 
 
-def recommended(device_kind: str, platform: str) -> Mapping[str, Flag]:
-    """Returns the flags for a device, as JAX calls it: `recommended("TPU v5 lite", "tpu")`."""
+def recommended(device_kind: str, platform: str, replays: bool = False) -> Mapping[str, Flag]:
+    """Returns the flags for a device, as JAX calls it: `recommended("TPU v5 lite", "tpu")`.
+
+    Args:
+        replays: whether the program computes values again, behind barriers (`md.checkpoint`).
+    """
+    if platform == "cpu" and replays:
+        return _CPU_REPLAYS
     if platform in ("gpu", "cuda"):
         return _GPU
     known = hardware_of(device_kind)

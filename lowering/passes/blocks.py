@@ -78,6 +78,27 @@ def in_order(
     return tuple(found)
 
 
+def computed_again(block: Block) -> dict[Instruction, Instruction]:
+    """Returns what checkpoints compute again in a block, with the last barrier before each.
+
+    A replay starts at a barrier; its instructions are of the forward pass, while gradients, which
+    read what it computes, are of the backward pass.
+    """
+    place: dict[Instruction, int] = {}
+    barriers: dict[Value, Instruction] = {}
+    found: dict[Instruction, Instruction] = {}
+    for one in block.instructions:
+        if one.op == "barrier":
+            place[one] = len(place)
+            barriers.update(dict.fromkeys(one.outputs, one))
+            continue
+        before = [barriers[value] for value in one.inputs if value in barriers]
+        if before and not one.source.backward:
+            found[one] = max(before, key=place.__getitem__)
+            barriers.update(dict.fromkeys(one.outputs, found[one]))
+    return found
+
+
 def ready(
     one: Instruction, maker: Mapping[Value, Instruction], place: Mapping[Instruction, float]
 ) -> tuple[list[Instruction], float]:

@@ -7,17 +7,19 @@ chain in which each needs the one before. A joined reduction stands where the la
 is ready. A joined gather stands where the first of its results was asked for, if by then all that
 it gathers is ready, or can be made ready by moving and casting what the block is given; else where
 the last is ready. No bucket reaches across the border of a loop, and the permutes of rings that run
-beside products (`overlap`) go each at its own time.
+beside products (`overlap`) go each at its own time. What a checkpoint computes again is not joined
+with the forward pass, nor with what another checkpoint computes again: it would be computed, and
+held, before it is needed.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.passes.blocks import each_block, in_order, ready
+from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined, payload_bytes
 from meshdsl.mesh import Mesh
 
@@ -51,10 +53,10 @@ def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdP
 def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
     chosen = (one for one in block.instructions if one.is_collective)
     keys = [_key(one) for one in chosen if not (rings and one.op == "permute")]
-    instructions = block.instructions
+    instructions, replays = block.instructions, computed_again(block)
     for key, count in collections.Counter(keys).items():
         if count > 1:
-            instructions = _of_one_key(instructions, key, mesh, limit)
+            instructions = _of_one_key(instructions, key, replays, mesh, limit)
     if instructions is block.instructions:
         return block
     return replace(block, instructions=instructions)
@@ -69,13 +71,18 @@ def _key(one: Instruction) -> Hashable:
 
 
 def _of_one_key(
-    instructions: tuple[Instruction, ...], key: Hashable, mesh: Mesh, limit: int | None
+    instructions: tuple[Instruction, ...],
+    key: Hashable,
+    replays: Mapping[Instruction, Instruction],
+    mesh: Mesh,
+    limit: int | None,
 ) -> tuple[Instruction, ...]:
     """Joins the collectives of one key."""
     place = {one: n for n, one in enumerate(instructions)}
     maker = {value: one for one in instructions for value in one.outputs}
     levels = _levels(instructions, lambda one: one.is_collective and _key(one) == key)
-    groups = [group for level in levels for group in _within(level, mesh, limit)]
+    parts = [part for level in levels for part in _by_replay(level, replays)]
+    groups = [group for part in parts for group in _within(part, mesh, limit)]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return instructions
@@ -112,6 +119,28 @@ def _levels(
         for value in one.outputs:
             depth[value] = here
     return levels
+
+
+def _by_replay(
+    level: Sequence[Instruction], replays: Mapping[Instruction, Instruction]
+) -> list[list[Instruction]]:
+    """Returns a level in parts that may be joined: one for each checkpoint that replays in it.
+
+    What the backward pass sends goes with the last of these, what the forward pass sends is apart.
+    """
+    found: dict[Instruction, list[Instruction]] = {
+        replays[one]: [] for one in level if one in replays
+    }
+    if not found:
+        return [list(level)]
+    *_, last = found
+    forward: list[Instruction] = []
+    for one in level:
+        if one in replays:
+            found[replays[one]].append(one)
+        else:
+            (found[last] if one.source.backward else forward).append(one)
+    return [part for part in (forward, *found.values()) if part]
 
 
 def _within(

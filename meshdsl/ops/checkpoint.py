@@ -1,8 +1,10 @@
 """Checkpoint: rematerialisation (Chen et al. 2016, "Training deep nets with sublinear memory").
 
 A `checkpoint` operation keeps only its inputs for the backward pass, and the values whose names it
-is told to keep; the backward pass replays its body from these. The replay starts at a `barrier`, so
-that no later pass merges it with the forward computation.
+is told to keep; the backward pass replays its body from these. The replay starts at a `barrier`.
+These values pass through it together with the cotangents of the operation's outputs. So no later
+pass, and no compiler, merges the replay with the forward computation or begins it before the
+gradient arrives that needs it.
 
 Kept values are further outputs of the forward body. In the replayed body a `kept` operation stands
 in the place of the operation that made them: its values are those kept, its gradient is that of
@@ -12,6 +14,7 @@ the operation, which finds its results in them, and lowering drops what nothing 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,12 +122,14 @@ def _replay(
     outputs, kept = given[: len(op.outputs)], given[len(op.outputs) :]
 
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
-        again = bind(
-            BARRIER, [*arguments, *kept], {"collectives": op.params["collectives"]}
-        ).outputs
+        arriving = [c for c in cotangents if c is not None]
+        params = {"collectives": op.params["collectives"]}
+        behind = iter(bind(BARRIER, [*arguments, *kept, *arriving], params).outputs)
+        again = list(itertools.islice(behind, len(arguments) + len(kept)))
+        late = [None if c is None else next(behind) for c in cotangents]
         replayed = Replay(_taking(body, choice), again, [*wanted, *(False for _ in kept)])
-        arriving = zip(cotangents, replayed.active_outputs, strict=True)
-        return replayed.backward([c if on else None for c, on in arriving])[: len(arguments)]
+        reaching = zip(late, replayed.active_outputs, strict=True)
+        return replayed.backward([c if on else None for c, on in reaching])[: len(arguments)]
 
     return outputs, pullback
 

@@ -196,6 +196,33 @@ def test_scores_are_shared_by_an_attention_that_is_computed_again_and_its_gradie
     assert found(lambda layer: layer)[-2:] == found(md.checkpoint)[-2:] == [scores, scores]
 
 
+def test_scores_that_a_gradient_has_read_are_free():
+    length, kv = md.dims(length=256, kv=64)
+    args = [md.spec([embed, kv])] * 3, md.spec([length, embed])
+
+    def loss(ws, x):
+        return sum(attention_loss(md.checkpoint, w, x) for w in ws)
+
+    held = memory(lambda ws, x: md.grad(loss)(ws, x), *args).held
+    assert sum("memory_length" in h.value.local.names[1:] for h in held) == 2  # and their gradient
+
+
+def test_what_is_computed_before_a_barrier_has_a_buffer_there():
+    """A stream through checkpoints is held as one sum per layer, not as all that was added."""
+
+    def layer(x, w):
+        return x + slow(md.sin(x)) * w
+
+    def loss(ws, x):
+        for w in ws:
+            x = md.checkpoint(layer)(x, w)
+        return md.sum(md.square(x))
+
+    ws = [md.spec([embed])] * 4
+    held = memory(lambda ws, x: md.grad(loss)(ws, x), ws, X).held
+    assert sum(h.bytes == BYTES and h.kind == "forward" for h in held) <= 4
+
+
 def test_the_gradient_of_scores_is_as_narrow_as_the_queries():
     length, kv = md.dims(length=256, kv=64)
     args = md.spec([embed, kv], "bfloat16"), md.spec([length, embed], "bfloat16")

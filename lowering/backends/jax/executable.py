@@ -76,7 +76,7 @@ class Executable:
         avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
         if compiler_options is None:
             device = mesh.devices.flat[0]
-            default = recommended(device.device_kind, device.platform)
+            default = recommended(device.device_kind, device.platform, program.block.replays)
             compiler_options = chosen(program.details.get("compiler_flags", ()), default)
         options: Any = dict(compiler_options) or None
         try:
