@@ -13,7 +13,8 @@ import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
 from meshdsl.optim.masks import check_mask
-from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
+from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
+from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.schedules import Schedule, rate_at
 
 
@@ -42,7 +43,7 @@ class AdamW:
             others besides.
 
     Raises:
-        ValueError: a hyperparameter is out of range.
+        ValueError: a hyperparameter is out of range; all of them are reported.
     """
 
     learning_rate: float | Schedule
@@ -61,6 +62,8 @@ class AdamW:
                 "eps": (self.eps, "(0, inf)"),
                 "weight_decay": (self.weight_decay, "[0, inf)"),
             },
+            bad_rate(self.learning_rate),
+            bad_mask(self.mask),
         )
 
     def init(self, params: Any) -> AdamState:

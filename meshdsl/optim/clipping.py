@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.dtypes import accumulator
 from meshdsl.graph import Tensor
+from meshdsl.optim.ranges import is_number
 
 
 def global_norm(tree: Any) -> Tensor:
@@ -19,6 +21,13 @@ def global_norm(tree: Any) -> Tensor:
     for leaf in leaves:
         total = total + ops.cast(ops.sum(ops.square(leaf)), widest)
     return ops.sqrt(total)
+
+
+def bad_norm(max_norm: Any) -> str:
+    """Returns what is wrong with the norm to clip to; "" if nothing is."""
+    if is_number(max_norm) and 0 < max_norm < math.inf:
+        return ""
+    return f"must be above 0{' and finite' if max_norm == math.inf else ''}, got {max_norm}"
 
 
 def clip_by_global_norm(
@@ -33,10 +42,10 @@ def clip_by_global_norm(
         The clipped tree, and the norm that the tree had before.
 
     Raises:
-        ValueError: `max_norm` is not above 0.
+        ValueError: `max_norm` is not above 0, or not finite.
     """
-    if not max_norm > 0:
-        raise ValueError(f"clip_by_global_norm: max_norm must be above 0, got {max_norm}")
+    if problem := bad_norm(max_norm):
+        raise ValueError(f"clip_by_global_norm: max_norm {problem}")
     norm = global_norm(tree) if norm is None else norm
     scale = max_norm / ops.maximum(norm, max_norm)
     return jax.tree.map(lambda leaf: leaf * ops.cast(scale, leaf.dtype), tree), norm

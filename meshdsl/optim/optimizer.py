@@ -1,4 +1,4 @@
-"""What an optimizer is, and what all of them share: masks, trees mirroring the parameters, checks.
+"""What an optimizer is, and what all of them share: masks, trees mirroring the parameters.
 
 An optimizer is a frozen dataclass of hyperparameters; its two methods run inside a traced function.
 Its state mirrors the parameters: same dims, and paths such as
@@ -8,7 +8,7 @@ holds for what mirrors them too, and one for the state alone is written `optimiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -106,20 +106,3 @@ class _Results:
     """What one parameter's update returns, as a single leaf of a tree."""
 
     values: tuple[Any, ...]
-
-
-def check_ranges(name: str, within: Mapping[str, tuple[float, str]]) -> None:
-    """Checks hyperparameters: `{"b1": (value, "[0, 1)")}`; bounds are read from the interval.
-
-    Raises:
-        ValueError: values outside of their intervals, all of them told.
-    """
-    problems = []
-    for parameter, (value, interval) in within.items():
-        low, high = (float(bound) for bound in interval[1:-1].split(","))
-        above = value >= low if interval[0] == "[" else value > low
-        below = value <= high if interval[-1] == "]" else value < high
-        if not (above and below):
-            problems.append(f"{parameter} must be in {interval}, got {value}")
-    if problems:
-        raise ValueError(f"{name}: {'; '.join(problems)}")

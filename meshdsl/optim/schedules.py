@@ -13,24 +13,26 @@ from typing import TypeAlias
 import meshdsl.ops as ops
 from meshdsl.dims import did_you_mean
 from meshdsl.graph import Tensor
+from meshdsl.optim.ranges import RATE, is_whole, out_of_range
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def constant(value: float) -> Schedule:
     """Returns `value` at every step."""
+    _check(value=value)
     return lambda step: ops.full([], value)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
     """Goes from `start` at step 0 to `end` at step `steps` in a straight line."""
-    _check(steps=steps)
+    _check(steps=steps, start=start, end=end)
     return lambda step: start + (end - start) * _fraction(step, steps)
 
 
 def cosine(start: float, end: float, steps: int) -> Schedule:
     """Goes from `start` to `end` along half a cosine (Loshchilov and Hutter 2017, equation 5)."""
-    _check(steps=steps)
+    _check(steps=steps, start=start, end=end)
     return lambda step: (
         end + (start - end) * 0.5 * (1.0 + ops.cos(math.pi * _fraction(step, steps)))
     )
@@ -45,11 +47,20 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     Raises:
         ValueError: the boundaries do not rise, or are not one fewer than the schedules.
     """
-    if len(boundaries) != len(schedules) - 1 or list(boundaries) != sorted(boundaries):
-        raise ValueError(
+    rising = all(map(is_whole, boundaries)) and list(boundaries) == sorted(boundaries)
+    problems = [] if schedules else ["there are no schedules to join"]
+    if schedules and (len(boundaries) != len(schedules) - 1 or not rising):
+        problems.append(
             f"{len(schedules)} schedules need {len(schedules) - 1} rising boundaries, "
             f"got {list(boundaries)}"
         )
+    problems += [
+        f"schedule {number} is no function of the step: {schedule!r}"
+        for number, schedule in enumerate(schedules)
+        if not callable(schedule)
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
 
     def joined(step: Tensor) -> Tensor:
         rate = schedules[0](step)
@@ -62,18 +73,19 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
 def warmup_constant(peak: float, warmup_steps: int) -> Schedule:
     """Rises linearly from 0 to `peak`, then stays."""
+    _check(warmup_steps=warmup_steps, peak=peak)
     return _warmed_up(peak, warmup_steps, constant(peak))
 
 
 def warmup_cosine(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
     """Rises linearly from 0 to `peak`, then falls along half a cosine to `end` at `total_steps`."""
-    _check(warmup_steps=warmup_steps, total_steps=total_steps)
+    _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, cosine(peak, end, total_steps - warmup_steps))
 
 
 def warmup_linear(peak: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
     """Rises linearly from 0 to `peak`, then falls linearly to `end` at `total_steps`."""
-    _check(warmup_steps=warmup_steps, total_steps=total_steps)
+    _check(warmup_steps=warmup_steps, total_steps=total_steps, peak=peak, end=end)
     return _warmed_up(peak, warmup_steps, linear(peak, end, total_steps - warmup_steps))
 
 
@@ -85,7 +97,13 @@ def warmup_stable_decay(
     Hu et al. 2024, "MiniCPM", section 4.2; the linear fall is that of Haegele et al. 2024,
     "Scaling laws and compute-optimal training beyond fixed training durations".
     """
-    _check(warmup_steps=warmup_steps + decay_steps, total_steps=total_steps)
+    _check(
+        warmup_steps=warmup_steps,
+        decay_steps=decay_steps,
+        total_steps=total_steps,
+        peak=peak,
+        end=end,
+    )
     falling = linear(peak, end, decay_steps)
     stable = join([constant(peak), falling], [total_steps - decay_steps - warmup_steps])
     return _warmed_up(peak, warmup_steps, stable)
@@ -96,7 +114,7 @@ def warmup_inverse_square_root(peak: float, warmup_steps: int, end: float = 0.0)
 
     Vaswani et al. 2017, section 5.3. Without warm-up it falls from step 1 on.
     """
-    _check(warmup_steps=warmup_steps)
+    _check(warmup_steps=warmup_steps, peak=peak, end=end)
     begins = max(warmup_steps, 1)
 
     def falling(step: Tensor) -> Tensor:
@@ -126,6 +144,7 @@ def by_name(
     Raises:
         ValueError: the name is unknown, or numbers do not fit each other.
     """
+    _check(peak=peak, end=end)
     if name not in NAMES:
         hint = did_you_mean(name, NAMES)
         raise ValueError(f"unknown schedule {name!r}; choose one of {', '.join(NAMES)}{hint}")
@@ -160,13 +179,37 @@ def _fraction(step: Tensor, steps: int) -> Tensor:
     return ops.minimum(ops.cast(step, "float32") * (1.0 / steps), 1.0)
 
 
-def _check(*, steps: int = 1, warmup_steps: int = 0, total_steps: int | None = None) -> None:
+def _check(
+    *,
+    steps: int = 1,
+    warmup_steps: int = 0,
+    decay_steps: int = 0,
+    total_steps: int | None = None,
+    **rates: float,
+) -> None:
+    """Raises one ValueError with every rate and number of steps that is out of range."""
+    problems = out_of_range({name: (rate, RATE) for name, rate in rates.items()})
+    counts = {"steps": steps, "warmup_steps": warmup_steps, "decay_steps": decay_steps}
+    if total_steps is not None:
+        counts["total_steps"] = total_steps
+    fractions = [
+        f"{name} must be a whole number, got {count}"
+        for name, count in counts.items()
+        if not is_whole(count)
+    ]
+    if fractions:
+        raise ValueError("; ".join([*problems, *fractions]))
     if steps < 1:
-        raise ValueError(f"a schedule needs at least 1 step, got {steps}")
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
-    if total_steps is not None and warmup_steps >= total_steps:
-        raise ValueError(
-            f"warm-up and decay take {warmup_steps} steps, which leaves none of "
-            f"total_steps={total_steps}"
+        problems.append(f"a schedule needs at least 1 step, got {steps}")
+    problems += [
+        f"{name} must not be negative, got {counts[name]}"
+        for name in ("warmup_steps", "decay_steps")
+        if counts[name] < 0
+    ]
+    taken = warmup_steps + decay_steps
+    if total_steps is not None and taken >= total_steps:
+        problems.append(
+            f"warm-up and decay take {taken} steps, which leaves none of total_steps={total_steps}"
         )
+    if problems:
+        raise ValueError("; ".join(problems))

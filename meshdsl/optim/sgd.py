@@ -9,7 +9,8 @@ import meshdsl.ops as ops
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
 from meshdsl.optim.masks import check_mask
-from meshdsl.optim.optimizer import Mask, Mirror, check_ranges, is_matrix, update_each, zeros_like
+from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
+from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.schedules import Schedule, rate_at
 
 
@@ -52,9 +53,10 @@ class Sgd:
                 "momentum": (self.momentum, "[0, 1)"),
                 "weight_decay": (self.weight_decay, "[0, inf)"),
             },
+            bad_rate(self.learning_rate),
+            bad_mask(self.mask),
+            "nesterov needs a momentum above 0" if self.nesterov and not self.momentum else "",
         )
-        if self.nesterov and not self.momentum:
-            raise ValueError("Sgd: nesterov needs a momentum above 0")
 
     def init(self, params: Any) -> SgdState:
         """Returns a velocity of zero, if there is momentum; errors as in `AdamW.init`."""

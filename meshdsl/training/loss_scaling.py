@@ -17,7 +17,7 @@ import meshdsl.ops as ops
 from meshdsl.dtypes import accumulator
 from meshdsl.graph import Tensor
 from meshdsl.module import Module
-from meshdsl.optim.optimizer import check_ranges
+from meshdsl.optim.ranges import check_ranges
 
 
 class ScalingState(Module):

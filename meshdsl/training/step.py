@@ -10,7 +10,7 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.graph import Tensor
-from meshdsl.optim.clipping import clip_by_global_norm, global_norm
+from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
@@ -76,10 +76,13 @@ def make_train_step(
         extra_metrics: names of `step_metrics.EXTRA_METRICS` to compute as well.
 
     Raises:
-        ValueError: an extra metric is unknown; when traced: the loss returns what it must not, the
+        ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
+            returns what it must not, the
             microbatches do not divide the batch, or the state was not created for this step.
     """
     check_metrics(extra_metrics)
+    if clip_norm is not None and (problem := bad_norm(clip_norm)):
+        raise ValueError(f"clip_norm {problem}; None clips nothing")
     evaluate = _with_policy(loss, policy)
     guarded = skip_nonfinite or loss_scaling is not None
 
