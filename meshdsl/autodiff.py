@@ -16,9 +16,9 @@ import jax
 from meshdsl.dtypes import is_differentiable, is_float, short
 from meshdsl.graph import Graph, Tensor
 from meshdsl.module import path_of
+from meshdsl.ops import creation
 from meshdsl.ops.body import is_array, leaves_of, subgraph
 from meshdsl.ops.checkpoint import name
-from meshdsl.ops.creation import ones, zeros
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.stops import stopped_at
@@ -29,6 +29,7 @@ def value_and_grad(
     wrt: int | Sequence[int] = 0,
     has_aux: bool = False,
     named: bool = True,
+    zeros: bool = True,
 ) -> Callable:
     """Returns a function giving `function`'s value and its gradient.
 
@@ -38,7 +39,7 @@ def value_and_grad(
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
     tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
     floating-point get None. What the value does not depend on has a gradient of zeros, and so has
-    what is behind `md.stop_gradient`.
+    what is behind `md.stop_gradient`; without `zeros` it is None.
 
         loss, gradients = md.value_and_grad(loss)(params, batch)
 
@@ -67,7 +68,7 @@ def value_and_grad(
         _gradient(graph.outputs[0])
         replayed = Replay(graph, [*consts, *inputs], active)
         value = replayed.outputs[0]
-        cotangents: Cotangents = [ones(value.shape, value.dtype)] + [None] * (
+        cotangents: Cotangents = [creation.ones(value.shape, value.dtype)] + [None] * (
             len(replayed.outputs) - 1
         )
         found = replayed.backward(cotangents)[len(consts) :]
@@ -75,11 +76,11 @@ def value_and_grad(
         paths = _paths(function, numbers, chosen)
         _check_paths(graph, lost, [""] * len(consts) + paths)
         full = [
-            zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)
+            _nothing(t, zeros) if g is None else g.transpose(t.shape.names)
             for g, t in zip(found, inputs, strict=True)
         ]
         gradients = [
-            (name(g, f"gradients/{path}") if named else g) if on else None
+            (name(g, f"gradients/{path}") if named and g is not None else g) if on else None
             for g, path, on in zip(full, paths, active[len(consts) :], strict=True)
         ]
         grads = jax.tree.unflatten(tree, gradients)
@@ -102,6 +103,11 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
         return (gradient, value[1]) if has_aux else gradient
 
     return differentiated
+
+
+def _nothing(like: Tensor, zeros: bool) -> Tensor | None:
+    """Returns the gradient of what the value does not depend on."""
+    return creation.zeros(like.shape, like.dtype) if zeros else None
 
 
 def _value_and_aux(result: Any, has_aux: bool) -> tuple[Tensor, Any]:

@@ -311,6 +311,12 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         some_of(*EXTRA_METRICS),
         f"Metrics to compute besides, at their cost: {', '.join(EXTRA_METRICS)}.",
     ),
+    "trainable": (
+        None,
+        words_of,
+        "Parameters that are trained, by globs on their paths: blocks/**/lora*,head. The others "
+        "have no gradient, no optimizer state and no decay. Default: all.",
+    ),
     "steps_per_call": (
         "1",
         whole(1),

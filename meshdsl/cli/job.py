@@ -40,6 +40,7 @@ class Job:
     loss_scaling: LossScaling | None
     nonfinite: Literal["stop", "skip"]
     extra_metrics: Sequence[str]
+    trainable: Sequence[str] | None
     batch_size: int
     length: int
     batch_spec: Mapping[str, Spec]
@@ -61,6 +62,7 @@ class Job:
             nonfinite=self.nonfinite,
             loss_scaling=self.loss_scaling,
             extra_metrics=self.extra_metrics,
+            trainable=self.trainable,
         )
 
 
@@ -140,6 +142,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         loss_scaling=scaling,
         nonfinite=values.nonfinite,
         extra_metrics=values.extra_metrics,
+        trainable=values.trainable,
         batch_size=batch_size,
         length=length,
         batch_spec=batch_spec,

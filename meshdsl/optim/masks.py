@@ -43,11 +43,15 @@ def check_mask(mask: Mask, params: Any) -> None:
     if not isinstance(mask, Excluding):
         return
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    if problems := unmatched(mask.patterns, paths):
+        raise ValueError(f"excluded from weight decay: {'; '.join(problems)}")
+
+
+def unmatched(patterns: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Returns one text per glob that matches no path, with the nearest names."""
     known = dict.fromkeys([*paths, *(part for path in paths for part in path.split("/"))])
-    problems = [
+    return [
         f"no parameter is meant by {pattern!r}{did_you_mean(pattern, known)}"
-        for pattern in mask.patterns
+        for pattern in patterns
         if not any(matches(pattern, path) for path in paths)
     ]
-    if problems:
-        raise ValueError(f"excluded from weight decay: {'; '.join(problems)}")

@@ -39,6 +39,7 @@ from meshdsl.training.saving import begun as begun_in
 from meshdsl.training.state import TrainState
 from meshdsl.training.step import Loss
 from meshdsl.training.stopping import Stops
+from meshdsl.training.trainable import Trainable, trained
 from meshdsl.training.workdir import held
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def train(
     nonfinite: Literal["stop", "skip"] = "stop",
     loss_scaling: LossScaling | None = None,
     extra_metrics: Sequence[str] = (),
+    trainable: Trainable | None = None,
     options: Options | None = None,
     steps_per_call: int = 1,
     batch_dims: Mapping[str, DimsLike] | None = None,
@@ -108,6 +110,9 @@ def train(
         nonfinite: what a step does whose loss or gradients are not finite, which changes nothing:
             it stops the run, or is skipped with a warning; both name the first such gradient.
         loss_scaling, extra_metrics: as in `make_train_step`.
+        trainable: which parameters are trained: patterns such as `"blocks/**/lora*"`, or a function
+            of path and shape. The others have no gradient, no optimizer state and no decay, and
+            stay to the bit. By default all are.
         options: as in `md.jit`.
         steps_per_call: how many steps the devices do without the host in between; numbers of steps
             are multiples of it.
@@ -162,6 +167,7 @@ def train(
         nonfinite,
         loss_scaling,
         extra_metrics,
+        trainable,
     )
     feed = Feed(batches, batch_dims, steps_per_call, batch_ramp, batch_dim)
     held_out = _held_out(batch_dims, batch_dim, eval=eval_batches, test=test_batches)
@@ -212,6 +218,7 @@ def train(
         sinks = [sink for sink in (writer and writer.write, progress and progress.log) if sink]
         if first and saving is not None and saving.data is not None:
             sinks.append(stack.enter_context(saving.data.reading()))
+        learning = trained(programs.state.params, trainable)
         run = Run(
             programs=programs,
             state=beginning.state,
@@ -230,7 +237,7 @@ def train(
             meters=Meters(
                 tokens_per_batch, programs.model_flops(feed.full), programs.mesh.size, runtime
             ),
-            watch=Watch(nonfinite == "stop", gradient_paths(programs.state.params)),
+            watch=Watch(nonfinite == "stop", gradient_paths(learning)),
             stops=stops,
             profiler=stack.enter_context(Profiler(profile, runtime, workdir)),
             saving=saving,

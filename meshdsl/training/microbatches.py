@@ -31,7 +31,7 @@ MICROBATCH = "microbatch"
 def accumulated(
     function: Callable[[Any, Any], tuple[Tensor, Any]], count: int, dim: str = "batch"
 ) -> Callable[[Any, Any], tuple[tuple[Tensor, Any], Any]]:
-    """Returns what `value_and_grad(function, has_aux=True)` is, computed in `count` parts.
+    """Returns `value_and_grad(function, has_aux=True, zeros=False)`, computed in `count` parts.
 
         (loss, metrics), grads = accumulated(loss_and_metrics, 8)(params, batch)
 
@@ -61,20 +61,30 @@ def accumulated(
         }
 
         lines: list[Source] = []
+        reached: list[bool] = []  # whether each parameter has a gradient
+        param_tree = jax.tree.structure(params)
 
         def add(sums: Any, taken: dict[int, Tensor]) -> tuple[Any, Any]:
             part = jax.tree.unflatten(tree, [taken.get(n, leaf) for n, leaf in enumerate(leaves)])
-            found, grads = value_and_grad(function, has_aux=True, named=False)(params, part)
+            found, grads = value_and_grad(function, has_aux=True, named=False, zeros=False)(
+                params, part
+            )
+            reached.clear()
+            jax.tree.map(lambda _, grad: reached.append(grad is not None), params, grads)
             lines[:] = [value.source for value in jax.tree.leaves(found)]
-            return jax.tree.map(_added, sums, grads), jax.tree.map(_widened, found)
+            sums = jax.tree.map(_added, sums, grads, is_leaf=_is_none)
+            return sums, jax.tree.map(_widened, found)
 
         sums, found = ops.scan(add, jax.tree.map(_zeros, params), parts, MICROBATCH)
         values, tree_found = jax.tree.flatten(found)
         means = [_mean(value, line) for value, line in zip(values, lines, strict=True)]
-        grads = jax.tree_util.tree_map_with_path(finished, sums)
+        of = jax.tree.unflatten(param_tree, reached)
+        grads = jax.tree_util.tree_map_with_path(finished, sums, of, is_leaf=_is_none)
         return jax.tree.unflatten(tree_found, means), grads
 
-    def finished(keys: Any, total: Tensor) -> Tensor:
+    def finished(keys: Any, total: Tensor | None, reached: bool) -> Tensor | None:
+        if total is None or not reached:
+            return None
         return name(total * (1.0 / count), path_of(keys, "gradients/params"))
 
     return differentiated
@@ -158,11 +168,17 @@ def _zeros(param: Tensor) -> Tensor | None:
     return ops.zeros(param.shape, accumulator(dtype)) if is_differentiable(dtype) else None
 
 
-def _added(total: Tensor, grad: Tensor) -> Tensor:
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _added(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
     """Returns a sum with one more gradient, told with the line of the model that the latter is of.
 
     So its reduction is: the sum is what stays partial.
     """
+    if total is None or grad is None:
+        return total
     with located(_origin(grad, current().operations)):
         return total + ops.cast(grad, total.dtype)
 

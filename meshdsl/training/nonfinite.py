@@ -23,15 +23,28 @@ from meshdsl.module import path_of
 _GRADIENTS = "gradients"
 
 
-def squared_norms(grads: Any) -> Tensor:
+def squared_norms(grads: Any, params: Any = None) -> Tensor:
     """Returns the sum of the squares of each gradient: [gradients], float32 at least.
 
-    They are in the order of `gradient_paths`.
+    They are in the order of `gradient_paths` of the parameters, zero where a gradient is None.
+
+    Args:
+        params: by default all that there are gradients of.
     """
-    leaves = [ops.cast(leaf, accumulator(leaf.dtype)) for leaf in jax.tree.leaves(grads)]
-    widest = max((leaf.dtype for leaf in leaves), key=lambda d: d.itemsize, default="float32")
+    rows: list[tuple[Tensor | None, Tensor]] = []
+    like = grads if params is None else params
+    jax.tree.map(lambda param, grad: rows.append((grad, param)), like, grads)
+    leaves = [
+        None if grad is None else ops.cast(grad, accumulator(grad.dtype))
+        for grad, param in rows
+        if is_differentiable(param.dtype)
+    ]
+    dtypes = (leaf.dtype for leaf in leaves if leaf is not None)
+    widest = max(dtypes, key=lambda dtype: dtype.itemsize, default="float32")
     total = ops.zeros([Dimension(_GRADIENTS, max(len(leaves), 1))], widest)
     for place, leaf in enumerate(leaves):
+        if leaf is None:
+            continue
         norm = ops.cast(ops.sum(ops.square(leaf)), widest)
         alone = ops.broadcast(norm, [Dimension(_GRADIENTS, 1)])
         total = total + ops.pad(alone, _GRADIENTS, place, len(leaves) - 1 - place)

@@ -12,6 +12,7 @@ from meshdsl.policy import Policy
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.state import TrainState, create
 from meshdsl.training.step import Loss, StepResult, make_eval_step, make_train_step
+from meshdsl.training.trainable import Trainable
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Recipe:
     Attributes:
         init: from a key to the parameters.
         loss: (params, batch) -> the loss, or (the loss, {name: metric}).
-        clip_norm, policy, microbatches, batch_dim, loss_scaling, extra_metrics: as in
+        clip_norm, policy, microbatches, batch_dim, loss_scaling, extra_metrics, trainable: as in
             `make_train_step`.
         nonfinite: whether a step that is not finite stops the run; in any case it changes nothing.
     """
@@ -36,10 +37,13 @@ class Recipe:
     nonfinite: Literal["stop", "skip"] = "stop"
     loss_scaling: LossScaling | None = None
     extra_metrics: Sequence[str] = ()
+    trainable: Trainable | None = None
 
     def create_state(self) -> Callable[[Tensor], TrainState]:
         """Returns the function from a key to the state to start from."""
-        return create(self.init, self.optimizer, self.policy, True, self.loss_scaling)
+        return create(
+            self.init, self.optimizer, self.policy, True, self.loss_scaling, self.trainable
+        )
 
     def train_step(self) -> Callable[[TrainState, Any], StepResult]:
         """Returns `train_step(state, batch) -> (state, metrics)`."""
@@ -53,6 +57,7 @@ class Recipe:
             skip_nonfinite=True,
             loss_scaling=self.loss_scaling,
             extra_metrics=self.extra_metrics,
+            trainable=self.trainable,
         )
 
     def eval_step(self) -> Callable[[Any, Any], dict[str, Any]]:

@@ -21,6 +21,7 @@ from meshdsl.ops.random import KEY
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.loss_scaling import LossScaling, ScalingState
+from meshdsl.training.trainable import Trainable, trained
 
 
 class TrainState(Module):
@@ -53,6 +54,7 @@ def create(
     policy: Policy | None = None,
     skip_nonfinite: bool = False,
     loss_scaling: LossScaling | None = None,
+    trainable: Trainable | None = None,
 ) -> Callable[[Tensor], TrainState]:
     """Returns a function from a key to the state to start from, to be traced.
 
@@ -62,6 +64,7 @@ def create(
         init: from a key to the parameters.
         policy: if given, the parameters take its dtype.
         skip_nonfinite, loss_scaling: as in `make_train_step`, which needs what they add.
+        trainable: as in `make_train_step`; the optimizer has state for these parameters alone.
     """
 
     def create_state(key: Tensor) -> TrainState:
@@ -71,7 +74,7 @@ def create(
         return TrainState(
             step=ops.zeros([], "int32"),
             params=params,
-            optimizer=optimizer.init(params),
+            optimizer=optimizer.init(trained(params, trainable)),
             skipped=ops.zeros([], "int32") if skip_nonfinite or loss_scaling else None,
             scaling=None if loss_scaling is None else loss_scaling.init(),
         )

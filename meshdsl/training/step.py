@@ -19,6 +19,7 @@ from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
 from meshdsl.training.state import TrainState
 from meshdsl.training.step_metrics import EXTRA_METRICS, check_metrics
+from meshdsl.training.trainable import Trainable, merged, trained
 
 # (params, batch) -> the loss, without dims; or a pair of it and more metrics, by name.
 Loss: TypeAlias = Callable[[Any, Any], Any]
@@ -51,6 +52,7 @@ def make_train_step(
     skip_nonfinite: bool = False,
     loss_scaling: LossScaling | None = None,
     extra_metrics: Sequence[str] = (),
+    trainable: Trainable | None = None,
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -74,11 +76,15 @@ def make_train_step(
         loss_scaling: multiplies the loss to keep gradients in the range of half precision, and
             skips such steps too.
         extra_metrics: names of `step_metrics.EXTRA_METRICS` to compute as well.
+        trainable: which parameters are trained, as in `training.trainable.trained`: the others have
+            no gradient, no state and no decay, and stay to the bit. By default all are. Those that
+            the loss does not depend on, or only behind `md.stop_gradient`, stay too, but have
+            state.
 
     Raises:
         ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
-            returns what it must not, the
-            microbatches do not divide the batch, or the state was not created for this step.
+            returns what it must not, the microbatches do not divide the batch, or the state was not
+            created for this step.
     """
     check_metrics(extra_metrics)
     if clip_norm is not None and (problem := bad_norm(clip_norm)):
@@ -88,22 +94,26 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
         _check_state(state, guarded, loss_scaling)
+        params = trained(state.params, trainable)
         function = evaluate if state.scaling is None else _scaled(evaluate, state.scaling)
+        function = function if trainable is None else _of_part(function, state.params)
         if microbatches == 1:
-            differentiated = value_and_grad(function, has_aux=True)
+            differentiated = value_and_grad(function, has_aux=True, zeros=False)
         else:
             differentiated = accumulated(function, microbatches, batch_dim)
-        (value, more), grads = differentiated(state.params, batch)
+        (value, more), grads = differentiated(params, batch)
         if state.scaling is not None:
             value, more = more
             grads = unscaled(grads, state.scaling)
-        squares = squared_norms(grads) if guarded else None
+        squares = squared_norms(grads, params) if guarded else None
         norm = global_norm(grads) if squares is None else ops.sqrt(ops.sum(squares))
         used = grads
         if clip_norm is not None:
             used, _ = clip_by_global_norm(grads, clip_norm, norm)
         count = state.updates
-        params, moments = optimizer.update(used, state.optimizer, state.params, count)
+        params, moments = optimizer.update(used, state.optimizer, params, count)
+        if trainable is not None:
+            params = merged(params, state.params)
         metrics = {
             "loss": value,
             "grad_norm": norm,
@@ -146,6 +156,19 @@ def _with_policy(loss: Loss, policy: Policy | None) -> Callable[[Any, Any], tupl
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
+
+
+def _of_part(
+    function: Callable[[Any, Any], tuple[Tensor, Any]], params: Any
+) -> Callable[[Any, Any], tuple[Tensor, Any]]:
+    """Returns a function of the parameters that are trained; the others are constants."""
+
+    everything = params
+
+    def of_part(params: Any, batch: Any) -> tuple[Tensor, Any]:  # gradients are named after it
+        return function(merged(params, everything), batch)
+
+    return of_part
 
 
 def _scaled(

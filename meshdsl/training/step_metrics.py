@@ -24,7 +24,10 @@ def num_zeros(grads: Any, params: Any) -> Tensor:
 
 def params_norm(grads: Any, params: Any) -> Tensor:
     """Returns the global norm of the parameters that have gradients, after the step."""
-    return global_norm(jax.tree.map(lambda g, p: p, grads, params))
+    chosen = jax.tree.map(
+        lambda g, p: None if g is None else p, grads, params, is_leaf=lambda g: g is None
+    )
+    return global_norm(chosen)
 
 
 # Each: (gradients before clipping, parameters after the step) -> float32 without dims.

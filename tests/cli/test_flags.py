@@ -61,6 +61,7 @@ PROMISED = {
     "loss_scale_window": 1000,
     "hysteresis": 2,
     "extra_metrics": (),
+    "trainable": None,
     "steps_per_call": 1,
     "log_every": 10,
     "eval_every": 100,

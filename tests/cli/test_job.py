@@ -8,8 +8,10 @@ import meshdsl as md
 from meshdsl.cli import flags, job
 from meshdsl.cli.problems import UsageError
 from meshdsl.dims import Shape
+from meshdsl.lowering.explain.explanation import explain
 from meshdsl.optim import is_matrix
 from meshdsl.training.loss_scaling import LossScaling
+from meshdsl.training.state import spec_of
 
 
 def built(*arguments):
@@ -127,3 +129,26 @@ def test_the_step_takes_the_state_that_the_job_creates():
     state, metrics = md.jit(found.recipe.train_step(), backend="numpy")(state, batch)
     assert (int(state.step), int(state.skipped)) == (1, 1)
     assert "num_zeros" in metrics
+
+
+def test_what_is_not_trained_takes_no_optimizer_state():
+    small = "--model_args=layers=1,embed=16,heads=2"
+
+    def held(*arguments):
+        found = built(small, *arguments)
+        recipe = found.recipe
+        state = spec_of(recipe.create_state())
+        step = md.jit(recipe.train_step(), backend="numpy")
+        parts = explain(step.lower(state, found.batch_spec)).bytes_of
+        return parts["parameters"], parts["optimizer"]
+
+    params, optimizer = held()
+    assert optimizer == 2 * params
+    same, less = held("--trainable=blocks/attention,final_norm")
+    assert same == params and 0 < less < optimizer / 4
+
+
+def test_patterns_of_trainable_parameters_that_match_nothing_are_told():
+    found = built("--trainable=blocks/atention", "--model_args=layers=1,embed=16,heads=2")
+    with pytest.raises(ValueError, match=r"trainable: no parameter is meant by .* Did you mean"):
+        spec_of(found.recipe.create_state())

@@ -1,0 +1,73 @@
+"""Which parameters are trained: the others have no gradient and no state, and stay to the bit.
+
+A step differentiates, clips and updates the tree of parameters with None in place of those that are
+not trained, and puts these back afterwards. So no optimizer needs to know of them, and what is None
+is no leaf of its state, of checkpoints or of reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from meshdsl.layouts.layout import matches
+from meshdsl.module import path_of
+from meshdsl.optim.masks import unmatched
+from meshdsl.optim.optimizer import Mask
+
+# Globs on paths as in layouts, separated by commas or in a list; or (path, shape) -> whether.
+Trainable: TypeAlias = str | Sequence[str] | Mask
+
+
+def trained(params: Any, trainable: Trainable | None) -> Any:
+    """Returns a tree of parameters with None for those that are not trained.
+
+        trained(params, "blocks/**/lora*")
+
+    Args:
+        params: a tree of tensors, of arrays, or of `md.spec`.
+        trainable: patterns, of which one has to match, or a predicate. Paths are the parameters'
+            own, as in `blocks/attention/query`. None: all are trained.
+
+    Raises:
+        ValueError: a pattern matches no parameter (all of these are reported, with the nearest
+            paths), or nothing is trained.
+    """
+    if trainable is None:
+        return params
+    keyed, tree = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_leaf)
+    paths = [path_of(keys) for keys, _ in keyed]
+    if callable(trainable):
+        chosen = [
+            bool(trainable(path, leaf.dims)) for path, (_, leaf) in zip(paths, keyed, strict=True)
+        ]
+        asked = "the predicate"
+    else:
+        patterns = patterns_of(trainable)
+        if problems := unmatched(patterns, paths):
+            raise ValueError(f"trainable: {'; '.join(problems)}")
+        chosen = [any(matches(pattern, path) for pattern in patterns) for path in paths]
+        asked = "an empty list"
+    if not any(chosen):
+        raise ValueError(f"trainable: {asked} chooses no parameter, so there is nothing to train")
+    leaves = [leaf if on else None for (_, leaf), on in zip(keyed, chosen, strict=True)]
+    return jax.tree.unflatten(tree, leaves)
+
+
+def merged(part: Any, params: Any) -> Any:
+    """Returns `params` with what is not None in `part`, a tree as `trained` returns."""
+    return jax.tree.map(
+        lambda old, new: old if new is None else new, params, part, is_leaf=_is_leaf
+    )
+
+
+def patterns_of(trainable: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the patterns in a text or a list."""
+    listed = trainable.split(",") if isinstance(trainable, str) else trainable
+    return tuple(pattern.strip() for pattern in listed if pattern.strip())
+
+
+def _is_leaf(value: Any) -> bool:
+    return hasattr(value, "dtype")

@@ -1,0 +1,153 @@
+"""Training some of the parameters: the others stay to the bit, without gradients and state."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import meshdsl as md
+from meshdsl.optim import AdamW, Sgd
+from meshdsl.training.loop import train
+from meshdsl.training.saving import Saving
+from meshdsl.training.state import by_path
+from meshdsl.training.trainable import merged, trained
+from tests.training import classifier
+
+DECAYING = AdamW(0.05, weight_decay=0.1, mask=lambda path, shape: True)
+TREE = {
+    "blocks": {"query": {"w": 1, "lora_a": 2, "lora_b": 3}, "mlp": {"lora_a": 4}},
+    "embedding": 5,
+}
+LEAVES = jax.tree.map(lambda _: md.spec(md.dims(i=2)), TREE)
+
+
+def run(steps=6, optimizer=DECAYING, loss=classifier.loss, **options):
+    defaults = {"batch_dims": classifier.BATCH_DIMS, "quiet": True, "backend": "numpy", "seed": 3}
+    data = itertools.chain.from_iterable(itertools.repeat(classifier.batches(8)))
+    arguments = defaults | options
+    return train(classifier.init, loss, optimizer, data, steps=steps, **arguments)
+
+
+def first():
+    return md.jit(classifier.init, backend="numpy")(md.random.key(3))
+
+
+def chosen(trainable):
+    keyed = jax.tree_util.tree_flatten_with_path(trained(LEAVES, trainable))[0]
+    return ["/".join(key.key for key in keys) for keys, _ in keyed]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(("mesh", "layout"), classifier.LAYOUTS[::3])
+def test_what_is_not_trained_stays_to_the_bit_and_has_no_state(mesh, layout, microbatches):
+    found = run(trainable="w_out", mesh=mesh, layout=layout, microbatches=microbatches)
+    begun = first()
+    np.testing.assert_array_equal(found.state.params.w_in, begun.w_in)
+    np.testing.assert_array_equal(found.state.params.bias, begun.bias)
+    assert list(by_path(found.state.optimizer)) == ["mean/params/w_out", "mean_square/params/w_out"]
+    assert found.losses[-1] < found.losses[0]
+    expected = run(trainable="w_out")
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-5)
+
+
+def test_the_rest_is_trained_as_if_it_were_all():
+    begun = first()
+
+    def init(key):
+        return {"w_out": classifier.init(key).w_out}
+
+    def loss(params, batch):
+        constants = classifier.Classifier(begun.w_in, begun.bias, params["w_out"])
+        return classifier.loss(constants, batch)
+
+    data = itertools.chain.from_iterable(itertools.repeat(classifier.batches(8)))
+    options = {"batch_dims": classifier.BATCH_DIMS, "quiet": True, "backend": "numpy", "seed": 3}
+    alone = train(init, loss, DECAYING, data, steps=6, clip_norm=0.1, **options)
+    found = run(trainable=["w_out"], clip_norm=0.1)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-6)
+    norms = [[line["grad_norm"] for line in result.history] for result in (found, alone)]
+    np.testing.assert_allclose(*norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("optimizer", [DECAYING, Sgd(0.1, momentum=0.9, weight_decay=0.1)])
+def test_what_is_behind_stop_gradient_does_not_decay(optimizer, microbatches):
+    def loss(params, batch):
+        return classifier.loss(params.replace(w_in=md.stop_gradient(params.w_in)), batch)
+
+    found = run(optimizer=optimizer, loss=loss, microbatches=microbatches)
+    np.testing.assert_array_equal(found.state.params.w_in, first().w_in)
+    assert not np.array_equal(found.state.params.bias, first().bias)
+
+
+def test_all_metrics_are_those_of_what_is_trained():
+    found = run(trainable="w_out", extra_metrics=["num_zeros", "params_norm"])
+    norm = np.linalg.norm(np.asarray(found.state.params.w_out))
+    np.testing.assert_allclose(found.history[-1]["params_norm"], norm, rtol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_named_among_those_there_are():
+    def loss(params, batch):
+        bad = md.sum(params.w_out) / md.sum(0.0 * params.w_in)
+        return classifier.loss(params, batch) + bad
+
+    with pytest.raises(ValueError, match="the gradient of w_out is not finite"):
+        run(loss=loss, trainable="w_out")
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    expected = run(trainable="b*,w_out")
+    part = run(3, trainable="b*,w_out", workdir=tmp_path, saving=Saving())
+    rest = run(trainable="b*,w_out", workdir=tmp_path, saving=Saving())
+    np.testing.assert_array_equal([*part.losses, *rest.losses], expected.losses)
+
+
+def test_a_run_starts_from_weights(tmp_path):
+    weights = run(2)
+    arrays = {name: np.asarray(one) for name, one in by_path(weights.state.params).items()}
+    save_file(arrays, tmp_path / "w.safetensors")
+    found = run(2, trainable="w_out", init_from=tmp_path / "w.safetensors", seed=9)
+    np.testing.assert_array_equal(found.state.params.w_in, weights.state.params.w_in)
+    assert not np.array_equal(found.state.params.w_out, weights.state.params.w_out)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        ("blocks/**/lora*", ["blocks/mlp/lora_a", "blocks/query/lora_a", "blocks/query/lora_b"]),
+        ("lora_b, embedding", ["blocks/query/lora_b", "embedding"]),
+        (["query"], ["blocks/query/lora_a", "blocks/query/lora_b", "blocks/query/w"]),
+        (lambda path, shape: path.endswith("w") and len(shape) == 1, ["blocks/query/w"]),
+    ],
+)
+def test_parameters_are_chosen_by_patterns_or_by_a_predicate(trainable, expected):
+    assert chosen(trainable) == expected
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        (
+            "blocks/**/lara*,query,embeding",
+            "trainable: no parameter is meant by 'blocks/**/lara*'. Did you mean "
+            "`blocks/mlp/lora_a` or `blocks/query/lora_b`?; "
+            "no parameter is meant by 'embeding'. Did you mean `embedding`?",
+        ),
+        ([], "trainable: an empty list chooses no parameter, so there is nothing to train"),
+        (
+            lambda path, shape: False,
+            "trainable: the predicate chooses no parameter, so there is nothing to train",
+        ),
+    ],
+)
+def test_what_chooses_nothing_is_an_error(trainable, message):
+    with pytest.raises(ValueError) as error:
+        trained(LEAVES, trainable)
+    assert str(error.value).startswith(message)
+
+
+def test_merging_gives_the_whole_tree_again():
+    part = trained(LEAVES, "query")
+    assert merged(part, LEAVES) == LEAVES
