@@ -23,6 +23,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.backends import BACKENDS, compiler_flags
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
+from meshdsl.optim import by_name as optimizers
 from meshdsl.optim import schedules
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
@@ -285,7 +286,12 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         whole(1),
         "Steps in which --schedule=wsd falls, at the end. Default: a tenth of the steps.",
     ),
-    "weight_decay": ("0.1", number, "AdamW's weight decay, of parameters that are matrices."),
+    "optimizer": (
+        None,
+        one_of(*optimizers.NAMES),
+        f"What updates the parameters: {', '.join(optimizers.NAMES)}. Default: adamw.",
+    ),
+    "weight_decay": ("0.1", number, "Weight decay, of parameters that are matrices."),
     "weight_decay_except": (
         "",
         words_of,

@@ -16,7 +16,8 @@ from meshdsl.cli.problems import Problems
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
-from meshdsl.optim import AdamW, Excluding, is_matrix, schedules
+from meshdsl.optim import Excluding, Optimizer, is_matrix, schedules
+from meshdsl.optim.by_name import by_name
 from meshdsl.policy import Policy
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
@@ -33,7 +34,7 @@ class Job:
     """A model with its optimizer, the shape of its batches, and where all of it goes."""
 
     model: Any
-    optimizer: AdamW
+    optimizer: Optimizer
     clip_norm: float | None
     microbatches: int
     policy: Policy | None
@@ -206,10 +207,10 @@ def use_tpu(name: str | None, backend: str) -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-def _optimizer(values: flags.FlagValues, problems: Problems) -> AdamW | None:
-    """Returns AdamW as language models are trained: b2 of 0.95 (Brown et al. 2020, appendix B)."""
+def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None:
+    """Returns the optimizer with its schedule, if the flags of both fit."""
     names = ("learning_rate", "schedule", "min_learning_rate", "warmup_steps", "decay_steps")
-    given = {name: getattr(values, name) for name in (*names, "steps", "weight_decay")}
+    given = {name: getattr(values, name) for name in (*names, "steps", "weight_decay", "optimizer")}
     if any(isinstance(value, Mistake) for value in given.values()):
         return None
     peak, end, steps = given["learning_rate"], given["min_learning_rate"], given["steps"]
@@ -226,7 +227,7 @@ def _optimizer(values: flags.FlagValues, problems: Problems) -> AdamW | None:
     if rate is None:
         return None
     mask = Excluding(values.weight_decay_except) if values.weight_decay_except else is_matrix
-    return AdamW(rate, b2=0.95, weight_decay=given["weight_decay"], mask=mask)
+    return by_name(given["optimizer"] or "adamw", rate, given["weight_decay"], mask)
 
 
 # The flags of the scale that adapts: the field each is of.

@@ -1,19 +1,28 @@
 """Optimizers, schedules and clipping, written in the language: traced and lowered with the step."""
 
 from meshdsl.optim import schedules
+from meshdsl.optim.adafactor import Adafactor, AdafactorState
 from meshdsl.optim.adamw import AdamState, AdamW
 from meshdsl.optim.clipping import clip_by_global_norm, global_norm
+from meshdsl.optim.lion import Lion, LionState
 from meshdsl.optim.masks import Excluding
+from meshdsl.optim.muon import Muon, MuonState
 from meshdsl.optim.optimizer import Mask, Mirror, Optimizer, is_matrix, update_each, zeros_like
 from meshdsl.optim.schedules import Schedule
 from meshdsl.optim.sgd import Sgd, SgdState
 
 __all__ = [
+    "Adafactor",
+    "AdafactorState",
     "AdamState",
     "AdamW",
     "Excluding",
+    "Lion",
+    "LionState",
     "Mask",
     "Mirror",
+    "Muon",
+    "MuonState",
     "Optimizer",
     "Schedule",
     "Sgd",

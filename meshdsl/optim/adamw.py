@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,6 +80,12 @@ class AdamW:
         self, grads: Any, state: AdamState, params: Any, step: Tensor
     ) -> tuple[Any, AdamState]:
         """Returns the parameters and the state after one step; see `Optimizer.update`."""
+        held = (state.mean, state.mean_square)
+        params, (mean, mean_square) = update_each(self.one(step), params, grads, *held)
+        return params, AdamState(mean=mean, mean_square=mean_square)
+
+    def one(self, step: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        """Returns the update of one parameter, for `update_each`."""
 
         @cache
         def scalars(dtype: np.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,9 +107,7 @@ class AdamW:
             p = kept - size * mean / (scale * ops.sqrt(mean_square) + self.eps)
             return p, mean, mean_square
 
-        held = (state.mean, state.mean_square)
-        params, (mean, mean_square) = update_each(one, params, grads, *held)
-        return params, AdamState(mean=mean, mean_square=mean_square)
+        return one
 
 
 def _bias_correction(decay: float, count: Tensor) -> Tensor:

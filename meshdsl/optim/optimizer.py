@@ -22,14 +22,15 @@ from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
 
 Mask: TypeAlias = Callable[[str, Shape], bool]
+STACKED = ("layers",)  # dims of several parameters in one
 
 
 class Optimizer(Protocol):
     """Turns gradients into better parameters."""
 
     @property
-    def learning_rate(self) -> float | Schedule:
-        """The step size, or a schedule of it."""
+    def learning_rate(self) -> float | Schedule | None:
+        """The step size, or a schedule of it; None if it is not known."""
 
     def init(self, params: Any) -> Any:
         """Returns the state to start from."""
@@ -55,26 +56,36 @@ def is_matrix(path: str, shape: Shape) -> bool:
     A bias of several heads has two dims too, so its name counts as well.
     """
     name = path.rpartition("/")[2]
-    return len(shape.without(["layers"])) >= 2 and not name.endswith(("bias", "scale"))
+    return len(shape.without(STACKED)) >= 2 and not name.endswith(("bias", "scale"))
 
 
-def zeros_like(params: Any) -> Mirror:
-    """Returns zeros for every floating-point parameter, in `accumulator`; None for the others."""
+def zeros_like(
+    params: Any, dims: Callable[[str, Shape], Shape | None] = lambda path, shape: shape
+) -> Mirror:
+    """Returns zeros for every floating-point parameter, in `accumulator`; None for the others.
 
-    def zero(p: Tensor) -> Tensor | None:
-        return ops.zeros(p.shape, accumulator(p.dtype)) if is_float(p.dtype) else None
+        optim.zeros_like(params)
 
-    return Mirror(jax.tree.map(zero, params))
+    Args:
+        dims: (path, shape) -> the dims of what is kept of a parameter; None keeps nothing of it.
+    """
+
+    def zero(keys: Any, p: Tensor) -> Tensor | None:
+        shape = dims(path_of(keys), p.shape) if is_float(p.dtype) else None
+        return None if shape is None else ops.zeros(shape, accumulator(p.dtype))
+
+    return Mirror(jax.tree_util.tree_map_with_path(zero, params))
 
 
 def update_each(
-    function: Callable[..., Sequence[Tensor]], params: Any, grads: Any, *states: Mirror
+    function: Callable[..., Sequence[Any]], params: Any, grads: Any, *states: Mirror
 ) -> tuple[Any, list[Mirror]]:
     """Updates every parameter by itself.
 
     Args:
         function: (path, gradient, *states, parameter) -> (parameter, *states), all but the path in
-            `accumulator` of the parameter; the parameter's own dtype comes back here.
+            `accumulator` of the parameter; the parameter's own dtype comes back here. States are
+            None where nothing is kept of a parameter. It is not called without a gradient.
 
     Returns:
         The parameters and the states.

@@ -51,6 +51,7 @@ PROMISED = {
     "min_learning_rate": None,
     "warmup_steps": None,
     "decay_steps": None,
+    "optimizer": None,
     "weight_decay": 0.1,
     "weight_decay_except": (),
     "clip_norm": 1.0,

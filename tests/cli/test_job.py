@@ -9,7 +9,7 @@ from meshdsl.cli import flags, job
 from meshdsl.cli.problems import UsageError
 from meshdsl.dims import Shape
 from meshdsl.lowering.explain.explanation import explain
-from meshdsl.optim import is_matrix
+from meshdsl.optim import Adafactor, Lion, Muon, Sgd, is_matrix
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.state import spec_of
 
@@ -152,3 +152,25 @@ def test_patterns_of_trainable_parameters_that_match_nothing_are_told():
     found = built("--trainable=blocks/atention", "--model_args=layers=1,embed=16,heads=2")
     with pytest.raises(ValueError, match=r"trainable: no parameter is meant by .* Did you mean"):
         spec_of(found.recipe.create_state())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "share"),
+    [("adafactor", Adafactor, 0.25), ("lion", Lion, 0.5), ("muon", Muon, 0.9), ("sgd", Sgd, 0.5)],
+)
+def test_an_optimizer_is_chosen_by_name_and_explain_has_its_memory(name, kind, share):
+    small = "--model_args=layers=1,embed=128,heads=2,d_ff=256"
+
+    def held(*arguments):
+        found = built(small, *arguments)
+        step = md.jit(found.recipe.train_step(), backend="numpy")
+        state = spec_of(found.recipe.create_state())
+        return found, explain(step.lower(state, found.batch_spec)).bytes_of["optimizer"]
+
+    found, taken = held(f"--optimizer={name}", "--weight_decay=0.2", "--weight_decay_except=query")
+    assert isinstance(found.optimizer, kind) and found.optimizer.weight_decay == 0.2
+    assert taken <= share * held()[1]
+
+
+def test_an_optimizer_that_there_is_not_is_told():
+    assert refused("--optimizer=mion").startswith("--optimizer: unknown choice 'mion'; choose one")

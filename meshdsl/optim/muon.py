@@ -1,0 +1,229 @@
+"""Muon (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks").
+
+The momentum of a matrix is replaced by the nearest orthogonal matrix, up to singular values between
+about 0.7 and 1.2, by five Newton-Schulz iterations: products of matrices alone. Parameters that are
+no matrices inside of the network (embeddings, biases, scales) are updated by AdamW.
+
+Invariant: which parameters are matrices, and which of their dims are rows, follows from paths, dims
+and sizes, never from a layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import meshdsl.ops as ops
+from meshdsl.dims import Dimension, Shape
+from meshdsl.graph import Tensor
+from meshdsl.module import Module
+from meshdsl.optim.adamw import AdamW
+from meshdsl.optim.masks import check_mask
+from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
+from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges, is_whole
+from meshdsl.optim.schedules import Schedule, rate_at
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
+_OTHER, _MIDDLE = "_other", "_middle"  # what dims are called on the far sides of their products
+_BATCH = (*STACKED, "experts")  # dims of many matrices, each by itself
+
+
+class MuonState(Module):
+    """What is kept of each parameter; the fields of the other kind have None for it.
+
+    Attributes:
+        momentum: running means of the gradients, of matrices.
+        mean: running means of the gradients, of parameters that AdamW updates.
+        mean_square: running means of their squares, of the same.
+    """
+
+    momentum: Mirror
+    mean: Mirror
+    mean_square: Mirror
+
+
+def is_hidden_matrix(path: str, shape: Shape) -> bool:
+    """Whether a parameter is a matrix inside of a network: no embedding, bias or scale.
+
+    Embeddings are known by their names, or by a dim `vocab`; see `is_matrix` for the rest.
+    """
+    embeds = "embedding" in path.rpartition("/")[2] or shape.find("vocab") is not None
+    own = shape.without(_BATCH)
+    return len(own) >= 2 and is_matrix(path, shape) and not embeds
+
+
+@dataclass(frozen=True)
+class Muon:
+    """Momentum, orthogonalised, for matrices; AdamW for the rest: `Muon(2e-2)`.
+
+    With g the gradient of a matrix, t the number of this step from 1, and r the learning rate:
+
+        momentum = b * momentum + (1 - b) * g
+        x = b * momentum / (1 - b**(t + 1)) + (1 - b) * g / (1 - b**t)      nesterov, else momentum
+        x = x / norm(x), then five times: x = 3.4445 x + (-4.775 A + 2.0315 A A) x, with A = x x^T
+        p = p - r * (scale * x + decay * p)
+
+    The dims of a matrix are divided into rows and columns where this makes it nearest to square, in
+    their order: `[embed, heads, kv]` has rows `embed`, `[heads, kv, embed]` rows `heads, kv`. Dims
+    `layers` and `experts` are many matrices. The products over split dims are planned like any
+    other: split rows or columns leave partial sums of A.
+
+    Attributes:
+        learning_rate: a number, or a schedule.
+        momentum: b.
+        nesterov: whether the gradient counts once more.
+        steps: how many iterations.
+        consistent_rms: if given, the root mean square that an update has for r = 1, as AdamW's has
+            about 0.2 (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2): `scale`
+            is sqrt(max(rows, columns)) times it, and one learning rate serves both kinds. Else
+            `scale` is sqrt(max(1, columns / rows)).
+        weight_decay: decay of the parameters that `mask` chooses, as in `AdamW`.
+        mask: (path, shape) -> whether a parameter decays, as in `AdamW`.
+        matrices: (path, shape) -> whether a parameter is updated so.
+        adam_learning_rate: of the others. None: `learning_rate`.
+        b1, b2, eps: of the others, as in `AdamW`; `eps` is added to norms, too.
+
+    Raises:
+        ValueError: a hyperparameter is out of range; all of them are reported.
+    """
+
+    learning_rate: float | Schedule
+    momentum: float = 0.95
+    nesterov: bool = True
+    steps: int = 5
+    consistent_rms: float | None = None
+    weight_decay: float = 0.0
+    mask: Mask = is_matrix
+    matrices: Mask = is_hidden_matrix
+    adam_learning_rate: float | Schedule | None = None
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        rms, adam = self.consistent_rms, self.adam_learning_rate
+        check_ranges(
+            "Muon",
+            {
+                "momentum": (self.momentum, "(0, 1)"),
+                "b1": (self.b1, "[0, 1)"),
+                "b2": (self.b2, "[0, 1)"),
+                "eps": (self.eps, "(0, inf)"),
+                "weight_decay": (self.weight_decay, "[0, inf)"),
+                **({} if rms is None else {"consistent_rms": (rms, "(0, inf)")}),
+            },
+            bad_rate(self.learning_rate),
+            "" if adam is None else bad_rate(adam, "adam_learning_rate"),
+            bad_mask(self.mask),
+            bad_mask(self.matrices, "matrices"),
+            ""
+            if is_whole(self.steps) and self.steps > 0
+            else f"steps must be a whole number of at least 1, got {self.steps}",
+        )
+
+    @property
+    def _adam(self) -> AdamW:
+        rate = self.learning_rate if self.adam_learning_rate is None else self.adam_learning_rate
+        return AdamW(rate, self.b1, self.b2, self.eps, self.weight_decay, self.mask)
+
+    def init(self, params: Any) -> MuonState:
+        """Returns means of zero; errors as in `AdamW.init`."""
+        check_mask(self.mask, params)
+
+        def of_matrices(path: str, shape: Shape) -> Shape | None:
+            return shape if self.matrices(path, shape) else None
+
+        def of_others(path: str, shape: Shape) -> Shape | None:
+            return None if self.matrices(path, shape) else shape
+
+        return MuonState(
+            momentum=zeros_like(params, of_matrices),
+            mean=zeros_like(params, of_others),
+            mean_square=zeros_like(params, of_others),
+        )
+
+    def update(
+        self, grads: Any, state: MuonState, params: Any, step: Tensor
+    ) -> tuple[Any, MuonState]:
+        """Returns the parameters and the state after one step; see `Optimizer.update`."""
+        by_adam = self._adam.one(step)
+
+        @cache
+        def scalars(dtype: np.dtype) -> tuple[Tensor, Tensor, Tensor]:
+            count, b = ops.cast(step + 1, dtype), math.log(self.momentum)
+            rate = ops.cast(rate_at(self.learning_rate, step), dtype)
+            return rate, -ops.expm1(b * count), -ops.expm1(b * (count + 1))
+
+        def one(
+            path: str, g: Tensor, momentum: Any, mean: Any, mean_square: Any, p: Tensor
+        ) -> tuple[Any, ...]:
+            if momentum is None:
+                p, mean, mean_square = by_adam(path, g, mean, mean_square, p)
+                return p, None, mean, mean_square
+            rate, now, following = scalars(p.dtype)
+            b = self.momentum
+            momentum = b * momentum + (1.0 - b) * g
+            x = b * momentum / following + (1.0 - b) * g / now if self.nesterov else momentum
+            rows, columns = rows_and_columns(p.shape)
+            x = self._scale(rows, columns) * orthogonalised(x, rows, self.steps, self.eps)
+            decays = self.weight_decay and self.mask(path, p.shape)
+            kept = (1.0 - rate * self.weight_decay) * p if decays else p
+            return kept - rate * x, momentum, None, None
+
+        held = (state.momentum, state.mean, state.mean_square)
+        params, (momentum, mean, mean_square) = update_each(one, params, grads, *held)
+        return params, MuonState(momentum, mean, mean_square)
+
+    def _scale(self, rows: Sequence[Dimension], columns: Sequence[Dimension]) -> float:
+        height, width = Shape(rows).volume, Shape(columns).volume
+        if self.consistent_rms is not None:
+            return math.sqrt(max(height, width)) * self.consistent_rms
+        return math.sqrt(max(1.0, width / height))
+
+
+def rows_and_columns(shape: Shape) -> tuple[list[Dimension], list[Dimension]]:
+    """Returns the dims of a parameter as those of a matrix that is as near to square as it can be.
+
+    Dims `layers` and `experts` are neither; the order of the others is kept, and the first of equal
+    divisions taken.
+    """
+    dims = list(shape.without(_BATCH))
+
+    def skew(cut: int) -> float:
+        return abs(math.log(Shape(dims[:cut]).volume / Shape(dims[cut:]).volume))
+
+    cut = min(range(1, len(dims)), key=skew)
+    return dims[:cut], dims[cut:]
+
+
+def orthogonalised(x: Tensor, rows: Sequence[Dimension], steps: int, eps: float) -> Tensor:
+    """Returns the nearest orthogonal matrix, roughly: Newton-Schulz iterations.
+
+    `orthogonalised(x, [embed], 5, 1e-8)` for x of `[embed, d_ff]`.
+
+    Args:
+        x: dims `layers` and `experts` are of many matrices.
+        rows: its dims that are rows; all others are columns.
+    """
+    own = x.shape.without(_BATCH)
+    columns = [dim for dim in own if dim not in rows]
+    # f(x) is the transpose of f(x^T): the smaller side is that of the products.
+    short = list(rows) if Shape(rows).volume <= Shape(columns).volume else columns
+    long = [dim for dim in own if dim not in short]
+    names = [dim.name for dim in short]
+    other = {name: f"{name}{_OTHER}" for name in names}
+    middle = {name: f"{name}{_MIDDLE}" for name in names}
+    a, b, c = _COEFFICIENTS
+    x = x / (ops.sqrt(ops.sum(ops.square(x), own)) + eps)
+    for _ in range(steps):
+        across = ops.rename(x, other)
+        gram = ops.einsum(x, across, over=long)
+        left = ops.rename(gram, {other[name]: middle[name] for name in names})
+        squared = ops.einsum(left, ops.rename(gram, middle), over=list(middle.values()))
+        x = a * x + ops.einsum(b * gram + c * squared, across, over=list(other.values()))
+    return x
