@@ -4,6 +4,7 @@ from meshdsl.optim import schedules
 from meshdsl.optim.adafactor import Adafactor, AdafactorState
 from meshdsl.optim.adamw import AdamState, AdamW
 from meshdsl.optim.clipping import clip_by_global_norm, global_norm
+from meshdsl.optim.from_optax import FromOptax, as_optimizer, from_optax
 from meshdsl.optim.lion import Lion, LionState
 from meshdsl.optim.masks import Excluding
 from meshdsl.optim.muon import Muon, MuonState
@@ -17,6 +18,7 @@ __all__ = [
     "AdamState",
     "AdamW",
     "Excluding",
+    "FromOptax",
     "Lion",
     "LionState",
     "Mask",
@@ -27,7 +29,9 @@ __all__ = [
     "Schedule",
     "Sgd",
     "SgdState",
+    "as_optimizer",
     "clip_by_global_norm",
+    "from_optax",
     "global_norm",
     "is_matrix",
     "schedules",

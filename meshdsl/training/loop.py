@@ -20,6 +20,7 @@ from meshdsl.dims import DimsLike
 from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.mesh import MeshLike
+from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
@@ -66,7 +67,7 @@ class TrainResult:
 def train(
     init: Callable[[Tensor], Any],
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Transformation,
     batches: Iterable[Mapping[str, Any]],
     *,
     steps: int,
@@ -103,6 +104,7 @@ def train(
     Args:
         init: from a key to the parameters; traced.
         loss: (params, batch) -> the loss, or (the loss, {name: metric}); traced.
+        optimizer: one of `meshdsl.optim`, or of optax; see `meshdsl.optim.from_optax`.
         batches: dicts of NamedArrays, or of arrays whose dims `batch_dims` names.
         mesh, layout, backend: as in `md.jit`.
         seed: of the initial parameters.

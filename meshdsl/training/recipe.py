@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshdsl.graph import Tensor
+from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.loss_scaling import LossScaling
@@ -29,7 +30,7 @@ class Recipe:
 
     init: Callable[[Tensor], Any]
     loss: Loss
-    optimizer: Optimizer
+    optimizer: Optimizer | Transformation
     clip_norm: float | None = None
     policy: Policy | None = None
     microbatches: int = 1

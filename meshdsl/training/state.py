@@ -18,6 +18,7 @@ from meshdsl.graph import Tensor
 from meshdsl.jit import jit
 from meshdsl.module import Module, path_of
 from meshdsl.ops.random import KEY
+from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.loss_scaling import LossScaling, ScalingState
@@ -50,7 +51,7 @@ class TrainState(Module):
 
 def create(
     init: Callable[[Tensor], Any],
-    optimizer: Optimizer,
+    optimizer: Optimizer | Transformation,
     policy: Policy | None = None,
     skip_nonfinite: bool = False,
     loss_scaling: LossScaling | None = None,
@@ -74,7 +75,7 @@ def create(
         return TrainState(
             step=ops.zeros([], "int32"),
             params=params,
-            optimizer=optimizer.init(trained(params, trainable)),
+            optimizer=as_optimizer(optimizer).init(trained(params, trainable)),
             skipped=ops.zeros([], "int32") if skip_nonfinite or loss_scaling else None,
             scaling=None if loss_scaling is None else loss_scaling.init(),
         )

@@ -11,6 +11,7 @@ import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.graph import Tensor
 from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
+from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
@@ -44,7 +45,7 @@ class StepResult(NamedTuple):
 
 def make_train_step(
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Transformation,
     clip_norm: float | None = None,
     policy: Policy | None = None,
     microbatches: int = 1,
@@ -56,15 +57,16 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
-    The metrics are float32 without dims: `loss`, `grad_norm` (before clipping), `learning_rate`,
-    and what the loss function adds. With `skip_nonfinite` or `loss_scaling` there are also
-    `skipped_steps`, so far, and `first_nonfinite`: -1, or the place in `nonfinite.gradient_paths`
-    of the first gradient that is not finite (or, past its end, none by itself). With
-    `loss_scaling` there is `loss_scale`, and `first_nonfinite` is -1 as long as a smaller scale is
-    left to try.
+    The metrics are float32 without dims: `loss`, `grad_norm` (before clipping), `learning_rate` (if
+    the optimizer has one), and what the loss function adds. With `skip_nonfinite` or
+    `loss_scaling` there are also `skipped_steps`, so far, and `first_nonfinite`: -1, or the place
+    in `nonfinite.gradient_paths` of the first gradient that is not finite (or, past its end, none
+    by itself). With `loss_scaling` there is `loss_scale`, and `first_nonfinite` is -1 as long as a
+    smaller scale is left to try.
 
     Args:
         loss: (params, batch) -> the loss, or (the loss, {name: metric}); all without dims.
+        optimizer: one of `meshdsl.optim`, or of optax; see `from_optax`.
         clip_norm: the global norm above which gradients are scaled down to it.
         policy: dtypes to compute in; without it, those of the parameters.
         microbatches: into how many parts a batch is split, one computed after another. Gradients
@@ -87,6 +89,7 @@ def make_train_step(
             created for this step.
     """
     check_metrics(extra_metrics)
+    chosen = as_optimizer(optimizer)
     if clip_norm is not None and (problem := bad_norm(clip_norm)):
         raise ValueError(f"clip_norm {problem}; None clips nothing")
     evaluate = _with_policy(loss, policy)
@@ -111,14 +114,15 @@ def make_train_step(
         if clip_norm is not None:
             used, _ = clip_by_global_norm(grads, clip_norm, norm)
         count = state.updates
-        params, moments = optimizer.update(used, state.optimizer, params, count)
+        params, moments = chosen.update(used, state.optimizer, params, count)
         if trainable is not None:
             params = merged(params, state.params)
         metrics = {
             "loss": value,
             "grad_norm": norm,
-            "learning_rate": rate_at(optimizer.learning_rate, count),
         }
+        if chosen.learning_rate is not None:
+            metrics["learning_rate"] = rate_at(chosen.learning_rate, count)
         result = TrainState(state.step + 1, params, moments)
         if squares is not None:
             finite = ops.logical_and(ops.isfinite(norm), ops.isfinite(value))

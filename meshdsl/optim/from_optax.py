@@ -1,0 +1,228 @@
+"""Optimizers of optax in our programs: `train(..., optax.adamw(1e-3), ...)`.
+
+Their `init` and `update` are JAX functions of trees of arrays. They are traced to jaxprs, and these
+translated into the language (`optim.jaxprs`), so that they are planned, costed and explained with
+the step, on every layout and backend. The state is optax's own tree, with named dims and with None
+for optax's `MaskedNode`. Trees in it that mirror the parameters follow their layout rules; see
+`meshdsl.mirrors`.
+
+optax itself is not imported: whatever has its `init` and `update` will do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import jax
+
+import meshdsl.ops as ops
+from meshdsl.dims import Dimension, Shape
+from meshdsl.dtypes import is_float
+from meshdsl.graph import Tensor
+from meshdsl.module import path_of
+from meshdsl.optim.jaxprs import Array, Refused, run
+from meshdsl.optim.optimizer import Optimizer
+from meshdsl.optim.ranges import bad_rate
+from meshdsl.optim.schedules import Schedule
+
+
+class Transformation(Protocol):
+    """What optax's optimizers are: a pair of functions."""
+
+    @property
+    def init(self) -> Callable[[Any], Any]:
+        """From the parameters to the state."""
+
+    @property
+    def update(self) -> Callable[..., Any]:
+        """From gradients, state and parameters to updates and the state."""
+
+
+def from_optax(
+    transformation: Transformation, learning_rate: float | Schedule | None = None
+) -> FromOptax:
+    """Returns an optimizer of optax as one of ours: `from_optax(optax.adamw(1e-3))`.
+
+    Elementwise steps, reductions (so global norms, and those of each parameter), schedules, masks,
+    conditions and accumulation are translated. Products of matrices, sorting, random numbers and
+    loops are refused by name when the step is traced, and so is what needs more than gradients and
+    parameters, such as the loss.
+
+    Args:
+        transformation: what has optax's `init(params)` and `update(grads, state, params)`.
+        learning_rate: to be reported with the metrics; optax keeps its own to itself.
+
+    Raises:
+        ValueError: it has no such methods, or the rate is out of range.
+    """
+    return FromOptax(transformation, learning_rate)
+
+
+def as_optimizer(optimizer: Optimizer | Transformation) -> Optimizer:
+    """Returns an optimizer of ours as it is, and one of optax translated.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if hasattr(optimizer, "learning_rate") and hasattr(optimizer, "update"):
+        return cast(Optimizer, optimizer)
+    return FromOptax(optimizer)
+
+
+@dataclass(frozen=True)
+class FromOptax:
+    """See `from_optax`."""
+
+    transformation: Transformation
+    learning_rate: float | Schedule | None = None
+
+    def __post_init__(self) -> None:
+        given = self.transformation
+        problems = []
+        if not all(callable(getattr(given, name, None)) for name in ("init", "update")):
+            problems.append(
+                f"an optimizer is one of meshdsl.optim or of optax, with `init` and `update`; got "
+                f"{given!r}"
+            )
+        if self.learning_rate is not None:
+            problems += filter(None, [bad_rate(self.learning_rate)])
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def init(self, params: Any) -> Any:
+        """Returns optax's state, with named dims.
+
+        Raises:
+            ValueError: it cannot be translated.
+        """
+        live = _live(params)
+        program, like = _traced(self.transformation.init, _specs(live))
+        arrays = _translated("init", program, live)
+        keyed, tree = jax.tree_util.tree_flatten_with_path(like)
+        own = jax.tree_util.tree_flatten_with_path(live)[0]
+        known = {path_of(keys): leaf.shape for keys, leaf in own}
+        leaves = []
+        for (keys, _), array in zip(keyed, arrays, strict=True):
+            leaves.append(array.settled(_named(path_of(keys), array, known)))
+        return _ours(jax.tree.unflatten(tree, leaves))
+
+    def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
+        """Returns the parameters and the state after one step; see `Optimizer.update`.
+
+        Raises:
+            ValueError: it cannot be translated.
+        """
+        live = _live(params)
+        given = jax.tree.map(lambda p, g: _zeros(p) if g is None else g, live, grads)
+        tree = jax.tree.structure(jax.eval_shape(self.transformation.init, _specs(live)))
+        theirs = jax.tree.unflatten(tree, jax.tree.leaves(state))
+        program, like = _traced(self.transformation.update, *map(_specs, (given, theirs, live)))
+        arrays = _translated("update", program, (given, theirs, live))
+        if repr(jax.tree.structure(like[1])) != repr(tree):
+            raise ValueError("from_optax: `update` returns a state of another structure")
+        count = len(jax.tree.leaves(like[0]))
+        with_dims = zip(arrays[count:], jax.tree.leaves(state), strict=True)
+        try:
+            updates = [
+                array.settled(p.shape)
+                for array, p in zip(arrays[:count], jax.tree.leaves(live), strict=True)
+            ]
+            after = [ops.cast(array.settled(old.shape), old.dtype) for array, old in with_dims]
+        except Refused as error:
+            raise _refusal("update", error) from error
+        changes = jax.tree.unflatten(jax.tree.structure(live), updates)
+        held = jax.tree.unflatten(jax.tree.structure(state), after)
+        return jax.tree.map(_applied, params, grads, _spread(changes, params)), held
+
+
+def _applied(p: Tensor, g: Tensor | None, u: Tensor | None) -> Tensor:
+    """Returns a parameter after its update, as `optax.apply_updates`; as it is without gradient."""
+    if g is None or u is None:
+        return p
+    dtype = u.dtype if u.dtype.itemsize > p.dtype.itemsize else p.dtype
+    return ops.cast(ops.cast(p, dtype) + ops.cast(u, dtype), p.dtype)
+
+
+def _live(params: Any) -> Any:
+    """Returns the parameters that are floating-point, and None for the others."""
+    return jax.tree.map(lambda p: p if is_float(p.dtype) else None, params)
+
+
+def _spread(part: Any, params: Any) -> Any:
+    return jax.tree.map(lambda _, new: new, params, part)
+
+
+def _zeros(p: Tensor) -> Tensor:
+    return ops.zeros(p.shape, p.dtype)
+
+
+def _specs(tree: Any) -> Any:
+    return jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape.sizes, t.dtype), tree)
+
+
+def _traced(function: Callable, *specs: Any) -> tuple[Any, Any]:
+    """Returns the jaxpr of a function of optax, and its results' tree of shapes."""
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(*specs)
+    except TypeError as error:
+        raise ValueError(
+            f"from_optax: this transformation cannot be called with gradients, state and "
+            f"parameters alone ({error})"
+        ) from error
+
+
+def _translated(which: str, program: Any, arguments: Any) -> list[Array]:
+    try:
+        return run(program, [Array.of(leaf) for leaf in jax.tree.leaves(arguments)])
+    except Refused as error:
+        raise _refusal(which, error) from error
+
+
+def _refusal(which: str, error: Refused) -> ValueError:
+    return ValueError(
+        f"from_optax: the `{which}` of this transformation cannot be translated so that it is the "
+        f"same on every layout: {error}. meshdsl.optim has Adafactor, AdamW, Lion, Muon and Sgd; "
+        "update_each and zeros_like write others"
+    )
+
+
+def _named(path: str, array: Array, known: dict[str, Shape]) -> Shape:
+    """Returns the dims of a leaf of the state.
+
+    Those that tracing shows; else those of the parameter whose path is a part of its own, or some
+    of its dims, where sizes leave no choice; else names of their own.
+    """
+    found = [shape for name, shape in known.items() if f"/{name}/" in f"/{path}/"]
+    shape = max(found, key=len, default=Shape())
+    names: Sequence[str | None] = array.axes
+    fits = _fits(array, shape)
+    if len(fits) == 1:
+        names = [dim.name for dim in fits[0]]
+    rows = zip(names, array.sizes, strict=True)
+    return Shape(
+        Dimension(name or f"optax_{n}_{size}", size) for n, (name, size) in enumerate(rows)
+    )
+
+
+def _fits(array: Array, shape: Shape) -> list[tuple[Dimension, ...]]:
+    """Returns the choices of a parameter's dims, in order, that an array may have."""
+    return [
+        dims
+        for dims in itertools.combinations(shape, len(array.sizes))
+        if tuple(dim.size for dim in dims) == array.sizes
+        and all(name in (None, dim.name) for name, dim in zip(array.axes, dims, strict=True))
+    ]
+
+
+def _ours(state: Any) -> Any:
+    """Returns a state with None for the nodes of optax that hold nothing, such as `MaskedNode`."""
+    return jax.tree.map(
+        lambda node: node if isinstance(node, Tensor) else None, state, is_leaf=_is_masked
+    )
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, Tensor) or type(node).__name__ == "MaskedNode"

@@ -1,0 +1,163 @@
+"""optax's optimizers in our programs: the parameters that optax itself gives, on every layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import meshdsl as md
+from meshdsl.optim import AdamW, as_optimizer, from_optax, schedules
+from tests.optim import trees
+
+
+def joined():
+    parts = [optax.linear_schedule(0.0, 0.1, 2), optax.cosine_decay_schedule(0.1, 4)]
+    return optax.join_schedules(parts, [2])
+
+
+def by_kind(params):
+    return jax.tree.map(lambda p: "matrix" if p.ndim > 1 else "vector", params)
+
+
+TRANSFORMATIONS = {
+    "adam": lambda: optax.adam(0.05),
+    "adamw, masked": lambda: optax.adamw(0.05, weight_decay=0.1, mask=trees.DECAYS),
+    "adamw, nesterov": lambda: optax.adamw(0.05, nesterov=True, eps_root=1e-8),
+    "adamax": lambda: optax.adamax(0.05),
+    "amsgrad": lambda: optax.amsgrad(0.05),
+    "adabelief": lambda: optax.adabelief(0.05),
+    "adadelta": lambda: optax.adadelta(0.5),
+    "adafactor": lambda: optax.adafactor(0.05, min_dim_size_to_factor=8),
+    "adagrad": lambda: optax.adagrad(0.05),
+    "adan": lambda: optax.adan(0.05),
+    "lamb": lambda: optax.lamb(0.05, weight_decay=0.1),
+    "lars": lambda: optax.lars(0.05, weight_decay=0.1),
+    "lion": lambda: optax.lion(0.05),
+    "nadam": lambda: optax.nadam(0.05),
+    "novograd": lambda: optax.novograd(0.05),
+    "radam": lambda: optax.radam(0.05),
+    "rmsprop": lambda: optax.rmsprop(0.05, momentum=0.9, centered=True),
+    "rprop": lambda: optax.rprop(0.05),
+    "sgd": lambda: optax.sgd(0.05),
+    "sgd, nesterov": lambda: optax.sgd(0.05, momentum=0.9, nesterov=True),
+    "sm3": lambda: optax.sm3(0.05),
+    "yogi": lambda: optax.yogi(0.05),
+    "schedule": lambda: optax.adam(joined()),
+    "global norm": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05)),
+    "block rms": lambda: optax.chain(optax.clip_by_block_rms(0.5), optax.sgd(0.05)),
+    "clipped": lambda: optax.chain(optax.clip(0.1), optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
+    "accumulated": lambda: optax.MultiSteps(optax.adam(0.05), every_k_schedule=2),
+    "if finite": lambda: optax.apply_if_finite(optax.adam(0.05), 3),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=joined()),
+    "partitioned": lambda: optax.partition(
+        {"matrix": optax.adam(0.05), "vector": optax.sgd(0.01, momentum=0.9)}, by_kind
+    ),
+    "schedule-free": lambda: optax.contrib.schedule_free_adamw(0.05, warmup_steps=2),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_it_gives_the_parameters_of_optax(name):
+    transformation = TRANSFORMATIONS[name]()
+    found, _ = trees.run(from_optax(transformation), 4, backend="numpy")
+    trees.assert_close(found, trees.run_optax(TRANSFORMATIONS[name](), 4), 2e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "global norm", "lamb", "adafactor", "partitioned"])
+def test_sharded_values_are_the_unsharded_ones(name):
+    optimizer = from_optax(TRANSFORMATIONS[name]())
+    found, state = trees.run(optimizer, 3, *trees.SHARDED)
+    expected, expected_state = trees.run(optimizer, 3)
+    trees.assert_close(found, expected, 5e-6)
+    trees.assert_close(state, expected_state, 5e-6)
+
+
+def test_its_state_lies_like_the_parameters():
+    optimizer, params = from_optax(optax.adam(0.05)), trees.tree(0)
+    state = md.jit(optimizer.init)(params)
+
+    def step(params, state, grads):
+        return {"params": optimizer.update(grads, state, params, 0), "state": state}
+
+    layout = "params/embed:data; params/d_ff:data?"
+    program = md.jit(step, "data:8", layout).lower(params, state, params)
+    where = dict(zip(program.input_paths, program.block.inputs, strict=True))
+    held = where["state/0/mu/params/blocks/query"]
+    assert held.layout.axes("embed") == ("data",)
+    assert where["state/0/count"].shape == ()
+
+
+def test_masked_parameters_have_none_in_the_state():
+    optimizer, params = from_optax(TRANSFORMATIONS["partitioned"]()), trees.tree(0)
+    graph = md.jit(lambda params: {"params": params, "state": optimizer.init(params)}).trace(params)
+    paths = [path for path in graph.output_paths if path.endswith("mu/params/blocks/query")]
+    assert len(paths) == 1
+    assert not any(path.endswith("mu/params/scale") for path in graph.output_paths)
+
+
+def test_what_has_no_gradient_stays_as_it_is():
+    optimizer = from_optax(optax.adamw(0.1, weight_decay=0.1))
+
+    def step(params):
+        grads = md.grad(lambda p: md.sum(md.square(p["x"])))(params)
+        return optimizer.update(grads, optimizer.init(params), params, md.zeros([], "int32"))[0]
+
+    params = {"x": md.named(np.ones(3, "f4"), ["i"]), "count": md.named(np.int32(7), [])}
+    assert int(md.jit(step)(params)["count"]) == 7
+
+
+def test_narrow_parameters_are_updated_as_by_optax():
+    found, _ = trees.run(from_optax(optax.adam(0.01)), 2, dtype=md.dtypes.BFLOAT16)
+    expected = trees.run_optax(optax.adam(0.01), 2, md.dtypes.BFLOAT16)
+    assert found["scale"].dtype == md.dtypes.BFLOAT16
+    trees.assert_close(found, expected, 2e-2)
+
+
+@pytest.mark.parametrize(
+    ("transformation", "named"),
+    [
+        (optax.contrib.muon(0.1), "a constant of shape [3]"),
+        (optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), "random_seed"),
+        (
+            optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.cumsum(x, -1), u)),
+            "no translation of `cumsum`",
+        ),
+        (
+            optax.stateless(lambda u, p: jax.tree.map(lambda x: x.reshape(-1), u)),
+            "`reshape`: from",
+        ),
+        (
+            optax.stateless(lambda u, p: {"x": u["x"] + u["x"].T}),
+            "brings dims `i` and `j` together",
+        ),
+    ],
+)
+def test_what_would_not_be_the_same_on_every_layout_is_refused_by_name(transformation, named):
+    params = {"x": md.named(np.ones((3, 3), "f4"), ["i", "j"])}
+    optimizer = from_optax(transformation)
+    with pytest.raises(ValueError) as error:
+        md.jit(lambda p: optimizer.update(p, optimizer.init(p), p, md.zeros([], "int32")))(params)
+    assert "from_optax: the `" in str(error.value) and named in str(error.value)
+
+
+def test_what_needs_the_loss_is_refused():
+    optimizer = from_optax(optax.polyak_sgd())
+    params = {"x": md.named(np.ones(3, "f4"), ["i"])}
+    with pytest.raises(ValueError, match="cannot be called with gradients, state and parameters"):
+        md.jit(lambda p: optimizer.update(p, optimizer.init(p), p, 0))(params)
+
+
+def test_what_is_no_optimizer_is_an_error():
+    with pytest.raises(ValueError, match=r"an optimizer is one of meshdsl.optim or of optax"):
+        as_optimizer(0.1)
+    with pytest.raises(ValueError, match="learning_rate must be a number"):
+        from_optax(optax.sgd(0.1), learning_rate=-1)
+
+
+def test_optimizers_of_ours_stay_as_they_are():
+    ours = AdamW(0.1)
+    assert as_optimizer(ours) is ours
+    rate = schedules.constant(0.1)
+    assert as_optimizer(from_optax(optax.sgd(0.1), rate)).learning_rate is rate
