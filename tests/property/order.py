@@ -70,6 +70,40 @@ def accumulate(author: Author) -> None:
     author.keep(y, bound)
 
 
+def extreme_products(author: Author) -> None:
+    """Products that leave float64 on their own, of what is zero or tiny, and results that do not.
+
+    From 1e-300 on a dim goes up to 1 or 1e300; the logarithm of that is tame.
+    """
+    found = author.along()
+    if found is None or found[1].size < 3:
+        return
+    x, dim = found
+    reverse = bool(author.rng.random() < 0.4)
+    place = md.arange(dim)
+    place = dim.size - 1 - place if reverse else place
+    kind = author.one(["recurrence", "recurrence", "growth", "cumprod", "prod"])
+    if kind == "recurrence":  # zeros, and growth from where they end
+        start = int(author.rng.integers(1, dim.size))
+        y = md.where(place >= max(start, dim.size - 2), x, 0)
+        decay = md.full([dim], 1e200, "float64")
+        decay = md.where(place == start, 0.0 if author.rng.random() < 0.3 else 1e5, decay)
+        decay = md.where(place >= dim.size - 1, 0.5, decay)
+        y = md.linear_recurrence(decay, y, dim, reverse)
+        author.keep(1e-5 * y, author.bounds[x])
+        return
+    span = 300.0 if kind == "prod" else 600.0
+    tiny, factor = 1e-300 * (1.5 + 0.3 * md.tanh(x)), 10 ** (span / (dim.size - 1))
+    if kind == "growth":
+        y = md.linear_recurrence(
+            md.full(x.shape, factor, "float64"), md.where(place == 0, tiny, 0), dim, reverse
+        )
+    else:
+        y = md.where(place == 0, tiny, factor)
+        y = md.prod(y, dim) if kind == "prod" else md.cumprod(y, dim, reverse)
+    author.keep(0.01 * md.log(y), 8.0)
+
+
 def order(author: Author) -> None:
     found = author.along()
     if found is None:
@@ -180,6 +214,7 @@ OPERATIONS: dict[Callable[[Author], None], float] = {
     decide: 0.5,
     extreme_place: 0.7,
     accumulate: 1.5,
+    extreme_products: 0.5,
     order: 1.2,
     take_along: 0.8,
     scatter: 1.2,
