@@ -27,6 +27,7 @@ from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.hoist import hoist_casts
+from meshdsl.lowering.keeping import SHARE, keep_gathered
 from meshdsl.lowering.lookalikes import lookalikes
 from meshdsl.lowering.ones import unsplit_ones
 from meshdsl.lowering.options import DEFAULT, Options
@@ -75,7 +76,17 @@ def lower(
             chosen = replace(chosen, context="ring")
         program = _write(graph, mesh, layout, chosen, choice)
         program = replace(program, details={"donated": list(donated), **program.details})
-        return run_passes(program, chosen)
+        usual = run_passes(program, chosen)
+        if options.weights != "auto":
+            return usual
+        allowed = options.memory
+        if allowed is None:
+            allowed = int(usual.peak_bytes * (1 + SHARE))
+        kept = keep_gathered(program, allowed)
+        if kept is program:
+            return usual
+        kept = run_passes(kept, chosen)
+        return kept if kept.peak_bytes <= max(allowed, usual.peak_bytes) else usual
 
     program = choose(write, graph, layout, options)
     tell(program, options)
@@ -284,7 +295,8 @@ class Scope:
                 value = versions[home]
                 results = [(v.shape, v.dtype, v.layout) for v in (value, late)]
                 self.builder.source = op.source
-                behind = self.builder.add("barrier", (value, late), results)
+                params = {"stored": True}
+                behind = self.builder.add("barrier", (value, late), results, params)
                 self.again[tensor] = behind[0]
                 self.versions[tensor] = {home: value}
 

@@ -20,7 +20,9 @@ class Options:
         memory: bytes that one device may hold (`program.peak_bytes`). What fits and sends the
             fewest bytes is taken, and it is told if nothing fits; None: there is no limit.
         weights: what becomes of weights that are gathered for the forward pass: `again` frees them
-            and gathers them again for the backward pass, `keep` keeps them; `auto` gathers again.
+            and gathers them again for the backward pass, `keep` keeps them; `auto` keeps those
+            outside of loops that leave the peak as it is (see `lowering.keeping`), and gathers the
+            others again.
         bucket_bytes: the most bytes that one collective joins of several small ones; None: there
             is no limit, 0: none are joined.
         overlap: whether gathers before products, and reductions after them, become rings of

@@ -31,6 +31,7 @@ from meshdsl.lowering.explain.alternatives import Alternative, compared
 from meshdsl.lowering.explain.naming import Names
 from meshdsl.lowering.explain.pads import Pads, pads
 from meshdsl.lowering.explain.timeline import Timeline, timeline
+from meshdsl.lowering.keeping import Kept
 from meshdsl.lowering.memory import Held, Memory
 from meshdsl.lowering.program import (
     Block,
@@ -108,6 +109,7 @@ class Explanation:
         faster: the next thing to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
         notes: inputs and results that look like others, but follow other rules of the layout.
+        kept: weights gathered once for both passes, since the peak has room for them.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Explanation:
     faster: str
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
     @property
     def parameter_count(self) -> int:
@@ -208,6 +211,7 @@ def explain(
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
         notes=tuple(program.details.get("lookalikes", ())),
+        kept=tuple(program.details.get("kept", ())),
     )
 
 

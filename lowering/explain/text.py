@@ -142,7 +142,17 @@ def _wire(explanation: Explanation) -> list[str]:
     total = show_bytes(explanation.wire_bytes)
     rows.append(("total", "", "", f"{explanation.collectives:,}", "", total, ""))
     lines = table(rows, right=(3, 4, 5), squeezed=1)
-    return ["on the wire, per device and step", *lines]
+    return ["on the wire, per device and step", *lines, *_kept(explanation)]
+
+
+def _kept(explanation: Explanation) -> list[str]:
+    """Returns which weights are not gathered again for the backward pass, those of most bytes."""
+    largest = sorted(explanation.kept, key=lambda one: -one.bytes)
+    named = [f"{one.path} ({show_bytes(one.bytes)})" for one in largest[:_MOST_VALUES]]
+    if len(largest) > _MOST_VALUES:
+        named.append(f"{len(largest) - _MOST_VALUES} more")
+    text = ", ".join(named)
+    return wrapped("  gathered once for both passes: ", text, _WIDTH) if text else []
 
 
 def _row(traffic: Traffic) -> tuple[str, ...]:

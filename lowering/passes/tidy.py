@@ -19,7 +19,7 @@ from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exa
 
 def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Drops duplicates, and what neither a result nor an effect needs."""
-    return each_block(program, lambda block: _needed(_once(block)))
+    return each_block(program, lambda block: needed(_once(block)))
 
 
 def _once(block: Block) -> Block:
@@ -52,12 +52,13 @@ def _key(one: Instruction) -> Hashable | None:
     return one.op, one.inputs, results, exact(one.params)
 
 
-def _needed(block: Block) -> Block:
-    needed = set(block.outputs)
+def needed(block: Block) -> Block:
+    """Returns a block without what neither its results nor effects need."""
+    read = set(block.outputs)
     kept = []
     for one in reversed(block.instructions):
-        if one.has_effect or any(value in needed for value in one.outputs):
-            needed.update(one.inputs)
+        if one.has_effect or any(value in read for value in one.outputs):
+            read.update(one.inputs)
             kept.append(one)
     if len(kept) == len(block.instructions):
         return block

@@ -161,7 +161,8 @@ def test_sharded_optimizers_scatter_gradients_and_gather_parameters_once(scopes)
 
 
 def test_fully_sharded_mlp_gathers_twice_and_scatters_once():
-    program = mlp("data:4", f"batch:data; {scoped('params')}")
+    options = Options(weights="again")
+    program = mlp("data:4", f"batch:data; {scoped('params')}", options=options)
     gathers = [one for one in program.collectives if one.kind == "all_gather"]
     scatters = [one for one in program.collectives if one.kind == "reduce_scatter"]
     # The backward pass does not need the first matrix: nothing before it has a gradient.
@@ -169,8 +170,10 @@ def test_fully_sharded_mlp_gathers_twice_and_scatters_once():
     assert [one.payload_bytes for one in scatters] == [WEIGHTS]
 
 
-def test_kept_weights_are_gathered_once():
-    options = Options(weights="keep")
+@pytest.mark.parametrize("weights", ["keep", "auto"])
+def test_kept_weights_are_gathered_once(weights):
+    """They are joined into one gather, so that all are there at the peak already."""
+    options = Options(weights=weights)
     program = mlp("data:4", f"batch:data; {scoped('params')}", options=options)
     assert rows_of(program) == {("reduce_scatter", WEIGHTS, 1), ("all_gather", WEIGHTS, 1)}
 

@@ -72,7 +72,8 @@ def test_optimizer_sharding_scatters_once_and_gathers_once():
 
 
 def test_parameter_sharding_gathers_for_both_passes_and_scatters_once():
-    program = step("batch:data; params/hidden:data; optimizer/hidden:data; gradients/hidden:data")
+    layout = "batch:data; params/hidden:data; optimizer/hidden:data; gradients/hidden:data"
+    program = step(layout, options=Options(weights="again"))
     large = [c.kind for c in program.collectives if c.payload_bytes > 8]
     assert large == ["all_gather", "all_gather", "reduce_scatter"]
 
