@@ -73,6 +73,17 @@ def test_a_sum_is_right_whose_parts_overflow(name, backend):
     assert_close(np.asarray(split, np.float64), np.asarray(alone, np.float64), 1e-3)
 
 
+def test_tensorflow_adds_up_as_wide():
+    """All of them in one program."""
+    inputs = [inputs for _, inputs in SUMS.values()]
+
+    def every(*inputs):
+        return [f(*own) for (f, _), own in zip(SUMS.values(), inputs, strict=True)]
+
+    for found in md.jit(every, MESH, "x:a", backend="tf")(*inputs):
+        assert np.isfinite(np.asarray(found)).all()
+
+
 def test_float16_is_sent_as_float32():
     assert sends(lambda x: md.sum(x, "x"), PAIRS) == [("float32", 8)]
 
