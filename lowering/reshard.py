@@ -43,7 +43,6 @@ class Move:
     wire_bytes: float
 
 
-@lru_cache(maxsize=1 << 16)
 def reshard(
     shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
 ) -> tuple[Move, ...]:
@@ -55,8 +54,7 @@ def reshard(
     here, moves = start, []
     for move in _chain(shape, itemsize, start, goal, mesh):
         if move.op == "permute":
-            target = _targets(here, move.result, mesh)[1]
-            pairs = Pairs(enumerate(_everywhere(target, here, move.result, mesh).tolist()))
+            pairs = _pairs(here, move.result, mesh)
             move = replace(move, params={**move.params, "pairs": pairs, "mesh_axes": mesh.names})
         moves.append(move)
         here = move.result
@@ -142,14 +140,13 @@ def _targets(
     return tuple(axes), target
 
 
-def _everywhere(
-    target: np.ndarray, here: TensorLayout, there: TensorLayout, mesh: Mesh
-) -> np.ndarray:
-    """Returns where each device of a mesh sends, given where those along the moving axes do."""
-    part = _moving(here, there, mesh)
+@lru_cache(maxsize=64)  # each lists all devices
+def _pairs(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Pairs:
+    """Returns where each device of a mesh sends in the permute between two layouts."""
+    part, target = _moving(here, there, mesh), _targets(here, there, mesh)[1]
     devices = np.arange(mesh.size).reshape(tuple(mesh.sizes.values()))
     first = sorted(range(len(mesh.axes)), key=lambda i: mesh.names[i] in part.sizes)
     moved = devices.transpose(first).reshape(-1, part.size)  # [other places, moving places]
     found = np.empty(mesh.size, np.int64)
     found[moved] = moved[:, target]
-    return found
+    return Pairs(enumerate(found.tolist()))
