@@ -4,17 +4,23 @@ A run checks a sample of the random programs and one of the tests marked slow, b
 date; `--cases=10000 --first_case=0` and `--slow` run them all.
 """
 
+import ctypes
 import datetime
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 KNOWN_CASES = 10_000
+MUCH = 3 << 29  # bytes; a worker that holds more lets go of what its tests have compiled
+RESIDENT = Path("/proc/self/statm")  # on Linux
 TODAY = datetime.date.today().toordinal()
 
 
@@ -25,6 +31,30 @@ def pytest_addoption(parser):
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the date")
     parser.addoption("--slow", action="store_true", help="run every slow test, not one a day")
+
+
+def resident_bytes() -> int:
+    """Returns what memory this process holds; where it is not known, as if it were much."""
+    if not RESIDENT.exists():
+        return MUCH + 1
+    return int(RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_are_let_go():
+    """Keeps a worker small: no other module runs what one module's tests have compiled."""
+    yield
+    if resident_bytes() <= MUCH:
+        return
+    from meshdsl import eager
+
+    eager.clear_cache()
+    jax.clear_caches()
+    gc.collect()
+    # What is free between blocks in use goes back to the system only when asked for.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def pytest_generate_tests(metafunc):
