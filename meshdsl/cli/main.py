@@ -79,26 +79,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
             code = importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except ValueError as error:
-        if values.debug:
-            raise
-        from meshdsl.training.nonfinite import NotFinite
-
-        return _fail(command, str(error), code=FAILED if isinstance(error, NotFinite) else 2)
-    except RuntimeError as error:
-        from meshdsl.lowering.backends import DeviceError
-        from meshdsl.training.processes import Deserted
-
-        if isinstance(error, DeviceError | Deserted) and not values.debug:
-            return _fail(command, str(error), code=FAILED)
-        if "RESOURCE_EXHAUSTED" not in str(error) or values.debug:
-            raise
-        return _fail(
-            command,
-            "out of memory on a device. `meshdsl explain` with the same flags shows what fills it; "
-            "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
-            code=FAILED,
-        )
     except SystemExit as stopped:  # a signal has ended a run between two steps
         return _fail(command, getattr(stopped, "reason", "stopped"), code=int(stopped.code or 0))
     except KeyboardInterrupt as error:
@@ -106,7 +86,33 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not hush(sys.stdout):  # else the reader of our output has gone, as with `| head`
             raise
+    except Exception as error:
+        failure = None if values.debug else _explained(error)
+        if failure is None:
+            raise
+        return _fail(command, *failure)
     return code or 0
+
+
+def _explained(error: Exception) -> tuple[str, int] | None:
+    """Returns what to say of an error, with the exit code; None if nothing is known of it."""
+    from meshdsl.cli.user_errors import user_text
+    from meshdsl.lowering.backends import DeviceError
+    from meshdsl.training.nonfinite import NotFinite
+    from meshdsl.training.processes import Deserted
+
+    if isinstance(error, DeviceError | Deserted | NotFinite):
+        return str(error), FAILED
+    if "RESOURCE_EXHAUSTED" in str(error) and isinstance(error, RuntimeError):
+        return (
+            "out of memory on a device. `meshdsl explain` with the same flags shows what fills it; "
+            "try a smaller --batch_size or --length, --remat=full, or a larger mesh",
+            FAILED,
+        )
+    text = user_text(error)
+    if text is None and isinstance(error, ValueError):
+        text = str(error)
+    return None if text is None else (text, 2)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from meshdsl.cli.user_errors import plain_text
+
 
 class UsageError(ValueError):
     """What is wrong with a command line: one problem, or a numbered list of them."""
@@ -27,6 +29,7 @@ class Problems:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self._first: ValueError | None = None
 
     def add(self, problem: str) -> None:
         self.found.append(problem)
@@ -37,9 +40,10 @@ class Problems:
         try:
             yield
         except ValueError as error:
-            self.add(f"{label}: {error}")
+            self._first = self._first or error
+            self.add(f"{label}: {plain_text(error)}")
 
     def check(self) -> None:
         """Raises one `UsageError` with everything found, if anything."""
         if self.found:
-            raise UsageError(self.found)
+            raise UsageError(self.found) from self._first

@@ -25,6 +25,7 @@ from meshdsl.array import NamedArray, Spec, named
 from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.planned import checked_program, jitted_step
+from meshdsl.cli.user_errors import plain_text, user_text
 from meshdsl.jit import Compiled, Jitted, jit
 from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.topologies import Topology
@@ -177,9 +178,9 @@ def _told(candidate: Candidate, measure: Callable[[], Any]) -> Any:
     try:
         return measure()
     except ValueError as error:  # the candidate's own fault
-        return replace(failed, reason=str(error))
+        return replace(failed, reason=plain_text(error))
     except Exception as error:  # whatever it is, the other candidates go on
-        text = f"{type(error).__name__}: {error}"
+        text = user_text(error) or f"{type(error).__name__}: {error}"
         if "RESOURCE_EXHAUSTED" in text:
             text = f"out of memory on a device\n{text}"
         return replace(failed, reason=text, passing=True)
