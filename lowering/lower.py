@@ -129,7 +129,7 @@ def _write(
     details = {
         "paths": paths_of(graph),
         "unused": planned.unused,
-        "lookalikes": lookalikes(graph, layout),
+        "notes": [*graph.notes, *lookalikes(graph, layout)],
     }
     return SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
 

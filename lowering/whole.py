@@ -38,7 +38,8 @@ def lower_whole(
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
-    found = {"unused": unused, "partitioner": "XLA", "lookalikes": lookalikes(graph, layout)}
+    notes = [*graph.notes, *lookalikes(graph, layout)]
+    found = {"unused": unused, "partitioner": "XLA", "notes": notes}
     details = {**program.details, **found}
     program = replace(program, details=details)
     tell(program, DEFAULT)

@@ -22,6 +22,10 @@ from meshdsl.ops.checkpoint import name
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.stops import stopped_at
+from meshdsl.trace import current
+
+# Operations whose indices choose among elements: jumps that are meant, as in routers.
+_CHOICES = frozenset(["top_k", "sort", "argmax", "argmin"])
 
 
 def value_and_grad(
@@ -39,7 +43,8 @@ def value_and_grad(
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
     tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
     floating-point get None. What the value does not depend on has a gradient of zeros, and so has
-    what is behind `md.stop_gradient`; without `zeros` it is None.
+    what is behind `md.stop_gradient`; without `zeros` it is None. So has what only chooses elements,
+    as the indices of `md.top_k` do; reports of the program say so.
 
         loss, gradients = md.value_and_grad(loss)(params, batch)
 
@@ -132,15 +137,22 @@ def _paths(function: Callable, numbers: Sequence[int], chosen: Sequence[Any]) ->
 
 
 def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> None:
-    """Raises ValueError if inputs without a gradient reach the value; all are told."""
+    """Raises ValueError if inputs without a gradient reach the value; all are told.
+
+    Of those that only choose elements, the program has a note.
+    """
     problems = []
     for number in lost:
         stop = stopped_at(graph, number)
-        if stop is not None:
-            problems.append(
-                f"{paths[number]} ({graph.inputs[number]}) reaches the value only through "
-                f"{stop.name} at {stop.source}  {stop.source.code}"
+        if stop is None:
+            continue
+        what, line = f"{paths[number]} ({graph.inputs[number]})", f"{stop.name} at {stop.source}"
+        if stop.name in _CHOICES:
+            current().note(
+                f"{what} decides only which elements are chosen, by {line}: its gradient is zero"
             )
+        else:
+            problems.append(f"{what} reaches the value only through {line}  {stop.source.code}")
     with told_as("gradient"):
         if problems:
             raise ValueError(

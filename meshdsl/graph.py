@@ -81,6 +81,9 @@ class Primitive:
             has None for outputs that do not matter, `wanted` a bool per input.
         replay: for operations with bodies: re-emits the operation in a differentiable form and
             returns its outputs with the function that plays the part of `gradient`.
+        push: for operations with bodies: re-emits the operation with its tangents; (operation,
+            arguments, tangent or None per argument) -> outputs, and a tangent or None per output.
+            Others are pushed by their gradient, transposed (`tangents`).
         flat: whether it is constant between jumps, as rounding is: it has a slope of zero, so a
             path through it is not differentiable.
         work: what it does per element. What takes up to `DIVISION` is rather computed again than
@@ -96,6 +99,7 @@ class Primitive:
     rule: Callable[[Sequence[Tensor], Mapping[str, Any]], Sequence[Aval]]
     gradient: Callable[[Operation, Sequence, Sequence[bool]], Sequence] | None = None
     replay: Callable[..., tuple[Sequence[Tensor], Callable]] | None = None
+    push: Callable[..., tuple[Sequence[Tensor], Sequence]] | None = None
     flat: bool = False
     work: Work = Work.MUCH
     linear: tuple[int, ...] = ()
@@ -145,6 +149,7 @@ class Graph:
             the bodies of operations.
         output_paths: one per output, from the returned tree.
         names: paths of tensors inside, as lowering reads them off `md.name`.
+        notes: what a user should know of the program, for its reports.
     """
 
     inputs: tuple[Tensor, ...]
@@ -154,6 +159,7 @@ class Graph:
     input_paths: tuple[str, ...] = ()
     output_paths: tuple[str, ...] = ()
     names: Mapping[Tensor, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def prune(self) -> Graph:
         """Returns this graph without operations that have no effect and that no output needs."""

@@ -28,6 +28,14 @@ class Trace:
         self.operations: list[Operation] = []
         self.captured: dict[Tensor, Tensor] = {}
         self.literals: dict[int, tuple[Any, Tensor]] = {}
+        self.notes: dict[str, None] = {}
+
+    def note(self, text: str) -> None:
+        """Adds what reports of the program tell the user, once."""
+        trace = self
+        while trace.parent is not None:
+            trace = trace.parent
+        trace.notes[text] = None
 
     def input(self, shape: Shape, dtype: np.dtype, source: Source | None = None) -> Tensor:
         tensor = Tensor(shape, dtype, source or caller(), self)
@@ -55,7 +63,8 @@ class Trace:
         """Returns the graph, its captured inputs first, and what they are in the outer trace."""
         outputs = [self.own(tensor) for tensor in outputs]
         inner = (*self.captured.values(), *self.inputs)
-        return Graph(inner, tuple(self.operations), tuple(outputs)), tuple(self.captured)
+        graph = Graph(inner, tuple(self.operations), tuple(outputs), notes=tuple(self.notes))
+        return graph, tuple(self.captured)
 
 
 class ArrayTrace(Trace):

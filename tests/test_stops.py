@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.explain.explanation import explain
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 
 steps, a = md.dims(steps=3, a=4)
@@ -110,3 +111,47 @@ def test_a_gradient_that_is_rounded_is_told():
 
     text = message(md.grad(loss), random([a]))
     assert "x (f64[a=4]) reaches the value only through round at tests/test_stops.py:" in text
+
+
+CHOICES = {
+    "top_k": lambda s: md.top_k(s, 2, "a", "choice")[1],
+    "sort": lambda s: md.argsort(s, "a"),
+    "argmax": lambda s: md.argmax(s, "a"),
+    "argmin": lambda s: md.argmin(s, "a"),
+}
+
+
+@pytest.mark.parametrize("backend", ["jax", "jax_auto"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_only_chooses_elements_has_zeros_and_a_note(name, backend):
+    def step(params, x):
+        def loss(params, x):
+            chosen = md.take(x * params["w"], CHOICES[name](params["scores"]), "a")
+            return md.sum(md.sin(chosen))
+
+        return md.scan(lambda c, x: (c, md.grad(loss)(params, x)), (), x, steps)[1]
+
+    params = {"scores": random([a]), "w": random([a], seed=1)}
+    x = random([steps, a], seed=2)
+    function = md.jit(step, "data:2", "a:data", backend)
+    found = function(params, x)
+    assert not np.asarray(found["scores"]).any()
+    assert np.asarray(found["w"]).any()
+    program = function.lower(params, x)
+    line = CHOICES[name].__code__.co_firstlineno
+    note = (
+        "note: params/scores (f64[a=4]) decides only which elements are chosen, by "
+        f"{name} at tests/test_stops.py:{line}: its gradient is zero"
+    )
+    for report in (str(program), str(explain(program))):
+        assert " ".join(report.split()).count(note) == 1
+
+
+def test_a_choice_beside_a_jump_is_no_excuse():
+    def loss(params):
+        place = md.argmax(params["scores"], "a")
+        return md.sum(md.round(params["w"]) * md.cast(place, "float64"))
+
+    text = message(md.grad(loss), {"scores": random([a]), "w": random([a])})
+    assert "params/w (f64[a=4]) reaches the value only through round at" in text
+    assert "scores" not in text

@@ -108,7 +108,8 @@ class Explanation:
         pads: what is lost where sizes do not divide.
         faster: the next thing to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
-        notes: inputs and results that look like others, but follow other rules of the layout.
+        notes: inputs and results that look like others, but follow other rules of the layout; and
+            inputs that decide a choice only, so that their gradient is zero.
         kept: weights gathered once for both passes, since the peak has room for them.
     """
 
@@ -210,7 +211,7 @@ def explain(
         pads=pads(program, [(part.name, part.held) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
-        notes=tuple(program.details.get("lookalikes", ())),
+        notes=tuple(program.details.get("notes", ())),
         kept=tuple(program.details.get("kept", ())),
     )
 

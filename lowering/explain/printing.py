@@ -70,7 +70,7 @@ class _Printer:
         yield f"{of}: {peak} at the peak, {sent}, {flops}"
         if program.collectives:
             yield _LEGEND
-        for note in program.details.get("lookalikes", ()):
+        for note in program.details.get("notes", ()):
             yield from wrapped("note: ", note, _WIDTH)
         block, inputs, outputs = program.block, program.input_paths, program.output_paths
         yield from self._ends("inputs", list(zip(block.inputs, inputs, strict=True)))
