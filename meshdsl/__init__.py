@@ -2,6 +2,7 @@
 
 from meshdsl.array import NamedArray, Spec, named, spec
 from meshdsl.autodiff import grad, value_and_grad
+from meshdsl.derivatives import hessian_vector_product, jacobian, jvp
 from meshdsl.dims import Dimension, Shape, dims
 from meshdsl.graph import Graph, Tensor
 from meshdsl.inspection import inspect

@@ -43,8 +43,8 @@ def value_and_grad(
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
     tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
     floating-point get None. What the value does not depend on has a gradient of zeros, and so has
-    what is behind `md.stop_gradient`; without `zeros` it is None. So has what only chooses elements,
-    as the indices of `md.top_k` do; reports of the program say so.
+    what is behind `md.stop_gradient`, and what only chooses elements, as the indices of `md.top_k`
+    do, which reports of the program say; without `zeros` it is None.
 
         loss, gradients = md.value_and_grad(loss)(params, batch)
 

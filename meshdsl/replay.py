@@ -47,7 +47,7 @@ class Replay:
                 else:
                     emitted = bind(op.primitive, arguments, op.params)
                     outputs = emitted.outputs
-                    pullback = functools.partial(_gradient, emitted)
+                    pullback = functools.partial(pull_back, emitted)
             self.values.update(zip(op.outputs, outputs, strict=True))
             if any(wanted) and passes(op):
                 depends.update(t for t in op.outputs if is_differentiable(t.dtype))
@@ -92,7 +92,12 @@ class _Step:
     pullback: Callable[[Cotangents, Sequence[bool]], Cotangents]
 
 
-def _gradient(op: Operation, cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
+def pull_back(op: Operation, cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
+    """Emits the gradient of one operation, by its rule.
+
+    Raises:
+        ValueError: it has none.
+    """
     rule = op.primitive.gradient
     if rule is None:
         raise ValueError(

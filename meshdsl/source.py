@@ -21,6 +21,8 @@ _MACHINERY = tuple(
         "trace.py",
         "operators.py",
         "autodiff.py",
+        "derivatives.py",
+        "tangents.py",
         "jit.py",
         "calling.py",
         "signature.py",

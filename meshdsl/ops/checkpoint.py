@@ -27,6 +27,7 @@ from meshdsl.ops.body import is_array, subgraph
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay, passes
+from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.trace import bind, bind_one
 
 
@@ -236,10 +237,22 @@ def _kept_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
     return [*found, *(None for _ in op.outputs)]
 
 
+def _push(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    active = [t is not None for t in tangents]
+    pushed = PushedBody(op.params["body"], active)
+    moving, results = pushed.moving, len(op.outputs)
+    graph = pushed.graph(pushed.taking(0, len(active)), pushed.giving(0, results, moving))
+    operands = with_tangents(arguments, tangents, active)
+    return apart(bind(CHECKPOINT, operands, {**op.params, "body": graph}).outputs, moving)
+
+
 CHECKPOINT = Primitive(
     "checkpoint",
     lambda inputs, params: [(t.shape, t.dtype) for t in params["body"].outputs],
     replay=_replay,
+    push=_push,
 )
 NAME = Primitive(
     "name",

@@ -23,6 +23,7 @@ from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.joint import Joint
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.replay import Cotangents
+from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.trace import bind
 
 
@@ -131,7 +132,22 @@ def _replay(
     return outputs, pullback
 
 
-COND = Primitive("cond", _rule, replay=_replay)
+def _push(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    predicate, *given = arguments
+    active = [t is not None for t in tangents[1:]]
+    bodies = [PushedBody(body, active) for body in op.bodies]
+    moving = [any(both) for both in zip(*(body.moving for body in bodies), strict=True)]
+    branches = _params(
+        body.graph(body.taking(0, len(active)), body.giving(0, len(moving), moving))
+        for body in bodies
+    )
+    operands = [predicate, *with_tangents(given, tangents[1:], active)]
+    return apart(bind(COND, operands, branches).outputs, moving)
+
+
+COND = Primitive("cond", _rule, replay=_replay, push=_push)
 
 
 def _params(branches: Iterable[Graph]) -> dict[str, Graph]:

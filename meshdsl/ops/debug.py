@@ -160,11 +160,18 @@ def _check_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [bind_one(op.primitive, (cotangents[0],))]
 
 
+def _check_tangent(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    return [bind_one(op.primitive, arguments)], [bind_one(op.primitive, tangents)]
+
+
 PRINT = Primitive("print", lambda inputs, params: [(Shape(), np.dtype("int32"))], effect=True)
 CHECK = Primitive(
     "check_finite",
     lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)],
     _check_gradient,
+    push=_check_tangent,
     work=Work.NONE,
     effect=True,
 )

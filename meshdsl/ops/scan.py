@@ -22,6 +22,7 @@ from meshdsl.ops.joint import Joint
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.ops.shape import RENAME
 from meshdsl.replay import Cotangents, passes
+from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.trace import Trace, bind, current, tracing
 
 
@@ -205,7 +206,30 @@ def _replay(
     return emitted.outputs[:results], pullback
 
 
-SCAN = Primitive("scan", _rule, replay=_replay)
+def _push(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    consts, body = op.params["consts"], op.params["body"]
+    last, count = consts + op.params["carries"], len(body.inputs)
+    wanted = [t is not None for t in tangents]
+    active = active_inputs(body, wanted, consts, op.params["carries"])
+    pushed = PushedBody(body, active)
+    moving = [*active[consts:last], *pushed.moving[last - consts :]]
+    bounds = [(0, consts), (consts, last), (last, count)]
+    ends = [(0, last - consts), (last - consts, len(body.outputs))]
+    parts = [with_tangents(arguments[a:b], tangents[a:b], active[a:b]) for a, b in bounds]
+    graph = pushed.graph(
+        [t for a, b in bounds for t in pushed.taking(a, b)],
+        [t for a, b in ends for t in pushed.giving(a, b, moving[a:b])],
+    )
+    params = {**op.params, "body": graph, "consts": len(parts[0]), "carries": len(parts[1])}
+    outputs = bind(SCAN, [t for part in parts for t in part], params).outputs
+    carry, carried = apart(outputs[: len(parts[1])], moving[: last - consts])
+    ys, stacked = apart(outputs[len(parts[1]) :], moving[last - consts :])
+    return [*carry, *ys], [*carried, *stacked]
+
+
+SCAN = Primitive("scan", _rule, replay=_replay, push=_push)
 
 
 class _Parts:
@@ -224,7 +248,7 @@ class _Parts:
     def __init__(
         self, body: Graph, dim: Dimension, consts: int, carries: int, wanted: Sequence[bool]
     ) -> None:
-        active = _active_inputs(body, wanted, consts, carries)
+        active = active_inputs(body, wanted, consts, carries)
         joint = Joint(body, active)
         self.inputs, self._results = joint.inputs, joint.results
         self.seeded = [*active[consts : consts + carries], *joint.active_results[carries:]]
@@ -294,7 +318,7 @@ class _Parts:
         return Graph(inputs, self._backward, tuple(self._outputs)).prune()
 
 
-def _active_inputs(body: Graph, wanted: Sequence[bool], consts: int, carries: int) -> list[bool]:
+def active_inputs(body: Graph, wanted: Sequence[bool], consts: int, carries: int) -> list[bool]:
     """Extends `wanted` to the carries that depend on a wanted input after some iterations."""
     active = list(wanted)
     while True:

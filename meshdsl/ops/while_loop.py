@@ -8,6 +8,7 @@ capture, then the carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.body import check_carry, leaves_of, share_captured, subgraph
 from meshdsl.ops.cond import check_predicate
 from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.scan import active_inputs
 from meshdsl.stops import smooth_ends
+from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.trace import bind
 
 
@@ -30,8 +33,9 @@ def while_loop(condition: Callable[[Any], Tensor], body: Callable[[Any], Any], c
             (x, md.full([], 0, "int32")),
         )
 
-    It has no gradient; for one, use `md.scan` over a fixed number of steps. A condition that never
-    fails runs forever. In reports of costs, it counts as one iteration.
+    It has no gradient, but `md.jvp` goes through it; for a gradient, use `md.scan` over a fixed
+    number of steps. A condition that never fails runs forever. In reports of costs, it counts as
+    one iteration.
 
     Args:
         condition: carry -> a bool tensor without dims: whether to go on.
@@ -81,4 +85,23 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Se
     )
 
 
-WHILE = Primitive("while_loop", _rule, _gradient)
+def _push(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    consts, body, count = op.params["consts"], op.params["body"], len(arguments)
+    active = active_inputs(body, [t is not None for t in tangents], consts, count - consts)
+    pushed, moving = PushedBody(body, active), active[consts:]
+    bounds = [(0, consts), (consts, count)]
+    parts = [with_tangents(arguments[a:b], tangents[a:b], active[a:b]) for a, b in bounds]
+    inputs = [t for a, b in bounds for t in pushed.taking(a, b)]
+    of_condition = dict(zip(pushed.inputs, op.params["condition"].inputs, strict=True))
+    asked = tuple(of_condition.get(t, Tensor(t.shape, t.dtype, t.source)) for t in inputs)
+    params = {
+        "condition": replace(op.params["condition"], inputs=asked),
+        "body": pushed.graph(inputs, pushed.giving(0, len(moving), moving)),
+        "consts": len(parts[0]),
+    }
+    return apart(bind(WHILE, [*parts[0], *parts[1]], params).outputs, moving)
+
+
+WHILE = Primitive("while_loop", _rule, _gradient, push=_push)

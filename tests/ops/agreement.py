@@ -41,19 +41,50 @@ def run(function: Callable, *inputs: Any, backend: str = "numpy", **kwargs: Any)
     return md.jit(function, backend=backend, **kwargs)(*inputs)
 
 
+def assert_tangents_agree(
+    function: Callable,
+    reference: Callable,
+    inputs: Sequence[md.NamedArray],
+    wrt: Sequence[int],
+    tolerance: float = TOLERANCE,
+) -> None:
+    """The derivative along a direction is that of `jax.jvp`."""
+    ways = [random(inputs[i].dims, seed=50 + i) for i in wrt]
+
+    def along(function: Callable, given: Sequence[Any], ways: Sequence[Any], jvp: Callable) -> Any:
+        def moving(*moved: Any) -> Any:
+            full = list(given)
+            for i, one in zip(wrt, moved, strict=True):
+                full[i] = one
+            return function(*full)
+
+        return jvp(moving, tuple(given[i] for i in wrt), tuple(ways))[1]
+
+    def ours(given: Sequence[Any], ways: Sequence[Any]) -> Any:
+        return along(function, given, ways, md.jvp)
+
+    found = run(ours, list(inputs), ways)
+    arrays = [np.asarray(a.data) for a in inputs]
+    expected = along(reference, arrays, [way.data for way in ways], jax.jvp)
+    assert_close(found, expected, tolerance)
+
+
 def assert_agree(
     function: Callable,
     reference: Callable,
     *inputs: md.NamedArray,
     order: int = 1,
     tolerance: float = TOLERANCE,
+    forward: bool = True,
 ) -> None:
     """Values and derivatives of `function` are those of `reference`.
 
     Args:
         function: of tensors, to one floating-point tensor.
         reference: of arrays, to an array with axes in the order of the tensor's dims.
-        order: 0: values; 1: gradients by all floating-point inputs; 2: gradients of those as well.
+        order: 0: values; 1: gradients by all floating-point inputs, and the derivative along a
+            direction; 2: gradients of those gradients as well.
+        forward: whether the reference has derivatives along directions.
     """
     arrays = [np.asarray(a.data) for a in inputs]
     value = run(function, *inputs)
@@ -73,6 +104,8 @@ def assert_agree(
     gradient, expected_gradient = md.grad(ours, wrt), jax.grad(theirs, wrt)
     for mine, other in zip(run(gradient, *inputs), expected_gradient(*arrays), strict=True):
         assert_close(mine, other, tolerance)
+    if forward:
+        assert_tangents_agree(function, reference, inputs, wrt, tolerance)
     if order == 1:
         return
     again = [random(inputs[i].dims, seed=7 + i) for i in wrt]

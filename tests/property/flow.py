@@ -103,6 +103,22 @@ def gradient(author: Author) -> None:
     author.keep(md.tanh(md.grad(body)(x)))
 
 
+def direction(author: Author) -> None:
+    if author.depth > 1:
+        return
+    x, captured = author.operand(), author.operand()
+
+    def body(t: Tensor) -> Tensor:
+        inner = author.inside()
+        inner.keep(t, author.bounds[x])
+        inner.keep(captured, author.bounds[captured])
+        for _ in range(author.rng.integers(1, 3)):
+            draw_step(inner)
+        return inner.one(inner.unused or inner.live)
+
+    author.keep(md.tanh(md.jvp(body, (x,), (md.cos(x),))[1]))
+
+
 def cond(author: Author) -> None:
     if author.depth > 1:
         return
@@ -182,6 +198,7 @@ OPERATIONS = {
     scan: 2.0,
     checkpoint: 1.0,
     gradient: 0.4,
+    direction: 0.5,
     cond: 0.8,
     while_loop: 0.8,
     map_: 0.5,

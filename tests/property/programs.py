@@ -41,6 +41,7 @@ class Case:
     layout: Layout
     options: tuple[Options, ...]
     graph: Graph
+    trains: bool  # a step of training, else an expression with its gradient
     differentiable: bool  # without stop_gradient, so that finite differences tell the gradient
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ def make_case(number: int) -> Case:
     rng = np.random.default_rng([number, 3])
     layout = _layout(rng, graph, mesh, storage=trains)
     options = tuple(_options(rng) for _ in range(2 if rng.random() < 0.3 else 1))
-    return Case(number, function, inputs, mesh, layout, options, graph, differentiable)
+    return Case(number, function, inputs, mesh, layout, options, graph, trains, differentiable)
 
 
 def _expression(

@@ -4,7 +4,8 @@
 to 4999. Without the options, a sample that changes from day to day is run.
 
 Every case is run by the numpy backend on one device and on its mesh, lowered in each way that it
-draws, with NaN in all pads, and its gradient is compared with finite differences. Compilation takes
+draws, with NaN in all pads, and its gradient is compared with finite differences and with its
+derivative in forward mode. Compilation takes
 most of the time, so only some cases run on the other backends: every fourth, or `--jax_every`, on
 JAX, others on TensorFlow (`--tf_every`), on host devices and as the program of a TPU, which XLA:CPU
 runs in this process. A case that fails is shrunk, and shown as Python to paste.
@@ -74,6 +75,8 @@ def check(case: Case, backends: Sequence[str] = ("numpy", "jax")) -> None:
             compare(found, expected, f"{backend} on {case.mesh}, {options}")
     if case.differentiable:
         check_gradient(case, single, expected)
+    if not case.trains:
+        check_tangent(case, expected)
 
 
 def compare(found, expected, what: str) -> None:
@@ -116,6 +119,26 @@ def check_gradient(case: Case, single, expected) -> None:
             return
         seen.append((slope, told))
     raise AssertionError(f"finite differences and gradient: {seen}")
+
+
+def check_tangent(case: Case, expected) -> None:
+    """Forward mode along a random direction gives the slope that the gradient tells."""
+    rng = np.random.default_rng([case.number, 5])
+    gradients = {name: np.asarray(g) for name, g in expected["gradients"].items()}
+    ways = {
+        n: md.named(rng.uniform(-1, 1, g.shape), case.inputs[n].dims) for n, g in gradients.items()
+    }
+
+    def along(inputs, ways):
+        def loss(moving):
+            return case.function({**inputs, **moving})["loss"]
+
+        return md.jvp(loss, ({name: inputs[name] for name in ways},), (ways,))[1]
+
+    found = float(md.jit(along, backend="numpy")(case.inputs, ways))
+    told = sum(float((ways[name].data * g).sum()) for name, g in gradients.items())
+    scale = max(1.0, abs(float(expected["loss"])), abs(told))
+    assert abs(found - told) <= 1e-8 * scale, f"forward mode: {found}, gradient: {told}"
 
 
 def _moved(inputs, ways, step):
