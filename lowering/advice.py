@@ -86,7 +86,9 @@ def _tensors(graph: Graph, made: set[Tensor]) -> Iterator[LabelledTensor]:
 
 def _warn(text: str, category: type[Warning]) -> None:
     frame = sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("meshdsl."):
+    # Decorators made by contextlib stand between our frames.
+    ours = ("meshdsl.", "contextlib")
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(ours):
         frame = frame.f_back
     place = frame.f_code.co_filename, frame.f_lineno
     warnings.warn_explicit(text, category, *place, registry=_told)

@@ -110,7 +110,7 @@ def test_what_is_cast_before_it_is_gathered_is_cast_ahead():
 
 def test_gathers_of_what_the_body_computes_stay():
     def body(x, w):
-        near = md.exp(-md.square(x - x.rename(length="other")))
+        near = md.exp(-md.square(md.outer(md.subtract, x, x.rename(length="other"))))
         return w * md.sum(near, "other"), None
 
     def function(x, w):
