@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +266,10 @@ def wire_of(instruction: Instruction, mesh: Mesh) -> float:
     return wire_bytes(instruction.op, payload, mesh.extent(instruction.params["axes"]))
 
 
+# Functions of the caller's, and trees whose nodes are classes of the caller's.
+_OF_PROCESS = ("compile", "blame", "output_tree")
+
+
 @dataclass(frozen=True, eq=False)
 class SpmdProgram:
     """A lowered program: the block all devices run, and how its ends meet the user's arguments."""
@@ -293,7 +297,18 @@ class SpmdProgram:
 
     def compile(self) -> Any:
         """Compiles the program with the backend it was lowered for; see `meshdsl.jit`."""
+        if "compile" not in self.details:
+            raise ValueError(
+                f"program `{self.name}` was unpickled, without the function that it came from: "
+                "lower that again to compile it, or run the program with the numpy backend's "
+                "Executable(program).call_flat(arrays)"
+            )
         return self.details["compile"](self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled: all but what belongs to this process, and what is cached."""
+        kept = {key: one for key, one in self.details.items() if key not in _OF_PROCESS}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"details": kept}
 
     def _collective(self, instruction: Instruction, times: int) -> Collective:
         axes = tuple(instruction.params["axes"])

@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from meshdsl.cuts import Cuts, unpad
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, short
+from meshdsl.idioms import answer_jax, refuse
 from meshdsl.mesh import Mesh
 from meshdsl.operators import NamedOperators
 
@@ -109,6 +110,13 @@ class NamedArray(NamedOperators):
     def __bool__(self) -> bool:
         return bool(self._number())
 
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form else str(self)
+
+    @property
+    def __jax_array__(self) -> Any:
+        return answer_jax(f"{self!r}, whose dims have names", "give its data: x.unpadded()")
+
     def item(self) -> Any:
         """Returns the only element as a Python number."""
         return self._number().item()
@@ -144,6 +152,16 @@ class NamedArray(NamedOperators):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Shows the numbers in a notebook."""
         printer.text(str(self))
+
+
+def need_every_dim(array: NamedArray) -> None:
+    """Raises ValueError unless the data have the dims that are named, as under `jax.vmap`."""
+    if len(array.data.shape) != len(array.dims):
+        refuse(
+            f"the data of {array!r} have shape {tuple(array.data.shape)} here: jax.vmap hides a "
+            "dim or adds one, which names do not see; leave it out, as operations work along all "
+            "dims, or map over x.data and name it inside: md.named(data, dims)"
+        )
 
 
 class Spec:

@@ -21,6 +21,7 @@ from meshdsl.ops.body import is_array, leaves_of, subgraph
 from meshdsl.ops.checkpoint import name
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
+from meshdsl.source import definition
 from meshdsl.stops import stopped_at
 from meshdsl.trace import current
 
@@ -65,7 +66,7 @@ def value_and_grad(
             for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
                 full[number] = part
             result = function(*full)
-            value, aux = _value_and_aux(result, has_aux)
+            value, aux = _value_and_aux(function, result, has_aux)
             return [value, aux]
 
         graph, consts, structure = subgraph(of_leaves, inputs)
@@ -115,13 +116,15 @@ def _nothing(like: Tensor, zeros: bool) -> Tensor | None:
     return creation.zeros(like.shape, like.dtype) if zeros else None
 
 
-def _value_and_aux(result: Any, has_aux: bool) -> tuple[Tensor, Any]:
+def _value_and_aux(function: Callable, result: Any, has_aux: bool) -> tuple[Tensor, Any]:
+    name = f"`{getattr(function, '__name__', type(function).__name__)}` ({definition(function)})"
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise ValueError("with has_aux, the function must return a pair: (value, aux)")
+        raise ValueError(f"with has_aux, the function {name} must return a pair: (value, aux)")
     value, aux = result if has_aux else (result, None)
     if not isinstance(value, Tensor):
         hint = "; with more results, return (value, aux) and pass has_aux=True"
-        raise ValueError(f"the function must return one tensor, not a {type(value).__name__}{hint}")
+        kind = type(value).__name__
+        raise ValueError(f"the function {name} must return one tensor, not a {kind}{hint}")
     return value, aux
 
 

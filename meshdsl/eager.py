@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from meshdsl.array import NamedArray
+from meshdsl.array import NamedArray, need_every_dim
 from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.jit import Runnable, bare
@@ -163,6 +163,8 @@ def _prepare(
     arrays: Sequence[NamedArray],
 ) -> _Call:
     """Traces a call and finds or compiles its program."""
+    for array in arrays:
+        need_every_dim(array)
     trace = ArrayTrace()
     with tracing(trace):
         outputs, tree = leaves_of(function(*args, **kwargs))

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
+from meshdsl.idioms import answer_jax, by_name, refuse
 from meshdsl.operators import NamedOperators
 from meshdsl.source import UNKNOWN, Source
 
@@ -57,7 +58,33 @@ class Tensor(NamedOperators):
             "`not` cannot use it; write md.where(...), md.cond(...), `&`, `|` or `~`"
         )
 
+    def __int__(self) -> int:
+        refuse(f"the value of {self} is not known while tracing: {_LATER}")
+
+    __float__ = __complex__ = __index__ = __int__
+
+    def __format__(self, form: str) -> str:
+        if form:
+            refuse(f"the value of {self} is not known while tracing: {_LATER}, or md.print(x)")
+        return str(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        refuse(f"the numbers of {self} are not known while tracing: {_LATER}")
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return by_name(function, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        refuse(f"np.{function.__name__} does not know traced tensors: see md's operations")
+
+    @property
+    def __jax_array__(self) -> Any:
+        return answer_jax(f"the traced tensor {self}", "md.jit(f).as_jax(...) for JAX around it")
+
     __hash__ = object.__hash__
+
+
+_LATER = "compute with tensors, or return it from the traced function and read the result"
 
 
 class Work(enum.IntEnum):

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from meshdsl import mirrors
-from meshdsl.array import NamedArray, Spec, wide
+from meshdsl.array import NamedArray, Spec, need_every_dim, wide
 from meshdsl.calling import MISS, Direct, Order
 from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape, did_you_mean
@@ -31,7 +31,7 @@ from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of
 from meshdsl.signature import Signature, Trees, paths_of, taking_leaves
-from meshdsl.source import UNKNOWN, Source
+from meshdsl.source import definition
 from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
@@ -355,11 +355,38 @@ class Jitted:
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)
         leaves, signature = self.flatten(args, kwargs)
+        data = [leaf.data if type(leaf) is NamedArray else leaf for leaf in leaves]
+        if any(isinstance(each, jax.core.Tracer) for each in data):
+            return self._inside_jax(leaves, signature)
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compile(signature)
         self._direct.note(compiled, leaves)
         return compiled.run(leaves)
+
+    def _inside_jax(self, leaves: Sequence[Any], signature: Signature) -> Any:
+        """Runs on what JAX traces (`jax.jit`, `jax.grad`): the program becomes part of that.
+
+        Raises:
+            ValueError: the backend is not JAX's, or the arrays lack a dim, as under `jax.vmap`.
+        """
+        if self.backend not in ("jax", "jax_auto"):
+            raise ValueError(
+                f"{self.name} is compiled for backend {self.backend!r}, which cannot run inside of "
+                "what JAX traces: call it outside, or use backend='jax'"
+            )
+        arrays = [
+            leaf if isinstance(leaf, NamedArray) else NamedArray(leaf, shape)
+            for leaf, (shape, _) in zip(leaves, signature.avals, strict=True)
+        ]
+        for array in arrays:
+            need_every_dim(array)
+        program = self._lower(signature)
+        run = self._backend.function(program, self._devices)
+        results = run(*[array.unpadded() for array in arrays])
+        tree = program.details["output_tree"]
+        ends = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
+        return tree.unflatten([NamedArray(data, value.shape) for data, value in ends])
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """Returns the graph for arguments like these (`md.spec` leaves will do)."""
@@ -434,7 +461,7 @@ class Jitted:
     def _trace(self, signature: Signature) -> tuple[Graph, Any]:
         trace = Trace()
         with tracing(trace):
-            source = _definition(self.function)
+            source = definition(self.function)
             inputs = [trace.input(shape, dtype, source) for shape, dtype in signature.avals]
             arguments = jax.tree.unflatten(signature.tree, inputs)
             call = self._parameters.bind_partial()
@@ -528,12 +555,6 @@ class Jitted:
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled
         return compiled
-
-
-def _definition(function: Callable) -> Source:
-    """Returns the line at which a function is defined; its arguments are told with it."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else UNKNOWN
 
 
 def _devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:

@@ -5,10 +5,10 @@ Everything here is a spelling of a function in `meshdsl.ops`; broadcasting is by
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from meshdsl.idioms import Idioms, need_names, ops
 
 if TYPE_CHECKING:
     from meshdsl.dims import DimLike, DimsLike
@@ -17,123 +17,116 @@ if TYPE_CHECKING:
 Operand = Any  # a Tensor, a NamedArray or a Python number
 
 
-@functools.cache
-def _ops() -> ModuleType:
-    import meshdsl.ops as ops  # the ops build tensors, and tensors spell ops: one is imported late
-
-    return ops
-
-
-class NamedOperators:
+class NamedOperators(Idioms):
     """Operators and methods of tensors."""
 
     __slots__ = ()
     __array_priority__ = 1000  # numpy leaves `array * tensor` to us
 
     def __add__(self, other: Operand) -> Tensor:
-        return _ops().add(self, other)
+        return ops().add(self, other)
 
     def __radd__(self, other: Operand) -> Tensor:
-        return _ops().add(other, self)
+        return ops().add(other, self)
 
     def __sub__(self, other: Operand) -> Tensor:
-        return _ops().subtract(self, other)
+        return ops().subtract(self, other)
 
     def __rsub__(self, other: Operand) -> Tensor:
-        return _ops().subtract(other, self)
+        return ops().subtract(other, self)
 
     def __mul__(self, other: Operand) -> Tensor:
-        return _ops().multiply(self, other)
+        return ops().multiply(self, other)
 
     def __rmul__(self, other: Operand) -> Tensor:
-        return _ops().multiply(other, self)
+        return ops().multiply(other, self)
 
     def __truediv__(self, other: Operand) -> Tensor:
-        return _ops().divide(self, other)
+        return ops().divide(self, other)
 
     def __rtruediv__(self, other: Operand) -> Tensor:
-        return _ops().divide(other, self)
+        return ops().divide(other, self)
 
     def __mod__(self, other: Operand) -> Tensor:
-        return _ops().remainder(self, other)
+        return ops().remainder(self, other)
 
     def __floordiv__(self, other: Operand) -> Tensor:
-        return _ops().floor_divide(self, other)
+        return ops().floor_divide(self, other)
 
     def __rfloordiv__(self, other: Operand) -> Tensor:
-        return _ops().floor_divide(other, self)
+        return ops().floor_divide(other, self)
 
     def __divmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
-        return _ops().divmod(self, other)
+        return ops().divmod(self, other)
 
     def __rdivmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
-        return _ops().divmod(other, self)
+        return ops().divmod(other, self)
 
     def __pow__(self, other: Operand) -> Tensor:
-        return _ops().power(self, other)
+        return ops().power(self, other)
 
     def __rpow__(self, other: Operand) -> Tensor:
-        return _ops().power(other, self)
+        return ops().power(other, self)
 
     def __rmod__(self, other: Operand) -> Tensor:
-        return _ops().remainder(other, self)
+        return ops().remainder(other, self)
 
     def __neg__(self) -> Tensor:
-        return _ops().negative(self)
+        return ops().negative(self)
 
     def __abs__(self) -> Tensor:
-        return _ops().abs(self)
+        return ops().abs(self)
 
     def __lt__(self, other: Operand) -> Tensor:
-        return _ops().less(self, other)
+        return ops().less(self, other)
 
     def __le__(self, other: Operand) -> Tensor:
-        return _ops().less_equal(self, other)
+        return ops().less_equal(self, other)
 
     def __gt__(self, other: Operand) -> Tensor:
-        return _ops().greater(self, other)
+        return ops().greater(self, other)
 
     def __ge__(self, other: Operand) -> Tensor:
-        return _ops().greater_equal(self, other)
+        return ops().greater_equal(self, other)
 
     def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]
-        return _ops().equal(self, other)
+        return ops().equal(self, other)
 
     def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
-        return _ops().not_equal(self, other)
+        return ops().not_equal(self, other)
 
     def __and__(self, other: Operand) -> Tensor:
-        return _ops().bit_and(self, other)
+        return ops().bit_and(self, other)
 
     def __or__(self, other: Operand) -> Tensor:
-        return _ops().bit_or(self, other)
+        return ops().bit_or(self, other)
 
     def __rand__(self, other: Operand) -> Tensor:
-        return _ops().bit_and(other, self)
+        return ops().bit_and(other, self)
 
     def __ror__(self, other: Operand) -> Tensor:
-        return _ops().bit_or(other, self)
+        return ops().bit_or(other, self)
 
     def __xor__(self, other: Operand) -> Tensor:
-        return _ops().bit_xor(self, other)
+        return ops().bit_xor(self, other)
 
     def __rxor__(self, other: Operand) -> Tensor:
-        return _ops().bit_xor(other, self)
+        return ops().bit_xor(other, self)
 
     def __lshift__(self, other: Operand) -> Tensor:
-        return _ops().shift_left(self, other)
+        return ops().shift_left(self, other)
 
     def __rlshift__(self, other: Operand) -> Tensor:
-        return _ops().shift_left(other, self)
+        return ops().shift_left(other, self)
 
     def __rshift__(self, other: Operand) -> Tensor:
-        return _ops().shift_right(self, other)
+        return ops().shift_right(self, other)
 
     def __rrshift__(self, other: Operand) -> Tensor:
-        return _ops().shift_right(other, self)
+        return ops().shift_right(other, self)
 
     def __invert__(self) -> Tensor:
-        return _ops().bit_not(self)
+        return ops().bit_not(self)
 
     def __iter__(self) -> Iterator:
         raise TypeError(
@@ -142,49 +135,58 @@ class NamedOperators:
 
     def __getitem__(self, key: Any) -> Tensor:
         """Returns a part of one dim: `x["length", 1:5]`, `x["length", 0]`."""
-        return _ops().slicing.pick(self, key)
+        return ops().slicing.pick(self, key)
 
     def rename(self, mapping: dict[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
-        return _ops().rename(self, mapping, **names)
+        return ops().rename(self, mapping, **names)
 
     def split(self, dim: DimLike, into: DimsLike) -> Tensor:
-        return _ops().split(self, dim, into)
+        return ops().split(self, dim, into)
 
     def merge(self, dims: DimsLike, into: DimLike) -> Tensor:
-        return _ops().merge(self, dims, into)
+        return ops().merge(self, dims, into)
 
     def broadcast(self, dims: DimsLike) -> Tensor:
-        return _ops().broadcast(self, dims)
+        return ops().broadcast(self, dims)
 
     def transpose(self, dims: DimsLike) -> Tensor:
-        return _ops().transpose(self, dims)
+        return ops().transpose(self, dims)
 
     def cast(self, dtype: Any) -> Tensor:
-        return _ops().cast(self, dtype)
+        return ops().cast(self, dtype)
 
-    def sum(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().sum(self, over)
+    def sum(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "sum")
+        return ops().sum(self, over)
 
-    def mean(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().mean(self, over)
+    def mean(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "mean")
+        return ops().mean(self, over)
 
-    def max(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().max(self, over)
+    def max(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "max")
+        return ops().max(self, over)
 
-    def min(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().min(self, over)
+    def min(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "min")
+        return ops().min(self, over)
 
-    def prod(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().prod(self, over)
+    def prod(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "prod")
+        return ops().prod(self, over)
 
-    def any(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().any(self, over)
+    def any(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "any")
+        return ops().any(self, over)
 
-    def all(self, over: DimsLike | None = None) -> Tensor:
-        return _ops().all(self, over)
+    def all(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+        need_names(axis, "all")
+        return ops().all(self, over)
 
-    def argmax(self, dim: DimLike) -> Tensor:
-        return _ops().argmax(self, dim)
+    def argmax(self, dim: DimLike = "", **axis: Any) -> Tensor:
+        need_names(axis, "argmax")
+        return ops().argmax(self, dim)
 
-    def argmin(self, dim: DimLike) -> Tensor:
-        return _ops().argmin(self, dim)
+    def argmin(self, dim: DimLike = "", **axis: Any) -> Tensor:
+        need_names(axis, "argmin")
+        return ops().argmin(self, dim)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.dims import Shape
+from meshdsl.dims import Shape, did_you_mean
 from meshdsl.dtypes import short
 from meshdsl.module import path_of
 
@@ -33,9 +33,9 @@ class Signature:
         if given == self:
             return
         if given.tree != self.tree:
+            told = _differences(self.tree, given.tree)
             raise ValueError(
-                "the arguments have another structure than the traced ones:\n"
-                f"  traced  {self.tree}\n  given   {given.tree}"
+                "\n".join(["the arguments have another structure than the traced ones:", *told])
             )
         paths = paths_of(self.tree)
         problems = [
@@ -140,6 +140,28 @@ def _misfit(leaf: Any, shape: Shape, dtype: np.dtype) -> str:
         rows = zip(shape, leaf.shape, strict=True)
         sizes = ", ".join(f"{dim.name}={size}" for dim, size in rows)
     return f"{wanted}, given {leaf.dtype}[{sizes}]"
+
+
+def _differences(traced: Any, given: Any) -> list[str]:
+    """Returns one line per leaf that only one of two structures has, or else what differs."""
+    had, has = paths_of(traced), paths_of(given)
+    lines = [f"  {path}: missing" for path in had if path not in has]
+    lines += [f"  {path}: not expected{did_you_mean(path, had)}" for path in has if path not in had]
+    return lines or [f"  {line}" for line in _nodes(traced, given)]
+
+
+def _nodes(traced: Any, given: Any) -> list[str]:
+    """Returns how nodes differ whose leaves have the same paths: in kind, or in static fields."""
+    had, has = traced.node_data(), given.node_data()
+    if had != has:
+        kinds = ["an array" if data is None else data[0].__name__ for data in (had, has)]
+        if kinds[0] != kinds[1]:
+            return [f"traced with {kinds[0]}, given {kinds[1]}"]
+        return [f"{kinds[0]}: traced with the static fields {had[1]}, given {has[1]}"]
+    mine, others = traced.children(), given.children()
+    if len(mine) != len(others):
+        return [f"{had[0].__name__}: traced with {len(mine)} parts, given {len(others)}"]
+    return [line for pair in zip(mine, others, strict=True) for line in _nodes(*pair)]
 
 
 def paths_of(tree: Any) -> list[str]:

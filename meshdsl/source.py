@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import os
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
+import numpy as np
 
 _ROOT = os.path.dirname(os.path.abspath(__file__))
 # Frames in these places are machinery; the line a user wants is the first one outside of them.
@@ -20,6 +23,7 @@ _MACHINERY = tuple(
         "graph.py",
         "trace.py",
         "operators.py",
+        "idioms.py",
         "autodiff.py",
         "derivatives.py",
         "tangents.py",
@@ -33,7 +37,12 @@ _MACHINERY = tuple(
         "policy.py",
     )
 )
-_OUTSIDE = (os.path.dirname(jax.__file__) + os.sep, f"{os.sep}contextlib.py", "<string>")
+_OUTSIDE = (
+    os.path.dirname(jax.__file__) + os.sep,
+    os.path.dirname(np.__file__) + os.sep,
+    f"{os.sep}contextlib.py",
+    "<string>",
+)
 _is_machinery: dict[str, bool] = {}
 
 
@@ -95,6 +104,12 @@ def caller() -> Source:
             break
         frame = frame.f_back
     return UNKNOWN
+
+
+def definition(function: Any) -> Source:
+    """Returns the line at which a function is defined; UNKNOWN for what has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else UNKNOWN
 
 
 def _shorten(path: str) -> str:

@@ -266,7 +266,7 @@ def test_arrays_have_no_first_dim():
         "NamedArray(f64[b=4]) has no first dim to go through; name one, as in "
         "md.unstack(x, 'batch')"
     )
-    with pytest.raises(TypeError, match="has no len"):
+    with pytest.raises(TypeError, match="has no first dim to count"):
         len(x)
     assert [float(one) for one in md.unstack(x, "b")] == [0, 1, 2, 3]
 

@@ -278,8 +278,34 @@ def test_arguments_that_differ_from_the_traced_ones_are_told_together():
         "  x: traced as f64[a=4], given f64[b=2]\n"
         "  y: traced as f64[a=4, b=2], given f32[a=4, b=2]"
     )
-    with pytest.raises(ValueError, match="the arguments have another structure than the traced"):
+    with pytest.raises(ValueError) as error:
         compiled([random([a])], random([a, b]))
+    assert str(error.value) == (
+        "the arguments have another structure than the traced ones:\n"
+        "  x: missing\n"
+        "  x/0: not expected"
+    )
+
+
+def test_arguments_of_another_structure_are_told_by_their_paths():
+    class Scale(md.Module):
+        x: md.Tensor
+        by: int = md.static(default=2)
+
+    x = random([a])
+    given = {"batch": {"image": x}, "m": Scale(x), "l": [x]}
+    compiled = md.jit(lambda tree: tree, backend="numpy").lower(given).compile()
+    for change, text in [
+        ({"batch": {"imag": x}}, "tree/batch/image: missing"),
+        ({"batch": {"imag": x}}, "tree/batch/imag: not expected. Did you mean `tree/batch/image`"),
+        ({"batch": {"image": x, "label": x}}, "  tree/batch/label: not expected"),
+        ({"m": Scale(x, by=3)}, "  Scale: traced with the static fields (2,), given (3,)"),
+        ({"l": (x,)}, "  traced with list, given tuple"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            compiled(given | change)
+        assert text in str(error.value)
+        assert "PyTreeDef" not in str(error.value)
 
 
 def test_a_mesh_larger_than_the_machine_is_told_with_the_flag():

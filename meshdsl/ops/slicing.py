@@ -18,6 +18,7 @@ from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, is_integer, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.idioms import refuse
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, as_tensor
 from meshdsl.ops.elementwise import add, cast, clip, remainder, where
@@ -321,10 +322,28 @@ def _scalar(value: Any, role: str) -> Tensor:
     return tensor
 
 
+def _how_to_pick(x: Tensor, key: Any) -> str:
+    """Returns what to write instead of `x[0]`, `x[:, 0]` or `x[mask]`."""
+    names = x.shape.names or ("length",)
+    if isinstance(getattr(key, "dims", None), Shape) and key.dtype == np.bool_:
+        return "a mask leaves a size that depends on numbers: write md.where(mask, x, 0)"
+    dim, part = names[0], "0" if isinstance(key, int) else "1:5"
+    whole = builtins.slice(None)
+    if isinstance(key, tuple) and len(key) <= len(names):
+        picked = [(n, k) for n, k in zip(names, key, strict=False) if k != whole]
+        if picked and all(type(k) is int for _, k in picked):
+            said = "".join(f"[{name!r}, {k}]" for name, k in picked)
+            return f"dims have names, not numbers: write x{said}"
+    if isinstance(key, str):
+        dim = key
+    return f"name the dim and what of it: write x[{dim!r}, {part}]"
+
+
 def pick(x: Tensor, key: Any) -> Tensor:
     """Returns `x["length", 1:5]` (a slice), `x["length", 0]` or `x["length", indices]`."""
-    if not (isinstance(key, tuple) and len(key) == 2):
-        raise ValueError('write x["length", 1:5] or x["length", 0], a dim and what of it')
+    named_first = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str | Dimension)
+    if not named_first:
+        refuse(_how_to_pick(x, key))
     dim, chosen = key
     if isinstance(chosen, builtins.slice):
         step = 1 if chosen.step is None else chosen.step

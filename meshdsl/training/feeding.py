@@ -306,6 +306,9 @@ def _stacked(group: list[dict[str, NamedArray]]) -> dict[str, NamedArray]:
         ValueError: a batch differs from the one before; the first difference is told.
     """
     found = {}
+    for batch in group:
+        if {*batch} != {*group[0]}:
+            raise ValueError(f"batches differ: one has {sorted(group[0])}, one {sorted(batch)}")
     for name, first in group[0].items():
         arrays = [batch[name] for batch in group]
         for array in arrays:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
+from meshdsl.dtypes import is_float
 from meshdsl.graph import Tensor
 from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
+from meshdsl.source import definition
 from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
@@ -155,7 +157,8 @@ def _with_policy(loss: Loss, policy: Policy | None) -> Callable[[Any, Any], tupl
         if policy is not None:
             params, batch = policy.to_compute(params), policy.to_compute(batch)
         result = loss(params, batch)
-        value, more = result if isinstance(result, tuple) else (result, {})
+        value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        _check_loss(loss, value, more)
         _check_added(more)
         return (policy.to_output(value) if policy is not None else value), more
 
@@ -233,6 +236,23 @@ def _check_state(state: TrainState, guarded: bool, scaling: LossScaling | None) 
 
 def _as_float32(metrics: Metrics) -> Metrics:
     return {name: ops.cast(value, "float32") for name, value in metrics.items()}
+
+
+def _check_loss(loss: Loss, value: Any, more: Any) -> None:
+    """Raises ValueError, with the line of the loss function, unless it returns what it must."""
+    problem = ""
+    if not isinstance(value, Tensor):
+        problem = f"a {type(value).__name__}"
+    elif value.shape or not is_float(value.dtype):
+        problem = f"{value}, made at {value.source}; reduce it, as in md.mean(x)"
+    elif not isinstance(more, Mapping):
+        problem = f"a {type(more).__name__} beside the loss"
+    if problem:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(
+            f"the loss function `{name}` ({definition(loss)}) returns {problem}. It must return "
+            "a floating-point tensor without dims, or a pair of that and {name: metric}"
+        )
 
 
 def _check_added(more: Metrics) -> None:

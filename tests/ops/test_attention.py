@@ -22,8 +22,9 @@ V = random([batch, memory, heads, value], seed=3)
 ATTEND = ("attention", "attention_gradient")
 RNG = np.random.default_rng(0)
 BIAS = random([heads, length, memory], seed=4)
-MASK = md.named(RNG.random((2, 6, 9)) < 0.6, [batch, length, memory])
-MASK.data[1, 2] = False  # a query that sees nothing
+SEEN = RNG.random((2, 6, 9)) < 0.6
+SEEN[1, 2] = False  # a query that sees nothing
+MASK = md.named(SEEN, [batch, length, memory])
 SEGMENTS = md.named(RNG.integers(0, 3, (2, 6)).astype(np.int32), [batch, length])
 OF_MEMORY = md.named(RNG.integers(0, 2, (2, 9)).astype(np.int32), [batch, memory])
 SCATTERED = md.named(np.array([8, 0, 3, -1, 5, 2], np.int32), [length])

@@ -379,3 +379,24 @@ def test_half_precision_is_scaled_until_it_fits():
     assert line["skipped_steps"] == 1 + np.log2(2.0**24 / line["loss_scale"])  # hysteresis of 2
     assert line["params_norm"] > 0 and line["num_zeros"] == 0
     assert result.losses[-1] < result.losses[0]
+
+
+def test_a_mesh_may_be_sizes_or_one_of_jax():
+    expected = run(backend="jax").losses
+    axes = jax.sharding.AxisType.Auto
+    for mesh in ({"data": 2}, jax.make_mesh((2,), ("data",), axis_types=(axes,))):
+        found = run(backend="jax", mesh=mesh, layout="batch:data").losses
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_a_batch_with_other_entries_is_told():
+    first, second = classifier.batches(2)
+    name = next(iter(first))
+    other = {**second, "extra": second[name]}
+    dims = {**classifier.BATCH_DIMS, "extra": classifier.BATCH_DIMS[name]}
+    with pytest.raises(ValueError, match="batch/extra: not expected"):
+        run([first, other], batch_dims=dims, steps=2)
+    with pytest.raises(
+        ValueError, match=r"batches differ: one has \[.*\], one \['answer', 'extra'"
+    ):
+        run([first, other], batch_dims=dims, steps=2, steps_per_call=2)

@@ -115,3 +115,27 @@ def test_what_the_loss_function_adds_must_fit():
         "  metric `grad_norm` has dims [hidden=8]; reduce it first, as in md.mean(x)\n"
         "  metric `grad_norm` has the name of a metric of the step"
     )
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (lambda x: x, r"f32\[batch=\d+.*\], made at .*; reduce it, as in md.mean\(x\)"),
+        (lambda x: None, "a NoneType"),
+        (lambda x: [md.sum(x)], "a list"),
+        (lambda x: 3.0, "a float"),
+        (lambda x: (md.sum(x), x), "a Tensor beside the loss"),
+        (lambda x: (md.sum(x), {}, {}), "a tuple"),
+        (lambda x: md.argmax(md.sum(x, "batch"), md.sum(x, "batch").dims[0]), "s32"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_told_with_its_line(returned, text):
+    def not_a_loss(params, batch):
+        return returned(batch["image"])
+
+    step = make_train_step(not_a_loss, AdamW(0.1))
+    state = md.jit(create(classifier.init, AdamW(0.1)), backend="numpy")(md.random.key(0))
+    place = rf"tests/training/test_step.py:{not_a_loss.__code__.co_firstlineno}"
+    with pytest.raises(ValueError, match=rf"`not_a_loss` \({place}\) returns {text}") as error:
+        md.jit(step, backend="numpy").trace(state, classifier.BATCH)
+    assert "or a pair of that and {name: metric}" in str(error.value)

@@ -126,7 +126,9 @@ class Executable:
             leaves: arrays; those with pads as NamedArrays.
         """
         placed = [
-            leaf if getattr(leaf, "sharding", None) == at.sharding and not at.cuts else at.put(leaf)
+            leaf
+            if isinstance(leaf, jax.Array) and leaf.sharding == at.sharding and not at.cuts
+            else at.put(leaf)
             for leaf, at in zip(leaves, self.inputs, strict=True)
         ]
         results = self.compiled(*self._arguments(placed))
