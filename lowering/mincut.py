@@ -25,11 +25,11 @@ class CutGraph:
         self._room: list[float] = []
 
     def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        a, b = self._node(start), self._node(end)
-        for node, other, room in ((a, b, capacity), (b, a, 0.0)):
-            self._edges[node].append(len(self._to))
-            self._to.append(other)
-            self._room.append(room)
+        a, b, number = self._node(start), self._node(end), len(self._to)
+        self._edges[a].append(number)
+        self._edges[b].append(number + 1)  # the way back, which has no room yet
+        self._to += (b, a)
+        self._room += (capacity, 0.0)
 
     def source_side(self) -> set[Hashable]:
         """Returns the smallest source side of a minimum cut."""
@@ -49,15 +49,17 @@ class CutGraph:
         return number
 
     def _levels(self) -> list[int]:
-        level = [-1] * len(self._edges)
+        to, room, edges = self._to, self._room, self._edges
+        level = [-1] * len(edges)
         level[0] = 0
         queue = deque([0])
         while queue:
             node = queue.popleft()
-            for edge in self._edges[node]:
-                if self._room[edge] > _TINY and level[self._to[edge]] < 0:
-                    level[self._to[edge]] = level[node] + 1
-                    queue.append(self._to[edge])
+            after = level[node] + 1
+            for edge in edges[node]:
+                if level[to[edge]] < 0 and room[edge] > _TINY:
+                    level[to[edge]] = after
+                    queue.append(to[edge])
         return level
 
     def _push(self, level: list[int], progress: list[int]) -> bool:

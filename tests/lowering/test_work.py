@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.memory import _History, memory
+from meshdsl.lowering.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
 from tests.benchmarks.lowering_time import LEAVES, mlp
 
@@ -64,3 +65,15 @@ def test_what_is_held_is_listed_once_for_a_block_whose_peak_grows_all_the_way(mo
     held = memory(program).held
     assert len(listed) == 1
     assert sum(one.bytes for one in held) == memory(program).peak_bytes
+
+
+def test_a_cut_takes_as_many_rounds_for_many_layers_as_for_few(monkeypatch):
+    rounds = []
+    levels = CutGraph._levels
+    monkeypatch.setattr(CutGraph, "_levels", lambda cut: rounds.append(cut) or levels(cut))
+    counts = []
+    for leaves in (16, 64):
+        rounds.clear()
+        job(leaves, "data:4,model:2", "batch:data; wide:model; params/hidden:data")()
+        counts.append(len(rounds))
+    assert counts[0] == counts[1]
