@@ -8,7 +8,8 @@ those of TPUs, each on its kind, is tested. Fusions of gathers with products tha
 all_to_alls are left out, since it refuses these for v5e.
 
 XLA:CPU drops all barriers before it looks for what is computed twice, so that nothing would be
-computed again. Without that pass it keeps them until the code is written.
+computed again. Without that pass it keeps them until the code is written. It makes one kernel of a
+small loop, which cannot have barriers (jaxlib 0.10.2 ends the process): of those it does not.
 
 Products taken apart around what is sent (collective matmul) are no flag here: XLA makes them as it
 splits whole tensors, while our programs are split, and have the option `overlap` for it.
@@ -40,7 +41,9 @@ _FUSED: Mapping[str, Flag] = {
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
 }
 _GPU: Mapping[str, Flag] = {"xla_gpu_enable_latency_hiding_scheduler": True}
-_CPU_REPLAYS: Mapping[str, Flag] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+_CPU_REPLAYS: Mapping[str, Flag] = {
+    "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"
+}
 RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     {
         **dict.fromkeys(("v3", "v4", "v5p", "v6e"), _TPU),

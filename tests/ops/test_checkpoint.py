@@ -331,3 +331,24 @@ def test_kept_products_on_layouts_and_backends():
         found = run(model, x, stacked, mesh="x:2,y:2", layout=layout, backend=backend)
         for mine, want in zip(arrays_of(found), expected, strict=True):
             assert_close(mine, want)
+
+
+def test_a_small_loop_with_a_checkpoint_in_it_compiles():
+    """XLA:CPU makes one kernel of a small loop, and ended the process at its barrier."""
+    x, w = random(md.dims(a=3)), random(md.dims(layers=4, a=3), seed=1)
+
+    def gradient(layer):
+        def body(carry, w):
+            one, other = layer(carry, w)
+            return one + md.sin(other), None
+
+        return md.grad(lambda x, w: md.sum(md.scan(body, x, w, dim="layers")[0]), (0, 1))
+
+    def layer(carry, w):
+        return md.sin(carry) * w, md.cos(carry) + w
+
+    expected = run(gradient(layer), x, w)
+    for found, want in zip(
+        run(gradient(md.checkpoint(layer)), x, w, backend="jax"), expected, strict=True
+    ):
+        assert_close(found, want)
