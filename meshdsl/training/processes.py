@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,14 @@ import jax
 import numpy as np
 
 from meshdsl.training.meeting import Meeting
-from meshdsl.training.watching import FAILED, Job, Watch, report, report_ended
+from meshdsl.training.watching import FAILED, Job, Look, Watch, report, report_ended
 
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
 _MARGIN = 60  # seconds by which JAX, which ends a process with a stack trace, is later than we are
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds in which the others are waited for at the end
-_LEFT = threading.Event()
-_JOINED: list[Job] = []
+_JOINED: list[tuple[Job, Watch]] = []
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 AUTOMATIC = "auto"
@@ -63,8 +62,12 @@ def join(
         pause_timeout: seconds for which one may stand still, as one that is stopped or whose
             machine migrates.
 
+    JAX itself cannot be interrupted while it connects. If it takes longer than `join_timeout`, this
+    process exits with code 1 and a line on standard error, and nothing is raised.
+
     Raises:
-        ValueError: the job cannot be found out, or the others did not come.
+        ValueError: the job cannot be found out, or the others did not come. Nothing of the job
+            is left in this process then, which may go on alone.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
@@ -76,32 +79,38 @@ def join(
     )
     own = _listening()
     try:
-        if coordinator == AUTOMATIC:
-            with _ending_after(join_timeout):
-                connect()
-                job = _job(own, _exchanged, jax.process_index(), pause_timeout)
-            _watch(job, pause_timeout)
-        else:
-            if processes is None or index is None:
-                raise ValueError("say how many processes there are, and which of them this is")
-            meeting = Meeting(coordinator, processes, index, join_timeout, report)
-            job = _job(own, meeting.meet, index, pause_timeout)
-            _watch(job, pause_timeout)
-            with _ending_after(join_timeout, job):
-                connect(coordinator, processes, index)
+        with ExitStack() as undo:
+            undo.callback(Job(0, (), (), own).close)
+            if coordinator == AUTOMATIC:
+                with _ending_after(join_timeout):
+                    connect()
+                    job = _job(own, _exchanged, jax.process_index(), pause_timeout)
+                watch = _watched(job, pause_timeout)
+            else:
+                if processes is None or index is None:
+                    raise ValueError("say how many processes there are, and which of them this is")
+                meeting = Meeting(coordinator, processes, index, join_timeout, report)
+                job = _job(own, meeting.meet, index, pause_timeout)
+                watch = _watched(job, pause_timeout)
+                undo.callback(watch.over.set)  # else it would end this process, which may go on
+                with _ending_after(join_timeout, job):
+                    connect(coordinator, processes, index)
+            undo.pop_all()
     except (ValueError, RuntimeError) as error:
-        own.close()
         known = (
             "what the environment tells"
             if coordinator == AUTOMATIC
             else f"coordinator {coordinator}"
         )
         raise ValueError(f"cannot join the processes of the job by {known}: {error}") from error
-    _JOINED[:] = [job]
+    _JOINED[:] = [(job, watch)]
 
 
-def _watch(job: Job, pause_timeout: float) -> None:
-    Watch(job, pause_timeout, _LEFT, _end).start()
+def _watched(job: Job, pause_timeout: float) -> Watch:
+    """Returns what looks after the others from now on, until its own event is set."""
+    watch = Watch(job, pause_timeout, threading.Event(), _end)
+    watch.start()
+    return watch
 
 
 def _end(reason: str) -> None:
@@ -112,9 +121,11 @@ def _end(reason: str) -> None:
 
 @contextmanager
 def _ending_after(seconds: float, job: Job | None = None) -> Iterator[None]:
-    """Ends this process if its block, in which JAX connects the processes, takes too long.
+    """Exits this process if its block, in which JAX connects the processes, takes too long.
 
-    JAX itself would end it with a stack trace.
+    The block cannot be interrupted, so nothing is raised: the process writes a line to standard
+    error and exits at once with code 1, without `finally` blocks or exit handlers. JAX itself would
+    end it later, with a stack trace.
     """
 
     def end() -> None:
@@ -161,12 +172,24 @@ def joined(
         yield
         everywhere(True)
     except BaseException as error:
-        if _of_devices(error) and (ended := _JOINED[0].ended()):
-            raise Deserted(report_ended(ended)) from error  # JAX may hang as it leaves: see `Watch`
+        if _of_devices(error) and (reason := _deserted(_JOINED[0][0], error)):
+            raise Deserted(reason) from error  # JAX may hang as it leaves: see `Watch`
         _part(_GRACE)
         raise
-    _LEFT.set()
+    _JOINED[0][1].over.set()
     _part(_PARTING)
+
+
+def _deserted(job: Job, error: BaseException) -> str | None:
+    """Returns the reason to report if others are gone, to which an error of JAX's is due then."""
+    looks = job.looks(job.watched)
+    gone = job.names([n for n, look in looks.items() if look is not Look.ANSWERS])
+    if not gone:
+        return None
+    if Look.SILENT not in looks.values():
+        return report_ended(gone)
+    # The host of a silent one has crashed, or it only stands still and the error has other causes.
+    return f"{report_ended(gone, what='has ended or cannot be reached')}. JAX reports: {error}"
 
 
 def _of_devices(error: BaseException) -> bool:
@@ -178,14 +201,16 @@ def _of_devices(error: BaseException) -> bool:
 
 def _part(seconds: float) -> None:
     """Parts from the other processes; for so long the first, which the rest needs, lets them go."""
-    job = _JOINED[0]
+    job, watch = _JOINED[0]
     if jax.process_index() == 0:
         others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
         while len(job.absent(others)) < len(others) and time.monotonic() < end:
             time.sleep(0.05)
-    jax.distributed.shutdown()
-    _LEFT.set()
-    job.close()
+    try:
+        jax.distributed.shutdown()
+    finally:
+        watch.over.set()
+        job.close()
 
 
 def everywhere(true: bool) -> bool:

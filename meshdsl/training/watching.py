@@ -76,12 +76,14 @@ class Job:
             return dict(zip(numbers, pool.map(self._look, numbers), strict=True))
 
     def _look(self, number: int) -> Look:
-        found = []
+        looks = set()
         for host in self.hosts[number]:
-            found.append(_look((host, self.ports[number])))
-            if found[-1] is Look.ANSWERS:
-                return Look.ANSWERS
-        return Look.SILENT if Look.SILENT in found else Look.ENDED
+            look = _look((host, self.ports[number]))
+            if look is Look.ANSWERS:
+                return look
+            looks.add(look)
+        # Names that cannot be looked up say nothing of the process: only a host that refuses does.
+        return Look.ENDED if Look.ENDED in looks and Look.SILENT not in looks else Look.SILENT
 
     def neighbours(self) -> list[int]:
         """Returns the processes to look after: of many, those 1, 2, 4, 8 ... places on."""
@@ -103,7 +105,7 @@ class Job:
 
 
 def _look(address: tuple[str, int]) -> Look | None:
-    """Returns what a look at an address shows; None if it is no address here."""
+    """Returns what a look at an address shows; None if its name cannot be looked up here."""
     try:
         with socket.create_connection(address, _SECONDS) as connection:
             connection.recv(1)  # the other end closes it: a process that stands still does not
@@ -139,17 +141,21 @@ class Watch:
 
     def run(self) -> None:
         """Looks until this process leaves the job, or has to end since others have."""
-        misses, stood_still = 0, 0.0
+        misses, stood_still = 0, 0.0  # the latter in seconds, until the others are there again
         began = time.monotonic()
         while not self.over.wait(_EVERY):
             if (waited := time.monotonic() - began) > _EVERY + _REPORT_AFTER:
                 stood_still = waited
                 self._silent.clear()
+            elif not misses:
+                stood_still = 0.0
             looks = self.job.looks(self.job.watched)
             ended = [n for n, look in looks.items() if look is Look.ENDED]
             misses = misses + 1 if ended else 0
             if misses >= _MISSES and not self.over.wait(_GRACE):
-                self.end(report_ended(self.job.ended() or self.job.names(ended), stood_still))
+                gone = self.job.ended() or self.job.names(ended)
+                if not self.over.is_set():
+                    self.end(report_ended(gone, stood_still))
                 return
             if too_long := self._note([n for n, look in looks.items() if look is Look.SILENT]):
                 if not self.over.is_set():
@@ -182,11 +188,17 @@ class Watch:
         )
 
 
-def report_ended(ended: Sequence[str], stood_still: float = 0.0) -> str:
-    """Returns what to report when other processes have ended."""
+def report_ended(ended: Sequence[str], stood_still: float = 0.0, what: str = "has ended") -> str:
+    """Returns what to report when other processes have ended.
+
+    Args:
+        ended: their names.
+        stood_still: seconds for which this process stood still before.
+        what: what is known of them.
+    """
     why = f" This process itself stood still for {stood_still:.0f} s." if stood_still else ""
     return (
-        f"{', '.join(ended)} of the job has ended, and the others cannot go on.{why} Start all of "
+        f"{', '.join(ended)} of the job {what}, and the others cannot go on.{why} Start all of "
         "them again: with a --workdir they go on from the last checkpoint"
     )
 

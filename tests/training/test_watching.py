@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_a_process_that_stands_still_is_silent_and_not_ended(listening, monkeypa
     still = listening()  # the system accepts for it, and nobody answers
     job = Job(0, (("localhost",),) * 2, (port(still), free_port()), still)
     assert job.looks([0, 1]) == {0: Look.SILENT, 1: Look.ENDED}
+
+
+def test_one_whose_names_cannot_be_looked_up_is_silent_and_not_ended(listening):
+    hosts = ("not.there.invalid",), (), ("not.there.invalid", "localhost")
+    job = Job(0, hosts, (free_port(),) * 3, listening())
+    assert job.looks([0, 1, 2]) == {0: Look.SILENT, 1: Look.SILENT, 2: Look.ENDED}
 
 
 @pytest.fixture
@@ -111,3 +118,34 @@ def test_one_that_stands_still_for_too_long_is_named(watch, listening):
     (reason,) = reasons
     assert "process 1 on localhost of the job has not answered for 0.5 s" in reason
     assert "--pause_timeout waits longer" in reason
+
+
+@pytest.mark.parametrize("others_end_later", [False, True])
+def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
+    watch, listening, monkeypatch, others_end_later
+):
+    run, _, reasons = watch
+    other, jump = listening(), [0.0]
+    job = Job(1, (), (), other)
+    threading.Thread(target=job.answer, daemon=True).start()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump[0])
+    monkeypatch.setattr(watching, "time", clock)
+    for _ in run(port(other), 60, 5):
+        time.sleep(0.2)
+        if not others_end_later:
+            job.close()
+        jump[0] = 100.0
+        time.sleep(0.5)
+        job.close()
+    (reason,) = reasons
+    assert "process 1 on localhost of the job has ended" in reason
+    assert ("This process itself stood still for 100 s" in reason) != others_end_later
+
+
+def test_a_watch_that_is_over_leaves_another_of_the_same_process_at_work(watch):
+    run, _, reasons = watch
+    for _ in run(free_port(), 60, 0):
+        pass  # over at once
+    assert not reasons
+    list(run(free_port(), 60, 5))
+    assert len(reasons) == 1

@@ -1,0 +1,66 @@
+"""What a process does when it cannot join a job, or when the others are gone."""
+
+import socket
+import threading
+
+import jax
+import pytest
+
+from meshdsl.training import processes, watching
+from meshdsl.training.watching import Job
+
+
+@pytest.fixture
+def neighbour(monkeypatch):
+    """Returns a job in which another process listens, and what would end this process."""
+    reasons = []
+    monkeypatch.setattr(processes, "_end", reasons.append)
+    for name, value in {"_SECONDS": 0.1, "_EVERY": 0.05, "_GRACE": 0.1}.items():
+        monkeypatch.setattr(watching, name, value)
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+
+        def made(own, *_):
+            job = Job(0, (("localhost",),) * 2, (own.getsockname()[1], port), own, watched=(1,))
+            threading.Thread(target=job.answer, daemon=True).start()
+            return job
+
+        yield made, other, reasons
+
+
+def test_a_process_that_cannot_join_goes_on_when_the_others_end(neighbour, monkeypatch):
+    made, other, reasons = neighbour
+    listening = []
+
+    def fails(*_, **__):
+        raise RuntimeError("DEADLINE_EXCEEDED: nobody came")
+
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
+    monkeypatch.setattr(processes, "_job", lambda own, *_: listening.append(own) or made(own))
+    before = threading.active_count()
+    with pytest.raises(ValueError, match=r"cannot join .* by coordinator localhost:1: DEADLINE"):
+        processes.join("localhost:1", 2, 0)
+    other.close()
+    threading.Event().wait(1.0)
+    assert not reasons and listening[0].fileno() == -1
+    assert threading.active_count() == before  # neither watches nor answers
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_an_error_of_jax_is_due_to_others_that_are_gone(neighbour, crashed):
+    made, other, _ = neighbour
+    own = socket.create_server(("localhost", 0))
+    job, error = made(own), RuntimeError("UNAVAILABLE: connection closed")
+    if not crashed:  # a host that has crashed does not answer; one that is there refuses
+        other.close()
+    reason = processes._deserted(job, error)
+    what = "has ended or cannot be reached" if crashed else "has ended"
+    assert reason.startswith(f"process 1 on localhost of the job {what}, and the others cannot")
+    assert ("UNAVAILABLE" in reason) == crashed
+    if crashed:
+        threading.Thread(target=Job(1, (), (), other).answer, daemon=True).start()
+        threading.Event().wait(0.1)
+        assert processes._deserted(job, error) is None
+        Job(1, (), (), other).close()
+    job.close()
