@@ -5,8 +5,9 @@ piece. These are stored with checkpoints, with sizes and times of change.
 
 Guarantees:
     A run that goes on compares before its first step what has another name, size or time than
-    before, and all of it if it is little. All else is compared beside the training, so that no
-    byte is believed unread.
+    before, and all of it if it is little. All else is compared beside the training. A run that
+    is over before the thread is reports what the thread has seen, and warns of how much it has
+    not compared.
     The thread reads at most `_RATE`, so that it does not compete with the data itself.
 """
 
@@ -16,6 +17,7 @@ import hashlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,7 +77,14 @@ class DataFiles:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[..., None]]:
-        """Reads the files beside its block, which gets `check`; it takes any arguments."""
+        """Reads the files beside its block, which gets `check`; it takes any arguments.
+
+        The reading stops with the block. If that succeeds, what was seen since the last `check` is
+        reported, and a warning says how much was not compared.
+
+        Raises:
+            ValueError: a file is not what an earlier run has read.
+        """
         thread = threading.Thread(target=self._read, daemon=True)
         thread.start()
         try:
@@ -83,6 +92,22 @@ class DataFiles:
         finally:
             self._over.set()
             thread.join()
+        self.check()
+        if left := self._not_compared():
+            warnings.warn(
+                f"the run was over before all of its data was compared with the checkpoint's: "
+                f"{left:,} bytes were not, and may have been changed",
+                stacklevel=3,
+            )
+
+    def _not_compared(self) -> int:
+        """Returns how many bytes an earlier run has checksums of, and this one has not read."""
+        return sum(
+            min(_PIECE, file.size - number * _PIECE)
+            for file, earlier in zip(self._files, self._earlier, strict=True)
+            for number in earlier
+            if number not in file.sums
+        )
 
     def state(self) -> Any:
         """Returns what is known of the files so far, as JSON has it."""

@@ -70,6 +70,32 @@ def test_of_many_bytes_those_that_look_unchanged_are_compared_beside_the_run(pat
     assert DataFiles(paths).differences(state) == []  # it is as it was, at another time
 
 
+def test_what_is_seen_after_the_last_report_is_reported_at_the_end(paths, monkeypatch):
+    monkeypatch.setattr(data_files, "_AT_START", 100)
+    state = read(paths)
+    change(paths[0], 5500, keep_time=True)
+    for failure in (None, KeyError("of the run")):
+        files = DataFiles(paths)
+        assert files.differences(state) == []
+        reason = "of the run" if failure else r"a.bin has other bytes .* between 5,000 and 6,000"
+        with pytest.raises(KeyError if failure else ValueError, match=reason), files.reading():
+            while any(len(file.sums) < len(file.pieces) for file in files._files):
+                time.sleep(0.01)
+            if failure:
+                raise failure
+
+
+def test_a_run_that_is_over_early_warns_of_what_it_has_not_compared(paths, monkeypatch):
+    monkeypatch.setattr(data_files, "_AT_START", 100)
+    state = read(paths)
+    monkeypatch.setattr(data_files, "_RATE", 1)  # the thread waits after its first piece
+    files = DataFiles(paths)
+    assert files.differences(state) == []
+    with pytest.warns(UserWarning, match=r"checkpoint's: 9,249 bytes were not"), files.reading():
+        while not files._files[0].sums:
+            time.sleep(0.01)
+
+
 def test_a_file_of_another_size_or_one_more_is_named(paths, tmp_path):
     state = read(paths)
     with paths[1].open("a") as file:
