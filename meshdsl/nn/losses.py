@@ -9,12 +9,43 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.array import NamedArray
-from meshdsl.dims import Dimension, DimLike, DimsLike
+from meshdsl.dims import DimLike, DimsLike
 from meshdsl.dtypes import is_integer, short
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.ops.operation import operation, told_as
+from meshdsl.ops.operation import checked_by, operation
 
 
+def _check_known(
+    logits: md.Tensor,
+    labels: md.Tensor,
+    over: DimLike = "vocab",
+    ignore_label: int | None = None,
+) -> None:
+    """Raises ValueError if data that is at hand has labels outside of the classes."""
+    if not isinstance(labels, NamedArray) or not is_integer(labels.dtype):
+        return
+    classes = logits.dims.find(over if isinstance(over, str) else over.name)
+    if classes is None:  # which the operation reports
+        return
+    data = labels.data
+    if isinstance(data, jax.core.Tracer) or not getattr(data, "is_fully_addressable", True):
+        return
+    known = np.asarray(labels)
+    wrong = (known < 0) | (known >= classes.size)
+    if ignore_label is not None:
+        wrong &= known != ignore_label
+    if wrong.any():
+        at = np.argwhere(wrong)[0]
+        place = ", ".join(f"{d.name}={i}" for d, i in zip(labels.dims, at, strict=True))
+        first = f", the first at {place}" if place else ""
+        raise ValueError(
+            f"{wrong.sum()} of {wrong.size} labels are outside of the classes 0 to "
+            f"{classes.size - 1}{first}; give ignore_label=... for those that are to be left out"
+        )
+
+
+@checked_by(_check_known)
+@operation
 def softmax_cross_entropy(
     logits: md.Tensor,
     labels: md.Tensor,
@@ -39,22 +70,12 @@ def softmax_cross_entropy(
 
     Returns:
         [...], float32 or wider. In a traced function, whose labels are known when it runs, one
-        outside of the classes gives NaN, as loss and as gradient.
+        outside of the classes has the loss NaN and no gradient, so that a mask can leave it out.
 
     Raises:
         ValueError: the logits lack the dim; the labels have others or are not integers; or they are
             known and one is outside of the classes.
     """
-    if isinstance(labels, NamedArray) and logits.dims.find(_name(over)) is not None:
-        with told_as("softmax_cross_entropy", (logits, labels)):
-            _check_known(labels, logits.dims.get(over), ignore_label)
-    return _softmax_cross_entropy(logits, labels, over, ignore_label)
-
-
-@operation
-def _softmax_cross_entropy(
-    logits: md.Tensor, labels: md.Tensor, over: DimLike, ignore_label: int | None
-) -> md.Tensor:
     logits = at_least_float32(logits)
     classes = logits.shape.get(over)
     extra = labels.shape.without(logits.shape.without([classes.name]).names)
@@ -66,49 +87,30 @@ def _softmax_cross_entropy(
     if labels.dtype.itemsize < 4:  # too narrow to compare with the number of classes
         labels = md.cast(labels, "int32")
     fits = (labels >= 0) & (labels < classes.size)
+    limits = np.iinfo(labels.dtype)
+    if ignore_label is not None and not limits.min <= ignore_label <= limits.max:
+        ignore_label = None  # no label can be it, and it is no number of the labels' dtype
     if ignore_label is not None:
         fits = fits | (labels == ignore_label)
     chosen = md.one_hot(labels, classes, "bool")
-    # A factor, so that the gradient is NaN as well.
-    total = md.logsumexp(logits, classes) * md.where(fits, md.ones([], logits.dtype), math.nan)
+    # Not a factor: 0 * NaN would be the gradient of a position that a mask leaves out.
+    total = md.where(fits, md.logsumexp(logits, classes), math.nan)
     each = total - md.sum(md.where(chosen, logits, 0), classes)
     return each if ignore_label is None else md.where(labels == ignore_label, 0, each)
-
-
-def _name(dim: DimLike) -> str:
-    return dim if isinstance(dim, str) else dim.name
-
-
-def _check_known(labels: NamedArray, classes: Dimension, ignore_label: int | None) -> None:
-    """Raises ValueError if data that is at hand has labels outside of the classes."""
-    data = labels.data
-    at_hand = not isinstance(data, jax.core.Tracer) and getattr(data, "is_fully_addressable", True)
-    if not at_hand or not is_integer(labels.dtype):
-        return
-    known = np.asarray(labels)
-    wrong = (known < 0) | (known >= classes.size)
-    if ignore_label is not None:
-        wrong &= known != ignore_label
-    if wrong.any():
-        at = np.argwhere(wrong)[0]
-        place = ", ".join(f"{d.name}={i}" for d, i in zip(labels.dims, at, strict=True))
-        first = f", the first at {place}" if place else ""
-        raise ValueError(
-            f"{wrong.sum()} of {wrong.size} labels are outside of the classes 0 to "
-            f"{classes.size - 1}{first}; give ignore_label=... for those that are to be left out"
-        )
 
 
 @operation
 def mean_where(x: md.Tensor, mask: md.Tensor, over: DimsLike | None = None) -> md.Tensor:
     """Returns the mean of x over the places where a mask is true; 0 where there are none.
 
-    `nn.mean_where(losses, labels != -1)`. In microbatches, each divides by its own count.
+    `nn.mean_where(losses, labels != -1)`. In microbatches, each divides by its own count. Sums and
+    counts are in float32 or wider; the mean has x's dtype.
 
     Args:
         x: floating-point, [...].
         mask: bool, any dims of x.
         over: the dims to take the mean over, by default all.
     """
-    count = md.sum(md.cast(md.broadcast(mask, x.shape), x.dtype), over)
-    return md.sum(md.where(mask, x, 0), over) / md.maximum(count, 1)
+    wide = at_least_float32(x)
+    count = md.sum(md.cast(md.broadcast(mask, x.shape), wide.dtype), over)
+    return md.cast(md.sum(md.where(mask, wide, 0), over) / md.maximum(count, 1), x.dtype)

@@ -54,6 +54,25 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def checked_by(check: Callable[P, None]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Marks an operation whose arguments are checked before each call, even one that is kept.
+
+    `check` has the operation's arguments as the user gives them, so it sees data that is at hand.
+    Its ValueError is retold as the operation's own.
+    """
+
+    def mark(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def checking(*args: P.args, **kwargs: P.kwargs) -> R:
+            with told_as(function.__name__, (*args, *kwargs.values())):
+                check(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return checking
+
+    return mark
+
+
 def at_once(function: Callable[P, R]) -> Callable[P, R]:
     """Marks a function that runs the user's own code: it runs at once where nothing is traced."""
 

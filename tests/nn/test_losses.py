@@ -73,7 +73,7 @@ def test_known_labels_outside_of_the_classes_are_an_error():
 
 
 @pytest.mark.parametrize("layout", ["", "batch:data; vocab:model"])
-def test_labels_known_late_give_nan_as_loss_and_gradient_where_they_are_outside(layout):
+def test_labels_known_late_give_the_loss_nan_and_no_gradient_where_they_are_outside(layout):
     def total(logits, labels):
         return md.sum(loss(logits, labels))
 
@@ -81,7 +81,41 @@ def test_labels_known_late_give_nan_as_loss_and_gradient_where_they_are_outside(
     found = np.asarray(md.jit(loss, **where)(*arguments(labels=WRONG)))
     assert np.array_equal(np.isnan(found), (WRONG < 0) | (WRONG > 15))
     gradient = np.asarray(md.jit(md.grad(total), **where)(*arguments(labels=WRONG)))
-    assert np.array_equal(np.isnan(gradient).all(-1), (WRONG < 0) | (WRONG > 15))
+    assert np.array_equal((gradient == 0).all(-1), (WRONG < 0) | (WRONG > 15))
+
+
+def test_a_mask_leaves_out_labels_outside_of_the_classes_and_their_gradient():
+    def total(logits, labels):
+        return nn.mean_where(loss(logits, labels), (labels >= 0) & (labels < 16))
+
+    value, gradient = md.jit(md.value_and_grad(total))(*arguments(labels=WRONG))
+    counted = (WRONG >= 0) & (WRONG < 16)
+    chances, classes = probabilities(LOGITS), np.eye(16)[np.where(counted, WRONG, 0)]
+    each = -np.log((chances * classes).sum(-1))
+    np.testing.assert_allclose(value, each[counted].mean(), rtol=1e-12)
+    expected = (chances - classes) * counted[..., None] / counted.sum()
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_mistakes_are_reported_at_the_line_of_the_user():
+    line = loss.__code__.co_firstlineno + 1
+    for labels in (LABELS.astype("f4"), WRONG):
+        with pytest.raises(ValueError, match="softmax_cross_entropy: ") as error:
+            loss(*arguments(labels=labels))
+        assert f"  at tests/nn/test_losses.py:{line}  return nn." in str(error.value)
+    with pytest.raises(ValueError, match="softmax_cross_entropy: ") as error:
+        md.jit(loss)(*arguments(labels=LABELS.astype("f4")))
+    assert f"  at tests/nn/test_losses.py:{line}  return nn." in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int64"])
+def test_a_label_to_ignore_may_be_none_of_the_labels_dtype(dtype):
+    ignored = -1 if dtype[0] == "u" else 2**70
+    logits, labels = arguments(labels=LABELS.astype(dtype))
+    found = md.jit(lambda x, y: nn.softmax_cross_entropy(x, y, ignore_label=ignored))(
+        logits, labels
+    )
+    np.testing.assert_array_equal(found, md.jit(loss)(*arguments()))
 
 
 @pytest.mark.parametrize("ignored", [-1, 3])
@@ -112,6 +146,15 @@ def test_the_mean_where_nothing_counts_is_zero():
     found = md.jit(lambda x, m: (nn.mean_where(x, m), nn.mean_where(x, m, "column")))(x, mask)
     assert float(found[0]) == 1.5
     assert np.array_equal(found[1], [1.5, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_mean_in_half_precision_counts_in_float32(dtype):
+    x = md.named(np.full(70_000, 2, "f4"), ["row"])
+    mask = md.named(np.arange(70_000) % 70 > 0, ["row"])
+    found = md.jit(lambda x, m: nn.mean_where(md.cast(x, dtype), m))(x, mask)
+    assert found.dtype.name == dtype
+    assert float(found) == 2
 
 
 def test_half_precision_is_summed_in_float32():
