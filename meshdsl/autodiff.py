@@ -142,20 +142,22 @@ def _paths(function: Callable, numbers: Sequence[int], chosen: Sequence[Any]) ->
 def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> None:
     """Raises ValueError if inputs without a gradient reach the value; all are told.
 
-    Of those that only choose elements, the program has a note.
+    Of those that only choose elements, on every path, the program has a note.
     """
     problems = []
     for number in lost:
-        stop = stopped_at(graph, number)
-        if stop is None:
-            continue
-        what, line = f"{paths[number]} ({graph.inputs[number]})", f"{stop.name} at {stop.source}"
-        if stop.name in _CHOICES:
+        stops = stopped_at(graph, number)
+        what = f"{paths[number]} ({graph.inputs[number]})"
+        jumps = [stop for stop in stops if stop.name not in _CHOICES]
+        if jumps:  # they first: it is they that need a mend
+            stops = (*jumps, *(stop for stop in stops if stop not in jumps))
+            lines = [f"{stop.name} at {stop.source}  {stop.source.code}" for stop in stops]
+            problems.append(f"{what} reaches the value only through {', '.join(_few(lines))}")
+        elif stops:
+            by = ", ".join(_few([f"{stop.name} at {stop.source}" for stop in stops]))
             current().note(
-                f"{what} decides only which elements are chosen, by {line}: its gradient is zero"
+                f"{what} decides only which elements are chosen, by {by}: its gradient is zero"
             )
-        else:
-            problems.append(f"{what} reaches the value only through {line}  {stop.source.code}")
     with told_as("gradient"):
         if problems:
             raise ValueError(
@@ -163,6 +165,12 @@ def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> Non
                 + "; ".join(problems)
                 + "; md.stop_gradient(...) marks a constant, md.custom_gradient gives a slope"
             )
+
+
+def _few(lines: Sequence[str], limit: int = 4) -> list[str]:
+    """Returns the first of some texts, each once, and how many more there are."""
+    lines = list(dict.fromkeys(lines))
+    return lines[:limit] + [f"{len(lines) - limit} more"] * (len(lines) > limit)
 
 
 @operation

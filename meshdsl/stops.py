@@ -1,4 +1,4 @@
-"""Stops: which operation keeps a gradient from reaching an input.
+"""Stops: which operations keep a gradient from reaching an input.
 
 Followed forward from one input, a tensor is *smooth* (it depends on it differentiably), *stopped*
 (it depends on it, but all paths pass an operation without a slope, such as rounding or a
@@ -15,18 +15,20 @@ from typing import Literal
 from meshdsl.dtypes import is_differentiable
 from meshdsl.graph import Graph, Operation
 
-State = Operation | Literal["smooth"] | None  # the operation is where the path was stopped
+# The operations are those at which paths were stopped, in their order in the graph.
+State = tuple[Operation, ...] | Literal["smooth"] | None
 
 
-def stopped_at(graph: Graph, number: int) -> Operation | None:
-    """Returns the operation that stops the gradient of the first output by one input.
+def stopped_at(graph: Graph, number: int) -> tuple[Operation, ...]:
+    """Returns the operations that stop the gradient of the first output by one input.
 
-    None means that there is a differentiable path, or no path at all.
+    Of each path from the input, that is the first one without a slope. None of them: there is a
+    differentiable path, or no path at all.
     """
     states: list[State] = [None] * len(graph.inputs)
     states[number] = "smooth"
     (end,) = _flow(replace(graph, outputs=graph.outputs[:1]).prune(), states)
-    return end if isinstance(end, Operation) else None
+    return end if isinstance(end, tuple) else ()
 
 
 def smooth_ends(body: Graph, wanted: Sequence[bool], consts: int) -> list[bool]:
@@ -63,10 +65,10 @@ def _through(op: Operation, arriving: Sequence[State]) -> Sequence[State]:
         consts = params["consts"]
         states, ends = _loop(params["body"], arriving, consts, len(op.outputs))
         turns = _flow(params["condition"], states)[0]
-        return [op if turns or end else None for end in ends]
+        return [(op,) if turns or end else None for end in ends]
     smooth = "smooth" in arriving and not op.primitive.flat
-    stop = next((s for s in arriving if isinstance(s, Operation)), op)
-    blocked = None if op.source.backward else stop
+    here: State = (op,) if "smooth" in arriving else None
+    blocked = None if op.source.backward else _union([*arriving, here])
     return ["smooth" if smooth and is_differentiable(t.dtype) else blocked for t in op.outputs]
 
 
@@ -86,4 +88,9 @@ def _loop(
 
 def _join(*states: State) -> State:
     """Returns the state of what depends on all of these: smooth if any is, else stopped."""
-    return "smooth" if "smooth" in states else next((s for s in states if s), None)
+    return "smooth" if "smooth" in states else _union(states)
+
+
+def _union(states: Sequence[State]) -> tuple[Operation, ...] | None:
+    """Returns the operations that stopped any of the paths, each once; None for none."""
+    return tuple(dict.fromkeys(op for s in states if isinstance(s, tuple) for op in s)) or None

@@ -147,6 +147,36 @@ def test_what_only_chooses_elements_has_zeros_and_a_note(name, backend):
         assert " ".join(report.split()).count(note) == 1
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_jump_beside_a_choice_by_the_same_input_is_an_error_in_any_order(first):
+    def loss(x, values):
+        def jump():
+            return md.sum(md.floor(x))
+
+        def choice():
+            return md.sum(md.take(values, md.top_k(x, 2, "a", "choice")[1], "a"))
+
+        terms = [term() for term in ((jump, choice), (choice, jump))[first]]
+        return terms[0] + terms[1]
+
+    text = message(md.grad(loss), random([a]), random([a], seed=1))
+    assert "x (f64[a=4]) reaches the value only through floor at tests/test_stops.py:" in text
+    assert ", top_k at tests/test_stops.py:" in text
+
+
+def test_all_choices_by_one_input_are_in_its_note():
+    def loss(x, values):
+        best = md.take(values, md.argmax(x, "a"), "a")
+        return md.sum(best) + md.sum(md.take(values, md.argmin(x, "a"), "a"))
+
+    function = md.jit(md.grad(loss))
+    given = random([a]), random([a], seed=1)
+    assert not np.asarray(function(*given)).any()
+    text = " ".join(str(function.lower(*given)).split())
+    assert "which elements are chosen, by argmax at tests/test_stops.py:" in text
+    assert ", argmin at tests/test_stops.py:" in text
+
+
 def test_a_choice_beside_a_jump_is_no_excuse():
     def loss(params):
         place = md.argmax(params["scores"], "a")
