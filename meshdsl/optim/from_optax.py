@@ -192,11 +192,16 @@ def _refusal(which: str, error: Refused) -> ValueError:
 def _named(path: str, array: Array, known: dict[str, Shape]) -> Shape:
     """Returns the dims of a leaf of the state.
 
-    Those that tracing shows; else those of the parameter whose path is a part of its own, or some
-    of its dims, where sizes leave no choice; else names of their own.
+    Those that tracing shows; else those of the parameter whose path is a part of its own (of
+    several, the one of most keys, and of these the last), or some of its dims, where sizes leave
+    no choice; else names of their own. Parameters that are one tensor have the path "".
     """
-    found = [shape for name, shape in known.items() if f"/{name}/" in f"/{path}/"]
-    shape = max(found, key=len, default=Shape())
+
+    def closeness(name: str) -> tuple[int, int]:
+        return len(name.split("/")), f"/{path}/".rfind(f"/{name}/")
+
+    matching = [name for name in known if not name or f"/{name}/" in f"/{path}/"]
+    shape = known[max(matching, key=closeness)] if matching else Shape()
     names: Sequence[str | None] = array.axes
     fits = _fits(array, shape)
     if len(fits) == 1:

@@ -161,3 +161,25 @@ def test_optimizers_of_ours_stay_as_they_are():
     assert as_optimizer(ours) is ours
     rate = schedules.constant(0.1)
     assert as_optimizer(from_optax(optax.sgd(0.1), rate)).learning_rate is rate
+
+
+def test_a_state_lies_like_the_parameter_of_the_longest_path_in_its_own():
+    params = {
+        "w": md.named(np.ones((4, 8), "f4"), ["x", "y"]),
+        "layers": {"w": md.named(np.ones(4, "f4"), ["z"])},
+    }
+    optimizer = from_optax(optax.adam(0.05))
+    state = md.jit(optimizer.init)(params)
+    after, state = md.jit(optimizer.update)(params, state, params, 0)
+    assert state[0].mu["layers"]["w"].dims == params["layers"]["w"].dims
+    assert state[0].mu["w"].dims == params["w"].dims
+    np.testing.assert_allclose(after["layers"]["w"], np.full(4, 0.95), rtol=1e-6)
+
+
+def test_parameters_may_be_one_tensor():
+    params = md.named(np.ones((4, 8), "f4"), ["x", "y"])
+    optimizer = from_optax(optax.adam(0.05))
+    state = md.jit(optimizer.init)(params)
+    after, state = md.jit(optimizer.update)(params, state, params, 0)
+    assert state[0].mu.dims == params.dims
+    np.testing.assert_allclose(after, np.full((4, 8), 0.95), rtol=1e-6)
