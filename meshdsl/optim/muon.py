@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.dims import Dimension, Shape
+from meshdsl.dtypes import is_float
 from meshdsl.graph import Tensor
-from meshdsl.module import Module
+from meshdsl.module import Module, path_of
 from meshdsl.optim.adamw import AdamW
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
@@ -132,8 +134,13 @@ class Muon:
         return AdamW(rate, self.b1, self.b2, self.eps, self.weight_decay, self.mask)
 
     def init(self, params: Any) -> MuonState:
-        """Returns means of zero; errors as in `AdamW.init`."""
+        """Returns means of zero; errors as in `AdamW.init`.
+
+        Raises:
+            ValueError: `matrices` chooses parameters that are no matrices; all are listed.
+        """
         check_mask(self.mask, params)
+        self._check_matrices(params)
 
         def of_matrices(path: str, shape: Shape) -> Shape | None:
             return shape if self.matrices(path, shape) else None
@@ -178,6 +185,20 @@ class Muon:
         held = (state.momentum, state.mean, state.mean_square)
         params, (momentum, mean, mean_square) = update_each(one, params, grads, *held)
         return params, MuonState(momentum, mean, mean_square)
+
+    def _check_matrices(self, params: Any) -> None:
+        keyed, _ = jax.tree_util.tree_flatten_with_path(params)
+        shapes = {path_of(keys): p.dims for keys, p in keyed if is_float(p.dtype)}
+        misfits = [
+            f"{path} {shape}"
+            for path, shape in shapes.items()
+            if self.matrices(path, shape) and len(shape.without(_BATCH)) < 2
+        ]
+        if misfits:
+            raise ValueError(
+                f"Muon: matrices chooses {', '.join(misfits)}, but a matrix has two dims or more "
+                f"besides {' and '.join(_BATCH)}; AdamW updates what it does not choose"
+            )
 
     def _scale(self, rows: Sequence[Dimension], columns: Sequence[Dimension]) -> float:
         height, width = Shape(rows).volume, Shape(columns).volume

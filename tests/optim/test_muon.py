@@ -119,3 +119,14 @@ def test_numbers_out_of_range_are_reported_together():
         "matrices must be a function of path and shape, got None; "
         "steps must be a whole number of at least 1, got 0"
     )
+
+
+def test_all_chosen_parameters_that_are_no_matrices_are_listed():
+    dims = {"w": ["embed", "d_ff"], "bias": ["d_ff"], "scales": ["layers", "embed"]}
+    optimizer = Muon(0.02, matrices=lambda path, shape: True)
+    with pytest.raises(ValueError) as error:
+        md.jit(optimizer.init)(tree(0, dims))
+    assert (
+        "Muon: matrices chooses bias [d_ff=16], scales [layers=3, embed=8], but a matrix has two "
+        "dims or more besides layers and experts"
+    ) in str(error.value)
