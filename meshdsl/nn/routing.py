@@ -157,8 +157,9 @@ def _choose(
         open_groups = md.any(md.one_hot(group, parts[0], "bool"), "choice")
         biased = md.merge(md.where(open_groups, grouped, -math.inf), parts, count)
     _, expert = md.top_k(biased, choices, count, "choice")
-    chosen = md.one_hot(expert, count, scores.dtype)
-    return md.einsum(chosen, scores, over=count), expert
+    # No product of matrices, in which a TPU would round the float32 scores to bfloat16.
+    chosen = md.one_hot(expert, count, "bool")
+    return md.sum(md.where(chosen, scores, 0), count), expert
 
 
 @operation
