@@ -1,16 +1,19 @@
 """What goes wrong while Orbax writes, as one line: a disk that is full, or a clock that jumps.
 
 Orbax logs a failure with its traceback in every thread that meets it, and raises it as well. We
-report what is raised, so these logs are dropped; all others are left as they are.
+report what is raised, so these logs are dropped while a folder is open; all others are left as they
+are.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,6 @@ from pathlib import Path
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 _SYSTEM = {code: os.strerror(code) for code in _CODES}
 _JUMP = 1.0  # seconds by which the clock must be off to be reported
-_LIBRARY = "orbax"
 
 
 def system_error(error: BaseException | None) -> str | None:
@@ -45,6 +47,16 @@ def _timed_out(error: BaseException | None) -> bool:
 def _offset() -> float:
     """Returns the time of day less the time since some event, which only a jump changes."""
     return time.time() - time.monotonic()
+
+
+def _give_up_tasks(error: BaseException) -> None:
+    """Deletes the tasks that a failure has left, which asyncio logs now rather than at any time.
+
+    The frames of the failure refer to them, and a traceback keeps frames.
+    """
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+    gc.collect()
 
 
 @dataclass
@@ -78,6 +90,7 @@ class Writing:
                 cause = self._timeout()
             if cause is None:
                 raise
+            _give_up_tasks(error)
             raise ValueError(
                 f"cannot save a checkpoint in {self.folder}: {cause}. Those before it are complete"
             ) from error
@@ -100,20 +113,43 @@ class Writing:
 class _Unreported(logging.Filter):
     """Passes log records, but for those of failures that are raised, and reported, as well."""
 
+    def __init__(self, package: Sequence[str]) -> None:
+        super().__init__()
+        self._folders = tuple(os.path.join(folder, "") for folder in package)
+
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if error is None:
+        if error is None or not (_of_disk(error) or _timed_out(error)):
             return True
-        if _LIBRARY in record.pathname:
-            return system_error(error) is None and not _timed_out(error)
-        # Tasks of Orbax's that nobody waits for once another has failed.
-        return not (record.name == "asyncio" and getattr(error, "errno", None) in _CODES)
+        if record.name == "asyncio":  # tasks of Orbax's that nobody waits for once one has failed
+            frames = traceback.walk_tb(error.__traceback__)
+            return not any(self._within(frame.f_code.co_filename) for frame, _ in frames)
+        return not self._within(record.pathname)
+
+    def _within(self, file: str) -> bool:
+        return file.startswith(self._folders)
 
 
-_FILTER = _Unreported()
+def _of_disk(error: BaseException) -> bool:
+    """Whether a failure is one of those of disks, which `Writing` reports."""
+    return any(
+        getattr(each, "errno", None) in _CODES
+        or any(text in str(each) for text in _SYSTEM.values())
+        for each in _chain(error)
+    )
 
 
-def drop_logs() -> None:
-    """Drops Orbax's logs of failures that are reported here, from now on."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_FILTER)
+@contextmanager
+def dropped_logs() -> Iterator[None]:
+    """Drops Orbax's logs of failures that are reported here, during its block."""
+    import orbax.checkpoint
+
+    own = _Unreported(list(orbax.checkpoint.__path__))
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    for logger in loggers:
+        logger.addFilter(own)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(own)

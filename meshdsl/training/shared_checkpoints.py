@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from meshdsl.training.disk_errors import Writing, drop_logs
+from meshdsl.training.disk_errors import Writing, dropped_logs
 from meshdsl.training.processes import everywhere
 from meshdsl.training.reading import entries, reading
 from meshdsl.training.seals import Damaged, Seals, damage
@@ -43,7 +44,8 @@ class SharedFolder:
             raise ValueError(
                 f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another folder"
             ) from error
-        drop_logs()
+        self._logs = ExitStack()
+        self._logs.enter_context(dropped_logs())
         self._writing = Writing(self.path)
         self._seals = Seals(self.path)
 
@@ -113,13 +115,14 @@ class SharedFolder:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if error[0] is not None and jax.process_count() > 1:
-            return  # the others may be gone, who would be waited for
-        try:
-            self.wait()
-        finally:
-            self._seals.wait()
-            self._manager.close()
+        with self._logs:
+            if error[0] is not None and jax.process_count() > 1:
+                return  # the others may be gone, who would be waited for
+            try:
+                self.wait()
+            finally:
+                self._seals.wait()
+                self._manager.close()
 
 
 def _eval_loss(metrics: Any) -> float:

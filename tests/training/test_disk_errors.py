@@ -12,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.training.checkpoints import Checkpoints
-from meshdsl.training.disk_errors import Writing, drop_logs
+from meshdsl.training.disk_errors import Writing
 from tests.training.test_metrics import room
 
 STATE = {"w": md.named(np.arange(4096.0, dtype="f4"), ["x"])}
@@ -62,11 +62,50 @@ def test_what_has_another_cause_stays_as_it_is(tmp_path):
         raise KeyError("of Orbax")
 
 
-def test_logs_of_others_stay(caplog):
-    drop_logs()
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for error in (full, KeyError("x")):
-        logging.getLogger("absl").error("ours", exc_info=error)
-    logging.getLogger("asyncio").error("gone", exc_info=KeyError("x"))
-    logging.getLogger("asyncio").error("dropped", exc_info=full)
-    assert [record.message for record in caplog.records] == ["ours", "ours", "gone"]
+def logged(name, error, file):
+    """Logs an error that is raised in a file, from there."""
+    space = {"log": logging.getLogger(name), "error": error}
+    code = (
+        "try:\n    raise error.with_traceback(None)\nexcept Exception:\n    log.exception('logged')"
+    )
+    exec(compile(code, file, "exec"), space)
+
+
+def test_only_logs_of_orbaxs_own_failures_are_dropped_and_only_while_a_folder_is_open(
+    tmp_path, caplog
+):
+    import orbax.checkpoint as ocp
+
+    own = os.path.join(ocp.__path__[0], "some_handler.py")
+    full, gone = (OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.ENOENT))
+    slow = TimeoutError("Timed out after 1200 seconds.")
+    before = {name: list(logging.getLogger(name).filters) for name in ("absl", "asyncio")}
+    with Checkpoints(tmp_path / "kept"):
+        for name in before:
+            logged(name, full, own)
+            logged(name, slow, own)
+        assert not caplog.records
+        for name in before:
+            for error, file in (
+                (gone, own),
+                (KeyError("x"), own),
+                (full, "/home/orbax/mine.py"),
+                (slow, str(tmp_path / "mine.py")),
+            ):
+                logged(name, error, file)
+                assert len(caplog.records) == 1, (name, error, file)
+                caplog.clear()
+    assert before == {name: logging.getLogger(name).filters for name in before}
+    logged("absl", full, own)
+    assert len(caplog.records) == 1
+
+
+def test_a_failure_that_closes_the_folder_leaves_no_logs(tmp_path, caplog):
+    folder = Checkpoints(tmp_path / "kept")
+    reason = "File too large"
+    with room(2000), pytest.raises(ValueError, match=reason) as failure, folder as checkpoints:
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+    del failure
+    gc.collect()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
