@@ -13,6 +13,7 @@ one by one may be used on `data` as it is; others, such as a sum, want `unpadded
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -300,29 +301,28 @@ def _layout(dims: Shape, where: NamedSharding) -> TensorLayout:
     return TensorLayout.of(dict(zip(dims.names, axes, strict=False)))
 
 
-class _Wide:
-    """When numbers of 64 bits on the host were last flattened.
+class _Flattening(threading.local):
+    """How this thread flattens NamedArrays.
 
-    JAX takes them for 32 bits, unless in its 64-bit mode, so what it calls directly cannot tell
-    float64 from float32. Where `latest` is another object after such a call than before, the
-    arguments are looked at again.
+    Attributes:
+        directly: whether for a direct call, in which JAX compares the arguments. It takes numbers
+            of 64 bits on the host for 32 bits, unless in its 64-bit mode: so they are refused
+            before anything runs.
     """
 
-    __slots__ = ("latest",)
-
-    def __init__(self) -> None:
-        self.latest = object()
+    directly = False
 
 
-wide = _Wide()
+flattening = _Flattening()
+_WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
 _known: set[type] = set()  # types of data that is not of the host
 
 
 def _look(data: Any) -> None:
     if not isinstance(data, np.ndarray | np.generic):
         _known.add(type(data))
-    elif data.dtype.itemsize >= 8:
-        wide.latest = object()
+    elif flattening.directly and data.dtype in _WIDE and not jax.config.read("jax_enable_x64"):
+        raise ValueError(f"{data.dtype} needs JAX's 64-bit mode")
 
 
 def _flatten(array: NamedArray) -> tuple[tuple[Any], Any]:

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.array import wide
+from meshdsl.array import flattening
 
 if TYPE_CHECKING:
     from meshdsl.jit import Compiled
@@ -42,22 +42,14 @@ class Direct:
 
     def call(self, args: Sequence[Any]) -> Any:
         """Returns the result for positional arguments, or `MISS`; `function` must not be None."""
-        before = wide.latest
+        flattening.directly = True
         try:
-            result = self.function(*args)  # type: ignore[misc]
+            return self.function(*args)  # type: ignore[misc]
         except (TypeError, ValueError):  # nothing has run: the path that looks says what is wrong
             self.miss()
             return MISS
-        return result if wide.latest is before or self.fits(args) else MISS
-
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Whether arguments are of the program's signature, which JAX does not always see."""
-        compiled = self._compiled
-        assert compiled is not None
-        if compiled.jitted.flatten(args)[1] == compiled.signature:
-            return True
-        self.miss()
-        return False
+        finally:
+            flattening.directly = False
 
     def note(self, compiled: Compiled, leaves: Sequence[Any]) -> None:
         """Learns of a call that was looked at, before it runs."""

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from meshdsl import mirrors
-from meshdsl.array import NamedArray, Spec, need_every_dim, wide
+from meshdsl.array import NamedArray, Spec, need_every_dim
 from meshdsl.calling import MISS, Direct, Order
 from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, Shape, did_you_mean
@@ -344,14 +344,9 @@ class Jitted:
         if direct.function is not None and not is_tracing():
             given = args if not kwargs else self._order(args, kwargs)
             if given is not None:
-                before = wide.latest  # as `Direct.call`, without another call of Python's
-                try:
-                    result = direct.function(*given)
-                except (TypeError, ValueError):  # nothing has run: what follows says what is wrong
-                    direct.miss()
-                else:
-                    if wide.latest is before or direct.fits(given):
-                        return result
+                result = direct.call(given)
+                if result is not MISS:
+                    return result
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)
         leaves, signature = self.flatten(args, kwargs)

@@ -115,6 +115,19 @@ def test_wide_numbers_of_the_host_are_not_cut_in_silence():
                 compiled(md.named(np.ones(8), [row]))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_a_refused_call_leaves_donated_arrays_to_the_caller(dtype):
+    with jax.enable_x64(False):
+        batch = md.named(np.ones(8, np.float32), [row])
+        jitted = md.jit(lambda state, batch: state + batch, donate="state")
+        state = jitted(batch, batch)
+        for _ in range(5):
+            state = jitted(state, batch)
+        with pytest.raises(ValueError):
+            jitted(state, md.named(np.ones(8, dtype), [row]))
+        np.testing.assert_array_equal(state, 7 * np.ones(8))
+
+
 def test_arrays_of_other_places_are_moved():
     placed = md.place(ones(), "data:8", "row:data")
     jitted = armed(lambda x: x + 1, placed, mesh="data:8", layout="row:data")

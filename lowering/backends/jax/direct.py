@@ -4,7 +4,7 @@ JAX compares trees, dtypes and places in C++ before it runs what it compiled. A 
 and returns trees of NamedArrays leaves that to it, and costs little more than `jax.jit` itself.
 What such a function is called with may be on the host or on one device; arrays committed to other
 places are refused, with a ValueError, and other trees, dims and dtypes with a TypeError. Numbers of
-64 bits are the exception: see `meshdsl.array.wide`.
+64 bits are the exception: see `meshdsl.array.flattening`.
 """
 
 from __future__ import annotations
