@@ -8,6 +8,7 @@ Each such case is one note with the paths and the rule; nothing is changed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from meshdsl.graph import Graph
@@ -22,17 +23,22 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
     inputs = _ends(graph.inputs, graph.input_paths)
     outputs = _ends(graph.outputs, graph.output_paths)
     known = {path for path, _ in inputs}
-    arguments = [*(tree for tree in trees(inputs) if tree.path), *_bare(inputs)]
+    alone = (end for end in _bare(inputs) if "/" not in end.path)
+    arguments = [*(tree for tree in trees(inputs) if tree.path), *alone]
     results = [*trees(outputs), *_bare(outputs)]
+    # One argument stands for all that follow the same rules: a model may have thousands alike.
+    likes: dict[tuple, dict[tuple, Tree]] = defaultdict(dict)
+    for tree in arguments:
+        likes[tree.keys].setdefault((tree.dims, tuple(_rules(tree, layout))), tree)
     found: dict[str, None] = {}
     done: set[str] = set()
     for tree in (*arguments, *results):
         paths = [path for path, _ in tree.paths("")]
         returned = any(path not in known for path in paths)
-        if not done.isdisjoint(paths):
+        if not done.isdisjoint(paths) or (tree.keys == ("",) and not returned):
             continue
-        for other in arguments:
-            rule = other.path != tree.path and _misses(tree, other, layout, returned)
+        for other in likes[tree.keys].values():
+            rule = other.path != tree.path and _misses(tree, other, layout)
             if rule:
                 done.update(paths)
                 found[_note(paths, other, rule, returned)] = None
@@ -52,9 +58,16 @@ def _bare(ends: Sequence[End]) -> Iterator[Tree]:
             yield Tree(path, (("", (frozenset(aval[0]), aval[1])),))
 
 
-def _misses(tree: Tree, other: Tree, layout: Layout, returned: bool) -> Rule | None:
+def _rules(tree: Tree, layout: Layout) -> Iterator[Rule | None]:
+    """Yields the rule of each dim of each leaf."""
+    for key, dims in zip(tree.keys, tree.dims, strict=True):
+        for name in sorted(dim.name for dim in dims or ()):
+            yield layout.rule_for(name, below(tree.path, key))
+
+
+def _misses(tree: Tree, other: Tree, layout: Layout) -> Rule | None:
     """Returns the rule by which `other` lies elsewhere than `tree`, if none is meant for `tree`."""
-    if tree.keys != other.keys or not alike(tree, other) or (tree.keys == ("",) and not returned):
+    if not alike(tree, other):
         return None
     missed = None
     for key, dims in zip(tree.keys, tree.dims, strict=True):

@@ -69,7 +69,9 @@ class Executable:
         self.shardings = [stored.sharding for stored in self.inputs]
         self.cuts = [stored.cuts for stored in self.outputs]
         reused = _reusable(block, donated)
-        arguments = owners(trees, len(self.inputs), reused) if trees is not None else None
+        arguments = (
+            owners(trees, len(self.inputs), frozenset(reused)) if trees is not None else None
+        )
         self._trees = trees if arguments is not None and not block.has_effect else None
         jitted = self._jitted(mesh, platform, reused if self._trees is None else arguments or ())
         rows = zip(self.inputs, block.inputs, strict=True)
