@@ -8,7 +8,6 @@ are.
 from __future__ import annotations
 
 import errno
-import gc
 import logging
 import os
 import time
@@ -49,16 +48,6 @@ def _offset() -> float:
     return time.time() - time.monotonic()
 
 
-def _give_up_tasks(error: BaseException) -> None:
-    """Deletes the tasks that a failure has left, which asyncio logs now rather than at any time.
-
-    The frames of the failure refer to them, and a traceback keeps frames.
-    """
-    for each in _chain(error):
-        traceback.clear_frames(each.__traceback__)
-    gc.collect()
-
-
 @dataclass
 class Writing:
     """What is being written to a folder, from one save to the next.
@@ -90,7 +79,6 @@ class Writing:
                 cause = self._timeout()
             if cause is None:
                 raise
-            _give_up_tasks(error)
             raise ValueError(
                 f"cannot save a checkpoint in {self.folder}: {cause}. Those before it are complete"
             ) from error
