@@ -271,8 +271,7 @@ def test_all_mistakes_are_found():
 def test_one_problem_stands_alone_and_several_are_numbered():
     problems = Problems()
     problems.check()
-    with problems.caught("--data"):
-        raise ValueError("nothing there\n  at all")
+    problems.add("--data: nothing there\n  at all")
     with pytest.raises(UsageError) as error:
         problems.check()
     assert str(error.value) == "--data: nothing there\n  at all"

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import meshdsl as md
+from meshdsl.lowering import backends
 from meshdsl.lowering.backends.tf import host_executable as host
 from meshdsl.lowering.backends.tf.tpu_executable import Executable, Held, _Variable
 
@@ -47,17 +48,17 @@ def on_strategy(program):
     return Executable(program, program.details["donated"], strategy, replica)
 
 
+@pytest.fixture(autouse=True)
+def on_replicas(monkeypatch):
+    def executable(name, program, *given, **known):
+        return on_strategy(program)
+
+    monkeypatch.setattr(backends, "executable", executable)
+
+
 def jitted(mesh, layout, **options):
     """Returns a function that is run so."""
-    found = md.jit(step, mesh, layout, "tf", donate="state", **options)
-
-    class Backend:
-        @staticmethod
-        def Executable(program, donated=(), devices=None):
-            return on_strategy(program)
-
-    found._backend = Backend
-    return found
+    return md.jit(step, mesh, layout, "tf", donate="state", **options)
 
 
 @pytest.mark.parametrize("mesh, layout", LAYOUTS)

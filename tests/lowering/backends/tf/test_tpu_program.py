@@ -115,12 +115,12 @@ def test_booleans_are_combined():
 
 
 def test_blocks_that_are_nothing_but_pads_are_sent():
-    x = random(md.dims(p=4, q=1))
+    x = random(md.dims(p=6, q=2))
 
     def exchanged(x):
         return {"found": x * 2.0}
 
-    assert agree(exchanged, x, mesh="a:2", layout="x/p:a; found/q:a") == {"all_to_all"}
+    assert agree(exchanged, x, mesh="a:3", layout="x/p:a; found/q:a") == {"all_to_all"}
 
 
 @pytest.mark.parametrize(
