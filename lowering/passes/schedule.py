@@ -29,9 +29,11 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
     """
     allowed = max(program.peak_bytes, options.memory or 0)
     for kinds in (COLLECTIVES, [kind for kind in COLLECTIVES if kind != "all_gather"]):
-        found = each_block(program, lambda block, kinds=kinds: _early(block, kinds))  # type: ignore[misc]
-        if found is program or found.peak_bytes <= allowed:
-            return found
+        early = each_block(program, lambda block, kinds=kinds: _early(block, kinds))  # type: ignore[misc]
+        if early is program:
+            return program
+        if early.peak_bytes <= allowed:
+            return schedule(early, options)  # what went ahead may let others, or gathers, do so
     return program
 
 
