@@ -80,7 +80,7 @@ def test_mistakes_are_told(capsys, tmp_path, text):
     )
     job = ["train", *SMALL, text, "--backend=numpy", "--steps=1"]
     assert refused(*job, f"--init_from={tmp_path}/none") == (
-        f"meshdsl train: cannot read the weights in {tmp_path}/none\n"
+        f"meshdsl train: --init_from: cannot read the weights in {tmp_path}/none\n"
         f"  {tmp_path}/none: there is no such file\n"
     )
     told = refused(*job, f"--init_from={tmp_path}/mine")
