@@ -20,12 +20,17 @@ from meshdsl.source import Source, caller
 
 
 class Trace:
-    """A graph under construction."""
+    """A graph under construction.
+
+    Attributes:
+        makers: the operation that makes each tensor; inputs have none.
+    """
 
     def __init__(self, parent: Trace | None = None) -> None:
         self.parent = parent
         self.inputs: list[Tensor] = []
         self.operations: list[Operation] = []
+        self.makers: dict[Tensor, Operation] = {}
         self.captured: dict[Tensor, Tensor] = {}
         self.literals: dict[int, tuple[Any, Tensor]] = {}
         self.notes: dict[str, None] = {}
@@ -163,6 +168,7 @@ def bind(
     )
     operation = Operation(primitive, owned, outputs, params, source)
     trace.operations.append(operation)
+    trace.makers.update(dict.fromkeys(outputs, operation))
     return operation
 
 

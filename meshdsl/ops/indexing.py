@@ -236,8 +236,7 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
 
 def _distinct(indices: Tensor, name: str) -> bool:
     """Whether integers are known to differ along a dim: those of `arange`, and a number more."""
-    operations = indices.trace.operations if indices.trace is not None else []
-    op = next((o for o in reversed(operations) if any(t is indices for t in o.outputs)), None)
+    op = indices.trace.makers.get(indices) if indices.trace is not None else None
     if op is None:
         return False
     having = [t for t in op.inputs if t.shape.find(name) is not None]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.lowering.test_work import calls
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 from tests.ops.layouts import assert_same_on_every_layout
 
@@ -163,6 +164,22 @@ def test_of_several_updates_the_last_in_row_major_order_wins():
                 **{"mesh": "x:2,y:3", "layout": layout, "backend": backend},
             )
             assert np.array_equal(found, [0, 2, 6, 0])  # [1, 0] beats [0, 0] and [0, 2]
+
+
+def test_the_work_of_tracing_scatters_grows_with_their_number():
+    place, update = md.dims(place=64, update=4)
+
+    def work(count):
+        def model(x, indices):
+            for _ in range(count):
+                x = md.scatter(x, indices, 1.0, "place")
+            return x
+
+        jitted, specs = md.jit(model), (md.spec([place]), md.spec([update], "int32"))
+        return calls(lambda: jitted.trace(*specs))
+
+    work(1)
+    assert work(40) - work(20) <= 1.1 * (work(20) - work(0))
 
 
 def test_a_nan_that_is_overwritten_is_gone():
