@@ -27,6 +27,7 @@ from meshdsl.optim.jaxprs import Array, Refused, run
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.ranges import bad_rate
 from meshdsl.optim.schedules import Schedule
+from meshdsl.trace import Trace, current, is_tracing, tracing
 
 
 class Transformation(Protocol):
@@ -100,14 +101,33 @@ class FromOptax:
         """
         live = _live(params)
         program, like = _traced(self.transformation.init, _specs(live))
-        arrays = _translated("init", program, live)
+        arrays = _translated("init", program, _arrays(live))
         keyed, tree = jax.tree_util.tree_flatten_with_path(like)
         own = jax.tree_util.tree_flatten_with_path(live)[0]
         known = {path_of(keys): leaf.shape for keys, leaf in own}
-        leaves = []
-        for (keys, _), array in zip(keyed, arrays, strict=True):
-            leaves.append(array.settled(_named(path_of(keys), array, known)))
+        fits = [_fits(path_of(keys), a, known) for (keys, _), a in zip(keyed, arrays, strict=True)]
+        if any(len(choices) > 1 for choices in fits):
+            after = self._after_one_update(live, like, arrays)
+            fits = [
+                [dims for dims in choices if _agree(dims, axes)] if len(choices) > 1 else choices
+                for choices, axes in zip(fits, after, strict=True)
+            ]
+        leaves = [a.settled(_named(a, choices)) for a, choices in zip(arrays, fits, strict=True)]
         return _ours(jax.tree.unflatten(tree, leaves))
+
+    def _after_one_update(
+        self, live: Any, like: Any, arrays: Sequence[Array]
+    ) -> list[tuple[str | None, ...]]:
+        """Returns the names of the dims that the first update gives the leaves of a state.
+
+        Two dims of one size look alike in `init`, as those of a factored second moment do, which
+        starts as zeros; an update reduces the gradient over one of them, by its name.
+        """
+        program, _ = _traced(self.transformation.update, _specs(live), like, _specs(live))
+        own = _arrays(live)
+        with tracing(Trace(current() if is_tracing() else None)):  # nothing of it is kept
+            found = _translated("update", program, [*own, *arrays, *own])
+        return [array.axes for array in found[len(found) - len(arrays) :]]
 
     def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
         """Returns the parameters and the state after one step; see `Optimizer.update`.
@@ -117,14 +137,21 @@ class FromOptax:
         """
         live = _live(params)
         given = jax.tree.map(lambda p, g: _zeros(p) if g is None else g, live, grads)
-        tree = jax.tree.structure(jax.eval_shape(self.transformation.init, _specs(live)))
-        theirs = jax.tree.unflatten(tree, jax.tree.leaves(state))
+        fresh = jax.eval_shape(self.transformation.init, _specs(live))
+        count, tree = len(jax.tree.leaves(fresh)), jax.tree.structure(fresh)
+        held = jax.tree.leaves(state)
+        if len(held) != count:
+            raise ValueError(
+                f"from_optax: the state has {len(held)} arrays, and that of this transformation "
+                f"{count}; give what its `init` returns for these parameters"
+            )
+        theirs = jax.tree.unflatten(tree, held)
         program, like = _traced(self.transformation.update, *map(_specs, (given, theirs, live)))
-        arrays = _translated("update", program, (given, theirs, live))
+        arrays = _translated("update", program, _arrays((given, theirs, live)))
         if repr(jax.tree.structure(like[1])) != repr(tree):
             raise ValueError("from_optax: `update` returns a state of another structure")
         count = len(jax.tree.leaves(like[0]))
-        with_dims = zip(arrays[count:], jax.tree.leaves(state), strict=True)
+        with_dims = zip(arrays[count:], held, strict=True)
         try:
             updates = [
                 array.settled(p.shape)
@@ -134,8 +161,8 @@ class FromOptax:
         except Refused as error:
             raise _refusal("update", error) from error
         changes = jax.tree.unflatten(jax.tree.structure(live), updates)
-        held = jax.tree.unflatten(jax.tree.structure(state), after)
-        return jax.tree.map(_applied, params, grads, _spread(changes, params)), held
+        state = jax.tree.unflatten(jax.tree.structure(state), after)
+        return jax.tree.map(_applied, params, grads, _spread(changes, params)), state
 
 
 def _applied(p: Tensor, g: Tensor | None, u: Tensor | None) -> Tensor:
@@ -159,6 +186,10 @@ def _zeros(p: Tensor) -> Tensor:
     return ops.zeros(p.shape, p.dtype)
 
 
+def _arrays(tree: Any) -> list[Array]:
+    return [Array.of(leaf) for leaf in jax.tree.leaves(tree)]
+
+
 def _specs(tree: Any) -> Any:
     return jax.tree.map(lambda t: jax.ShapeDtypeStruct(t.shape.sizes, t.dtype), tree)
 
@@ -167,16 +198,27 @@ def _traced(function: Callable, *specs: Any) -> tuple[Any, Any]:
     """Returns the jaxpr of a function of optax, and its results' tree of shapes."""
     try:
         return jax.make_jaxpr(function, return_shape=True)(*specs)
-    except TypeError as error:
+    except jax.errors.ConcretizationTypeError as error:
+        raise ValueError(
+            f"from_optax: this transformation decides in Python by a value that is known only when "
+            f"it runs, so jax.jit refuses it too ({_first_line(error)}). A number that is no rate, "
+            "such as adafactor's min_dim_size_to_factor, is to be listed in static_args of "
+            "inject_hyperparams"
+        ) from error
+    except (TypeError, AttributeError) as error:
         raise ValueError(
             f"from_optax: this transformation cannot be called with gradients, state and "
-            f"parameters alone ({error})"
+            f"parameters alone ({_first_line(error)})"
         ) from error
 
 
-def _translated(which: str, program: Any, arguments: Any) -> list[Array]:
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _translated(which: str, program: Any, arguments: Sequence[Array]) -> list[Array]:
     try:
-        return run(program, [Array.of(leaf) for leaf in jax.tree.leaves(arguments)])
+        return run(program, arguments)
     except Refused as error:
         raise _refusal(which, error) from error
 
@@ -189,12 +231,11 @@ def _refusal(which: str, error: Refused) -> ValueError:
     )
 
 
-def _named(path: str, array: Array, known: dict[str, Shape]) -> Shape:
-    """Returns the dims of a leaf of the state.
+def _fits(path: str, array: Array, known: dict[str, Shape]) -> list[tuple[Dimension, ...]]:
+    """Returns the choices of a parameter's dims, in order, that a leaf of the state may have.
 
-    Those that tracing shows; else those of the parameter whose path is a part of its own (of
-    several, the one of most keys, and of these the last), or some of its dims, where sizes leave
-    no choice; else names of their own. Parameters that are one tensor have the path "".
+    The parameter is the one whose path is a part of the leaf's: of several, the one of most keys,
+    and of these the last. Parameters that are one tensor have the path "".
     """
 
     def closeness(name: str) -> tuple[int, int]:
@@ -202,24 +243,31 @@ def _named(path: str, array: Array, known: dict[str, Shape]) -> Shape:
 
     matching = [name for name in known if not name or f"/{name}/" in f"/{path}/"]
     shape = known[max(matching, key=closeness)] if matching else Shape()
+    return [
+        dims
+        for dims in itertools.combinations(shape, len(array.sizes))
+        if tuple(dim.size for dim in dims) == array.sizes and _agree(dims, array.axes)
+    ]
+
+
+def _agree(dims: Sequence[Dimension], names: Sequence[str | None]) -> bool:
+    """Whether the dims have these names, where they are known."""
+    return all(name in (None, dim.name) for dim, name in zip(dims, names, strict=True))
+
+
+def _named(array: Array, fits: Sequence[Sequence[Dimension]]) -> Shape:
+    """Returns the dims of a leaf of the state.
+
+    Those of the parameter where there is no choice; else those that tracing shows; else names of
+    their own.
+    """
     names: Sequence[str | None] = array.axes
-    fits = _fits(array, shape)
     if len(fits) == 1:
         names = [dim.name for dim in fits[0]]
     rows = zip(names, array.sizes, strict=True)
     return Shape(
         Dimension(name or f"optax_{n}_{size}", size) for n, (name, size) in enumerate(rows)
     )
-
-
-def _fits(array: Array, shape: Shape) -> list[tuple[Dimension, ...]]:
-    """Returns the choices of a parameter's dims, in order, that an array may have."""
-    return [
-        dims
-        for dims in itertools.combinations(shape, len(array.sizes))
-        if tuple(dim.size for dim in dims) == array.sizes
-        and all(name in (None, dim.name) for name, dim in zip(array.axes, dims, strict=True))
-    ]
 
 
 def _ours(state: Any) -> Any:

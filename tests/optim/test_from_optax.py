@@ -58,6 +58,22 @@ TRANSFORMATIONS = {
 }
 
 
+SHARDED = [
+    "adam",
+    "adamw, masked",
+    "adafactor",
+    "accumulated",
+    "global norm",
+    "injected",
+    "lamb",
+    "lion",
+    "partitioned",
+    "rmsprop",
+    "schedule-free",
+    "sgd, nesterov",
+]
+
+
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_it_gives_the_parameters_of_optax(name):
     transformation = TRANSFORMATIONS[name]()
@@ -65,7 +81,7 @@ def test_it_gives_the_parameters_of_optax(name):
     trees.assert_close(found, trees.run_optax(TRANSFORMATIONS[name](), 4), 2e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "global norm", "lamb", "adafactor", "partitioned"])
+@pytest.mark.parametrize("name", SHARDED)
 def test_sharded_values_are_the_unsharded_ones(name):
     optimizer = from_optax(TRANSFORMATIONS[name]())
     found, state = trees.run(optimizer, 3, *trees.SHARDED)
@@ -140,6 +156,92 @@ def test_what_would_not_be_the_same_on_every_layout_is_refused_by_name(transform
     with pytest.raises(ValueError) as error:
         md.jit(lambda p: optimizer.update(p, optimizer.init(p), p, md.zeros([], "int32")))(params)
     assert "from_optax: the `" in str(error.value) and named in str(error.value)
+
+
+def square():
+    """Parameters of which several dims have one size, in two orders."""
+    rows, columns, layers = md.dims(rows=8, columns=8, layers=8)
+    shapes = {"a": [rows, columns], "b": [columns, rows], "c": [layers, rows, columns]}
+    return {
+        name: md.named(np.random.default_rng(len(name)).standard_normal([8] * len(dims)), dims)
+        for name, dims in shapes.items()
+    }
+
+
+FACTORED = {
+    "alone": lambda: optax.adafactor(0.05, min_dim_size_to_factor=8),
+    "momentum": lambda: optax.adafactor(0.05, min_dim_size_to_factor=8, momentum=0.9),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), FACTORED["alone"]()),
+    "masked": lambda: optax.masked(FACTORED["alone"](), {"a": True, "b": False, "c": True}),
+    "accumulated": lambda: optax.MultiSteps(FACTORED["alone"](), 2),
+    "partitioned": lambda: optax.multi_transform(
+        {"cube": FACTORED["alone"](), "matrix": optax.lion(0.05)},
+        lambda params: jax.tree.map(lambda p: "cube" if p.ndim > 2 else "matrix", params),
+    ),
+    "injected": lambda: optax.inject_hyperparams(
+        optax.adafactor, static_args=["min_dim_size_to_factor"]
+    )(learning_rate=0.05, min_dim_size_to_factor=8),
+    "sm3": lambda: optax.sm3(0.05),
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_dims_of_one_size_are_told_apart_by_what_an_update_reduces(name):
+    optimizer, transformation = from_optax(FACTORED[name]()), FACTORED[name]()
+    params, plain = square(), trees.arrays(square())
+    held = transformation.init(plain)
+    where = "data:2,model:2", "rows:data; columns:model"
+    state = md.jit(optimizer.init, *where)(params)
+    alone, alone_state = params, md.jit(optimizer.init)(params)
+    split, unsplit = md.jit(optimizer.update, *where), md.jit(optimizer.update)
+    for number in range(3):
+        grads = jax.tree.map(lambda p: p * (number + 0.5), plain)  # noqa: B023
+        updates, held = transformation.update(grads, held, plain)
+        plain = optax.apply_updates(plain, updates)
+        named = {key: md.named(grads[key], params[key].dims) for key in params}
+        params, state = split(named, state, params, number)
+        alone, alone_state = unsplit(named, alone_state, alone, number)
+    trees.assert_close(params, plain, 1e-5)
+    trees.assert_close(alone, plain, 1e-5)
+    trees.assert_close(state, alone_state, 1e-5)
+
+
+def test_factored_moments_of_a_square_matrix_lie_like_the_dims_that_they_keep():
+    optimizer, params = from_optax(FACTORED["alone"]()), square()
+    state = md.jit(optimizer.init, "data:2,model:2", "rows:data; columns:model")(params)
+    moments = state[0]
+    rows, columns = moments.v_row["a"], moments.v_col["a"]
+    assert (rows.dims.names, columns.dims.names) == (("rows",), ("columns",))
+    assert (rows.layout.axes("rows"), columns.layout.axes("columns")) == (("data",), ("model",))
+    assert moments.v_row["b"].dims.names == ("columns",)
+    assert moments.v_row["c"].dims.names == ("layers", "rows")
+
+
+def test_the_dims_of_a_state_leave_no_operations_behind():
+    optimizer, params = from_optax(FACTORED["alone"]()), square()
+    names = {op.primitive.name for op in md.jit(optimizer.init).trace(params).operations}
+    assert names <= {"constant", "full", "broadcast", "transpose", "iota"}
+
+
+def test_what_decides_in_python_by_a_traced_number_is_refused_with_the_way_out():
+    injected = optax.inject_hyperparams(optax.adafactor)(0.05, min_dim_size_to_factor=8)
+    with pytest.raises(ValueError, match=r"jax\.jit refuses it too \(.*static_args") as error:
+        md.jit(lambda p: from_optax(injected).init(p))(square())
+    assert "\n" not in str(error.value).partition("static_args")[0]
+
+
+def test_what_needs_parameters_of_its_own_kind_is_refused():
+    params = {"x": md.named(np.ones(3, "f4"), ["i"])}
+    optimizer = from_optax(optax.lookahead(optax.sgd(0.1), 3, 0.5))
+    state = md.jit(optimizer.init)(params)
+    with pytest.raises(ValueError, match=r"parameters alone .*no attribute 'fast'"):
+        md.jit(optimizer.update)(params, state, params, 0)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    params = {"x": md.named(np.ones(3, "f4"), ["i"])}
+    with pytest.raises(ValueError, match=r"the state has 0 arrays, and that of this transf.* 3; g"):
+        md.jit(from_optax(optax.adam(0.1)).update)(params, (), params, 0)
 
 
 def test_what_needs_the_loss_is_refused():
