@@ -50,7 +50,8 @@ def check(
         from meshdsl.training.weights import Weights
 
         with problems.caught("--init_from"):
-            Weights(values.init_from).check(spec_of(job.recipe.create_state()).params)
+            params = spec_of(job.recipe.create_state()).params
+            Weights(values.init_from).check(params, job.recipe.trainable)
 
 
 def _check_steps(values: flags.FlagValues, problems: Problems) -> None:

@@ -358,8 +358,9 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "init_from": (
         None,
         str,
-        "Weights to start from: a .safetensors file, or a folder of them. A checkpoint in the "
-        "workdir goes before them.",
+        "Weights to start from: a .safetensors file, or a folder of them; they may lack what "
+        "--trainable names, which is initialised then. A checkpoint in the workdir goes before "
+        "them.",
     ),
     "out": (None, str, "Where `export` writes: a .safetensors file, or a folder for several."),
     "step": (None, whole(0), "Step of the checkpoint to `export`. Default: the latest."),

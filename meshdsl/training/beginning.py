@@ -7,15 +7,21 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshdsl.array import spec
+from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
+from meshdsl.ops.random import KEY, key
 from meshdsl.training.checkpoints import Restored
 from meshdsl.training.feeding import Feed
 from meshdsl.training.processes import together
 from meshdsl.training.programs import Place, Programs, places
 from meshdsl.training.recipe import Recipe
-from meshdsl.training.state import TrainState, by_path
+from meshdsl.training.state import TrainState, by_path, tree_like
+from meshdsl.training.trainable import Trainable, merged
 from meshdsl.training.weights import Weights
+
+_MOST = 10  # parameters that are told one by one
 
 
 @dataclass(frozen=True)
@@ -50,30 +56,63 @@ def going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
     return Beginning(found.state, found.step, position["evaluated"], position.get("reports"))
 
 
-def checked_weights(path: str | os.PathLike[str], params: Any) -> Weights:
+@dataclass(frozen=True)
+class GivenWeights:
+    """Weights in files that a run starts from, and the parameters that they leave out.
+
+    Attributes:
+        missing: paths of parameters that are trained and that the files lack; they are initialised.
+    """
+
+    weights: Weights
+    missing: frozenset[str]
+
+    def __str__(self) -> str:
+        told = f"starting from the weights {self.weights.files.path}"
+        if not self.missing:
+            return told
+        names = sorted(self.missing)
+        rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        return f"{told}; initialised, since it has none: {', '.join(names[:_MOST])}{rest}"
+
+
+def checked_weights(
+    path: str | os.PathLike[str], params: Any, trainable: Trainable | None
+) -> GivenWeights:
     """Returns the weights in a file or a folder; each process has to find those of the model.
 
     Raises:
-        ValueError: they cannot be read, or are of another model.
+        ValueError: they cannot be read, are of another model, or lack parameters that are not
+            trained.
     """
     with together():
         weights = Weights(path)
-        weights.check(params)
-    return weights
+        missing = weights.check(params, trainable)
+    return GivenWeights(weights, missing)
 
 
 def state_of_weights(
-    weights: Weights, recipe: Recipe, place: Place, programs: Programs
+    given: GivenWeights, recipe: Recipe, place: Place, programs: Programs, seed: int
 ) -> TrainState:
     """Returns the state that a run of these programs starts from.
+
+    What the files lack has the values that `init` gives for the seed; nothing else is made of it.
 
     Raises:
         ValueError: the weights cannot be read.
     """
-    create, like = replace(recipe, init=lambda params: params).create_state(), programs.state
+    like = programs.state
+    leaves = [
+        None if path in given.missing else leaf for path, leaf in by_path(like.params).items()
+    ]
+    stored = tree_like(like.params, leaves)
 
-    def create_state(state: dict[str, Any]) -> dict[str, TrainState]:  # the paths of the step's
-        return {"state": create(state["params"])}
+    def create_state(state: dict[str, Any], key: Tensor) -> dict[str, TrainState]:
+        def init(key: Tensor) -> Any:
+            params = state["params"]
+            return merged(params, recipe.init(key)) if given.missing else params
+
+        return {"state": replace(recipe, init=init).create_state()(key)}  # the paths of the step's
 
     names = {name for leaf in by_path(like).values() for name in leaf.dims.names}
     layout = Layout(tuple(rule for rule in programs.step.layout.rules if rule.dim in names))
@@ -81,8 +120,8 @@ def state_of_weights(
         warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
         warnings.simplefilter("ignore", ScopeWarning)
         creation = replace(place, layout=layout).jit(create_state, donate="state")
-        compiled = creation.lower({"params": like.params}).compile()
+        compiled = creation.lower({"params": stored}, spec([KEY], "uint32")).compile()
     with together():
-        params = weights.load(like.params, places(compiled, like.params))
-    state: TrainState = compiled({"params": params})["state"]
+        params = given.weights.load(stored, places(compiled, stored))
+    state: TrainState = compiled({"params": params}, key(seed))["state"]
     return state

@@ -132,7 +132,8 @@ def train(
         stops: what ends the run early, besides signals: see `Stops`.
         profile: steps whose profile is written to `profile` in the workdir, by each process.
         init_from: safetensors with the parameters to start from, instead of those of `init`; see
-            `load_weights`. A checkpoint in the workdir goes before them.
+            `load_weights`. Of those that `trainable` names, files may lack some, such as adapters:
+            these are initialised, and told. A checkpoint in the workdir goes before all of them.
         quiet: show no progress.
 
     Returns:
@@ -188,7 +189,7 @@ def train(
     first = runtime.process_index() == 0
     weights = None
     if init_from is not None and not (saving and workdir and begun_in(workdir)):
-        weights = checked_weights(init_from, programs.state.params)
+        weights = checked_weights(init_from, programs.state.params, trainable)
     with ExitStack() as stack:
         signals = stack.enter_context(ExitStack())  # they are listened to until all is saved
         folder = workdir if first else None
@@ -205,13 +206,15 @@ def train(
         if found is not None:
             beginning = going_on(found, feed, steps_per_call)
         elif weights is not None:
-            beginning = Beginning(state_of_weights(weights, recipe, place, programs))
+            beginning = Beginning(state_of_weights(weights, recipe, place, programs, seed))
         else:
             beginning = Beginning(programs.first_state(seed))
         feed.rows = programs.rows
         if first and not quiet and found is not None:
             unused = "" if init_from is None else f", and not from the weights {init_from}"
             tell(f"going on from step {found.step:,}, {found.folder}{unused}")
+        if first and not quiet and weights is not None:
+            tell(str(weights))
         progress = stack.enter_context(Progress(steps)) if first and not quiet else None
         writer = None
         if folder is not None:

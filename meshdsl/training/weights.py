@@ -26,6 +26,7 @@ from meshdsl.array import NamedArray
 from meshdsl.dtypes import is_float, short
 from meshdsl.training.processes import together
 from meshdsl.training.state import by_path, tree_like
+from meshdsl.training.trainable import Trainable, trained
 from meshdsl.training.weight_files import DIMS, SUFFIX, Stored, WeightFiles, shards, write
 
 SHARD = 5 * 10**9  # bytes, as Hugging Face splits them
@@ -127,10 +128,27 @@ class Weights:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = WeightFiles(path)
 
-    def check(self, like: Any) -> None:
-        """Raises ValueError with everything that is not as in `like`; reads no numbers."""
+    def check(self, like: Any, trainable: Trainable | None = None) -> frozenset[str]:
+        """Compares the files with a model; reads no numbers.
+
+        Args:
+            like: as in `load_weights`.
+            trainable: as in `training.trainable.trained`. If it is given, parameters that are
+                trained may be missing, such as the adapters that a pretrained model gets.
+
+        Returns:
+            The paths of the parameters that are missing, and may be.
+
+        Raises:
+            ValueError: something is not as in `like`; all of it is told.
+        """
         wanted, found = by_path(like), self.files.tensors
-        told = [f"{name}: missing" for name in wanted if name not in found]
+        missing = [name for name in wanted if name not in found]
+        learning = (
+            frozenset() if trainable is None else frozenset(by_path(trained(like, trainable)))
+        )
+        why = "" if trainable is None else ", and not trainable, so that nothing would ever set it"
+        told = [f"{name}: missing{why}" for name in missing if name not in learning]
         told += [
             f"{name}: not of the model (in {stored.file.name})"
             for name, stored in found.items()
@@ -144,7 +162,12 @@ class Weights:
         if told:
             rest = [f"... and {len(told) - _MOST} more"] if len(told) > _MOST else []
             first = f"weights {self.files.path} are of another model"
+            if trainable is None and found and len(told) == len(missing):
+                rest.append(
+                    "parameters that `trainable` names may be missing; they are initialised"
+                )
             raise ValueError("\n  ".join([first, *told[:_MOST], *rest]))
+        return frozenset(missing)
 
     def load(self, like: Any, places: Sequence[Any] | None = None) -> Any:
         """Returns a tree as `like`; see `load_weights`."""

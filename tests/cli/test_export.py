@@ -84,5 +84,7 @@ def test_mistakes_are_told(capsys, tmp_path, text):
         f"  {tmp_path}/none: there is no such file\n"
     )
     told = refused(*job, f"--init_from={tmp_path}/mine")
-    assert told.startswith(f"meshdsl train: weights {tmp_path}/mine are of another model\n  ")
+    assert told.startswith(
+        f"meshdsl train: --init_from: weights {tmp_path}/mine are of another model\n  "
+    )
     assert "\n  embedding: missing\n" in told

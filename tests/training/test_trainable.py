@@ -1,6 +1,7 @@
 """Training some of the parameters: the others stay to the bit, without gradients and state."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -23,11 +24,11 @@ TREE = {
 LEAVES = jax.tree.map(lambda _: md.spec(md.dims(i=2)), TREE)
 
 
-def run(steps=6, optimizer=DECAYING, loss=classifier.loss, **options):
+def run(steps=6, optimizer=DECAYING, loss=classifier.loss, init=classifier.init, **options):
     defaults = {"batch_dims": classifier.BATCH_DIMS, "quiet": True, "backend": "numpy", "seed": 3}
     data = itertools.chain.from_iterable(itertools.repeat(classifier.batches(8)))
     arguments = defaults | options
-    return train(classifier.init, loss, optimizer, data, steps=steps, **arguments)
+    return train(init, loss, optimizer, data, steps=steps, **arguments)
 
 
 def first():
@@ -111,6 +112,51 @@ def test_a_run_starts_from_weights(tmp_path):
     found = run(2, trainable="w_out", init_from=tmp_path / "w.safetensors", seed=9)
     np.testing.assert_array_equal(found.state.params.w_in, weights.state.params.w_in)
     assert not np.array_equal(found.state.params.w_out, weights.state.params.w_out)
+
+
+def stored(path, params, names):
+    arrays = {name: np.asarray(one) for name, one in by_path(params).items() if name in names}
+    save_file(arrays, path)
+    return path
+
+
+@pytest.mark.parametrize("where", [{}, {"mesh": "data:2,model:4", "layout": classifier.LAYOUT}])
+def test_what_is_trained_may_be_missing_from_weights_and_is_initialised(where, tmp_path, capsys):
+    weights, fresh = run(2), run(1, trainable="w_out", seed=9)
+    file = stored(tmp_path / "w.safetensors", weights.state.params, ["w_in", "bias"])
+    expected = dict(by_path(weights.state.params))
+
+    def init(key):
+        made = classifier.init(key)
+        held = {name: md.zeros(one.dims) + one for name, one in expected.items()}
+        return replace(made, w_in=held["w_in"], bias=held["bias"])
+
+    asked = run(3, trainable="w_out", seed=9, init=init)
+    found = run(3, trainable="w_out", seed=9, init_from=file, quiet=False, **where)
+    np.testing.assert_allclose(found.losses, asked.losses, rtol=1e-5)
+    np.testing.assert_array_equal(found.state.params.w_in, weights.state.params.w_in)
+    assert found.losses[0] != fresh.losses[0]
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"starting from the weights {file}; initialised, since it has none: w_out"
+
+
+def test_what_is_not_trained_may_not_be_missing_from_weights(tmp_path):
+    params = run(1).state.params
+    file = stored(tmp_path / "w.safetensors", params, ["w_out"])
+    with pytest.raises(ValueError, match="w_in: missing, and not trainable, so that") as error:
+        run(1, trainable="w_out,bias", init_from=file)
+    assert "bias" not in str(error.value)
+    with pytest.raises(ValueError, match="`trainable` names may be missing; they are initialised"):
+        run(1, init_from=file)
+
+
+def test_a_weight_that_has_another_name_is_not_initialised_in_silence(tmp_path):
+    params = by_path(run(1).state.params)
+    arrays = {name: np.asarray(one) for name, one in params.items()}
+    arrays["head"] = arrays.pop("w_out")
+    save_file(arrays, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"head: not of the model \(in w.safetensors\)"):
+        run(1, trainable="w_out", init_from=tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(
