@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeAlias
@@ -113,15 +113,11 @@ _Claim: TypeAlias = tuple[str, tuple[Rule, Rule]]
 class Layout:
     """The rules in the order written; prints as the text that `Layout.parse` reads.
 
-    Attributes:
-        ones: names of dims that are left unsplit where their size is 1; see `lowering.ones`.
-
     Raises:
         ValueError: two rules for one dim in one scope.
     """
 
     rules: tuple[Rule, ...] = ()
-    ones: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         first: dict[str, Rule] = {}
@@ -158,15 +154,15 @@ class Layout:
         return Layout(tuple(rules))
 
     def assign(self, shape: Shape, path: str = "", mesh: Mesh | None = None) -> TensorLayout:
-        """Returns where a tensor goes: a pure function of its dim names and its path.
+        """Returns where a tensor goes: a pure function of its dims and its path.
 
         For each dim, the scoped rule that describes the path most closely decides, else the rule
         without a scope, else the dim is not split. Optional rules come last, in the order written,
-        and take those of their axes that no other dim of the tensor has taken.
+        and take those of their axes that no other dim of the tensor has taken. A dim of size 1 is
+        not split: one device would have its position and all others padding.
 
         Args:
-            shape: The tensor's dims; their order does not matter, nor do their sizes but for
-                `ones`.
+            shape: The tensor's dims; neither their order matters nor any size above 1.
             path: The tensor's name, as in `state/params/mlp/w_in`; empty for a value inside the
                 program, to which no scope but `**` applies.
             mesh: If given, it must have the axes; it does not change the result.
@@ -175,7 +171,7 @@ class Layout:
             LayoutConflict: two dims claim one axis, neither with `?`.
             ValueError: an axis is not on `mesh`.
         """
-        found, conflicts = self._resolve(self._names(shape), path)
+        found, conflicts = self._resolve(_splittable(shape), path)
         if conflicts:
             raise LayoutConflict(*conflicts[0])
         if mesh is not None:
@@ -190,7 +186,7 @@ class Layout:
 
         A contested axis stays with the rule that is written first.
         """
-        found, conflicts = self._resolve(self._names(shape), path)
+        found, conflicts = self._resolve(_splittable(shape), path)
         return found, [LayoutConflict(*conflict) for conflict in conflicts]
 
     def rule_for(self, dim: str, path: str = "") -> Rule | None:
@@ -216,11 +212,6 @@ class Layout:
                     rules = [rule for _, rule in by_part[part] if rule not in found]
                     found.update(rule for rule in rules if rule.applies_to(path))
         return found
-
-    def _names(self, shape: Shape) -> tuple[str, ...]:
-        if not self.ones:
-            return shape.names
-        return tuple(d.name for d in shape if d.size > 1 or d.name not in self.ones)
 
     def _resolve(
         self, names: tuple[str, ...], path: str
@@ -281,6 +272,10 @@ class Layout:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
+
+
+def _splittable(shape: Shape) -> tuple[str, ...]:
+    return tuple(d.name for d in shape if d.size != 1)
 
 
 def _read(text: str) -> tuple[str, str, tuple[str, ...], bool]:

@@ -29,7 +29,6 @@ from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.hoist import hoist_casts
 from meshdsl.lowering.keeping import SHARE, keep_gathered
 from meshdsl.lowering.lookalikes import lookalikes
-from meshdsl.lowering.ones import unsplit_ones
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
@@ -68,7 +67,6 @@ def lower(
     options = options or DEFAULT
     graph = simplify(graph)
     validate(graph, mesh, layout)
-    layout = unsplit_ones(graph, layout)
 
     def write(choice: Choice) -> SpmdProgram:
         chosen = replace(options, prefetch=choice.prefetch)

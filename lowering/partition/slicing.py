@@ -1,8 +1,8 @@
 """Partition rules of windows and of picking one position.
 
 Along a split dim, each device fetches the run of elements that its part of the window reads, and
-arranges it by itself: only what lies in another's shard moves. What picks one position is local:
-its owner has it, the others have zeros, and the results are summands.
+arranges it by itself: only what lies in another's shard moves. What picks one position, also a
+window of size 1, is local: its owner has it, the others have zeros, and the results are summands.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ def window(case: Case) -> Plan:
     op, (layout,) = case.operation, case.results
     (out,), params = op.outputs, op.params
     axes = layout.axes(params["dim"])
+    picked = _picked(case)
+    if picked is not None:
+        return _pick(case, picked)
     whole = case.mesh.extent(axes) == 1
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -146,13 +149,30 @@ def _periods(read: Interval, first: int, size: int) -> list[Run]:
     return found
 
 
+def _picked(case: Case) -> int | None:
+    """Returns the only position that a window reads of a split dim, if its result is not split."""
+    op, (x,), (out,) = case.operation, case.operation.inputs, case.operation.outputs
+    name, at = op.params["dim"], op.params["start"]
+    split = case.operands[0].axes(name) and not case.results[0].axes(name)
+    if not split or out.shape.get(name).size != 1 or op.params["wrap"]:
+        return None
+    position, between = divmod(at, op.params["dilation"])
+    return position if not between and 0 <= position < x.shape.get(name).size else None
+
+
 def index(case: Case) -> Plan:
     """The owner of the position has the summand; all others have zeros."""
+    return _pick(case, case.operation.params["at"])
+
+
+def _pick(case: Case, at: int) -> Plan:
+    """Takes one position of a dim; the result has it as a dim of size 1 or not at all."""
     op = case.operation
     (x,), (out,), (layout,) = op.inputs, op.outputs, case.operands
-    name, at = op.params["dim"], op.params["at"]
+    name = op.params["dim"]
     axes = layout.axes(name)
-    left = layout.restrict(out.shape.names).add_partial(axes)
+    kept = [other for other in out.shape.names if other != name]
+    left = layout.restrict(kept).add_partial(axes)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (value,) = inputs

@@ -314,14 +314,14 @@ def test_a_mesh_without_the_axis_is_an_error():
 
 
 @given(layouts, names, paths, st.data())
-def test_neither_the_order_nor_the_size_of_dims_nor_what_was_asked_before_matters(
+def test_neither_the_order_nor_a_size_above_1_nor_what_was_asked_before_matters(
     layout, dims, path, data
 ):
     fresh = Layout(layout.rules)
     for other in data.draw(st.lists(names, max_size=3)):
         fresh.resolve(shape(*other), path)
     shuffled = data.draw(st.permutations(dims))
-    sizes = st.integers(1, 100)
+    sizes = st.integers(2, 100)
     resized = Shape(Dimension(name, data.draw(sizes)) for name in shuffled)
     first, second = layout.resolve(shape(*dims), path), fresh.resolve(resized, path)
     assert first[0] == second[0]

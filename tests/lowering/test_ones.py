@@ -1,10 +1,10 @@
-"""Dims of size 1 stay unsplit, unless they are cut out of longer ones."""
+"""Dims of size 1 are not split."""
 
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl.layouts.layout import Layout
-from meshdsl.lowering.ones import unsplit_ones
 from tests.lowering.plans import collectives, lowered
 from tests.ops.agreement import random
 
@@ -44,16 +44,33 @@ def test_several_rows_that_every_device_has_move_nothing():
     assert collectives(chunk, CACHE, rows, AT, layout=SPLIT, mesh="x:4") == []
 
 
-def test_a_slice_of_one_position_stays_where_it_is():
+def test_a_slice_of_one_position_sends_that_position():
     program = lowered(lambda x: md.sin(x["length", 3:4]), CACHE, layout=SPLIT, mesh="x:4")
-    assert [c.kind for c in program.collectives] in ([], ["permute"])
+    assert program.wire_bytes < 2 * width.size * 8
 
 
-def test_of_names_that_are_resized_nothing_changes():
-    layout = Layout.parse("length:x; width:y")
-    free = md.jit(written).trace(CACHE, ROW, AT)
-    assert unsplit_ones(free, layout).assign(ROW.dims).axes("length") == ()
-    assert unsplit_ones(free, layout).assign(CACHE.dims).axes("length") == ("x",)
-    cut = md.jit(lambda x: x["length", 3:4]).trace(CACHE)
-    assert unsplit_ones(cut, layout).assign(ROW.dims).axes("length") == ("x",)
-    assert str(unsplit_ones(free, layout)) == str(layout)
+def test_a_dim_of_size_1_is_split_nowhere():
+    layout = Layout.parse("length:x; width:y; cache/length:x")
+    assert layout.assign(ROW.dims).axes("length") == ()
+    assert layout.assign(ROW.dims, "cache").axes("length") == ()
+    assert layout.assign(ROW.dims).axes("width") == ("y",)
+    assert layout.assign(CACHE.dims).axes("length") == ("x",)
+
+
+def test_an_optional_rule_takes_the_axis_that_a_dim_of_size_1_leaves():
+    layout = Layout.parse("length:x; width:x?")
+    assert layout.assign(ROW.dims).axes("width") == ("x",)
+    assert layout.assign(CACHE.dims).axes("width") == ()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32", "complex64"])
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_each_position_of_a_split_dim_is_picked(dtype, at):
+    x = md.named((np.asarray(CACHE) > 0).astype(dtype), [length, width])
+
+    def pick(x):
+        return x["length", at : at + 1]
+
+    for backend in ("numpy", "jax"):
+        picked = md.jit(pick, "x:4", SPLIT, backend=backend)(x)
+        np.testing.assert_array_equal(np.asarray(picked), np.asarray(x)[at : at + 1])

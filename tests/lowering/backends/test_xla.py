@@ -18,7 +18,7 @@ def test_padded_blocks_of_a_solve_can_be_sent():
         return md.linalg.triangular_solve(back, x, "side", "end")
 
     expected = md.jit(twice, backend="numpy")(low, right)
-    for layout in ("side:x?; one:x?", "end:x?; one:x?", "column:x?; one:x?", "row:x?; side:x?"):
+    for layout in ("side:x", "end:x", "column:x", "row:x?; side:x?"):
         found = md.jit(twice, "x:3", layout)(low, right)
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-9)
 
