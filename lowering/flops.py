@@ -23,7 +23,8 @@ from meshdsl.ops.elementwise import ELEMENTWISE
 _PER_OPERAND = frozenset(
     (
         "sum prod scaled_prod max min scatter_add scatter_max scatter_min "
-        "cumsum cumprod cumprod_from cummax cummin linear_recurrence linear_recurrence_from"
+        "cumsum cumprod cumprod_from cummax cummin "
+        "linear_recurrence linear_recurrence_from recurrence_totals"
     ).split()
 )
 _WINDOWS = frozenset(["window_sum", "window_max", "window_match"])
@@ -57,7 +58,7 @@ def instruction_flops(instruction: Instruction) -> int:
     if known is not None and known.work > Work.NONE:
         return out.local.volume
     if instruction.op in _PER_OPERAND:
-        steps = 2 if instruction.op.startswith("linear_recurrence") else 1
+        steps = 2 if "recurrence" in instruction.op else 1
         return steps * instruction.inputs[0].local.volume
     return 0
 

@@ -12,6 +12,7 @@ products of floating-point numbers travel as a mantissa and an exponent (`scaled
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_differentiable
@@ -96,29 +97,32 @@ def combine_before(
     builder: BlockBuilder,
     totals: Sequence[Value],
     axes: Sequence[str],
-    combine: Callable[[Sequence[Value]], Value],
-) -> Value:
+    combine: Callable[[Sequence[Value]], Sequence[Value]],
+    back: int,
+) -> list[Value]:
     """Returns what `combine` makes of the devices' totals for this device.
 
     Args:
         combine: takes the totals of all devices, with a first dim `devices_` and maybe the others
-            as one, and returns a value like them, with the row of each device.
+            as one, and returns values like them, with the row of each device.
+        back: the bytes of its results, for one element of the other dims.
     """
     axes, like = tuple(axes), totals[0]
     rows = [in_row(builder, total, axes) for total in totals]
-    if _gathers(builder, rows, axes, like.dtype.itemsize):
-        found = combine([_whole(builder, row, axes) for row in rows])
-        apart = found.layout.split(DEVICES, axes)
-        params = {"axes": axes, "dim": DEVICES}
-        own = builder.one("slice", (found,), found.shape, found.dtype, apart, **params)
-    else:
-        found = combine([_share(builder, row, axes) for row in rows])
-        rest = found.layout.axes(ELEMENTS)[: -len(axes)]
-        apart = found.layout.split(ELEMENTS, rest).split(DEVICES, axes)
-        params = {"axes": axes, "concat": ELEMENTS, "split": DEVICES}
-        own = builder.one("all_to_all", (found,), found.shape, found.dtype, apart, **params)
-    layout = like.layout.add_partial(axes, "varying")
-    return builder.one("reshape", (own,), like.shape, found.dtype, layout)
+    layout, results = like.layout.add_partial(axes, "varying"), []
+    gathers = _gathers(builder, rows, axes, back)
+    for found in combine([(_whole if gathers else _share)(builder, row, axes) for row in rows]):
+        if gathers:
+            apart = found.layout.split(DEVICES, axes)
+            params: dict[str, Any] = {"axes": axes, "dim": DEVICES}
+        else:
+            rest = found.layout.axes(ELEMENTS)[: -len(axes)]
+            apart = found.layout.split(ELEMENTS, rest).split(DEVICES, axes)
+            params = {"axes": axes, "concat": ELEMENTS, "split": DEVICES}
+        op = "slice" if gathers else "all_to_all"
+        own = builder.one(op, (found,), found.shape, found.dtype, apart, **params)
+        results.append(builder.one("reshape", (own,), like.shape, found.dtype, layout))
+    return results
 
 
 def _gathers(

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshdsl.dtypes import identity
-from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.dtypes import identity, is_differentiable
+from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.totals import DEVICES, combine_before, scaled_product
@@ -47,11 +47,11 @@ def cumulative(case: Case) -> Plan:
         own = here.restrict(rest.names).add_partial(axes, "varying")
         total = builder.one(kind, (x,), rest, dtype, own, over=(dim,))
 
-        def before(totals: Sequence[Value]) -> Value:
+        def before(totals: Sequence[Value]) -> Sequence[Value]:
             (row,), devices = totals, {**_over(params), "exclusive": True}
-            return builder.one(op.name, totals, row.shape, dtype, row.layout, **devices)
+            return [builder.one(op.name, totals, row.shape, dtype, row.layout, **devices)]
 
-        earlier = combine_before(builder, [total], axes, before)
+        (earlier,) = combine_before(builder, [total], axes, before, dtype.itemsize)
         return builder.add(_COMBINE[kind], (local, earlier), [(out.shape, dtype, here)])
 
     linear = (0,) if op.name == "cumsum" else ()
@@ -73,12 +73,13 @@ def product(case: Case) -> Plan:
         own = layout.restrict(rest.names).add_partial(axes, "varying")
         totals = scaled_product(builder, (x,), (dim,), rest, own)
 
-        def before(totals: Sequence[Value]) -> Value:
-            like, name = totals[0], "products_before"
-            return builder.one(name, totals, like.shape, out.dtype, like.layout, **_over(params))
+        def before(totals: Sequence[Value]) -> Sequence[Value]:
+            rows = [(total.shape, total.dtype, total.layout) for total in totals]
+            return builder.add("products_before", totals, rows, _over(params))
 
-        start = combine_before(builder, totals, axes, before)
-        return builder.add("cumprod_from", (x, start), result, params)
+        back = sum(total.dtype.itemsize for total in totals)
+        start = combine_before(builder, totals, axes, before, back)
+        return builder.add("cumprod_from", (x, *start), result, params)
 
     return Plan((layout,), (layout,), emit, fixed=frozenset(axes))
 
@@ -93,20 +94,21 @@ def recurrence(case: Case) -> Plan:
         decay = builder.mask_pads(inputs[0], [dim], 1)
         x = builder.mask_pads(inputs[1], [dim], 0)
         here, dtype, rest = x.layout, out.dtype, out.shape.without([dim])
-        own = here.restrict(rest.names).add_partial(axes, "varying")
-        results = [(out.shape, dtype, here), (rest, dtype, own)]
-        local, last = builder.add(op.name, (decay, x), results, params)
-        if not axes:
-            return (local,)
-        alone = decay.layout.restrict(rest.names).add_partial(axes, "varying")
-        through = scaled_product(builder, (decay,), (dim,), rest, alone)
-
-        def before(ends: Sequence[Value]) -> Value:
-            like, name = ends[0], "states_before"
-            return builder.one(name, ends, like.shape, dtype, like.layout, **_over(params))
-
-        start = combine_before(builder, (last, *through), axes, before)
         result = [(out.shape, dtype, here)]
+        if not axes:
+            return builder.add(op.name, (decay, x), result, params)
+        own = here.restrict(rest.names).add_partial(axes, "varying")
+        alone = decay.layout.restrict(rest.names).add_partial(axes, "varying")
+        totals = [(rest, dtype, own), (rest, dtype, alone)]
+        if is_differentiable(dtype):
+            totals.append((rest, INT32, alone))
+        ends = builder.add("recurrence_totals", (decay, x), totals, params)
+
+        def before(ends: Sequence[Value]) -> Sequence[Value]:
+            like, name = ends[0], "states_before"
+            return [builder.one(name, ends, like.shape, dtype, like.layout, **_over(params))]
+
+        (start,) = combine_before(builder, ends, axes, before, dtype.itemsize)
         return builder.add("linear_recurrence_from", (decay, x, start), result, params)
 
     return Plan((layout, layout), (layout,), emit, linear=(1,), fixed=frozenset(axes))

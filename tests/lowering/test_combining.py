@@ -91,7 +91,7 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
     "prod": (lambda x, p, o: md.prod(x, length), totals(SCALED, NUMBER), combined(NUMBER)),
     "prod, gradient": (  # the totals once; back go the product and those before and after
         gradient(lambda x, p, o: md.prod(x, length)),
-        lambda n: gathered(SCALED)(n) if n == 2 else shared(SCALED + 3 * NUMBER)(n),
+        lambda n: gathered(SCALED)(n) if n == 2 else shared(3 * SCALED + NUMBER)(n),
         combined(NUMBER),
     ),
     "count_nonzero": (
@@ -147,7 +147,7 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
         totals(2 * NUMBER, 2 * NUMBER),
         total(2 * NUMBER),
     ),
-    "cumprod": (lambda x, p, o: md.cumprod(x, length), totals(SCALED, NUMBER), total(NUMBER)),
+    "cumprod": (lambda x, p, o: md.cumprod(x, length), totals(SCALED, SCALED), total(NUMBER)),
     "cummax": (lambda x, p, o: md.cummax(x, length), totals(NUMBER, NUMBER), total(NUMBER)),
     "linear_recurrence": (
         lambda x, p, o: md.linear_recurrence(x, x, length),

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
+from meshdsl.dtypes import is_differentiable
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.scaling import lost, parted, product, scaled
 from meshdsl.lowering.program import Instruction
 
 
@@ -22,6 +25,21 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
     return emit
 
 
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """The product, as mantissas and exponents where it may have left the range on the way.
+
+    A product that is zero because of a factor has not: infinite or NaN factors make it NaN.
+    """
+    x, local = jnp.asarray(inputs[0]), instruction.inputs[0].local
+    at = tuple(local.position(n) for n in instruction.params["over"])
+    found = jnp.prod(x, axis=at, dtype=x.dtype)
+    if not is_differentiable(x.dtype):
+        return found
+    of_zeros = (found == 0) & jnp.any(x == 0, axis=at)
+    wrong = lost(jnp.where(of_zeros, 1, found))
+    return lax.cond(wrong, lambda x: scaled(*product(*parted(x), at)), lambda x: found, x)
+
+
 def _arg(compute: Callable[..., Any]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         at = instruction.inputs[0].local.position(instruction.params["dim"])
@@ -32,7 +50,7 @@ def _arg(compute: Callable[..., Any]) -> Emitter:
 
 EMITTERS: Mapping[str, Emitter] = {
     "sum": _reduction(jnp.sum),
-    "prod": _reduction(jnp.prod),
+    "prod": _prod,
     "argmax": _arg(jnp.argmax),
     "argmin": _arg(jnp.argmin),
     "max": _reduction(jnp.max),

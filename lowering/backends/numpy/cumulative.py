@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshdsl.dtypes import identity
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align, wide
-from meshdsl.lowering.backends.numpy.scaling import parted, scaled
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.scaling import lost, parted, products, scaled
+from meshdsl.lowering.backends.numpy.way import in_rows
 from meshdsl.lowering.program import Instruction
 
 
@@ -32,82 +33,37 @@ def _cumulative(function: Any, kind: str) -> Emitter:
     return emit
 
 
-def _product_from(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """The product of a start and all elements up to a place."""
-    (x, start), params = inputs, instruction.params
-    rows, back = _rows(instruction, 0, x)
-    found = np.multiply.accumulate(np.concatenate([start[None], rows]), axis=0, dtype=x.dtype)
+def _product(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """The products of a start, if there is one, and all elements up to a place."""
+    (x, *start), params = inputs, instruction.params
+    rows, back = in_rows(instruction, 0, x)
+    first = scaled(*start) if len(start) == 2 else start[0] if start else np.ones_like(rows[0])
+    found = np.concatenate([first[None], rows])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = np.multiply.accumulate(found, axis=0, dtype=x.dtype)
+    if lost(found):
+        begin = start or parted(first)
+        parts = (np.concatenate([b[None], v]) for b, v in zip(begin, parted(rows), strict=True))
+        found = scaled(*products(*parts))
     return back(found[:-1] if params["exclusive"] else found[1:])
 
 
-def _recurrence(
+def _products_before(
     machine: Machine, instruction: Instruction, inputs: Arrays
-) -> tuple[np.ndarray, np.ndarray]:
-    start = np.zeros_like(_rows(instruction, 1, inputs[1])[0][0])
-    return _states(instruction, inputs, start)
-
-
-def _recurrence_from(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    return _states(instruction, inputs, inputs[2])[0]
-
-
-def _states(
-    instruction: Instruction, inputs: Arrays, state: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    one, other = (value.local for value in instruction.inputs[:2])
-    decay, _ = _rows(instruction, 1, align(inputs[0], one, other))
-    x, back = _rows(instruction, 1, inputs[1])
-    states, exclusive = np.empty_like(x), instruction.params["exclusive"]
-    for place in range(len(x)):
-        after = decay[place] * state + x[place]
-        states[place] = state if exclusive else after
-        state = after
-    return back(states), state
-
-
-def _rows(
-    instruction: Instruction, number: int, x: np.ndarray
-) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Returns an operand's rows along the dim, in the order of the steps, and what undoes that."""
-    at = instruction.inputs[number].local.position(instruction.params["dim"]) + 1
-    step = -1 if instruction.params["reverse"] else 1
-    return np.moveaxis(x, at, 0)[::step], lambda rows: np.moveaxis(rows[::step], 0, at)
-
-
-def _products_before(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """Before each row of mantissas and exponents the product of those up to there."""
-    ones = np.ones_like(inputs[0])
-    return _before(instruction, [np.negative(np.zeros_like(ones)), *inputs], ones)
-
-
-def _states_before(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """Before each row the state; it is turned into `through` times it plus `last`."""
-    return _before(instruction, inputs, np.zeros_like(inputs[0]))
-
-
-def _before(instruction: Instruction, inputs: Arrays, start: np.ndarray) -> np.ndarray:
-    last, through, *exponents = (_rows(instruction, 0, x)[0] for x in inputs)
-    rows, back = _rows(instruction, 0, start)
-    found = np.array(rows)
-    for place in range(len(found) - 1):
-        state = found[place]
-        if not exponents:
-            found[place + 1] = through[place] * state + last[place]
-            continue
-        mantissa, exponent = parted(state)
-        carried = scaled(through[place] * mantissa, exponents[0][place] + exponent)
-        found[place + 1] = carried + last[place]
-    return back(found)
+) -> Sequence[np.ndarray]:
+    """Before each row the product of those up to there; of floats, mantissas and exponents."""
+    rows, backs = zip(*(in_rows(instruction, 0, x) for x in inputs), strict=True)
+    if len(rows) == 1:
+        return [backs[0](_shifted(np.multiply.accumulate(rows[0], dtype=rows[0].dtype), 1))]
+    every = zip(backs, products(*rows), (0.5, 1), strict=True)
+    return [back(_shifted(v, fill)) for back, v, fill in every]
 
 
 EMITTERS: Mapping[str, Emitter] = {
     "cumsum": _cumulative(np.add, "sum"),
-    "cumprod": _cumulative(np.multiply, "prod"),
-    "cumprod_from": _product_from,
+    "cumprod": _product,
+    "cumprod_from": _product,
     "cummax": _cumulative(np.maximum, "max"),
     "cummin": _cumulative(np.minimum, "min"),
-    "linear_recurrence": _recurrence,
-    "linear_recurrence_from": _recurrence_from,
     "products_before": _products_before,
-    "states_before": _states_before,
 }

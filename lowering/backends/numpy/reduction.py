@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.scaling import lost, parted, product, scaled
 from meshdsl.lowering.program import Instruction
 
 
@@ -21,6 +22,18 @@ def _reduction(function: Any) -> Emitter:
     return emit
 
 
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """The product, as mantissas and exponents where it may have left the range on the way."""
+    x, local = inputs[0], instruction.inputs[0].local
+    at = tuple(local.position(n) + 1 for n in instruction.params["over"])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = np.multiply.reduce(x, axis=at, dtype=x.dtype)
+    if not lost(found):
+        return found
+    rows = np.moveaxis(x, at, range(len(at)))
+    return scaled(*product(*parted(rows.reshape(-1, *rows.shape[len(at) :]))))
+
+
 def _arg(function: Any) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         at = instruction.inputs[0].local.position(instruction.params["dim"]) + 1
@@ -31,7 +44,7 @@ def _arg(function: Any) -> Emitter:
 
 EMITTERS: Mapping[str, Emitter] = {
     "sum": _reduction(np.add),
-    "prod": _reduction(np.multiply),
+    "prod": _prod,
     "argmax": _arg(np.argmax),
     "argmin": _arg(np.argmin),
     "max": _reduction(np.maximum),

@@ -1,7 +1,11 @@
 """Numbers as a mantissa and an exponent, so that products leave no range.
 
 A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1); that of a complex number is the
-larger one of its parts'. Exponents are s32, those of 0 and of what is not finite are 0.
+larger one of its parts'. Exponents are s32; those of 0 and of what is not finite mean nothing.
+
+Dtypes are float32, float64 and their complex ones: half precision is multiplied in float32. The
+sum of a dim's exponents must fit in s32: 14 million factors at the limits of float32, 2 million at
+those of float64.
 """
 
 from __future__ import annotations
@@ -13,23 +17,56 @@ import numpy as np
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
-BLOCK = 32  # mantissas whose product is in the range of every dtype
+_BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
 
 
 def parted(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns mantissas and exponents."""
     size = np.maximum(abs(x.real), abs(x.imag)) if np.iscomplexobj(x) else abs(x)
+    assert size.dtype.itemsize >= 4, "half precision is multiplied in float32"
     exponent = np.where(np.isfinite(size), np.frexp(size)[1], 0).astype(np.int32)
     return scaled(x, -exponent), exponent
 
 
 def scaled(x: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     """Returns x times 2**exponent."""
-    if not np.iscomplexobj(x):
-        return np.ldexp(x, exponent)
-    found = np.empty(np.broadcast_shapes(x.shape, exponent.shape), x.dtype)
-    found.real, found.imag = np.ldexp(x.real, exponent), np.ldexp(x.imag, exponent)
-    return found
+    with np.errstate(over="ignore", under="ignore"):
+        if not np.iscomplexobj(x):
+            return np.ldexp(x, exponent)
+        found = np.empty(np.broadcast_shapes(x.shape, exponent.shape), x.dtype)
+        found.real, found.imag = np.ldexp(x.real, exponent), np.ldexp(x.imag, exponent)
+        return found
+
+
+def products(mantissa: np.ndarray, exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mantissas and exponents of the products of the rows up to each."""
+    mantissas, exponents = np.empty_like(mantissa), np.empty_like(exponent)
+    number, power = np.ones_like(mantissa[:1]), np.zeros_like(exponent[:1])
+    with np.errstate(invalid="ignore"):
+        for place in range(len(mantissa)):
+            here = slice(place, place + 1)
+            number, more = parted(number * mantissa[here])
+            power = power + exponent[here] + more
+            mantissas[here], exponents[here] = number, power
+    return mantissas, exponents
+
+
+def product(mantissa: np.ndarray, exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mantissa and the exponent of the product of all rows."""
+    number, total = np.ones_like(mantissa[0]), exponent.sum(0, dtype=np.int32)
+    with np.errstate(invalid="ignore"):
+        for at in range(0, len(mantissa), _BLOCK):
+            number, more = parted(number * np.multiply.reduce(mantissa[at : at + _BLOCK]))
+            total = total + more
+    return number, total
+
+
+def lost(found: np.ndarray) -> bool:
+    """Whether any product may have left the range on the way: it is not finite, or not normal."""
+    if found.dtype.kind not in "fc":
+        return False
+    size = abs(found)
+    return bool(np.any(~np.isfinite(size) | (size < np.finfo(found.dtype).tiny)))
 
 
 def _scaled_prod(
@@ -41,15 +78,11 @@ def _scaled_prod(
     if len(inputs) > 1:
         exponent = exponent + inputs[1]
     kept = [at for at in range(mantissa.ndim) if at not in over]
-    rows, exponents = (
+    rows = (
         each.transpose(*over, *kept).reshape(-1, *(each.shape[at] for at in kept))
         for each in (mantissa, exponent)
     )
-    product, total = np.ones_like(rows[0]), exponents.sum(0, dtype=np.int32)
-    for at in range(0, len(rows), BLOCK):
-        product, more = parted(product * np.multiply.reduce(rows[at : at + BLOCK]))
-        total = total + more
-    return product, total
+    return product(*rows)
 
 
 def _scale(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from meshdsl.dtypes import is_float
+from meshdsl.dtypes import is_differentiable, is_float
 from meshdsl.lowering.backends.tf.elementwise import widened
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.tf.scaling import in_rows, parted, product, scaled
 from meshdsl.lowering.program import Instruction
 
 
@@ -23,6 +24,16 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
         return tf.cast(compute(widened(inputs[0]), axis=at), instruction.outputs[0].dtype)
 
     return emit
+
+
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """The product, as mantissas and exponents: on the way it may leave the range."""
+    x, local = inputs[0], instruction.inputs[0].local
+    at = [local.position(n) for n in instruction.params["over"]]
+    if not is_differentiable(instruction.inputs[0].dtype):
+        return tf.cast(tf.reduce_prod(widened(x), axis=at), x.dtype)
+    mantissa, exponent = parted(x)
+    return scaled(*product(in_rows(mantissa, at), in_rows(exponent, at)))
 
 
 def _arg(compute: Callable[..., Any]) -> Emitter:
@@ -45,7 +56,7 @@ def _arg(compute: Callable[..., Any]) -> Emitter:
 
 EMITTERS: Mapping[str, Emitter] = {
     "sum": _reduction(tf.reduce_sum),
-    "prod": _reduction(tf.reduce_prod),
+    "prod": _prod,
     "argmax": _arg(tf.argmax),
     "argmin": _arg(tf.argmin),
     "max": _reduction(tf.reduce_max),

@@ -1,8 +1,12 @@
 """Numbers as a mantissa and an exponent, so that products leave no range.
 
 A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1); that of a complex number is the
-larger one of its parts'. Exponents are s32, those of 0 and of what is not finite are 0. TensorFlow
-has no functions for this, so the bits of numbers are.
+larger one of its parts'. Exponents are s32; those of 0 and of what is not finite mean nothing.
+TensorFlow has no functions for this, so the bits of numbers are used.
+
+Dtypes are float32, float64 and their complex ones: half precision is multiplied in float32. The
+sum of a dim's exponents must fit in s32: 14 million factors at the limits of float32, 2 million at
+those of float64.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, lay
 from meshdsl.lowering.program import Instruction
 
-_BLOCK = 32  # mantissas whose product is in the range of every dtype
-_LIFT = 64  # binary places that make every number normal
+_BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
+_LIFT = 64  # binary places that make every number of float32 and wider normal
 _FIELDS = {tf.float32: (tf.int32, 23, 127), tf.float64: (tf.int64, 52, 1023)}
 
 
@@ -25,6 +29,7 @@ def parted(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         size = tf.maximum(tf.abs(tf.math.real(x)), tf.abs(tf.math.imag(x)))
         exponent = parted(size)[1]
         return scaled(x, -exponent), exponent
+    assert x.dtype in _FIELDS, "half precision is multiplied in float32"
     words, places, bias = _FIELDS[x.dtype]
     low = tf.abs(x) < 2.0 ** (1 - bias)
     lifted = tf.where(low, x * 2.0**_LIFT, x)
@@ -61,6 +66,24 @@ def multiply(
     return mantissa, first[1] + second[1] + more
 
 
+def product(mantissa: tf.Tensor, exponent: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the (mantissa, exponent) of the product of all rows."""
+    rows, total = mantissa, tf.reduce_sum(exponent, 0)
+    while rows.shape[0] > 1:
+        block = min(_BLOCK, rows.shape[0])
+        blank = tf.ones([-rows.shape[0] % block, *rows.shape[1:]], rows.dtype)
+        blocks = tf.reshape(tf.concat([rows, blank], 0), [-1, block, *rows.shape[1:]])
+        rows, more = parted(tf.reduce_prod(blocks, 1))
+        total = total + tf.reduce_sum(more, 0)
+    return rows[0], total
+
+
+def in_rows(x: tf.Tensor, over: Sequence[int]) -> tf.Tensor:
+    """Returns x with some axes as one in front."""
+    rest = [at for at in range(len(x.shape)) if at not in over]
+    return tf.reshape(lay(x, [*over, *rest]), [-1, *(x.shape[at] for at in rest)])
+
+
 def _number(value: int, dtype: tf.DType) -> tf.Tensor:
     return tf.constant(value, dtype)
 
@@ -70,20 +93,10 @@ def _scaled_prod(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     local = instruction.inputs[0].local
     over = [local.position(name) for name in instruction.params["over"]]
-    rest = [at for at in range(len(local)) if at not in over]
-    sizes = instruction.outputs[0].local.sizes
     mantissa, exponent = parted(inputs[0])
     if len(inputs) > 1:
         exponent = exponent + inputs[1]
-    total = tf.reduce_sum(exponent, over)
-    rows = tf.reshape(lay(mantissa, [*over, *rest]), [-1, *sizes])
-    while rows.shape[0] > 1:
-        block = min(_BLOCK, rows.shape[0])
-        blank = tf.ones([-rows.shape[0] % block, *sizes], rows.dtype)
-        blocks = tf.reshape(tf.concat([rows, blank], 0), [-1, block, *sizes])
-        rows, more = parted(tf.reduce_prod(blocks, 1))
-        total = total + tf.reduce_sum(more, 0)
-    return rows[0], total
+    return product(in_rows(mantissa, over), in_rows(exponent, over))
 
 
 def _scale(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:

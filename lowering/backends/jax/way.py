@@ -1,0 +1,31 @@
+"""Which way a cumulative instruction goes along an axis of a shard, and where it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.lowering.program import Instruction
+
+
+def way(instruction: Instruction, number: int) -> tuple[int, bool]:
+    """Returns the axis along which an instruction goes, by its operand, and whether backwards."""
+    params = instruction.params
+    return instruction.inputs[number].local.position(params["dim"]), params["reverse"]
+
+
+def place(size: int, step: int, at: int, reverse: bool) -> tuple[Any, ...]:
+    """Returns the index of the first (0) or the last (-1) step along an axis."""
+    last = step == -1
+    return (*[slice(None)] * at, 0 if last == reverse else size - 1)
+
+
+def shifted(x: Any, at: int, reverse: bool, fill: float) -> Any:
+    """Moves everything one place on; the first place gets `fill`."""
+    size = x.shape[at]
+    first = jnp.full_like(lax.slice_in_dim(x, 0, 1, axis=at), fill)
+    if reverse:
+        return jnp.concatenate([lax.slice_in_dim(x, 1, size, axis=at), first], at)
+    return jnp.concatenate([first, lax.slice_in_dim(x, 0, size - 1, axis=at)], at)
