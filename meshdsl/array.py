@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _DEFAULT = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 
 
+# Plain Python numbers that stand for tensors without dims, and the dtypes of these.
+NUMBERS = {bool: np.dtype("bool"), int: np.dtype("int32"), float: np.dtype("float32")}
+
+
 class NamedArray(NamedOperators):
     """An array whose dims have names: `NamedArray(data, [batch, embed])`.
 
@@ -163,6 +167,14 @@ def need_every_dim(array: NamedArray) -> None:
             "dim or adds one, which names do not see; leave it out, as operations work along all "
             "dims, or map over x.data and name it inside: md.named(data, dims)"
         )
+
+
+def number(value: Any) -> NamedArray:
+    """Returns a plain number as an array without dims; numpy's numbers keep their dtype."""
+    return NamedArray(np.asarray(value, NUMBERS.get(type(value))), _NO_DIMS)
+
+
+_NO_DIMS = Shape()
 
 
 class Spec:
@@ -315,13 +327,16 @@ class _Flattening(threading.local):
 
 flattening = _Flattening()
 _WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
+_OF_HOST = (np.ndarray, np.generic)
 _known: set[type] = set()  # types of data that is not of the host
 
 
 def _look(data: Any) -> None:
-    if not isinstance(data, np.ndarray | np.generic):
+    if not isinstance(data, _OF_HOST):
         _known.add(type(data))
-    elif flattening.directly and data.dtype in _WIDE and not jax.config.read("jax_enable_x64"):
+    elif data.itemsize < 8 or not flattening.directly:  # the usual cases cost little
+        return
+    elif data.dtype in _WIDE and not jax.config.read("jax_enable_x64"):
         raise ValueError(f"{data.dtype} needs JAX's 64-bit mode")
 
 

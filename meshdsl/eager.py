@@ -28,6 +28,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from meshdsl.array import NamedArray, need_every_dim
+from meshdsl.calling import MISS, attempt
 from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.jit import Runnable, bare
@@ -69,13 +70,9 @@ class _Call:
 
     def __call__(self, arrays: Sequence[NamedArray]) -> Any:
         given = [arrays[i] if type(i) is int else i for i in self.inputs]
-        results = None
-        if self.runnable.direct is not None:
-            try:
-                results = self.runnable.direct(*given)
-            except (TypeError, ValueError):  # nothing has run: what follows says why, or moves them
-                results = None
-        if results is None:
+        direct = self.runnable.direct
+        results = MISS if direct is None else attempt(direct, given)
+        if results is MISS:
             results = self.runnable(bare(given))
         return results[0] if self.single else self.tree.unflatten(results)
 

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from meshdsl import mirrors
-from meshdsl.array import NamedArray, Spec, need_every_dim
+from meshdsl.array import NamedArray, Spec, need_every_dim, number
 from meshdsl.calling import MISS, Direct, Order
 from meshdsl.cuts import Cuts
-from meshdsl.dims import Dimension, Shape, did_you_mean
-from meshdsl.dtypes import as_dtype, short
+from meshdsl.dims import Dimension, did_you_mean
+from meshdsl.dtypes import short
 from meshdsl.finite import watched
 from meshdsl.garbage import paused
 from meshdsl.graph import Aval, Graph, Tensor
@@ -257,7 +257,7 @@ class Compiled:
                 return found
         leaves, signature = self.jitted.flatten(args)
         self.signature.check(signature)
-        self.direct.note(self, leaves)
+        self.direct.note(self, leaves, args)
         return self.run(leaves)
 
     def run(self, leaves: Sequence[Any]) -> Any:
@@ -340,15 +340,13 @@ class Jitted:
         return self._backend.runtime
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        direct = self._direct
-        if direct.function is not None and not is_tracing():
-            given = args if not kwargs else self._order(args, kwargs)
-            if given is not None:
-                result = direct.call(given)
-                if result is not MISS:
-                    return result
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)
+        given = self._order(args, kwargs) if kwargs else args
+        if self._direct.function is not None and given is not None:
+            result = self._direct.call(given)
+            if result is not MISS:
+                return result
         leaves, signature = self.flatten(args, kwargs)
         data = [leaf.data if type(leaf) is NamedArray else leaf for leaf in leaves]
         if any(isinstance(each, jax.core.Tracer) for each in data):
@@ -356,7 +354,7 @@ class Jitted:
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compile(signature)
-        self._direct.note(compiled, leaves)
+        self._direct.note(compiled, leaves, given)
         return compiled.run(leaves)
 
     def _inside_jax(self, leaves: Sequence[Any], signature: Signature) -> Any:
@@ -442,9 +440,7 @@ class Jitted:
             if _is_leaf(leaf):
                 result.append(leaf)
             elif isinstance(leaf, bool | int | float | np.generic):
-                kind = {bool: "bool", int: "int32", float: "float32"}.get(type(leaf))
-                data = np.asarray(leaf, kind and as_dtype(kind))
-                result.append(NamedArray(data, Shape()))
+                result.append(number(leaf))
             else:
                 what = f"{type(leaf).__name__}{list(getattr(leaf, 'shape', []))}"
                 problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")

@@ -86,6 +86,93 @@ def test_whatever_changes_the_program_misses():
             assert (found.dims, found.dtype) == (argument.x.dims, argument.x.dtype)
 
 
+def test_plain_numbers_are_not_looked_at(monkeypatch):
+    def model(tree, scale, flag, more):
+        return md.where(flag, tree["x"] * scale, tree["x"] * more["by"] + more["array"])
+
+    def given(scale, flag, by):
+        return {"x": ones()}, scale, flag, {"by": by, "array": ones()}
+
+    jitted = armed(model, *given(0.5, True, 2.0))
+    looked = looks(jitted, monkeypatch)
+    for scale in (3.0, np.float32(3), md.named(jnp.float32(3), [])):
+        np.testing.assert_array_equal(jitted(*given(scale, True, 2.0)), 3 * np.ones(8))
+        np.testing.assert_array_equal(jitted(*given(scale, np.bool_(False), 2.0)), 3 * np.ones(8))
+        np.testing.assert_array_equal(jitted(*given(scale, False, 5.0)), 6 * np.ones(8))
+    assert looked == []
+
+
+def test_a_plain_number_of_another_kind_is_another_program():
+    jitted = armed(lambda x, n: x * md.cast(n, "float32"), ones(), 0.5)
+    for _ in range(4):
+        for number in (0.5, 2, True, 2.5):
+            np.testing.assert_array_equal(jitted(ones(), number), float(number) * np.ones(8))
+    with pytest.raises(OverflowError):
+        jitted(ones(), 2**40)
+
+
+def alternating(jitted, calls):
+    for _ in range(3):
+        for args, wanted in calls:
+            np.testing.assert_array_equal(jitted(*args), wanted)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_calls_that_alternate_between_shapes_are_not_looked_at(shared, monkeypatch):
+    other = md.Dimension("row", 16)
+    same = {"same": ones((md.Dimension("one", 1),))} if shared else {}
+    calls = [
+        ((same | {"x": ones((dim,))},), np.full(dim.size, 1 + len(same)))
+        for dim in (row, other, column)
+    ]
+
+    def model(tree):
+        return tree["x"] + md.sum(tree["same"]) if "same" in tree else tree["x"] * 1.0
+
+    jitted = md.jit(model)
+    for _ in range(4):
+        alternating(jitted, calls)
+    looked = looks(jitted, monkeypatch)
+    alternating(jitted, calls)
+    assert looked == []
+
+
+def test_calls_that_alternate_between_trees_dtypes_and_static_fields_are_not_looked_at(monkeypatch):
+    class Scale(md.Module):
+        x: md.Tensor
+        by: float = md.static(default=2.0)
+
+    def model(m):
+        return m.x * m.by if isinstance(m, Scale) else m["x"] + (1 if len(m) == 1 else m["y"])
+
+    calls = [
+        ((Scale(ones()),), 2 * np.ones(8)),
+        ((Scale(ones(), by=3.0),), 3 * np.ones(8)),
+        (({"x": ones()},), 2 * np.ones(8)),
+        (({"x": ones(), "y": ones() * 4},), 5 * np.ones(8)),
+    ]
+    jitted = md.jit(model)
+    for _ in range(4):
+        alternating(jitted, calls)
+    looked = looks(jitted, monkeypatch)
+    alternating(jitted, calls)
+    assert looked == []
+    dtypes = [(({"x": ones(dtype=d)},), 2 * np.ones(8)) for d in (np.float32, np.int32)]
+    jitted = md.jit(model)
+    for _ in range(4):
+        alternating(jitted, dtypes)
+    looked = looks(jitted, monkeypatch)
+    alternating(jitted, dtypes)
+    assert looked == []
+
+
+def test_more_shapes_than_are_remembered_still_run():
+    jitted = md.jit(lambda x: x + x)
+    dims = [md.Dimension("row", size) for size in range(1, 12)]
+    for _ in range(3):
+        alternating(jitted, [((ones((dim,)),), 2 * np.ones(dim.size)) for dim in dims])
+
+
 def test_an_unused_argument_of_another_dtype_is_another_program():
     traced = []
 
@@ -206,8 +293,8 @@ def test_each_refused_call_doubles_what_is_waited_for():
     direct = Direct()
     for wait in (1, 2, 4, 8):
         for _ in range(wait - 1):
-            direct.note(compiled, leaves)
+            direct.note(compiled, leaves, [ones()])
             assert direct.function is None
-        direct.note(compiled, leaves)
+        direct.note(compiled, leaves, [ones()])
         assert direct.function is not None
         direct.miss()

@@ -1,8 +1,9 @@
 """What a call of a compiled function costs the host, against `jax.jit` of the same function.
 
 Prints ratios of processor time, of 40 calls in a row: one parameter and 200, on one device and on a
-mesh of eight; with arrays where they belong, and with arrays of one device or of the host. Rounds
-of ours and theirs are interleaved; the ratio is of their medians.
+mesh of eight; with arrays where they belong, and with arrays of one device or of the host; with a
+plain number beside them, and of two shapes in turn. Rounds of ours and theirs are interleaved; the
+ratio is of their medians.
 Run: python -m tests.benchmarks.call_time
 """
 
@@ -48,6 +49,29 @@ def cost(count, mesh, layout, make):
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
+def varied(count, scale):
+    """Returns the costs of calls with a plain number, or else of two shapes in turn."""
+    trees = [
+        {f"p{i}": md.named(jnp.ones(size, jnp.float32), ["row"]) for i in range(count)}
+        for size in ((WIDTH,) if scale else (WIDTH, 2 * WIDTH))
+    ]
+    rest = (0.5,) if scale else ()
+
+    def scaled(tree, by=None):
+        return {name: leaf * (2.0 if by is None else by) for name, leaf in tree.items()}
+
+    ours, jaxs = md.jit(scaled), jax.jit(scaled)
+    theirs = [{name: array.data for name, array in tree.items()} for tree in trees]
+    turns = [
+        (lambda _: [ours(tree, *rest) for tree in trees][-1]),
+        (lambda _: [jaxs(tree, *rest) for tree in theirs][-1]),
+    ]
+    for _ in range(6):
+        [turn(None) for turn in turns]
+    rounds = [[microseconds(turn, None) for turn in turns] for _ in range(ROUNDS)]
+    return [statistics.median(column) / len(trees) for column in zip(*rounds, strict=True)]
+
+
 def placed():
     return np.ones(WIDTH, np.float32)
 
@@ -59,17 +83,20 @@ ARRAYS = {
 }
 
 
+def show(where, what, count, ours, jaxs):
+    print(f"{where:<11} {what:<11} {count:10} {ours:8.1f} {jaxs:8.1f} {ours / jaxs:5.2f}")
+
+
 def main():
     jax.config.update("jax_num_cpu_devices", 8)
     print("called on   arrays      parameters  ours    jax.jit  ratio (µs of processor time)")
     for mesh, layout in (("", ""), ("data:8", "row:data")):
         for name, make in ARRAYS.items():
             for count in (1, 200):
-                ours, jaxs = cost(count, mesh, layout, make)
-                print(
-                    f"{mesh or 'one device':<11} {name:<11} {count:10} {ours:8.1f} {jaxs:8.1f} "
-                    f"{ours / jaxs:5.2f}"
-                )
+                show(mesh or "one device", name, count, *cost(count, mesh, layout, make))
+    for what in ("number", "two shapes"):
+        for count in (1, 20, 200):
+            show("one device", what, count, *varied(count, what == "number"))
 
 
 if __name__ == "__main__":
