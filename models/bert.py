@@ -199,7 +199,13 @@ def loss(config: BertConfig, params: Bert, batch: Mapping[str, Any]) -> md.Tenso
 
 
 def bert(name: str, config: BertConfig, batch_size: int, length: int) -> Model:
-    """Returns the model of a configuration; its default length is at most its learned positions."""
+    """Returns the model of a configuration; its default length is at most its learned positions.
+
+    Raises:
+        ValueError: the configuration has `router_bias`.
+    """
+    if config.router_bias:
+        raise ValueError("router_bias is for decoder-only models")
     return Model(
         name=name,
         init=partial(init, config),

@@ -50,6 +50,8 @@ class TransformerConfig:
         dense_d_ff: its hidden size; None: that of all experts of a token together.
         router_score, router_normalise, router_scale, router_groups, router_chosen_groups,
             router_group_score: options of `nn.route`, without the `router_`.
+        router_bias: whether the choice of experts has a bias, zeros at first, which each step
+            balances by `nn.balance_bias`; for decoders. Let balance_weight be small then, or 0.
         balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
         tied: whether the embedding also makes the logits.
@@ -97,6 +99,7 @@ class TransformerConfig:
     router_groups: int = 1
     router_chosen_groups: int = 1
     router_group_score: Literal["max", "top2"] = "max"
+    router_bias: bool = False
     balance_weight: float = 0.01
     router_z_weight: float = 0.001
     bias: bool = False
@@ -212,6 +215,8 @@ class TransformerConfig:
                 self.router_chosen_groups,
                 self.router_group_score,
             )
+        if self.router_bias and not self.experts:
+            problems.append("router_bias balances experts; give experts")
         if self.dense_layers and not self.experts:
             problems.append(f"dense_layers={self.dense_layers} precede others; give experts")
         if self.dense_layers >= self.layers:

@@ -34,7 +34,9 @@ class Model:
     Attributes:
         name: as shown in reports.
         init: traced; a random key -> parameters (a tree of tensors).
-        loss: traced; parameters and a batch -> a scalar.
+        loss: traced; parameters and a batch -> a scalar, or a pair of it and {name: metric}.
+        update: traced; parameters after the optimizer's step, and what the loss adds -> parameters.
+            For those that no gradient trains. None: there are none.
         batch_size, length: sensible defaults for training.
         batch_spec: (batch_size, length) -> the dims and dtypes of a batch.
         packed: whether the loss takes batches as of `packed_batch` too.
@@ -44,13 +46,14 @@ class Model:
 
     name: str
     init: Callable[[md.Tensor], Any]
-    loss: Callable[[Any, Mapping[str, md.Tensor]], md.Tensor]
+    loss: Callable[[Any, Mapping[str, md.Tensor]], Any]
     batch_size: int = 16
     length: int = 128
     batch_spec: Callable[[int, int], Mapping[str, Spec]] = token_batch
     packed: bool = False
     config: Any = None
     rebuild: Callable[[Any], Model] | None = None
+    update: Callable[[Any, Mapping[str, md.Tensor]], Any] | None = None
 
     def with_overrides(self, text: str) -> Model:
         """Returns the model with some fields of its configuration changed: "layers=8,embed=512".

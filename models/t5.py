@@ -145,10 +145,12 @@ def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Mo
     """Returns the model of a configuration; each stack gets half of the `length` tokens.
 
     Raises:
-        ValueError: the configuration has `dense_layers`.
+        ValueError: the configuration has `dense_layers` or `router_bias`.
     """
     if config.dense_layers:
         raise ValueError(f"dense_layers={config.dense_layers} are for decoder-only models")
+    if config.router_bias:
+        raise ValueError("router_bias is for decoder-only models")
     return Model(
         name=name,
         init=partial(init, config),

@@ -9,6 +9,7 @@ policy's `params` dtype and cast where they are used, one block at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshdsl.models.layers import (
     Drawing,
     Norm,
     Shared,
+    balanced,
     distance_bias,
     init_blocks,
     init_distances,
@@ -112,18 +114,29 @@ def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.
     return policy.to_output(md.einsum(x, policy.to_compute(table), over="embed"))
 
 
-def loss(config: TransformerConfig, params: Transformer, batch: Mapping[str, Any]) -> md.Tensor:
+def loss(
+    config: TransformerConfig, params: Transformer, batch: Mapping[str, Any]
+) -> md.Tensor | tuple[md.Tensor, dict[str, md.Tensor]]:
     """Returns the mean negative log-likelihood of the targets, in nats per token.
 
     With a mixture of experts, the weighted losses of the routers are added. Of packed documents
-    (see `packed_batch`), the mean is over the tokens there are.
+    (see `packed_batch`), the mean is over the tokens there are. With `router_bias`, `update` needs
+    the tokens that chose each expert beside the loss: `tokens`, [layers, routed].
     """
     segments = batch.get("segments")
     x, losses = states(config, params, batch["tokens"], segments, batch.get("positions"))
     scores = _scores(config, params, x)
     each = nn.softmax_cross_entropy(scores, batch["targets"], over="vocab")
     value = md.mean(each) if segments is None else nn.mean_where(each, segments > 0)
-    return value if losses is None else value + router_loss(config, losses)
+    if losses is None:
+        return value
+    value = value + router_loss(config, losses)
+    return value if losses.tokens is None else (value, {"tokens": losses.tokens})
+
+
+def update(params: Transformer, added: Mapping[str, md.Tensor]) -> Transformer:
+    """Returns the parameters with their routers' biases balanced, after a step of the optimizer."""
+    return replace(params, blocks=balanced(params.blocks, added["tokens"]))
 
 
 def transformer(name: str, config: TransformerConfig, batch_size: int, length: int) -> Model:
@@ -132,6 +145,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         name=name,
         init=partial(init, config),
         loss=partial(loss, config),
+        update=update if config.experts and config.router_bias else None,
         batch_size=batch_size,
         length=min(length, config.max_length) if config.positions == "learned" else length,
         packed=True,

@@ -64,6 +64,7 @@ class Job:
             loss_scaling=self.loss_scaling,
             extra_metrics=self.extra_metrics,
             trainable=self.trainable,
+            update=self.model.update,
         )
 
 

@@ -126,6 +126,7 @@ def _trained(
             loss_scaling=job.loss_scaling,
             extra_metrics=job.extra_metrics,
             trainable=job.trainable,
+            update=job.model.update,
             options=job.options,
             steps_per_call=values.steps_per_call,
             batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},

@@ -30,10 +30,13 @@ class RouterLosses(md.Module):
             (Fedus et al. 2022, "Switch transformers", equation 4). Scores that are no chances are
             divided by their sum over the experts.
         z: the mean square of the logits' log-sum-exp (Zoph et al. 2022, "ST-MoE", equation 5).
+        tokens: how many tokens have chosen each expert, int32 [routed], for `balance_bias`. None:
+            the router has no bias.
     """
 
     balance: md.Tensor
     z: md.Tensor
+    tokens: md.Tensor | None = None
 
 
 class Routing(md.Module):
@@ -82,7 +85,7 @@ def route(
         normalise: whether the weights of a token sum to `scale`; else a weight is score * scale.
         bias: [routed], added to the scores for the choice of experts only, not to weights
             (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2). It has no gradient; `balance_bias`
-            changes it.
+            changes it, once a step.
         groups: how many groups of equal size the experts form, in their order; those of a group
             may share a device.
         chosen_groups: how many groups the experts of a token come from.
@@ -107,6 +110,7 @@ def route(
     losses = RouterLosses(
         balance=count.size * md.sum(used * md.mean(chance, chance.shape.without([count.name]))),
         z=md.mean(md.square(md.logsumexp(logits, count))),
+        tokens=None if bias is None else _tokens(expert, count),
     )
     return Routing(expert, weight if scale == 1 else weight * scale, losses, count.size)
 
@@ -162,19 +166,40 @@ def _choose(
     return md.sum(md.where(chosen, scores, 0), count), expert
 
 
+def _tokens(expert: md.Tensor, count: Dimension) -> md.Tensor:
+    return md.sum(md.one_hot(expert, count, "int32"), expert.shape)
+
+
 @operation
-def balance_bias(bias: md.Tensor, routing: Routing, rate: float = 0.001) -> md.Tensor:
+def balance_bias(
+    bias: md.Tensor,
+    routing: Routing | md.Tensor,
+    rate: float = 0.001,
+    over: DimLike | None = None,
+) -> md.Tensor:
     """Returns a router's bias after a step: lower for experts with more than their share of tokens.
 
     `nn.balance_bias(bias, routing)` adds `rate` for experts with fewer tokens than the mean, and
     subtracts it for those with more (Wang et al. 2024, "Auxiliary-loss-free load balancing",
-    algorithm 1).
+    algorithm 1). No gradient leads there: `update=` of `meshdsl.training.train` is where a step
+    does it, after the optimizer's.
+
+        def update(params, added):  # the loss returns (loss, {"tokens": routing.losses.tokens})
+            return replace(params, bias=nn.balance_bias(params.bias, added["tokens"]))
 
     Args:
-        bias: [routed].
-        routing: of the tokens of the step.
+        bias: [routed], or of several routers, [layers, routed].
+        routing: of the tokens of the step; or how many chose each expert, as many dims as the bias,
+            in any number type: the mean over microbatches will do.
+        rate: of the change.
+        over: the dim of the experts. None: the only one of the bias.
+
+    Raises:
+        ValueError: the bias has several dims, and `over` does not say which.
     """
-    count = bias.shape.get(bias.shape.names[0])
-    tokens = md.sum(md.one_hot(routing.expert, count, "int32"), routing.expert.shape)
-    missing = md.sum(tokens) - tokens * count.size
+    if over is None and len(bias.shape) != 1:
+        raise ValueError(f"a bias {bias.shape} has several dims: over= says which counts experts")
+    count = bias.shape.get(bias.shape.names[0] if over is None else over)
+    tokens = _tokens(routing.expert, count) if isinstance(routing, Routing) else routing
+    missing = md.sum(tokens, count) - tokens * count.size
     return bias + rate * md.sign(md.cast(missing, bias.dtype))

@@ -38,7 +38,7 @@ from meshdsl.training.run import Run
 from meshdsl.training.saving import Saving
 from meshdsl.training.saving import begun as begun_in
 from meshdsl.training.state import TrainState
-from meshdsl.training.step import Loss
+from meshdsl.training.step import Loss, Update
 from meshdsl.training.stopping import Stops
 from meshdsl.training.trainable import Trainable, trained
 from meshdsl.training.workdir import held
@@ -83,6 +83,7 @@ def train(
     loss_scaling: LossScaling | None = None,
     extra_metrics: Sequence[str] = (),
     trainable: Trainable | None = None,
+    update: Update | None = None,
     options: Options | None = None,
     steps_per_call: int = 1,
     batch_dims: Mapping[str, DimsLike] | None = None,
@@ -115,6 +116,8 @@ def train(
         trainable: which parameters are trained: patterns such as `"blocks/**/lora*"`, or a function
             of path and shape. The others have no gradient, no optimizer state and no decay, and
             stay to the bit. By default all are.
+        update: changes parameters that no gradient trains, after the optimizer; as in
+            `make_train_step`.
         options: as in `md.jit`.
         steps_per_call: how many steps the devices do without the host in between; numbers of steps
             are multiples of it.
@@ -171,6 +174,7 @@ def train(
         loss_scaling,
         extra_metrics,
         trainable,
+        update,
     )
     feed = Feed(batches, batch_dims, steps_per_call, batch_ramp, batch_dim)
     held_out = _held_out(batch_dims, batch_dim, eval=eval_batches, test=test_batches)

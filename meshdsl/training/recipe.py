@@ -12,7 +12,7 @@ from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.state import TrainState, create
-from meshdsl.training.step import Loss, StepResult, make_eval_step, make_train_step
+from meshdsl.training.step import Loss, StepResult, Update, make_eval_step, make_train_step
 from meshdsl.training.trainable import Trainable
 
 
@@ -23,8 +23,8 @@ class Recipe:
     Attributes:
         init: from a key to the parameters.
         loss: (params, batch) -> the loss, or (the loss, {name: metric}).
-        clip_norm, policy, microbatches, batch_dim, loss_scaling, extra_metrics, trainable: as in
-            `make_train_step`.
+        clip_norm, policy, microbatches, batch_dim, loss_scaling, extra_metrics, trainable,
+            update: as in `make_train_step`.
         nonfinite: whether a step that is not finite stops the run; in any case it changes nothing.
     """
 
@@ -39,6 +39,7 @@ class Recipe:
     loss_scaling: LossScaling | None = None
     extra_metrics: Sequence[str] = ()
     trainable: Trainable | None = None
+    update: Update | None = None
 
     def create_state(self) -> Callable[[Tensor], TrainState]:
         """Returns the function from a key to the state to start from."""
@@ -59,8 +60,9 @@ class Recipe:
             loss_scaling=self.loss_scaling,
             extra_metrics=self.extra_metrics,
             trainable=self.trainable,
+            update=self.update,
         )
 
     def eval_step(self) -> Callable[[Any, Any], dict[str, Any]]:
         """Returns `eval_step(params, batch) -> metrics`."""
-        return make_eval_step(self.loss, self.policy)
+        return make_eval_step(self.loss, self.policy, self.update is not None)

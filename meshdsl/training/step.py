@@ -20,13 +20,15 @@ from meshdsl.source import definition
 from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
-from meshdsl.training.state import TrainState
+from meshdsl.training.state import TrainState, by_path
 from meshdsl.training.step_metrics import EXTRA_METRICS, check_metrics
 from meshdsl.training.trainable import Trainable, merged, trained
 
 # (params, batch) -> the loss, without dims; or a pair of it and more metrics, by name.
 Loss: TypeAlias = Callable[[Any, Any], Any]
 Metrics: TypeAlias = dict[str, Any]
+# (params after the optimizer's step, what the loss adds) -> params.
+Update: TypeAlias = Callable[[Any, Metrics], Any]
 _OWN = {
     "loss",
     "grad_norm",
@@ -56,6 +58,7 @@ def make_train_step(
     loss_scaling: LossScaling | None = None,
     extra_metrics: Sequence[str] = (),
     trainable: Trainable | None = None,
+    update: Update | None = None,
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -84,17 +87,20 @@ def make_train_step(
             no gradient, no state and no decay, and stay to the bit. By default all are. Those that
             the loss does not depend on, or only behind `md.stop_gradient`, stay too, but have
             state.
+        update: changes parameters that no gradient trains, such as running means or a router's
+            bias, after the optimizer: (params, added) -> params, where `added` is what the loss
+            returns beside its value. That may have dims then; what has is no metric.
 
     Raises:
         ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
-            returns what it must not, the microbatches do not divide the batch, or the state was not
-            created for this step.
+            or `update` returns what it must not, the microbatches do not divide the batch, or the
+            state was not created for this step.
     """
     check_metrics(extra_metrics)
     chosen = as_optimizer(optimizer)
     if clip_norm is not None and (problem := bad_norm(clip_norm)):
         raise ValueError(f"clip_norm {problem}; None clips nothing")
-    evaluate = _with_policy(loss, policy)
+    evaluate = _with_policy(loss, policy, update is not None)
     guarded = skip_nonfinite or loss_scaling is not None
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
@@ -119,6 +125,8 @@ def make_train_step(
         params, moments = chosen.update(used, state.optimizer, params, count)
         if trainable is not None:
             params = merged(params, state.params)
+        if update is not None:
+            params = _updated(update, params, more)
         metrics = {
             "loss": value,
             "grad_norm": norm,
@@ -139,9 +147,16 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(loss: Loss, policy: Policy | None = None) -> Callable[[Any, Any], Metrics]:
-    """Returns `eval_step(params, batch) -> metrics`: `loss` and what the loss function adds."""
-    evaluate = _with_policy(loss, policy)
+def make_eval_step(
+    loss: Loss, policy: Policy | None = None, dims_allowed: bool = False
+) -> Callable[[Any, Any], Metrics]:
+    """Returns `eval_step(params, batch) -> metrics`: `loss` and what the loss function adds.
+
+    Args:
+        dims_allowed: whether that may have dims, as for `update` of `make_train_step`; what has is
+            no metric.
+    """
+    evaluate = _with_policy(loss, policy, dims_allowed)
 
     def eval_step(params: Any, batch: Any) -> Metrics:
         value, more = evaluate(params, batch)
@@ -150,7 +165,9 @@ def make_eval_step(loss: Loss, policy: Policy | None = None) -> Callable[[Any, A
     return eval_step
 
 
-def _with_policy(loss: Loss, policy: Policy | None) -> Callable[[Any, Any], tuple[Tensor, Metrics]]:
+def _with_policy(
+    loss: Loss, policy: Policy | None, dims_allowed: bool
+) -> Callable[[Any, Any], tuple[Tensor, Metrics]]:
     """Returns the loss function with its dtypes, always returning a pair."""
 
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
@@ -159,7 +176,7 @@ def _with_policy(loss: Loss, policy: Policy | None) -> Callable[[Any, Any], tupl
         result = loss(params, batch)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_loss(loss, value, more)
-        _check_added(more)
+        _check_added(more, dims_allowed)
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
@@ -211,6 +228,27 @@ def _held_back(
     )
 
 
+def _updated(update: Update, params: Any, added: Metrics) -> Any:
+    """Returns the parameters that `update` makes of these.
+
+    Raises:
+        ValueError: it returns others than it was given; all differences are told.
+    """
+    after = update(params, added)
+    before, now = by_path(params), by_path(after)
+    problems = [f"{path}: missing" for path in before if path not in now]
+    problems += [f"{path}: not a parameter" for path in now if path not in before]
+    problems += [
+        f"{path}: {now[path]} instead of {one}"
+        for path, one in before.items()
+        if path in now and (now[path].shape, now[path].dtype) != (one.shape, one.dtype)
+    ]
+    if problems:
+        first = f"`update` ({definition(update)}) must return the parameters as it was given them"
+        raise ValueError("\n  ".join([first, *problems]))
+    return after
+
+
 def _told(
     squares: Tensor, finite: Tensor, state: TrainState, scaling: LossScaling | None
 ) -> Tensor:
@@ -235,7 +273,8 @@ def _check_state(state: TrainState, guarded: bool, scaling: LossScaling | None) 
 
 
 def _as_float32(metrics: Metrics) -> Metrics:
-    return {name: ops.cast(value, "float32") for name, value in metrics.items()}
+    """Returns what is reported: numbers, not what has dims, which `update` alone is given."""
+    return {name: ops.cast(x, "float32") for name, x in metrics.items() if not x.shape}
 
 
 def _check_loss(loss: Loss, value: Any, more: Any) -> None:
@@ -255,11 +294,12 @@ def _check_loss(loss: Loss, value: Any, more: Any) -> None:
         )
 
 
-def _check_added(more: Metrics) -> None:
+def _check_added(more: Metrics, dims_allowed: bool) -> None:
     problems = [
-        f"metric `{name}` has dims {value.shape}; reduce it first, as in md.mean(x)"
+        f"metric `{name}` has dims {value.shape}; reduce it first, as in md.mean(x), or give "
+        "`update`, for which it is"
         for name, value in more.items()
-        if value.shape
+        if value.shape and not dims_allowed
     ]
     problems += [f"metric `{name}` has the name of a metric of the step" for name in _OWN & {*more}]
     if problems:

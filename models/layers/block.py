@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import meshdsl as md
 from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
@@ -86,7 +88,7 @@ def init_blocks(
 def run_blocks(
     config: TransformerConfig, blocks: Block, x: md.Tensor, shared: Shared
 ) -> tuple[md.Tensor, nn.RouterLosses | None]:
-    """Returns the stream after all blocks, and the mean losses of their routers."""
+    """Returns the stream after all blocks, and what their routers add: mean losses, all tokens."""
 
     def block(x: md.Tensor, params: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
         return config.policy.to_compute(params)(x, shared)
@@ -94,9 +96,18 @@ def run_blocks(
     x, losses = md.scan(rematerialised(block, config.remat), x, blocks, dim="layers")
     if losses is None:
         return x, None
-    return x, nn.RouterLosses(*(md.mean(one, "layers") for one in (losses.balance, losses.z)))
+    return x, nn.RouterLosses(
+        md.mean(losses.balance, "layers"), md.mean(losses.z, "layers"), losses.tokens
+    )
 
 
 def router_loss(config: TransformerConfig, losses: nn.RouterLosses) -> md.Tensor:
     """Returns what routers add to the loss of training."""
     return config.balance_weight * losses.balance + config.router_z_weight * losses.z
+
+
+def balanced(blocks: Block, tokens: md.Tensor) -> Block:
+    """Returns blocks whose routers' biases are balanced, by the tokens that chose each expert."""
+    mlp = blocks.mlp
+    assert isinstance(mlp, Experts) and mlp.bias is not None
+    return replace(blocks, mlp=replace(mlp, bias=nn.balance_bias(mlp.bias, tokens, over="routed")))

@@ -41,6 +41,7 @@ class Experts(md.Module):
     """A mixture of experts: a router sends each token to some of many MLPs."""
 
     router: md.Tensor  # embed, routed
+    bias: md.Tensor | None  # routed, float32; decides with the scores who is chosen
     experts: MLP  # with the dim `experts` in front
     shared: MLP | None  # for all tokens, beside them
     choices: int = md.static()
@@ -49,7 +50,7 @@ class Experts(md.Module):
     options: tuple[tuple[str, Any], ...] = md.static()  # of `nn.route`
 
     def __call__(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses]:
-        routing = nn.route(x, self.router, self.choices, **dict(self.options))
+        routing = nn.route(x, self.router, self.choices, bias=self.bias, **dict(self.options))
         slots = None
         if self.capacity is not None:
             share = x.shape.get("length").size * self.choices / self.router.shape.get("routed").size
@@ -77,6 +78,7 @@ def init_mlp(
         shared = _mlp(config, draw, front, hidden)
     return Experts(
         router=draw.into(embed, [*front, embed, routed]),
+        bias=md.zeros([*front, routed]) if config.router_bias else None,
         experts=_mlp(config, draw, [*front, experts], d_ff),
         shared=shared,
         choices=config.experts_per_token,

@@ -111,8 +111,10 @@ def test_what_the_loss_function_adds_must_fit():
         md.jit(make_eval_step(loss)).trace(params, classifier.BATCH)
     assert str(error.value) == (
         "the loss function returns\n"
-        "  metric `bias` has dims [hidden=8]; reduce it first, as in md.mean(x)\n"
-        "  metric `grad_norm` has dims [hidden=8]; reduce it first, as in md.mean(x)\n"
+        "  metric `bias` has dims [hidden=8]; reduce it first, as in md.mean(x), or "
+        "give `update`, for which it is\n"
+        "  metric `grad_norm` has dims [hidden=8]; reduce it first, as in md.mean(x), or "
+        "give `update`, for which it is\n"
         "  metric `grad_norm` has the name of a metric of the step"
     )
 
