@@ -19,7 +19,7 @@ from meshdsl.lowering.passes.tidy import needed
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact, wire_of
 
 # Without a limit on memory, keeping weights may raise the peak by this share of it.
-SHARE = 1 / 64
+SHARE = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,24 @@ class Kept:
     wire_bytes: float
 
 
-def keep_gathered(program: SpmdProgram, allowed: int) -> SpmdProgram:
-    """Returns a program that keeps weights as far as `allowed` bytes go, or the program itself.
+def allowance(program: SpmdProgram, limit: int | None) -> int:
+    """Returns the bytes that a device may hold: the limit, or a little more than it holds."""
+    return int(program.peak_bytes * (1 + SHARE)) if limit is None else limit
+
+
+def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram:
+    """Returns a program that keeps weights as far as memory goes, or the program itself.
 
         keep_gathered(program, program.peak_bytes)
 
     What it keeps is in `details["kept"]`. To be used before passes: collectives are not joined yet.
+
+    Args:
+        limit: the bytes that a device has; None allows `SHARE` more than the program's peak.
     """
     if not any(_frees(one) for one, _ in program.block.walk()):
         return program
-    curve = program.memory.curve
+    allowed, curve = allowance(program, limit), program.memory.curve
     inputs = zip(program.block.inputs, program.input_paths, strict=True)
     paths = dict(_paths(program.block, dict(inputs)))
     kept: list[Kept] = []

@@ -27,7 +27,7 @@ from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.hoist import hoist_casts
-from meshdsl.lowering.keeping import SHARE, keep_gathered
+from meshdsl.lowering.keeping import allowance, keep_gathered
 from meshdsl.lowering.lookalikes import lookalikes
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
@@ -74,17 +74,14 @@ def lower(
             chosen = replace(chosen, context="ring")
         program = _write(graph, mesh, layout, chosen, choice)
         program = replace(program, details={"donated": list(donated), **program.details})
-        usual = run_passes(program, chosen)
         if options.weights != "auto":
-            return usual
-        allowed = options.memory
-        if allowed is None:
-            allowed = int(usual.peak_bytes * (1 + SHARE))
-        kept = keep_gathered(program, allowed)
-        if kept is program:
-            return usual
-        kept = run_passes(kept, chosen)
-        return kept if kept.peak_bytes <= max(allowed, usual.peak_bytes) else usual
+            return run_passes(program, chosen)
+        kept = keep_gathered(program, options.memory)
+        found = run_passes(kept, chosen)
+        if kept is program or found.peak_bytes <= allowance(program, options.memory):
+            return found
+        usual = run_passes(program, chosen)  # passes have made more of what is kept than foreseen
+        return found if found.peak_bytes <= usual.peak_bytes else usual
 
     program = choose(write, graph, layout, options)
     tell(program, options)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering import lower
 from meshdsl.lowering.explain import explain
 from meshdsl.lowering.keeping import SHARE, keep_gathered
 from meshdsl.lowering.options import Options
@@ -59,6 +60,16 @@ def test_a_table_is_gathered_once_for_both_passes(tied, usual, again):
     assert (gathers(program), gathers(freed)) == (usual, again)
     assert program.peak_bytes <= freed.peak_bytes * (1 + SHARE)
     assert program.wire_bytes == freed.wire_bytes - TABLE * 3 / 4
+
+
+def test_passes_run_once_whether_weights_are_kept_or_not(monkeypatch):
+    runs = []
+    run = lower.run_passes
+    monkeypatch.setattr(lower, "run_passes", lambda *given: runs.append(1) or run(*given))
+    for tied in (True, False):
+        params, tokens = arguments(tied)
+        assert md.jit(step, "data:4", FSDP).lower(params, tokens).details["kept"]
+    assert len(runs) == 2
 
 
 def test_the_loop_over_layers_gathers_again():
