@@ -26,6 +26,7 @@ from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.group_sums import sum_groups
 from meshdsl.lowering.hoist import hoist_casts
 from meshdsl.lowering.keeping import allowance, keep_gathered
 from meshdsl.lowering.lookalikes import lookalikes
@@ -95,6 +96,10 @@ def _write(
     if choice.keep:
         graph = simplify(hoist_casts(graph, _weights(graph, layout)))
     planned = plan(graph, mesh, layout, options, choice)
+    grouped = sum_groups(planned)
+    if grouped is not graph:
+        graph = simplify(grouped)
+        planned = plan(graph, mesh, layout, options, choice)
     if choice.share:
         shared = share(planned)
         if shared.graph is not graph:

@@ -142,12 +142,9 @@ def _boundary_cost(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float
 def _chosen(case: Case) -> tuple[TensorLayout, TensorLayout, bool]:
     """Returns the layouts of operand and result, and whether shards have to be exchanged."""
     op = case.operation
-    (x,), (y,) = op.inputs, op.outputs
-    size = x.dtype.itemsize
 
     def cost(ends: tuple[TensorLayout, TensorLayout]) -> float:
-        there = reshard_cost(x.shape, size, case.operands[0], ends[0], case.mesh)
-        return there + reshard_cost(y.shape, size, ends[1], case.results[0], case.mesh)
+        return _cost_around(case, ends)
 
     local = min((_ENDS[op.name](case, led) for led in (True, False)), key=cost)
     if op.name == "rename" or not cost(local):
@@ -157,6 +154,20 @@ def _chosen(case: Case) -> tuple[TensorLayout, TensorLayout, bool]:
     if best != local and cost(best) + _boundary_cost(case, best) < cost(local):
         return *best, True
     return *local, False
+
+
+def _cost_around(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float:
+    """Returns the bytes that a device sends before and after, to compute between two layouts."""
+    (x,), (y,), size = case.operation.inputs, case.operation.outputs, case.operation.inputs[0].dtype
+    there = reshard_cost(x.shape, size.itemsize, case.operands[0], ends[0], case.mesh)
+    return there + reshard_cost(y.shape, size.itemsize, ends[1], case.results[0], case.mesh)
+
+
+def bytes_sent(case: Case) -> float:
+    """Returns the bytes that a device sends for a rename, split or merge."""
+    operand, result, crossing = _chosen(case)
+    boundary = _boundary_cost(case, (operand, result)) if crossing else 0
+    return _cost_around(case, (operand, result)) + boundary
 
 
 def reshape(case: Case) -> Plan:

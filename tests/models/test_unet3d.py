@@ -60,7 +60,7 @@ def halo_bytes(program, config, batch, side):
     later ones pass corners on; for the input of each convolution, and for the gradient of its
     result unless it is the first, whose input needs none.
     """
-    assigned = program.layout.assign(md.Shape(md.dims(batch=1, depth=1, height=1, width=1)))
+    assigned = program.layout.assign(md.Shape(md.dims(batch=2, depth=2, height=2, width=2)))
     devices = {dim: program.mesh.extent(assigned.axes(dim)) for dim in ("batch", *SPACE)}
 
     def sent(level, channels):

@@ -150,3 +150,22 @@ def test_batch_norm_takes_the_statistics_of_its_batch_or_is_given_some():
         for one, (m, v) in ((y, own), (given, (mean, variance))):
             expected = (X - m) / np.sqrt(v + 1e-5) * SCALE + BIAS
             np.testing.assert_allclose(one, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "devices"), [(32, 2, 8), (24, 3, 4), (18, 6, 4), (12, 4, 5)]
+)
+def test_a_group_norm_sends_4_sums_per_group_where_groups_straddle(channels, groups, devices):
+    dims = md.dims(batch=2, place=6, channels=channels)
+
+    def norm(x):
+        return nn.group_norm(x, "place", "channels", groups)
+
+    program = lowered(
+        md.grad(lambda x: md.sum(md.sin(norm(x)))),
+        random(dims),
+        layout="channels:model",
+        mesh=f"model:{devices}",
+    )
+    sums = 2 * groups * 8  # of each batch and group, float64
+    assert program.wire_bytes == pytest.approx(4 * 2 * (devices - 1) / devices * sums)
