@@ -43,14 +43,15 @@ def _products(x: Any, at: int, reverse: bool, start: Sequence[Any]) -> Any:
     if not smooth:
         return found
 
-    def scale(x: Any) -> Any:
-        mantissa, exponent = parted(x)
+    def scale(begun: Any, row: Any) -> Any:
+        mantissa, exponent = parted(begun)
         if start:
-            mantissa = mantissa.at[first].multiply(start[0])
-            exponent = exponent.at[first].add(start[1])
+            number, power = parted(row)
+            mantissa = mantissa.at[first].set(number * start[0])
+            exponent = exponent.at[first].set(power + start[1])
         return scaled(*products((mantissa, exponent), at, reverse))
 
-    return lax.cond(lost(found), scale, lambda x: found, x)
+    return lax.cond(lost(found), scale, lambda *_: found, begun, x[first])
 
 
 def _cumprod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:

@@ -29,29 +29,33 @@ def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
     """The states, from a start or from zero on."""
     decay, x = _decay_and_x(instruction, inputs)
     at, reverse = way(instruction, 1)
-    first = place(x.shape[at], 0, at, reverse)
-    start = inputs[2] if len(inputs) > 2 else jnp.zeros_like(x[first])
+    start = inputs[2] if len(inputs) > 2 else None
     found = _states(decay, x, start, at, reverse)
     if instruction.params["exclusive"]:
-        found = shifted(found, at, reverse, 0).at[first].set(start)
+        found = shifted(found, at, reverse, 0)
+        if start is not None:
+            found = found.at[place(x.shape[at], 0, at, reverse)].set(start)
     return found
 
 
 def _states(decay: Any, x: Any, start: Any, at: int, reverse: bool) -> Any:
     first = place(x.shape[at], 0, at, reverse)
-    through, found = _scan(decay, x.at[first].add(decay[first] * start), at, reverse)
+    begun = x if start is None else x.at[first].add(decay[first] * start)
+    found = _scan(decay, begun, at, reverse)[1]
     if not is_differentiable(x.dtype):
         return found
+    start = jnp.zeros_like(x[first]) if start is None else start
 
-    def loop(decay: Any, x: Any, start: Any) -> Any:
+    def loop(decay: Any, begun: Any, row: Any, start: Any) -> Any:
         def step(state: Any, row: Sequence[Any]) -> tuple[Any, Any]:
             state = _step(row[0], row[1], state)
             return state, state
 
-        rows = jnp.moveaxis(decay, at, 0), jnp.moveaxis(x, at, 0)
+        rows = jnp.moveaxis(decay, at, 0), jnp.moveaxis(begun.at[first].set(row), at, 0)
         return jnp.moveaxis(lax.scan(step, start, rows, reverse=reverse)[1], 0, at)
 
-    return lax.cond(_is_tame(through, found), lambda *_: found, loop, decay, x, start)
+    tame = _is_tame(found) & jnp.all(jnp.isfinite(decay[first]))
+    return lax.cond(tame, lambda *_: found, loop, decay, begun, x[first], start)
 
 
 def _step(decay: Any, x: Any, state: Any) -> Any:
@@ -74,25 +78,39 @@ def _scan(decay: Any, x: Any, at: int, reverse: bool) -> Any:
     return lax.associative_scan(join, (decay, x), reverse=reverse, axis=at)
 
 
-def _is_tame(through: Any, states: Any) -> Any:
-    """Whether nothing is lost: no product overflows, and no state is NaN or large."""
-    return (jnp.max(jnp.abs(states)) <= _LARGE) & jnp.all(jnp.isfinite(through))
+def _is_tame(states: Any) -> Any:
+    """Whether nothing is lost: no state is NaN or large, as a product that overflows makes one."""
+    return jnp.max(jnp.abs(states)) <= _LARGE
 
 
 def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Sequence[Any]:
     """What the shard makes of a state before it: see `transfers`; of integers two numbers."""
     decay, x = _decay_and_x(instruction, inputs)
     at, reverse = way(instruction, 1)
-    through, states = _scan(decay, x, at, reverse)
     last = place(x.shape[at], -1, at, reverse)
     if not is_differentiable(x.dtype):
+        through, states = _scan(decay, x, at, reverse)
         return states[last], through[last]
 
-    def scan(decay: Any, x: Any) -> Sequence[Any]:
+    def ends(decay: Any, offset: Any, largest: Any) -> Sequence[Any]:
         mantissa, exponent = product(*parted(decay), [at])
-        largest = parted(jnp.maximum(jnp.max(jnp.abs(through), at), 1))[1]
-        up = jnp.sign(mantissa) * jnp.inf if not is_complex(x.dtype) else mantissa
-        return states[last], mantissa, _code(exponent, largest, up, -up, largest < 0)
+        up = mantissa if is_complex(x.dtype) else jnp.sign(mantissa) * jnp.inf
+        return offset, mantissa, _code(exponent, largest, up, -up, exponent != exponent)
+
+    def shrinking(decay: Any, x: Any) -> Sequence[Any]:
+        """Decays up to 1, and x of which no sum is large."""
+        offset = _total(decay, x, at, reverse)
+        return ends(decay, offset, jnp.ones(offset.shape, jnp.int32))
+
+    def growing(decay: Any, x: Any) -> Sequence[Any]:
+        through, states = _scan(decay, x, at, reverse)
+
+        def scan(decay: Any, x: Any) -> Sequence[Any]:
+            size = jnp.maximum(jnp.max(jnp.abs(through), at), 1)
+            return ends(decay, states[last], parted(size)[1])
+
+        tame = _is_tame(states) & jnp.all(jnp.isfinite(through))
+        return lax.cond(tame, scan, loop, decay, x)
 
     def loop(decay: Any, x: Any) -> Sequence[Any]:
         rows = jnp.moveaxis(decay, at, 0), jnp.moveaxis(x, at, 0)
@@ -104,7 +122,27 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
         mantissa = jnp.where(jnp.isfinite(offset), mantissa, 0)
         return offset, mantissa, _code(exponent, largest, up, down, stops)
 
-    return lax.cond(_is_tame(through, states), scan, loop, decay, x)
+    small = jnp.max(jnp.abs(x)) <= _LARGE / x.shape[at]
+    shrinks = (jnp.max(jnp.abs(decay)) <= 1) & small
+    return lax.cond(shrinks, shrinking, growing, decay, x)
+
+
+def _total(decay: Any, x: Any, at: int, reverse: bool) -> Any:
+    """Returns the last state; neighbours are joined until one is left."""
+    while x.shape[at] > 1:
+        half, odd = divmod(x.shape[at], 2)
+        pads = [(0, 0, 0)] * x.ndim
+        pads[at] = (0, odd, 0) if reverse else (odd, 0, 0)
+        sizes = (*x.shape[:at], half + odd, 2, *x.shape[at + 1 :])
+        order = (1, 0) if reverse else (0, 1)
+        (d, other), (y, z) = (
+            [lax.index_in_dim(padded.reshape(sizes), i, at + 1, keepdims=False) for i in order]
+            for padded in (
+                lax.pad(v, jnp.asarray(fill, v.dtype), pads) for v, fill in ((decay, 1), (x, 0))
+            )
+        )
+        decay, x = d * other, other * y + z
+    return lax.index_in_dim(x, 0, at, keepdims=False)
 
 
 def _one_more(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, None]:

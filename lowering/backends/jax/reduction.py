@@ -26,18 +26,13 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
 
 
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    """The product, as mantissas and exponents where it may have left the range on the way.
-
-    A product that is zero because of a factor has not: infinite or NaN factors make it NaN.
-    """
+    """The product, as mantissas and exponents where it may have left the range on the way."""
     x, local = jnp.asarray(inputs[0]), instruction.inputs[0].local
     at = tuple(local.position(n) for n in instruction.params["over"])
     found = jnp.prod(x, axis=at, dtype=x.dtype)
     if not is_differentiable(x.dtype):
         return found
-    of_zeros = (found == 0) & jnp.any(x == 0, axis=at)
-    wrong = lost(jnp.where(of_zeros, 1, found))
-    return lax.cond(wrong, lambda x: scaled(*product(*parted(x), at)), lambda x: found, x)
+    return lax.cond(lost(found), lambda x: scaled(*product(*parted(x), at)), lambda x: found, x)
 
 
 def _arg(compute: Callable[..., Any]) -> Emitter:
