@@ -6,7 +6,6 @@ array is read, and no more is imported than that takes; what is wrong is told at
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,9 @@ from absl import flags
 
 from meshdsl.cli.job import Job
 from meshdsl.cli.problems import Problems
+from meshdsl.training.checks import misfit_of_steps
 from meshdsl.training.saving import FOLDER, begun, differences
+from meshdsl.training.shared_checkpoints import described
 
 _DATA = "the data"  # the setting that is known only once the data is read
 
@@ -60,12 +61,9 @@ def _check_steps(values: flags.FlagValues, problems: Problems) -> None:
     if not isinstance(at_once, int) or at_once == 1:
         return
     numbers = {name: values[name].value for name in names}
-    wrong = [f"--{n}={v}" for n, v in numbers.items() if isinstance(v, int) and v % at_once]
-    if wrong:
-        problems.add(
-            f"--steps_per_call={at_once}: so many steps are done at once, which do not divide "
-            f"{', '.join(wrong)}"
-        )
+    numbers = {name: n for name, n in numbers.items() if isinstance(n, int)}  # others are reported
+    if problem := misfit_of_steps(at_once, numbers, "--"):
+        problems.add(problem)
 
 
 def _check_writable(folder: Path) -> None:
@@ -79,13 +77,13 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_settings(folder: Path, settings: Mapping[str, str], problems: Problems) -> None:
-    """Compares the settings with those of the latest checkpoint, without Orbax.
+    """Compares the settings with those of the latest checkpoint.
 
     A checkpoint whose description cannot be read is left to the run, which reports it.
     """
     steps = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=_step)
     try:
-        config = dict(json.loads((steps[-1] / "about" / "metadata").read_text())["config"])
+        config = dict(described(steps[-1])["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return
     config.pop(_DATA, None)

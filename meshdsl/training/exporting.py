@@ -5,7 +5,6 @@ The checkpoint is only read, also while a run goes on that writes others beside 
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from meshdsl.dims import Dimension
 from meshdsl.training.checkpoints import CheckpointWarning
 from meshdsl.training.saving import FOLDER
 from meshdsl.training.seals import damage
-from meshdsl.training.shared_checkpoints import nested
+from meshdsl.training.shared_checkpoints import described, nested
 from meshdsl.training.weight_files import check_free
 from meshdsl.training.weights import SHARD, write_weights
 
@@ -98,7 +97,7 @@ def _whole(checkpoints: Path, step: int | None) -> Path:
 def _specs(folder: Path) -> dict[str, Spec]:
     """Returns the parameters in a checkpoint."""
     try:
-        arrays = json.loads((folder / "about" / "metadata").read_text())["arrays"]
+        arrays = described(folder)["arrays"]
         return {
             path.removeprefix(f"{_PARAMS}/"): spec(
                 [Dimension(name, size) for name, size in told["dims"]], told["dtype"]

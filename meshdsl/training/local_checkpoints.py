@@ -194,7 +194,8 @@ class LocalFolder:
                 raise
 
     def _read(self, step: int) -> dict[str, Any]:
-        return entries(self.path / str(step) / _ABOUT, _ENTRIES)
+        file = self.path / str(step) / _ABOUT
+        return entries(lambda: json.loads(file.read_text()), _ENTRIES)
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arrays of a step; all processes must ask.

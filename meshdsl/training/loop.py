@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-
 from meshdsl.dims import DimsLike
 from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
@@ -25,6 +23,7 @@ from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
+from meshdsl.training.checks import check_numbers, check_saves_together
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
@@ -151,7 +150,7 @@ def train(
         Stopped: likewise, after SIGTERM.
     """
     stops = stops or Stops()
-    _check(
+    check_numbers(
         steps_per_call,
         workdir,
         saving,
@@ -187,7 +186,7 @@ def train(
         {name: data.specs() for name, data in held_out.items()},
     )
     runtime = programs.step.runtime
-    _check_saves_together(runtime.process_count(), saving)
+    check_saves_together(runtime.process_count(), saving)
     if profile is not None and runtime.profile is None:
         raise ValueError(f"backend {backend} has no devices to profile; take another")
     first = runtime.process_index() == 0
@@ -275,54 +274,3 @@ def _held_out(
     if once:
         raise ValueError(f"{', '.join(once)} can be gone through only once; give a list of batches")
     return {name: Named(each, dims, f"{name}_batches", batch_dim) for name, each in given.items()}
-
-
-def _check(
-    steps_per_call: int,
-    workdir: str | os.PathLike[str] | None,
-    saving: Saving | None,
-    profile: ProfiledSteps | None,
-    **numbers: int | None,
-) -> None:
-    """Raises ValueError if numbers do not fit, or there is nowhere to write to."""
-    if profile is not None and workdir is None:
-        raise ValueError("a profile needs a workdir, where it is written")
-    _check_saving(workdir, saving)
-    every = {
-        "checkpoint_every": None if saving is None else saving.every,
-        "local_every": None if saving is None else saving.local_every,
-    }
-    _check_at_least_one(steps_per_call=steps_per_call, **numbers, **every)
-    counted = {name: numbers[name] for name in ("steps", "log_every", "eval_every")}
-    _check_multiples(steps_per_call, **counted, **every)
-
-
-def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:
-    """Raises ValueError if there is something to save without all that it needs."""
-    if saving is not None and workdir is None:
-        raise ValueError("saving needs a workdir, where checkpoints are kept")
-    if saving is not None and (saving.local is None) != (saving.local_every is None):
-        raise ValueError("local checkpoints need both a folder and how often they are saved")
-
-
-def _check_saves_together(processes: int, saving: Saving | None) -> None:
-    """Raises ValueError if several processes would save without knowing of each other."""
-    if saving is not None and processes not in (1, jax.process_count()):
-        raise ValueError(
-            f"the {processes} processes of TF_CONFIG cannot save checkpoints together: leave out "
-            "--workdir (`saving` in Python), or run them on JAX (--backend=jax --coordinator=...)"
-        )
-
-
-def _check_multiples(of: int, **numbers: int | None) -> None:
-    wrong = {name: n for name, n in numbers.items() if n is not None and n % of}
-    if wrong:
-        told = ", ".join(f"{name}={n}" for name, n in wrong.items())
-        raise ValueError(f"steps_per_call={of} steps are done at once, which do not divide {told}")
-
-
-def _check_at_least_one(**numbers: int | None) -> None:
-    wrong = {name: n for name, n in numbers.items() if n is not None and n < 1}
-    if wrong:
-        told = [f"{name} must be at least 1, got {n}" for name, n in wrong.items()]
-        raise ValueError("; ".join(told))

@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,15 @@ def damage_told(error: Exception) -> str | None:
     return _reason(error) if not by_system and (formats or isinstance(error, known)) else None
 
 
-def entries(file: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Returns some entries of the description of a checkpoint.
+def entries(read: Callable[[], Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns some entries of the description of a checkpoint, which `read` returns.
 
     Raises:
         Damaged: it is not there, or does not have them.
         OSError: it cannot be read.
     """
     try:
-        found = json.loads(file.read_text())
+        found = read()
         return {name: found[name] for name in names}
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"its description cannot be read ({error})") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +16,8 @@ from meshdsl.training.disk_errors import Writing, dropped_logs
 from meshdsl.training.processes import everywhere
 from meshdsl.training.reading import entries, reading
 from meshdsl.training.seals import Damaged, Seals, damage
+
+_ABOUT = "about"  # what stands beside the arrays of a checkpoint, and its folder there
 
 
 class SharedFolder:
@@ -58,7 +62,7 @@ class SharedFolder:
         import orbax.checkpoint as ocp
 
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(nested(arrays)), about=ocp.args.JsonSave(about)
+            state=ocp.args.StandardSave(nested(arrays)), **{_ABOUT: ocp.args.JsonSave(about)}
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         self.wait()  # a checkpoint is sealed before it can be deleted for this one
@@ -76,7 +80,7 @@ class SharedFolder:
         """
         checkpoint = self.path / str(step)
         with reading(checkpoint):
-            about = entries(checkpoint / "about" / "metadata", ("arrays", "position", "config"))
+            about = entries(partial(described, checkpoint), ("arrays", "position", "config"))
             if found := damage(checkpoint):
                 raise Damaged(found)
         return about
@@ -123,6 +127,20 @@ class SharedFolder:
             finally:
                 self._seals.wait()
                 self._manager.close()
+
+
+def described(checkpoint: Path) -> Any:
+    """Returns what stands beside the arrays of a checkpoint, of which none is read.
+
+    No process waits for another here, and JAX's devices are not needed: early checks use it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError, ValueError: it cannot be read.
+    """
+    # Orbax's JsonCheckpointHandler reports every file that it cannot open as missing. A checkpoint
+    # on a disk that fails for a moment would then be set aside as damaged.
+    return json.loads((checkpoint / _ABOUT / "metadata").read_text())
 
 
 def _eval_loss(metrics: Any) -> float:

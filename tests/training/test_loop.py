@@ -77,7 +77,8 @@ def test_steps_that_calls_do_not_fill_are_told():
     with pytest.raises(ValueError) as error:
         run(steps=7, log_every=3, eval_every=4, steps_per_call=3)
     assert str(error.value) == (
-        "steps_per_call=3 steps are done at once, which do not divide steps=7, eval_every=4"
+        "steps_per_call=3: so many steps are done at once, which do not divide steps=7, "
+        "eval_every=4"
     )
 
 
