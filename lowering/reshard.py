@@ -140,7 +140,7 @@ def _targets(
     return tuple(axes), target
 
 
-@lru_cache(maxsize=64)  # each lists all devices
+@lru_cache(maxsize=4)  # each lists all devices: 65,536 take 10 MB
 def _pairs(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Pairs:
     """Returns where each device of a mesh sends in the permute between two layouts."""
     part, target = _moving(here, there, mesh), _targets(here, there, mesh)[1]

@@ -296,21 +296,49 @@ class Problem:
         No device sends less than some device must receive: the part of its goal block that it does
         not hold, or all of it as long as no value is complete. Blocks of a dim are nested where the
         axes of one begin with those of the other; otherwise some device holds nothing it needs.
-        Where there are pads, what a device needs may be nothing but pads.
+        Where there are pads, what a device needs may be nothing but pads. The first device along
+        all axes needs none: its blocks begin at 0, in every layout.
+
+        Nor does it send less than all send on average. An element in p partial sums is sent p - 1
+        times until it is complete, and once more to each further device that needs it. The same
+        holds of what crosses slow axes, with groups of devices between which they lie.
         """
         splits, pending = state
-        if any(self.padded):
-            return 0
         needed = self.extent * self.volume(self.goal[0])
+        slow = (SLOWER - 1) * self.crossing(state) if self.slow else 0
+        if self.proper(pending):
+            copies = self.extent // math.prod(map(self.shards, self.goal[0]))
+            sent = math.prod(self.room) * (self.shards(pending) + copies - 2)
+            return max(needed, sent) + slow
+        needed += slow
+        if any(self.padded):
+            pairs = zip(splits, self.goal[0], strict=True)
+            blocks = [min(self.block(n, a), self.block(n, b)) for n, (a, b) in enumerate(pairs)]
+            return needed - self.extent * math.prod(blocks)
         held = []
         for have, want in zip(splits, self.goal[0], strict=True):
             shorter, longer = sorted((self.proper(have), self.proper(want)), key=len)
             if longer[: len(shorter)] != shorter:
                 return needed
             held.append(longer)
-        if self.proper(pending):
-            return needed
         return needed - self.extent * self.volume(tuple(held))
+
+    def crossing(self, state: State) -> int:
+        """Returns a lower bound on what crosses slow axes, in units of wire bytes as they are."""
+        splits, pending = state
+        slow = [axis for axis in self.sizes if axis in self.slow]
+        sums = self._across(pending)
+        held = math.prod([self.sizes[axis] for axis in slow]) // sums
+        wanted = held * sums
+        for have, want in zip(splits, self.goal[0], strict=True):
+            held //= self._across(have)
+            wanted //= self._across(want)
+        sent = sums + wanted - 2 if sums > 1 else max(0, wanted - held)
+        return math.prod(self.room) * sent
+
+    def _across(self, axes: tuple[str, ...]) -> int:
+        """Returns between how many groups the slow ones of some axes lie."""
+        return self.shards(tuple([axis for axis in axes if axis in self.slow]))
 
     def volume(self, splits: Splits) -> int:
         """Returns the elements of a shard, along `dims`."""

@@ -511,6 +511,47 @@ def test_searches_on_six_axes_look_at_each_class_of_layouts_once(monkeypatch):
     assert counts["permutes"] <= counts["expanded"] < 200_000
 
 
+def test_a_padded_dim_takes_few_more_states_to_search_on_six_axes(monkeypatch):
+    mesh = Mesh.parse("slice@dcn:4 data:16 rows:4 context:8 model:8 expert:4")
+    partial = dict.fromkeys(["slice", "data", "rows", "context"], "sum")
+    states = []
+    steps = Problem.steps
+    monkeypatch.setattr(Problem, "steps", lambda p, state: states.append(state) or steps(p, state))
+    shape = Shape(dims(vocab=50257, embed=12288))
+    reshard(shape, 2, TensorLayout.of({}, partial), at("vocab:model+expert"), mesh)
+    assert 0 < len(states) < 1000
+    states.clear()
+    start = TensorLayout.of({"embed": ("model", "expert")}, partial)
+    reshard(shape, 2, start, at("vocab:model+expert"), mesh)
+    assert 0 < len(states) < 5000
+
+
+def test_no_move_lowers_the_bound_on_what_is_left_by_more_than_it_sends():
+    """Then the first chain that reaches the goal is the cheapest."""
+    choose = random.Random(0)
+    for _ in range(300):
+        sizes = {axis: choose.choice([1, 2, 2, 3, 4]) for axis in "abc"}
+        slow = frozenset(axis for axis in sizes if choose.random() < 0.3)
+        room = tuple(choose.choice([1, 4, 5, 6, 7, 8, 12, 24]) for _ in range(2))
+        pending = tuple(axis for axis in sizes if choose.random() < 0.4)
+        ends = []
+        for axes in (set(sizes) - set(pending), set(sizes)):
+            splits = [[], [], []]  # the last for axes that split neither dim
+            for axis in choose.sample(sorted(axes), len(axes)):
+                splits[choose.randrange(3)].append(axis)
+            ends.append((tuple(splits[0]), tuple(splits[1])))
+        start, goal = (ends[0], pending), (ends[1], ())
+        problem = Problem(("x", "y"), room, sizes, TensorLayout(), "sum", start, goal, slow)
+        assert problem.missing(goal) == 0
+        state = start
+        for _ in range(4):
+            moves = [*problem.steps(state), *problem.permutes(state)]
+            for sent, move in moves:
+                assert problem.missing(state) <= sent + problem.missing(move.state)
+            if moves:
+                state = choose.choice(moves)[1].state
+
+
 def test_one_search_serves_tensors_of_all_sizes_that_share_their_divisors(monkeypatch):
     searches = []
     search = Problem.search
