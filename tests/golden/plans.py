@@ -1,7 +1,8 @@
 """Golden plans: what lowering decides for a model on a mesh in a layout, as text to review.
 
-A plan lists where the parameters are and every collective with its line; one file per plan stands
-beside this one. After a change that is meant, run `python -m tests.golden.plans` and read the diff.
+A plan lists where the parameters are and every collective with its function; one file per plan
+stands beside this one. After a change that is meant, run `python -m tests.golden.plans` and read
+the diff.
 """
 
 import sys
@@ -68,7 +69,7 @@ class Plan:
                 f"x{one.count}",
                 f"{one.payload_bytes:,} B",
                 f"{one.wire_bytes:,.0f} B",
-                str(one.source),
+                site(one.source),
             )
             for one in told.traffic
         ]
@@ -81,6 +82,12 @@ class Plan:
 def where(layout):
     """Returns a layout as rules: `embed:data heads:model`, or `whole`."""
     return " ".join(f"{dim}:{'+'.join(axes)}" for dim, axes in layout.splits) or "whole"
+
+
+def site(source):
+    """Returns whose line it is, which changes less often than the line's number does."""
+    file = source.place.rpartition(":")[0]
+    return f"{file} {source.function}" + (" (backward)" if source.backward else "")
 
 
 def columns(rows):
