@@ -2,17 +2,20 @@
 
 Orbax logs a failure with its traceback in every thread that meets it, and raises it as well. We
 report what is raised, so these logs are dropped while a folder is open; all others are left as they
-are.
+are. Of several arrays, those still being written when one fails find the event loop of the save
+closed; the interpreter prints a traceback for each, which is dropped as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
+import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,11 +130,40 @@ def _of_disk(error: BaseException) -> bool:
     )
 
 
+class _LateWrites:
+    """A hook for errors that nothing can raise, but for those of writes that follow a failed one.
+
+    A thread of TensorStore's wakes the event loop of a save that has failed, which is closed. This
+    is the last that is heard of the save, and may come after its folder is closed.
+    """
+
+    def __init__(self, others: Callable[[sys.UnraisableHookArgs], object]) -> None:
+        self._others = others
+
+    def __call__(self, failure: sys.UnraisableHookArgs) -> None:
+        if not _wakes_a_closed_loop(failure):
+            self._others(failure)
+
+
+def _wakes_a_closed_loop(failure: sys.UnraisableHookArgs) -> bool:
+    """Whether a thread of a library has called only asyncio, whose loop is closed."""
+    if failure.object is not None or str(failure.exc_value) != "Event loop is closed":
+        return False
+    folder = os.path.join(os.path.dirname(asyncio.__file__), "")
+    frames = traceback.walk_tb(failure.exc_traceback)
+    return all(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
+
+
 @contextmanager
 def dropped_logs() -> Iterator[None]:
-    """Drops Orbax's logs of failures that are reported here, during its block."""
+    """Drops Orbax's logs of failures that are reported here, during its block.
+
+    What is printed of writes that a failed save leaves behind is dropped from then on.
+    """
     import orbax.checkpoint
 
+    if not isinstance(sys.unraisablehook, _LateWrites):
+        sys.unraisablehook = _LateWrites(sys.unraisablehook)
     own = _Unreported(list(orbax.checkpoint.__path__))
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     for logger in loggers:

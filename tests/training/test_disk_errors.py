@@ -1,11 +1,14 @@
 """A full disk and a clock that jumps are one line of ours each, without Orbax's tracebacks."""
 
+import asyncio
 import errno
 import gc
 import logging
 import os
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,16 +21,51 @@ from tests.training.test_metrics import room
 STATE = {"w": md.named(np.arange(4096.0, dtype="f4"), ["x"])}
 
 
-def test_a_full_disk_is_one_line_and_no_log(tmp_path, caplog, capfd):
+@pytest.mark.parametrize("arrays", [1, 12])
+def test_a_full_disk_is_one_line_and_no_log(arrays, tmp_path, caplog, capfd):
+    state = {f"w{n}": STATE["w"] for n in range(arrays)}
     with Checkpoints(tmp_path / "kept") as checkpoints:
-        checkpoints.save(1, STATE)
+        checkpoints.save(1, state)
         checkpoints.wait()
         with room(2000), pytest.raises(ValueError, match=r"File too large. Those before it are"):
-            checkpoints.save(2, STATE)
+            checkpoints.save(2, state)
             checkpoints.wait()
-        assert checkpoints.restore(STATE).step == 1
+        assert checkpoints.restore(state).step == 1
+    gc.collect()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert capfd.readouterr().err == ""
+
+
+def test_only_writes_that_follow_a_failed_one_are_not_printed(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with Checkpoints(tmp_path / "kept"):
+        pass
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    def raised(function, thing=None):
+        try:
+            function()
+        except RuntimeError as error:
+            trace = error.__traceback__.tb_next
+            failure = SimpleNamespace(exc_value=error, exc_traceback=trace, object=thing)
+            sys.unraisablehook(failure)
+
+    def of_the_user():
+        loop.call_soon_threadsafe(print)
+
+    raised(lambda: (_ for _ in ()).throw(RuntimeError("another")))
+    raised(of_the_user)
+    raised(lambda: loop.call_soon_threadsafe(print), thing="a destructor")
+    assert len(seen) == 3
+    late = SimpleNamespace(object=None, exc_value=None, exc_traceback=None)
+    try:
+        loop.call_soon_threadsafe(print)
+    except RuntimeError as error:
+        late.exc_value, late.exc_traceback = error, error.__traceback__.tb_next
+    sys.unraisablehook(late)
+    assert len(seen) == 3
 
 
 def test_a_clock_that_jumps_is_explained(tmp_path, caplog, monkeypatch):
