@@ -67,8 +67,14 @@ def join(
 
     Raises:
         ValueError: the job cannot be found out, or the others did not come. Nothing of the job
-            is left in this process then, which may go on alone.
+            is left in this process then, which may go on alone or join again. Or it has joined a
+            job already.
     """
+    if jax.distributed.is_initialized():
+        raise ValueError(
+            "this process has joined a job already, and is in one at a time: leave out the second "
+            "`join`, or let the block of `joined` end before"
+        )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.config.update("jax_enable_recoverability", True)  # we end the others, and say why
@@ -81,6 +87,7 @@ def join(
     try:
         with ExitStack() as undo:
             undo.callback(Job(0, (), (), own).close)
+            undo.callback(jax.distributed.shutdown)  # a failed connection would prevent another
             if coordinator == AUTOMATIC:
                 with _ending_after(join_timeout):
                     connect()

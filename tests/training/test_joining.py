@@ -1,6 +1,9 @@
 """What a process does when it cannot join a job, or when the others are gone."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 
 import jax
@@ -8,6 +11,7 @@ import pytest
 
 from meshdsl.training import processes, watching
 from meshdsl.training.watching import Job
+from tests.lowering.backends.tf.test_cluster import free_ports
 
 
 @pytest.fixture
@@ -45,6 +49,45 @@ def test_a_process_that_cannot_join_goes_on_when_the_others_end(neighbour, monke
     threading.Event().wait(1.0)
     assert not reasons and listening[0].fileno() == -1
     assert threading.active_count() == before  # neither watches nor answers
+
+
+JOINING_TWICE = """
+import sys
+import jax
+from meshdsl.training.processes import join, joined
+
+connect = jax.distributed.initialize
+
+def fails(*arguments, **options):
+    connect(*arguments, **options)
+    raise RuntimeError("UNAVAILABLE: lost")
+
+where = sys.argv[1], 1, 0
+jax.distributed.initialize = fails
+try:
+    join(*where)
+except ValueError as error:
+    print(error)
+jax.distributed.initialize = connect
+with joined(*where):
+    print(jax.device_count())
+    try:
+        join(*where)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_process_joins_again_after_a_connection_that_failed_but_not_twice():
+    (port,) = free_ports(1)
+    line = [sys.executable, "-c", JOINING_TWICE, f"localhost:{port}"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    failed, devices, twice = done.stdout.splitlines()
+    assert failed.endswith(f"by coordinator localhost:{port}: UNAVAILABLE: lost")
+    assert devices == "1"
+    assert twice.startswith("this process has joined a job already, and is in one at a time")
 
 
 @pytest.mark.parametrize("crashed", [False, True])
