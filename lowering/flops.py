@@ -22,7 +22,7 @@ from meshdsl.ops.elementwise import ELEMENTWISE
 
 _PER_OPERAND = frozenset(
     (
-        "sum prod scaled_prod max min scatter_add scatter_max scatter_min "
+        "sum prod prod_others scaled_prod max min scatter_add scatter_max scatter_min "
         "cumsum cumprod cumprod_from cummax cummin "
         "linear_recurrence linear_recurrence_from recurrence_totals"
     ).split()

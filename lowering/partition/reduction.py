@@ -17,6 +17,7 @@ from meshdsl.lowering.program import Value
 from meshdsl.lowering.totals import (
     DEVICES,
     combine_along,
+    combine_before,
     in_row,
     scaled_product,
     unscaled,
@@ -80,6 +81,32 @@ def product(case: Case) -> Plan:
     return Plan((layout,), (left,), emit)
 
 
+def others(case: Case) -> Plan:
+    """The products of all others: of those on other devices, and of a device's own."""
+    op, (layout,), (out,) = case.operation, case.operands, case.operation.outputs
+    over, result = op.params["over"], [(out.shape, out.dtype, layout)]
+    split = [axis for name in over for axis in layout.axes(name)]
+    axes = [axis for axis in split if case.mesh.sizes[axis] > 1]
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        x = builder.mask_pads(inputs[0], over, 1)
+        if not axes:
+            return builder.add(op.name, (x,), result, op.params)
+        rest = out.shape.without(over)
+        own = layout.restrict(rest.names).add_partial(axes, "varying")
+        totals = scaled_product(builder, (x,), over, rest, own)
+
+        def besides(totals: Sequence[Value]) -> Sequence[Value]:
+            rows = [(total.shape, total.dtype, total.layout) for total in totals]
+            return builder.add("products_besides", totals, rows, {"over": (DEVICES,)})
+
+        back = sum(total.dtype.itemsize for total in totals)
+        outside = combine_before(builder, totals, axes, besides, back)
+        return builder.add(op.name, (x, *outside), result, op.params)
+
+    return Plan((layout,), (layout,), emit, fixed=frozenset(axes))
+
+
 def arg_extreme(case: Case) -> Plan:
     """Local, then the first place among the devices that have the extreme."""
     op, (layout,) = case.operation, case.operands
@@ -121,6 +148,7 @@ RULES = {
     "max": reduction,
     "min": reduction,
     "prod": product,
+    "prod_others": others,
     "argmax": arg_extreme,
     "argmin": arg_extreme,
 }

@@ -34,32 +34,36 @@ def _recurrence_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> lis
     return [(x.shape, x.dtype)]
 
 
-def _back(op: Operation) -> dict[str, Any]:
+def _back(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of the same operation from the other end."""
-    return {**op.params, "reverse": not op.params["reverse"]}
+    return {**params, "reverse": not params["reverse"]}
 
 
 def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    return [bind_one(CUMSUM, (cotangents[0],), _back(op))]
+    return [bind_one(CUMSUM, (cotangents[0],), _back(op.params))]
 
 
-def _carried(op: Operation, decay: Tensor, cotangent: Tensor) -> Tensor:
+def _carried(params: Mapping[str, Any], decay: Tensor, cotangent: Tensor) -> Tensor:
     """Returns the cotangents of the states h[i] = decay[i] * h[i-1] + ... of a recurrence.
 
     Each has that of the state it makes, times that state's decay, and what comes from outside. The
     result has h[i], or h[i-1] where it is exclusive.
     """
     cotangent = cotangent.transpose(decay.shape.names)
-    back = {**_back(op), "exclusive": True}
-    if op.params["exclusive"]:
+    back = {**_back(params), "exclusive": True}
+    if params["exclusive"]:
         return bind_one(RECURRENCE, (decay, cotangent), back)
     return cotangent + bind_one(RECURRENCE, (decay, decay * cotangent), back)
 
 
 def _prod_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    (x,) = op.inputs
-    before = bind_one(CUMPROD, (x,), {**op.params, "exclusive": True})
-    return [before * _carried(op, x, cotangents[0])]
+    return [product_slope(op.inputs[0], cotangents[0], op.params)]
+
+
+def product_slope(x: Tensor, cotangent: Tensor, params: Mapping[str, Any]) -> Tensor:
+    """Returns the cotangent of x, given that of its cumulative products."""
+    before = bind_one(CUMPROD, (x,), {**params, "exclusive": True})
+    return before * _carried(params, x, cotangent)
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
@@ -74,14 +78,14 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
     near = x >= y - slack if op.name == "cummax" else x <= y + slack
     reached = near | (x == y) | (x != x)
     passed = cast(~reached, x.dtype)
-    return [cast(reached, x.dtype) * _carried(op, passed, cotangents[0])]
+    return [cast(reached, x.dtype) * _carried(op.params, passed, cotangents[0])]
 
 
 def _recurrence_gradient(
     op: Operation, cotangents: Sequence, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     decay, x = op.inputs
-    carried = _carried(op, decay, cotangents[0])
+    carried = _carried(op.params, decay, cotangents[0])
     if not wanted[0]:
         return [None, carried]
     before = bind_one(RECURRENCE, (decay, x), {**op.params, "exclusive": True})
@@ -119,9 +123,15 @@ def cumsum(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = Fal
 
 @operation
 def cumprod(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = False) -> Tensor:
-    """Returns at each place the product up to it; see `cumsum`. The gradient is exact at zeros.
+    """Returns at each place the product up to it; see `cumsum`.
 
     `md.cumprod(x, "length")`.
+
+    Each is the exact product, rounded: it is infinite or zero only if the product itself leaves the
+    range of the dtype, whatever those of fewer elements do. `md.cumprod([1e20, 1e20, 1e-20])` has
+    an infinity in the middle in float32, and 1e20 behind it. A zero times an infinity is NaN.
+    The gradient is exact at zeros. It is made of `linear_recurrence`, so it may be infinite or NaN
+    where a product of some of the elements leaves the range.
     """
     return _along(CUMPROD, (x,), dim, reverse, exclusive)
 
@@ -152,6 +162,13 @@ def linear_recurrence(
 
     `md.linear_recurrence(decay, x, "length")` is the heart of linear attention and state-space
     models; it takes a logarithmic number of steps, not one per place.
+
+    The states are those of a loop that rounds each step: one that leaves the range of the dtype is
+    infinite, and those behind it are infinite or NaN. So they are on every mesh where terms of both
+    signs do not leave the range while their sum stays: if the recurrence of |decay| and |x| is
+    finite, this one is, and the two differ by rounding of that one only. Numbers below the least
+    normal one of the dtype, `tiny`, may count as zeros; so may what has shrunk by more than `tiny`
+    since it was part of a state of up to 2**64.
 
     Args:
         decay: of x's dtype; it broadcasts against x, by name.

@@ -49,12 +49,40 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
 
 def _prod_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
     """Multiplies by the product of all others, which is right for zeros too."""
-    from meshdsl.ops.cumulative import cumprod  # made of elementwise operations, which need sums
+    (x,) = op.inputs
+    return [cotangents[0].broadcast(x.shape) * bind_one(OTHERS, (x,), op.params)]
 
-    (x,), (dim,) = op.inputs, op.params["over"]
+
+def _others_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    return [(inputs[0].shape, inputs[0].dtype)]
+
+
+def _others_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [_others_slope(op.inputs[0], cotangents[0], op.params["over"])]
+
+
+def _others_slope(x: Tensor, cotangent: Tensor, over: Sequence[str]) -> Tensor:
+    """Returns the cotangent of x, given that of the products of all others over some dims.
+
+    These are those over one dim, times those over the rest of the products over the one.
+    """
+    from meshdsl.ops.cumulative import cumprod, product_slope  # made of elementwise operations
+
+    dim, *rest = over
     before = cumprod(x, dim, exclusive=True)
     after = cumprod(x, dim, exclusive=True, reverse=True)
-    return [cotangents[0].broadcast(x.shape) * (before * after)]
+    more = None
+    if rest:
+        product, params = bind_one(PROD, (x,), {"over": (dim,)}), {"over": tuple(rest)}
+        inner = _others_slope(product, sum(cotangent * before * after, dim), rest)
+        more = inner.broadcast(x.shape) * (before * after)
+        cotangent = cotangent * bind_one(OTHERS, (product,), params).broadcast(x.shape)
+    slopes = [
+        product_slope(x, cotangent * side, {"dim": dim, "reverse": back, "exclusive": True})
+        for side, back in ((after, False), (before, True))
+    ]
+    slope = slopes[0] + slopes[1]
+    return slope if more is None else slope + more
 
 
 def _arg_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -65,6 +93,7 @@ def _arg_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]
 
 SUM = Primitive("sum", _rule, _sum_gradient)
 PROD = Primitive("prod", _rule, _prod_gradient)
+OTHERS = Primitive("prod_others", _others_rule, _others_gradient)
 MAX = Primitive("max", _extreme_rule, _extreme_gradient)
 MIN = Primitive("min", _extreme_rule, _extreme_gradient)
 ARGMAX = Primitive("argmax", _arg_rule, flat=True)
@@ -127,12 +156,11 @@ def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
 
     `md.prod(x, "length")`.
 
-    The gradient is exact where elements are zero.
+    It is the exact product, rounded: it is infinite or zero only if the product itself leaves the
+    range of the dtype, whatever those of some elements do. So is the gradient, the product of all
+    others.
     """
-    found = x.cast(accumulator(x.dtype))
-    for name in _over(x, over):
-        found = bind_one(PROD, (found,), {"over": (name,)})
-    return found.cast(x.dtype)
+    return _reduce(PROD, x.cast(accumulator(x.dtype)), over).cast(x.dtype)
 
 
 @operation

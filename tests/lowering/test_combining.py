@@ -89,9 +89,9 @@ MOVES: dict[str, tuple[Callable, Callable, Callable]] = {
         combined(NUMBER + INDEX),
     ),
     "prod": (lambda x, p, o: md.prod(x, length), totals(SCALED, NUMBER), combined(NUMBER)),
-    "prod, gradient": (  # the totals once; back go the product and those before and after
+    "prod, gradient": (  # the totals once; back go the product and that of all others
         gradient(lambda x, p, o: md.prod(x, length)),
-        lambda n: gathered(SCALED)(n) if n == 2 else shared(3 * SCALED + NUMBER)(n),
+        lambda n: gathered(SCALED)(n) if n == 2 else shared(2 * SCALED + NUMBER)(n),
         combined(NUMBER),
     ),
     "count_nonzero": (

@@ -1,10 +1,11 @@
 """Products that leave the range of their dtype on the way: on a mesh as finite as on one device."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.ops.agreement import run
+from tests.ops.agreement import assert_agree, random, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 FLAGS = [(r, e) for r in (False, True) for e in (False, True)]
@@ -158,3 +159,25 @@ def test_integers_wrap_around_as_on_one_device():
                 state = np.int32(value * state) + np.int32(1)
                 expected.append(state)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+@pytest.mark.parametrize("split", [None, "l:a", "w:a", "l:a; w:b"])
+def test_a_product_over_several_dims_leaves_no_range_on_the_way(backend, split):
+    x = np.array([[1e20, 1e20, 2], [1e-20, 3, 1e-20]], np.float32)
+    where = {"mesh": "a:2,b:3", "layout": split} if split else {}
+    named = md.named(x, ["w", "l"])
+    assert_near(run(lambda x: md.prod(x), named, backend=backend, **where), 6)
+    slopes = run(md.grad(lambda x: md.prod(x)), named, backend=backend, **where)
+    assert_near(slopes, 6 / x)
+
+
+def test_a_product_over_several_dims_has_two_derivatives_also_at_zeros():
+    x = random(md.dims(a=2, w=3, l=3))
+    for zeros in ((), (4,), (4, 6), (1, 8, 15)):
+        data = x.data.copy()
+        data.reshape(-1)[list(zeros)] = 0
+        named = md.named(data, x.dims)
+        assert_agree(
+            lambda x: md.prod(x, ["w", "l"]), lambda x: jnp.prod(x, (1, 2)), named, order=2
+        )

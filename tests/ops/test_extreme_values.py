@@ -126,6 +126,7 @@ def model(decay, x, weight):
             of(lambda d, x, r=r, e=e: md.linear_recurrence(d, x, "length", r, e)), (0, 1)
         )(decay, x)
         results[f"decay's gradient {r} {e}"], results[f"x's gradient {r} {e}"] = slopes
+    results["prod's gradient"] = md.grad(lambda x: md.sum(product(x)))(x)
     results["cumprod's gradient"] = md.grad(of(lambda x: md.cumprod(x, "length")))(x)
     return results
 

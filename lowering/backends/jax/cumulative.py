@@ -10,7 +10,7 @@ from jax import lax
 
 from meshdsl.dtypes import identity, is_differentiable
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.scaling import lost, parted, products, scaled
+from meshdsl.lowering.backends.jax.scaling import lost, multiply, parted, products, scaled
 from meshdsl.lowering.backends.jax.way import place, shifted, way
 from meshdsl.lowering.program import Instruction
 
@@ -75,6 +75,47 @@ def _products_before(machine: Machine, instruction: Instruction, inputs: Arrays)
     return [shifted(v, at, reverse, one) for v, one in zip(found, (0.5, 1), strict=True)]
 
 
+def _besides(factors: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the (mantissa, exponent) of the product of all other rows."""
+    before, after = (
+        [
+            shifted(v, 0, back, one)
+            for v, one in zip(products(factors, 0, back), (0.5, 1), strict=True)
+        ]
+        for back in (False, True)
+    )
+    return multiply(before, after)
+
+
+def _products_besides(machine: Machine, instruction: Instruction, inputs: Arrays) -> Sequence[Any]:
+    """Of rows of mantissas and exponents the product of all others."""
+    at = instruction.inputs[0].local.position(*instruction.params["over"])
+    found = _besides([jnp.moveaxis(v, at, 0) for v in inputs])
+    return [jnp.moveaxis(v, 0, at) for v in found]
+
+
+def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """The products of all other elements along some dims, and of a number if there is one."""
+    (x, *number), local = map(jnp.asarray, inputs), instruction.inputs[0].local
+    over = [local.position(name) for name in instruction.params["over"]]
+    front = range(len(over))
+    moved = jnp.moveaxis(x, over, front)
+    rows = moved.reshape(-1, *moved.shape[len(over) :])
+    before, after = (shifted(lax.cumprod(rows, 0, b), 0, b, 1) for b in (False, True))
+    found = before * after
+    wrong = lost(before) | lost(after)
+    if number:
+        outside = scaled(*number)
+        found, wrong = found * outside, wrong | lost(outside)
+
+    def scale(rows: Any) -> Any:
+        parts = _besides(parted(rows))
+        return scaled(*(multiply(parts, number) if number else parts))
+
+    found = lax.cond(wrong | lost(found), scale, lambda _: found, rows)
+    return jnp.moveaxis(found.reshape(moved.shape), front, over)
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "cumsum": _cumulative(lax.cumsum, "sum"),
     "cumprod": _cumprod,
@@ -82,4 +123,6 @@ EMITTERS: Mapping[str, Emitter] = {
     "cummax": _cumulative(lax.cummax, "max"),
     "cummin": _cumulative(lax.cummin, "min"),
     "products_before": _products_before,
+    "products_besides": _products_besides,
+    "prod_others": _prod_others,
 }

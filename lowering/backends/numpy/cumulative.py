@@ -59,6 +59,40 @@ def _products_before(
     return [back(_shifted(v, fill)) for back, v, fill in every]
 
 
+def _besides(mantissa: np.ndarray, exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mantissas and exponents of the products of all other rows."""
+    ahead = products(mantissa, exponent)
+    before = [_shifted(v, one) for v, one in zip(ahead, (0.5, 1), strict=True)]
+    after = products(mantissa[::-1], exponent[::-1])
+    back = [_shifted(v, one)[::-1] for v, one in zip(after, (0.5, 1), strict=True)]
+    with np.errstate(invalid="ignore"):
+        found, more = parted(before[0] * back[0])
+    return found, before[1] + back[1] + more
+
+
+def _products_besides(
+    machine: Machine, instruction: Instruction, inputs: Arrays
+) -> Sequence[np.ndarray]:
+    """Of rows of mantissas and exponents the product of all others."""
+    at = instruction.inputs[0].local.position(*instruction.params["over"]) + 1
+    found = _besides(*(np.moveaxis(v, at, 0) for v in inputs))
+    return [np.moveaxis(v, 0, at) for v in found]
+
+
+def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """The products of all other elements along some dims, and of a number if there is one."""
+    (x, *number), local = inputs, instruction.inputs[0].local
+    over = [local.position(name) + 1 for name in instruction.params["over"]]
+    moved = np.moveaxis(x, over, range(len(over)))
+    rows = moved.reshape(-1, *moved.shape[len(over) :])
+    mantissa, exponent = _besides(*parted(rows))
+    if number:
+        with np.errstate(invalid="ignore"):
+            mantissa, exponent = mantissa * number[0], exponent + number[1]
+    found = scaled(mantissa, exponent).reshape(moved.shape)
+    return np.moveaxis(found, range(len(over)), over)
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "cumsum": _cumulative(np.add, "sum"),
     "cumprod": _product,
@@ -66,4 +100,6 @@ EMITTERS: Mapping[str, Emitter] = {
     "cummax": _cumulative(np.maximum, "max"),
     "cummin": _cumulative(np.minimum, "min"),
     "products_before": _products_before,
+    "products_besides": _products_besides,
+    "prod_others": _prod_others,
 }

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from meshdsl.dtypes import identity
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, constant
-from meshdsl.lowering.backends.tf.scaling import multiply, parted, scaled
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, constant, lay, move
+from meshdsl.lowering.backends.tf.scaling import in_rows, multiply, parted, scaled
 from meshdsl.lowering.backends.tf.slicing import padded, part
 from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words
 from meshdsl.lowering.program import Instruction
@@ -119,6 +119,35 @@ def _products_before(
     return [moved(v, at, 1, reverse, fill) for v, fill in zip(found, fills, strict=True)]
 
 
+def _besides(factors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the (mantissa, exponent) of the product of all other rows."""
+    fills = [tf.constant(0.5, factors[0].dtype), tf.ones([], tf.int32)]
+    before, after = (
+        [moved(v, 0, 1, b, f) for v, f in zip(_products(factors, 0, b), fills, strict=True)]
+        for b in (False, True)
+    )
+    return multiply(before, after)
+
+
+def _products_besides(
+    machine: Machine, instruction: Instruction, inputs: Arrays
+) -> Sequence[tf.Tensor]:
+    """Of rows of mantissas and exponents the product of all others."""
+    at = instruction.inputs[0].local.position(*instruction.params["over"])
+    return [move(v, 0, at) for v in _besides([move(v, at, 0) for v in inputs])]
+
+
+def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """The products of all other elements along some dims, and of a number if there is one."""
+    (x, *number), local = inputs, instruction.inputs[0].local
+    over = [local.position(name) for name in instruction.params["over"]]
+    order = [*over, *(at for at in range(len(local)) if at not in over)]
+    parts = _besides([in_rows(v, over) for v in parted(x)])
+    found = scaled(*(multiply(parts, number) if number else parts))
+    found = tf.reshape(found, [x.shape[at] for at in order])
+    return lay(found, np.argsort(order).tolist())
+
+
 def way(instruction: Instruction, number: int) -> tuple[int, bool]:
     """Returns the axis along which an instruction goes, by its operand, and whether backwards."""
     params = instruction.params
@@ -138,4 +167,6 @@ EMITTERS: Mapping[str, Emitter] = {
     "cummax": _cumulative(_max, "max"),
     "cummin": _cumulative(_min, "min"),
     "products_before": _products_before,
+    "products_besides": _products_besides,
+    "prod_others": _prod_others,
 }
