@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from meshdsl.graph import Operation, Tensor
+from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.ops.elementwise import ELEMENTWISE
 
 _SOURCES = frozenset(["full", "arange"])
@@ -20,3 +20,17 @@ def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
     return op.name in _SOURCES or (
         (op.name in ELEMENTWISE or op.name in _MOVED) and all(t in known for t in op.inputs)
     )
+
+
+def constants(graph: Graph) -> set[Tensor]:
+    """Returns the tensors of a graph and its bodies that are made of nothing.
+
+    `constants(graph)`; what a body captures counts as data inside.
+    """
+    found: set[Tensor] = set()
+    for op in graph.operations:
+        if op.bodies:
+            found.update(*map(constants, op.bodies))
+        elif from_nothing(op, found):
+            found.update(op.outputs)
+    return found

@@ -25,7 +25,7 @@ from meshdsl.lowering.advice import advise, paths_of, tell
 from meshdsl.lowering.bodies import BODIES
 from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
-from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.from_nothing import constants
 from meshdsl.lowering.group_sums import sum_groups
 from meshdsl.lowering.hoist import hoist_casts
 from meshdsl.lowering.keeping import allowance, keep_gathered
@@ -219,7 +219,8 @@ def plan(
                 plans[op] = RULES[op.name](cases[op])
 
     visit(graph)
-    late = postponed(graph, layouts, plans, mesh, places)
+    constant = constants(graph)
+    late = postponed(graph, layouts, plans, mesh, places, constant)
     layouts.update(late)
     for op, case in cases.items() if late else ():
         if any(t in late for t in (*op.inputs, *op.outputs)):
@@ -228,7 +229,7 @@ def plan(
             plans[op] = RULES[op.name](cases[op])
     # Of a ring that nobody has asked for it is no news that it changes nothing.
     idle = () if choice.ring else tuple(unused([*cases.values()]))
-    return Planned(graph, plans, layouts, mesh, frozenset(store), kept, idle)
+    return Planned(graph, plans, layouts, mesh, constant, frozenset(store), kept, idle)
 
 
 def _case(op: Operation, layouts: dict, mesh: Mesh, without: frozenset[str] = frozenset()) -> Case:
@@ -277,7 +278,7 @@ class Scope:
                 self._turn(op)
             if op.name in BODIES:
                 BODIES[op.name](self, op)
-            elif from_nothing(op, self.from_nothing):
+            elif op.outputs and op.outputs[0] in self.planned.constant:
                 self.from_nothing[op.outputs[0]] = op
             else:
                 self._operation(op)

@@ -23,6 +23,7 @@ class CutGraph:
         self._edges: list[list[int]] = [[], []]
         self._to: list[int] = []
         self._room: list[float] = []
+        self._once: set[tuple[Hashable, Hashable]] = set()
 
     def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
         a, b, number = self._node(start), self._node(end), len(self._to)
@@ -30,6 +31,12 @@ class CutGraph:
         self._edges[b].append(number + 1)  # the way back, which has no room yet
         self._to += (b, a)
         self._room += (capacity, 0.0)
+
+    def edge_once(self, start: Hashable, end: Hashable, capacity: float) -> None:
+        """Adds an edge unless it was added so before."""
+        if (start, end) not in self._once:
+            self._once.add((start, end))
+            self.edge(start, end, capacity)
 
     def source_side(self) -> set[Hashable]:
         """Returns the smallest source side of a minimum cut."""

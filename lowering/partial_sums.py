@@ -13,7 +13,7 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from meshdsl.graph import Graph, Operation, Tensor
@@ -33,6 +33,7 @@ class Planned:
     """A graph with a plan for every operation and a layout for every tensor, bodies included.
 
     Attributes:
+        constant: the tensors that are made where they are read, and never moved.
         stored: the tensors that live in storage (see `storage`).
         kept: the layouts of what a loop stacks for another one as it has moved it.
         unused: the options that change nothing, in words.
@@ -42,6 +43,7 @@ class Planned:
     plans: Mapping[Operation, Plan]
     layouts: Mapping[Tensor, TensorLayout]
     mesh: Mesh
+    constant: Set[Tensor] = frozenset()
     stored: frozenset[Tensor] = frozenset()
     kept: Mapping[Tensor, TensorLayout] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
@@ -75,7 +77,6 @@ class _AxisProblem:
         self.made: set[Tensor] = set()  # partial as their operation leaves them
         self.can: set[Tensor] = set()  # partial, or could pass a partial sum on
         self.passing: set[Tensor] = set()
-        self.edges: set[tuple[Hashable, Hashable]] = set()  # of moves
         self.linear: dict[Operation, Plan] = {}  # that may pass a partial sum on
         self.cut = CutGraph()
 
@@ -194,7 +195,7 @@ class _AxisProblem:
         cost = 0.0 if read in self.paid else self.reads.cost(read, times)
         if cost:
             node = ("moved", read) if masked is None else ("masked", read, masked)
-            self._once(node, CutGraph.SINK if masked is None else masked, cost)
+            self.cut.edge_once(node, CutGraph.SINK if masked is None else masked, cost)
             self.cut.edge(reader, node, INFINITE)
 
     def _move_if_whole(self, read: Read, reader: Tensor, times: int) -> None:
@@ -202,14 +203,8 @@ class _AxisProblem:
         cost = 0.0 if read in self.paid else self.reads.cost(read, times)
         if cost:
             node = ("usual", read)
-            self._once(CutGraph.SOURCE, node, cost)
+            self.cut.edge_once(CutGraph.SOURCE, node, cost)
             self.cut.edge(node, reader, INFINITE)
-
-    def _once(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        """Adds an edge if there is none yet."""
-        if (start, end) not in self.edges:
-            self.edges.add((start, end))
-            self.cut.edge(start, end, capacity)
 
     # The cut.
 

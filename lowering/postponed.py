@@ -19,7 +19,6 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.mincut import INFINITE, CutGraph
 from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.partition.shape import led_by_operand
@@ -43,17 +42,19 @@ def postponed(
     plans: Mapping[Operation, Plan],
     mesh: Mesh,
     fixed: Container[Tensor],
+    constant: Container[Tensor],
 ) -> dict[Tensor, TensorLayout]:
     """Returns the tensors of a graph and its bodies that stay split, with their layouts.
 
     Args:
         fixed: tensors that are where the rules say, beside those that have names.
+        constant: tensors that are made where they are read.
     """
-    found = _Postponed(graph, layouts, plans, mesh, fixed, ()).solve()
+    found = _Postponed(graph, layouts, plans, mesh, fixed, constant, ()).solve()
     bodies = [body for op in graph.operations for body in op.bodies]
     while bodies:
         body = bodies.pop()
-        found |= _Postponed(body, layouts, plans, mesh, fixed, body.outputs).solve()
+        found |= _Postponed(body, layouts, plans, mesh, fixed, constant, body.outputs).solve()
         bodies += [inner for op in body.operations for inner in op.bodies]
     return found
 
@@ -67,7 +68,6 @@ class _Postponed:
 
     Attributes:
         places: where a tensor is if it stays split; for those that may.
-        constant: tensors that are made where they are read.
         paid: what some reader has moved whatever stays split.
     """
 
@@ -78,6 +78,7 @@ class _Postponed:
         plans: Mapping[Operation, Plan],
         mesh: Mesh,
         fixed: Container[Tensor],
+        constant: Container[Tensor],
         results: Sequence[Tensor],
     ) -> None:
         self.graph = graph
@@ -87,9 +88,8 @@ class _Postponed:
         self.fixed = fixed
         self.ends = {*results, *graph.names}  # which cannot stay split
         self.places: dict[Tensor, TensorLayout] = {}
-        self.constant: set[Tensor] = set()
+        self.constant = constant
         self.paid: set[tuple[Tensor, TensorLayout]] = set()
-        self.edges: set[tuple[Hashable, Hashable]] = set()
         self.cut = CutGraph()
 
     def solve(self) -> dict[Tensor, TensorLayout]:
@@ -114,9 +114,9 @@ class _Postponed:
 
     def _spread(self) -> None:
         for op in self.graph.operations:
-            if not op.bodies and from_nothing(op, self.constant):
-                self.constant.update(op.outputs)
-            elif op.name in _RESHAPED:
+            if not op.bodies and op.outputs and op.outputs[0] in self.constant:
+                continue
+            if op.name in _RESHAPED:
                 if self._at(op.inputs[0]).splits:
                     self._offer(op.outputs[0], self._reshaped(op))
             elif op.name in _FOLLOWS and self._any(op.inputs):
@@ -182,7 +182,7 @@ class _Postponed:
         cost -= self._sent(tensor, self.layouts[tensor], where)
         if cost > 0:
             node = ("from", tensor, where)
-            self._once(tensor, node, cost)
+            self.cut.edge_once(tensor, node, cost)
             self.cut.edge(node, reader, INFINITE)
 
     def _begin(self, op: Operation) -> None:
@@ -193,7 +193,7 @@ class _Postponed:
             cost = self._sent(tensor, self.layouts[tensor], where)
             if cost and (tensor, where) not in self.paid:
                 node = ("to", tensor, where)
-                self._once(CutGraph.SOURCE, node, cost)
+                self.cut.edge_once(CutGraph.SOURCE, node, cost)
                 self.cut.edge(node, result, INFINITE)
         self.cut.edge(CutGraph.SOURCE, result, self._left(op, usual, self.layouts[result]))
         cost = self._left(op, split, self.places[result])
@@ -258,9 +258,3 @@ class _Postponed:
             return 0.0
         sent = reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
         return sent + START if sent else 0.0
-
-    def _once(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        """Adds an edge if there is none yet."""
-        if (start, end) not in self.edges:
-            self.edges.add((start, end))
-            self.cut.edge(start, end, capacity)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.graph import Graph, Operation, Tensor
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.reshard import reshard_cost
 
@@ -37,22 +36,18 @@ class Reads:
     """The reads of a planned graph, its bodies included.
 
     Attributes:
-        constant: tensors that are made where they are read, and never moved.
         outer: of what a body captures, the tensor around it, which is moved before the body runs.
         times: how often the graph runs that has a captured tensor.
     """
 
     def __init__(self, planned: Planned) -> None:
         self.planned = planned
-        self.constant: set[Tensor] = set()
         self.outer: dict[Tensor, Tensor] = {}
         self.times: dict[Tensor, int] = {}
         self._survey(planned.graph, 1)
 
     def _survey(self, graph: Graph, times: int) -> None:
         for op in graph.operations:
-            if not op.bodies and from_nothing(op, self.constant):
-                self.constant.update(op.outputs)
             for body in op.bodies:
                 inputs = op.inputs[1:] if op.name == "cond" else op.inputs
                 captured = op.params.get("consts", len(inputs))
@@ -86,7 +81,7 @@ class Reads:
 
     def cost(self, read: Read, times: int) -> float:
         """Returns the bytes of a read, all `times` that the reader runs."""
-        if read.tensor in self.constant:
+        if read.tensor in self.planned.constant:
             return 0.0
         sent = self.between(read.tensor, self.planned.layouts[read.tensor], read.where)
         return self.times.get(read.tensor, times) * (sent + START) if sent else 0.0

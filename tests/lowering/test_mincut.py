@@ -38,3 +38,15 @@ def test_the_cut_is_the_cheapest_and_the_smallest_of_these(seed):
     found = graph.source_side()
     assert cost(edges, found) == least
     assert found == set.intersection(*(side for side in sides if cost(edges, side) == least))
+
+
+def test_an_edge_that_is_added_once_counts_once():
+    def cost(times):
+        graph = CutGraph()
+        for _ in range(times):
+            graph.edge_once(graph.SOURCE, "a", 2.0)
+        graph.edge("a", graph.SINK, 3.0)
+        return "a" in graph.source_side()
+
+    assert not cost(1)
+    assert not cost(2)  # two edges of 2 would be more than 3

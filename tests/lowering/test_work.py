@@ -1,11 +1,13 @@
 """The work of tracing and lowering, in calls of Python functions: linear in the parameters."""
 
+import importlib
 import sys
 from collections.abc import Callable
 
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering import lower
 from meshdsl.lowering.memory import _History, memory
 from meshdsl.lowering.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
@@ -77,3 +79,16 @@ def test_a_cut_takes_as_many_rounds_for_many_layers_as_for_few(monkeypatch):
         job(leaves, "data:4,model:2", "batch:data; wide:model; params/hidden:data")()
         counts.append(len(rounds))
     assert counts[0] == counts[1]
+
+
+def test_a_plan_surveys_what_is_made_of_nothing_once(monkeypatch):
+    surveys = []
+    survey = lower.constants
+    monkeypatch.setattr(lower, "constants", lambda graph: surveys.append(graph) or survey(graph))
+    for name in ("reads", "postponed", "partial_sums"):
+        assert not hasattr(importlib.import_module(f"meshdsl.lowering.{name}"), "from_nothing")
+    plans = []
+    plan = lower.plan
+    monkeypatch.setattr(lower, "plan", lambda *given: plans.append(1) or plan(*given))
+    job(8, "data:8", LEAVES["FSDP"])()
+    assert len(surveys) == len(plans) > 0
