@@ -31,6 +31,7 @@ setup(
         "data": ["pyarrow>=18", "tokenizers>=0.21"],
         "tpu": ["libtpu>=0.0.42"],
         "test": [
+            "basedpyright>=1.29",
             "hypothesis>=6.100",
             "keras-hub>=0.32",
             "mypy>=1.15",
