@@ -282,6 +282,11 @@ def _method(source: Any, *names: str) -> Any:
 
 
 def _named(batch: Batch, dims: Mapping[str, DimsLike], role: str) -> dict[str, NamedArray]:
+    if not isinstance(batch, Mapping):
+        raise ValueError(
+            f"{role}: a batch is a dict of arrays by name, as in {{'image': x, 'label': y}}; got a "
+            f"{type(batch).__name__}"
+        )
     result, problems = {}, []
     for name, entry in batch.items():
         if isinstance(entry, NamedArray):
@@ -295,6 +300,9 @@ def _named(batch: Batch, dims: Mapping[str, DimsLike], role: str) -> dict[str, N
                 f"batch_dims={{{name!r}: [...]}}{hint}"
             )
     if problems:
+        problems += [
+            f"`{name}`, which batch_dims has, is not in it" for name in dims if name not in batch
+        ]
         raise ValueError("; ".join([f"{role}: {problems[0]}", *problems[1:]]))
     return result
 

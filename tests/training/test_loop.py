@@ -306,7 +306,8 @@ def test_entries_without_names_are_told_together():
     assert str(error.value) == (
         "batches: entry `image` of a batch has no dim names: give NamedArrays, or "
         "batch_dims={'image': [...]}. Did you mean `images`?; entry `answer` of a batch has no "
-        "dim names: give NamedArrays, or batch_dims={'answer': [...]}"
+        "dim names: give NamedArrays, or batch_dims={'answer': [...]}; `images`, which batch_dims "
+        "has, is not in it"
     )
 
 
@@ -388,6 +389,23 @@ def test_a_mesh_may_be_sizes_or_one_of_jax():
     for mesh in ({"data": 2}, jax.make_mesh((2,), ("data",), axis_types=(axes,))):
         found = run(backend="jax", mesh=mesh, layout="batch:data").losses
         np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_a_batch_that_is_no_dict_is_refused():
+    batches = [tuple(batch.values()) for batch in classifier.batches(2)]
+    with pytest.raises(ValueError, match=r"batches: a batch is a dict of arrays by name, .* tuple"):
+        run(batches, steps=2)
+
+
+def test_an_entry_under_another_name_is_reported_with_the_one_that_is_missing():
+    first, second = classifier.batches(2)
+    other = {"image": second["image"], "label": second["answer"]}
+    with pytest.raises(ValueError) as error:
+        run([first, other], steps=2)
+    assert str(error.value) == (
+        "batches: entry `label` of a batch has no dim names: give NamedArrays, or "
+        "batch_dims={'label': [...]}; `answer`, which batch_dims has, is not in it"
+    )
 
 
 def test_a_batch_with_other_entries_is_told():
