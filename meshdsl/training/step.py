@@ -29,6 +29,7 @@ Loss: TypeAlias = Callable[[Any, Any], Any]
 Metrics: TypeAlias = dict[str, Any]
 # (params after the optimizer's step, what the loss adds) -> params.
 Update: TypeAlias = Callable[[Any, Metrics], Any]
+_Evaluated: TypeAlias = Callable[[Any, Any], tuple[Tensor, Any]]  # the loss and the metrics
 _OWN = {
     "loss",
     "grad_norm",
@@ -106,16 +107,10 @@ def make_train_step(
     def train_step(state: TrainState, batch: Any) -> StepResult:
         _check_state(state, guarded, loss_scaling)
         params = trained(state.params, trainable)
-        function = evaluate if state.scaling is None else _scaled(evaluate, state.scaling)
-        function = function if trainable is None else _of_part(function, state.params)
-        if microbatches == 1:
-            differentiated = value_and_grad(function, has_aux=True, zeros=False)
-        else:
-            differentiated = accumulated(function, microbatches, batch_dim)
-        (value, more), grads = differentiated(params, batch)
-        if state.scaling is not None:
-            value, more = more
-            grads = unscaled(grads, state.scaling)
+        function = evaluate if trainable is None else _of_part(evaluate, state.params)
+        (value, more), grads = _differentiated(function, state.scaling, microbatches, batch_dim)(
+            params, batch
+        )
         squares = squared_norms(grads, params) if guarded else None
         norm = global_norm(grads) if squares is None else ops.sqrt(ops.sum(squares))
         used = grads
@@ -127,10 +122,7 @@ def make_train_step(
             params = merged(params, state.params)
         if update is not None:
             params = _updated(update, params, more)
-        metrics = {
-            "loss": value,
-            "grad_norm": norm,
-        }
+        metrics = {"loss": value, "grad_norm": norm}
         if chosen.learning_rate is not None:
             metrics["learning_rate"] = rate_at(chosen.learning_rate, count)
         result = TrainState(state.step + 1, params, moments)
@@ -165,9 +157,7 @@ def make_eval_step(
     return eval_step
 
 
-def _with_policy(
-    loss: Loss, policy: Policy | None, dims_allowed: bool
-) -> Callable[[Any, Any], tuple[Tensor, Metrics]]:
+def _with_policy(loss: Loss, policy: Policy | None, dims_allowed: bool) -> _Evaluated:
     """Returns the loss function with its dtypes, always returning a pair."""
 
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
@@ -182,9 +172,7 @@ def _with_policy(
     return evaluate
 
 
-def _of_part(
-    function: Callable[[Any, Any], tuple[Tensor, Any]], params: Any
-) -> Callable[[Any, Any], tuple[Tensor, Any]]:
+def _of_part(function: _Evaluated, params: Any) -> _Evaluated:
     """Returns a function of the parameters that are trained; the others are constants."""
 
     everything = params
@@ -195,8 +183,30 @@ def _of_part(
     return of_part
 
 
+def _differentiated(
+    function: _Evaluated, scaling: ScalingState | None, microbatches: int, batch_dim: str
+) -> Callable[[Any, Any], tuple[tuple[Tensor, Metrics], Any]]:
+    """Returns a function of the loss, the metrics and the gradients, in parts and scaled if asked.
+
+    Neither the loss nor the gradients that it returns are scaled any more.
+    """
+    scaled_up = function if scaling is None else _scaled(function, scaling)
+    if microbatches == 1:
+        differentiated = value_and_grad(scaled_up, has_aux=True, zeros=False)
+    else:
+        differentiated = accumulated(scaled_up, microbatches, batch_dim)
+    if scaling is None:
+        return differentiated
+
+    def unscaled_again(params: Any, batch: Any) -> tuple[tuple[Tensor, Metrics], Any]:
+        (_, found), grads = differentiated(params, batch)
+        return found, unscaled(grads, scaling)
+
+    return unscaled_again
+
+
 def _scaled(
-    evaluate: Callable[[Any, Any], tuple[Tensor, Metrics]], state: ScalingState
+    evaluate: _Evaluated, state: ScalingState
 ) -> Callable[[Any, Any], tuple[Tensor, tuple[Tensor, Metrics]]]:
     """Returns a function whose value is the scaled loss, beside the loss and the metrics."""
 
