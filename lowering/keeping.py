@@ -60,7 +60,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
     kept: list[Kept] = []
 
     def change(block: Block) -> Block:
-        again = list(_again(block))
+        again = list(_regathered(block))
         if not again:
             return block
         levels = np.array([curve.get(one, 0) for one in block.instructions])
@@ -87,7 +87,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
 
 
 @dataclass(eq=False)
-class _Again:
+class _Regathered:
     """A stored weight that is moved again behind the barrier that frees it.
 
     Attributes:
@@ -112,18 +112,18 @@ def _frees(one: Instruction) -> bool:
     return one.op == "barrier" and bool(one.params.get("stored"))
 
 
-def _again(block: Block) -> Iterator[_Again]:
+def _regathered(block: Block) -> Iterator[_Regathered]:
     """Yields the weights of a block that are moved again just as before."""
     last = {v: n for n, one in enumerate(block.instructions) for v in one.inputs}
     last |= dict.fromkeys(block.outputs, len(block.instructions))
     known: dict[Hashable, Value] = {}
-    weights: dict[Value, _Again] = {}
+    weights: dict[Value, _Regathered] = {}
     further = {v for one in block.instructions if not _moves(one) for v in one.inputs}.union(
         block.outputs
     )  # what is read, rather than moved on
     for place, one in enumerate(block.instructions):
         if _frees(one):
-            weights[one.outputs[0]] = _Again(one.inputs[0], {one.outputs[0]: one.inputs[0]})
+            weights[one.outputs[0]] = _Regathered(one.inputs[0], {one.outputs[0]: one.inputs[0]})
         if not _moves(one):
             continue
         (value,), (result,) = one.inputs, one.outputs

@@ -94,7 +94,7 @@ class _Sharing:
     def _same_graph(
         self, operations: list[Operation], numbers: Mapping[Tensor, int]
     ) -> list[Operation]:
-        again = _Again(operations)
+        again = _Recomputed(operations)
         if not again.keeping:
             return operations
         first: dict[int, tuple[int, Tensor]] = {}
@@ -138,7 +138,7 @@ class _Sharing:
         slices = {stack: made[t] for stack, t in zip(stacks, inner, strict=True)}
         used = self._numbers(behind, self._inputs(backward, outside, slices))
         twins = {number: tensor for tensor, number in reversed(made.items())}
-        again = _Again(behind.operations)
+        again = _Recomputed(behind.operations)
         kept: list[tuple[Tensor, Tensor, TensorLayout, list[_Reader]]] = []
         for tensor, readers in _readers(behind).items():
             twin = twins.get(used[tensor])
@@ -171,7 +171,7 @@ class _Sharing:
         twin: Tensor,
         readers: Sequence[_Reader],
         ahead: Graph,
-        again: _Again,
+        again: _Recomputed,
     ) -> Iterator[tuple[TensorLayout, list[_Reader]]]:
         """Yields the layouts in which a value is kept, with those that read it so."""
         layouts, size, mesh = self.planned.layouts, tensor.dtype.itemsize, self.planned.mesh
@@ -251,7 +251,7 @@ class _Sharing:
         return forward, backward
 
 
-class _Again:
+class _Recomputed:
     """What a graph computes again.
 
     Attributes:

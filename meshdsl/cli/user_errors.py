@@ -8,7 +8,6 @@ them). Mistakes in operations (`OperationError`) name their line already, and ne
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import traceback
 from functools import cache
@@ -73,5 +72,4 @@ def _others() -> tuple[str, ...]:
     library = [os.path.realpath(sysconfig.get_path(name)) for name in names]
     base = os.path.realpath(os.path.dirname(os.__file__))
     roots = {home, *parts, *library, base}
-    roots.discard(os.path.realpath(sys.prefix))
     return tuple(root + os.sep for root in roots)

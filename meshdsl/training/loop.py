@@ -28,7 +28,7 @@ from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
 from meshdsl.training.metrics import MetricsWriter, Progress
-from meshdsl.training.nonfinite import Watch, gradient_paths
+from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
 from meshdsl.training.output import tell
 from meshdsl.training.profiling import ProfiledSteps, Profiler
 from meshdsl.training.programs import Place, Programs
@@ -245,7 +245,7 @@ def train(
             meters=Meters(
                 tokens_per_batch, programs.model_flops(feed.full), programs.mesh.size, runtime
             ),
-            watch=Watch(nonfinite == "stop", gradient_paths(learning)),
+            finite_check=FiniteCheck(nonfinite == "stop", gradient_paths(learning)),
             stops=stops,
             profiler=stack.enter_context(Profiler(profile, runtime, workdir)),
             saving=saving,

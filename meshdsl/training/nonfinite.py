@@ -76,7 +76,7 @@ class NotFinite(ValueError):
 
 
 @dataclass(frozen=True)
-class Watch:
+class FiniteCheck:
     """What a trainer does about steps that were not finite, which have changed nothing.
 
     Attributes:

@@ -30,14 +30,14 @@ import jax
 import numpy as np
 
 from meshdsl.training.meeting import Meeting
-from meshdsl.training.watching import FAILED, Job, Look, Watch, report, report_ended
+from meshdsl.training.watching import FAILED, JobProcesses, Look, Watch, report, report_ended
 
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
 _MARGIN = 60  # seconds by which JAX, which ends a process with a stack trace, is later than we are
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds in which the others are waited for at the end
-_JOINED: list[tuple[Job, Watch]] = []
+_JOINED: list[tuple[JobProcesses, Watch]] = []
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 AUTOMATIC = "auto"
@@ -86,7 +86,7 @@ def join(
     own = _listening()
     try:
         with ExitStack() as undo:
-            undo.callback(Job(0, (), (), own).close)
+            undo.callback(JobProcesses(0, (), (), own).close)
             undo.callback(jax.distributed.shutdown)  # a failed connection would prevent another
             if coordinator == AUTOMATIC:
                 with _ending_after(join_timeout):
@@ -113,7 +113,7 @@ def join(
     _JOINED[:] = [(job, watch)]
 
 
-def _watched(job: Job, pause_timeout: float) -> Watch:
+def _watched(job: JobProcesses, pause_timeout: float) -> Watch:
     """Returns what looks after the others from now on, until its own event is set."""
     watch = Watch(job, pause_timeout, threading.Event(), _end)
     watch.start()
@@ -127,7 +127,7 @@ def _end(reason: str) -> None:
 
 
 @contextmanager
-def _ending_after(seconds: float, job: Job | None = None) -> Iterator[None]:
+def _ending_after(seconds: float, job: JobProcesses | None = None) -> Iterator[None]:
     """Exits this process if its block, in which JAX connects the processes, takes too long.
 
     The block cannot be interrupted, so nothing is raised: the process writes a line to standard
@@ -187,7 +187,7 @@ def joined(
     _part(_PARTING)
 
 
-def _deserted(job: Job, error: BaseException) -> str | None:
+def _deserted(job: JobProcesses, error: BaseException) -> str | None:
     """Returns the reason to report if others are gone, to which an error of JAX's is due then."""
     looks = job.looks(job.watched)
     gone = job.names([n for n, look in looks.items() if look is not Look.ANSWERS])
@@ -309,9 +309,9 @@ def _exchanged(value: Any) -> list[Any]:
 
 def _job(
     own: socket.socket, exchange: Callable[[Any], list[Any]], index: int, pause_timeout: float
-) -> Job:
+) -> JobProcesses:
     """Returns the processes of the job, from what they say of themselves in an exchange."""
-    alone = Job(index, (), (), own)
+    alone = JobProcesses(index, (), (), own)
     threading.Thread(target=alone.answer, daemon=True).start()
     said = exchange([[_address(), socket.gethostname()], own.getsockname()[1]])
     hosts = tuple(tuple(filter(None, names)) for names, _ in said)

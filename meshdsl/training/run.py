@@ -22,7 +22,7 @@ from meshdsl.training.agreement import Agreement
 from meshdsl.training.checkpoints import Checkpoints
 from meshdsl.training.feeding import Feed, Named
 from meshdsl.training.meters import Meters
-from meshdsl.training.nonfinite import NotFinite, Watch
+from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.profiling import Profiler
 from meshdsl.training.programs import Programs
 from meshdsl.training.saving import DATA, Saving
@@ -58,7 +58,7 @@ class Run:
     log_every: int
     eval_every: int
     meters: Meters
-    watch: Watch
+    finite_check: FiniteCheck
     stops: Stops
     profiler: Profiler
     saving: Saving | None
@@ -179,7 +179,7 @@ class Run:
         self.losses += losses
         seconds = (time.perf_counter() - pending.started) / (len(pending.metrics) * self.at_once)
         line = {name: float(np.ravel(value)[-1]) for name, value in pending.metrics[-1].items()}
-        del line["first_nonfinite"]  # a number for `watch`, which tells the name
+        del line["first_nonfinite"]  # a number for `finite_check`, which tells the name
         line |= self.feed.counts()
         line |= self.meters.read(seconds, float(np.mean(pending.shares)))
         if evaluates:
@@ -187,7 +187,7 @@ class Run:
             line |= self._evaluate("test") if number == self.steps else {}
         self._tell(number, line)
         try:
-            self.watch.look(number - len(losses) + 1, losses, firsts)
+            self.finite_check.look(number - len(losses) + 1, losses, firsts)
         except NotFinite:
             self._save(number, None, last=True)
             raise

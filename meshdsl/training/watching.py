@@ -38,7 +38,7 @@ class Look(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Job:
+class JobProcesses:
     """The processes of a job.
 
     Attributes:
@@ -129,7 +129,7 @@ class Watch:
         end: ends this process with a reason.
     """
 
-    job: Job
+    job: JobProcesses
     pause: float
     over: threading.Event
     end: Callable[[str], None]

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from meshdsl.training import processes, watching
-from meshdsl.training.watching import Job
+from meshdsl.training.watching import JobProcesses
 from tests.lowering.backends.tf.test_cluster import free_ports
 
 
@@ -25,7 +25,9 @@ def neighbour(monkeypatch):
         port = other.getsockname()[1]
 
         def made(own, *_):
-            job = Job(0, (("localhost",),) * 2, (own.getsockname()[1], port), own, watched=(1,))
+            job = JobProcesses(
+                0, (("localhost",),) * 2, (own.getsockname()[1], port), own, watched=(1,)
+            )
             threading.Thread(target=job.answer, daemon=True).start()
             return job
 
@@ -102,8 +104,8 @@ def test_an_error_of_jax_is_due_to_others_that_are_gone(neighbour, crashed):
     assert reason.startswith(f"process 1 on localhost of the job {what}, and the others cannot")
     assert ("UNAVAILABLE" in reason) == crashed
     if crashed:
-        threading.Thread(target=Job(1, (), (), other).answer, daemon=True).start()
+        threading.Thread(target=JobProcesses(1, (), (), other).answer, daemon=True).start()
         threading.Event().wait(0.1)
         assert processes._deserted(job, error) is None
-        Job(1, (), (), other).close()
+        JobProcesses(1, (), (), other).close()
     job.close()

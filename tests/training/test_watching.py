@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshdsl.training import watching
-from meshdsl.training.watching import Job, Look, Watch
+from meshdsl.training.watching import JobProcesses, Look, Watch
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def free_port():
 def test_looks_are_answered_however_often(listening):
     own = listening()
     hosts = ("localhost",), ("not.there.invalid",), ("not.there.invalid", "localhost")
-    job = Job(0, hosts, (port(own),) * 3, own)
+    job = JobProcesses(0, hosts, (port(own),) * 3, own)
     thread = threading.Thread(target=job.answer, daemon=True)
     thread.start()
     for _ in range(20):
@@ -52,13 +52,13 @@ def test_looks_are_answered_however_often(listening):
 def test_a_process_that_stands_still_is_silent_and_not_ended(listening, monkeypatch):
     monkeypatch.setattr(watching, "_SECONDS", 0.2)
     still = listening()  # the system accepts for it, and nobody answers
-    job = Job(0, (("localhost",),) * 2, (port(still), free_port()), still)
+    job = JobProcesses(0, (("localhost",),) * 2, (port(still), free_port()), still)
     assert job.looks([0, 1]) == {0: Look.SILENT, 1: Look.ENDED}
 
 
 def test_one_whose_names_cannot_be_looked_up_is_silent_and_not_ended(listening):
     hosts = ("not.there.invalid",), (), ("not.there.invalid", "localhost")
-    job = Job(0, hosts, (free_port(),) * 3, listening())
+    job = JobProcesses(0, hosts, (free_port(),) * 3, listening())
     assert job.looks([0, 1, 2]) == {0: Look.SILENT, 1: Look.SILENT, 2: Look.ENDED}
 
 
@@ -76,7 +76,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(watching, "report", lines.append)
 
     def run(other, pause, seconds):
-        job = Job(0, (("localhost",),) * 2, (0, other), socket.socket(), watched=(1,))
+        job = JobProcesses(0, (("localhost",),) * 2, (0, other), socket.socket(), watched=(1,))
         over = threading.Event()
         made = Watch(job, pause, over, reasons.append)
         thread = threading.Thread(target=made.run)
@@ -102,7 +102,7 @@ def test_one_that_stands_still_is_waited_for_and_named_meanwhile(watch, listenin
     still = listening()
     for _ in run(port(still), 60, 1.0):
         time.sleep(0.8)
-        job = Job(1, (), (), still)
+        job = JobProcesses(1, (), (), still)
         threading.Thread(target=job.answer, daemon=True).start()
     job.close()
     assert not reasons
@@ -126,7 +126,7 @@ def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
 ):
     run, _, reasons = watch
     other, jump = listening(), [0.0]
-    job = Job(1, (), (), other)
+    job = JobProcesses(1, (), (), other)
     threading.Thread(target=job.answer, daemon=True).start()
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump[0])
     monkeypatch.setattr(watching, "time", clock)
