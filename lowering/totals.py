@@ -5,7 +5,7 @@ device gathers all of them, or each gets those of its share of the elements, com
 the results are sent on: two times (n-1)/n of the elements instead of n-1 times all, and one
 collective more. What sends fewer bytes is done.
 
-A product leaves the range of its dtype more easily than what it is multiplied with afterwards. So
+A product leaves the range of its dtype more easily than what comes of it by multiplication. So
 products of floating-point numbers travel as a mantissa and an exponent (`scaled_product`).
 """
 

@@ -7,10 +7,10 @@ So beside the offset and the mantissa of the factor goes a code, an s32 number o
 - the exponent of the factor, from -4095 to 4095, which is out of the range of every dtype;
 - the exponent of the largest product of decays from the first one on, 1 at least;
 - what the shard makes of an infinite state, and of a negative infinite one: `NAN`, `UP`, `DOWN`;
-- whether the first thing that is not finite in the shard is a decay. What comes after it depends on
-  the sign of the state before it, so factor and offset lead only up to there.
+- whether what is not finite first in the shard has a sign that depends on the state before it: it
+  comes of an infinite decay, or has left the range. Then factor and offset lead only up to there.
 
-If the first thing that is not finite is in x, the factor is 0 and the offset what it leads to.
+If what is not finite first is in x, the factor is 0, and the offset what comes of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """Partition rules of cumulative operations: local, then what came before each shard.
 
-Along a split dim the devices gather their totals, one each, and a device begins with those before
-it combined. A sum or an extreme is combined with every element of the shard. A product or a state
-is not: what the shard multiplies it with may leave the range of the dtype on its own, and yet meet
-a zero, or a number so small that the result is in range. So the shard is gone along once more from
-there, as one device would; and the totals travel as mantissas and exponents.
+Along a split dim every device makes one total of its shard, the totals of all devices are brought
+together, and each device gets those before its own combined (`combine_before`).
+
+- Sums and extremes: a device goes along its shard, and combines every element with what was before.
+- Products: totals are mantissas and exponents, and so is the product before a shard. The shard is
+  gone along from there, since on its own it may leave the range where the results do not: after a
+  zero, or after a number so small that the product is in range.
+- Recurrences: a total is what the shard makes of the state before it. That is `factor * state +
+  offset`, the factor a mantissa and an exponent; and what it makes of states that are infinite, or
+  become so on the way (`backends.transfers`). The shard is gone along from the state before it.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ def product(case: Case) -> Plan:
 
 
 def recurrence(case: Case) -> Plan:
-    """Linear recurrences; a shard turns the state before it into decays times it plus its own."""
+    """Linear recurrences; a shard starts with the state before it."""
     op, layout, axes = case.operation, case.operands[1], _split_over(case)
     params, dim = dict(op.params), op.params["dim"]
     (out,) = op.outputs

@@ -181,3 +181,53 @@ def test_a_product_over_several_dims_has_two_derivatives_also_at_zeros():
         assert_agree(
             lambda x: md.prod(x, ["w", "l"]), lambda x: jnp.prod(x, (1, 2)), named, order=2
         )
+
+
+@pytest.mark.parametrize("mesh", [None, "m:2", "m:4"])
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+def test_the_first_decay_counts(backend, mesh):
+    """h[-1] is 0, and 0 times an infinity or NaN is NaN, from there on."""
+    decay = np.full((3, 4), 0.5, np.float32)
+    decay[0, 0], decay[1, 0], decay[2, 2] = np.inf, np.nan, -np.inf
+    where = {"mesh": mesh, "layout": "l:m"} if mesh else {}
+    d, x = (md.named(v, ["row", "l"]) for v in (decay, np.ones_like(decay)))
+    found = np.asarray(
+        run(lambda d, x: md.linear_recurrence(d, x, "l"), d, x, backend=backend, **where)
+    )
+    nan, inf = np.nan, np.inf
+    np.testing.assert_array_equal(found, [[nan] * 4, [nan] * 4, [1, 1.5, -inf, -inf]])
+
+
+@pytest.mark.parametrize("mesh", [None, "m:2", "m:4"])
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+def test_what_shrinks_from_large_states_is_not_lost(backend, mesh):
+    """The product of the decays underflows, the states do not."""
+    decay, x = decays(240, 0.3), impulse(240, 0, 1e30)
+    where = {"mesh": mesh, "layout": "l:m"} if mesh else {}
+    named = [md.named(v, ["l"]) for v in (decay, x)]
+    model = lambda d, x: md.linear_recurrence(d, x, "l")  # noqa: E731
+    found = np.asarray(run(model, *named, backend=backend, **where))
+    assert_near(found[:120], one_by_one(decay, x, False)[:120])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float64"])
+def test_complex_and_double_numbers_leave_their_range_on_no_mesh(dtype):
+    big = 1e20 if dtype == "complex64" else 1e200
+    x = np.array([big, big, 1 / big, 1 / big, big, big, 1 / big, 2 / big]).astype(dtype)
+    if dtype == "complex64":
+        x = x * np.exp(1j * np.arange(8)).astype(dtype)
+    ones, product = np.ones_like(x), np.prod(x[[0, 2, 1, 3, 4, 6, 5, 7]])
+
+    def model(x, ones):
+        return md.cumprod(x, "l"), md.prod(x, "l"), md.linear_recurrence(0.5 * ones, x, "l")
+
+    for backend in ("numpy", "jax", "tf"):
+        for mesh in (None, "m:2", "m:4"):
+            where = {"mesh": mesh, "layout": "l:m"} if mesh else {}
+            named = [md.named(v, ["l"]) for v in (x, ones)]
+            every, total, states = run(model, *named, backend=backend, **where)
+            np.testing.assert_allclose(
+                np.asarray(every)[[0, 3, 7]], [x[0], np.prod(x[[0, 2, 1, 3]]), product], rtol=1e-5
+            )
+            np.testing.assert_allclose(np.asarray(total), product, rtol=1e-5)
+            assert np.isfinite(np.asarray(states)).all()

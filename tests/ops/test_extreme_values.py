@@ -15,7 +15,7 @@ import pytest
 import meshdsl as md
 from tests.ops.agreement import run
 
-ROWS, LENGTH = 300, 8
+ROWS, LENGTH = 1000, 8
 VALUES = [0, 1, -1, 1e20, -1e20, 1e-20, -1e-20, 1e30, -1e30, 1e-30, np.inf, -np.inf, np.nan]
 PROBABLE = [1, 3, 2, 2, 1, 2, 1, 1, 1, 1, 0.25, 0.25, 0.25]  # ordinary numbers: 5
 FLAGS = [(r, e) for r in (False, True) for e in (False, True)]
@@ -35,7 +35,7 @@ def draw(seed):
     return np.where(kinds == len(VALUES), ordinary, found).astype(np.float32)
 
 
-DECAY, X, WEIGHT = draw(1), draw(2), np.random.default_rng(3).uniform(0.5, 2, LENGTH)
+DECAY, X, WEIGHT = draw(10), draw(110), np.random.default_rng(3).uniform(0.5, 2, LENGTH)
 WEIGHT = WEIGHT.astype(np.float32)
 
 

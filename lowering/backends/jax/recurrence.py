@@ -148,13 +148,21 @@ def _total(decay: Any, x: Any, at: int, reverse: bool) -> Any:
 def _one_more(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, None]:
     """Adds a step to what a shard makes of a state."""
     (offset, up, down, mantissa, exponent, largest, stops), (decay, x) = carry, row
+    after = _step(decay, x, offset)
     if not is_complex(x.dtype):
-        stops = stops | (jnp.isfinite(offset) & jnp.isinf(decay) & (mantissa != 0))
-    offset = jnp.where(stops, offset, _step(decay, x, offset))
+        leaves = ~jnp.isfinite(decay * offset) | (jnp.isfinite(x) & ~jnp.isfinite(after))
+        new = (
+            jnp.isfinite(offset)
+            & (jnp.isinf(decay) | (jnp.isfinite(decay) & leaves))
+            & (mantissa != 0)
+        )
+        stops = stops | new
+    counts = jnp.isfinite(offset) & jnp.isfinite(decay) & ~stops
+    offset = jnp.where(stops, offset, after)
     goes = jnp.isfinite(offset) & ~stops
     factor, power = multiply((mantissa, exponent), parted(decay))
     mantissa, exponent = jnp.where(goes, factor, mantissa), jnp.where(goes, power, exponent)
-    largest = jnp.where(goes & (factor != 0), jnp.maximum(largest, power), largest)
+    largest = jnp.where(counts & (factor != 0), jnp.maximum(largest, power), largest)
     up, down = decay * up + x, decay * down + x
     return (offset, up, down, mantissa, exponent, largest, stops), None
 

@@ -40,15 +40,23 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
     mantissa, exponent = parted(factor)
     largest, stops = exponent, np.zeros(offset.shape, bool)
     for decay, x in zip(decays, xs, strict=True):
+        after = decay * offset + x
         if not is_complex:
-            stops = stops | (np.isfinite(offset) & np.isinf(decay) & (mantissa != 0))
-        offset = np.where(stops, offset, decay * offset + x)
+            leaves = ~np.isfinite(decay * offset) | (np.isfinite(x) & ~np.isfinite(after))
+            new = (
+                np.isfinite(offset)
+                & (np.isinf(decay) | (np.isfinite(decay) & leaves))
+                & (mantissa != 0)
+            )
+            stops = stops | new
+        counts = np.isfinite(offset) & np.isfinite(decay) & ~stops
+        offset = np.where(stops, offset, after)
         goes = np.isfinite(offset) & ~stops
         one, other = parted(decay)
-        after, more = parted(mantissa * one)
+        factor, more = parted(mantissa * one)
         power = exponent + other + more
-        mantissa, exponent = np.where(goes, after, mantissa), np.where(goes, power, exponent)
-        largest = np.where(goes & (after != 0), np.maximum(largest, power), largest)
+        mantissa, exponent = np.where(goes, factor, mantissa), np.where(goes, power, exponent)
+        largest = np.where(counts & (factor != 0), np.maximum(largest, power), largest)
         up, down = decay * up + x, decay * down + x
     mantissa = np.where(np.isfinite(offset), mantissa, np.zeros_like(mantissa))
     up, down = (

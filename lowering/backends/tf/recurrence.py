@@ -167,13 +167,21 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
 def _one_more(carry: Sequence[tf.Tensor], row: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Adds a step to what a shard makes of a state."""
     (offset, up, down, mantissa, exponent, largest, stops), (decay, x) = carry, row
+    after = decay * offset + x
     if not x.dtype.is_complex:
-        stops = stops | (_is_finite(offset) & tf.math.is_inf(decay) & (mantissa != 0))
-    offset = tf.where(stops, offset, decay * offset + x)
+        leaves = ~_is_finite(decay * offset) | (_is_finite(x) & ~_is_finite(after))
+        new = (
+            _is_finite(offset)
+            & (tf.math.is_inf(decay) | (_is_finite(decay) & leaves))
+            & (mantissa != 0)
+        )
+        stops = stops | new
+    counts = _is_finite(offset) & _is_finite(decay) & ~stops
+    offset = tf.where(stops, offset, after)
     goes = _is_finite(offset) & ~stops
     factor, power = multiply((mantissa, exponent), parted(decay))
     mantissa, exponent = tf.where(goes, factor, mantissa), tf.where(goes, power, exponent)
-    largest = tf.where(goes & (factor != 0), tf.maximum(largest, power), largest)
+    largest = tf.where(counts & (factor != 0), tf.maximum(largest, power), largest)
     return [offset, decay * up + x, decay * down + x, mantissa, exponent, largest, stops]
 
 
