@@ -450,7 +450,7 @@ def _made(instruction: Instruction) -> dict[Value, Source]:
 
 def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
     """Returns the dying operand whose buffer a result takes, if there is one."""
-    if instruction.op == "local_update":
+    if instruction.op in ("local_update", "update"):
         return {value for value in instruction.inputs[:1] if value in dying}
     if not _fusible(instruction) or instruction.op in _MOVES:
         return set()

@@ -111,7 +111,7 @@ def _is_nothing(instruction: Instruction) -> bool:
 _CALLED = {"select": "where"}
 _ALONG_ONE_DIM = frozenset(
     (
-        "take scatter_add scatter_max scatter_min argmax argmin sort top_k "
+        "take update scatter_add scatter_max scatter_min argmax argmin sort top_k "
         "cumsum cumprod cummax cummin linear_recurrence concat assemble local_slice local_update"
     ).split()
 )

@@ -124,7 +124,7 @@ class _Fusion:
         """Returns what an instruction reads and writes."""
         if one.op in _FREE or one.outputs[0] in self.passing:
             return 0
-        if one.op == "local_update":
+        if one.op in ("local_update", "update"):
             return 2 * sum(value.bytes for value in self._read(one.inputs[1], set()))
         written = sum(value.bytes for value in one.outputs if value not in self.handed)
         seen: set[Value] = set()

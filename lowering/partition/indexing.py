@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.builder import INT32, BlockBuilder
@@ -21,6 +23,8 @@ from meshdsl.lowering.partition.plan import Case, Plan, whole_along
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.reshard import reshard_cost
 from meshdsl.ops.indexing import paired
+
+BOOL = np.dtype("bool")
 
 
 class _Ends(NamedTuple):
@@ -108,6 +112,45 @@ def scatter(case: Case) -> Plan:
     return Plan((ends.elements, ends.indices), (result,), emit, linear=linear, fixed=used)
 
 
+def update(case: Case) -> Plan:
+    """Local: the positions are written where x is, or, along a split dim, chosen one by one.
+
+    Every device of a split dim compares its own positions with those of the piece, which all have.
+    """
+    op, (layout,) = case.operation, case.results
+    (x, piece, _), dim = op.inputs, op.params["dim"]
+    rows, part = layout.axes(dim), piece.shape.get(op.params["part"])
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        partial = {p for value in inputs for p in value.layout.partial}
+        here = layout.add_partial([axis for axis, _ in partial])
+        result = (x.shape, x.dtype, here)
+        if not rows:
+            return builder.add("update", inputs, [result], op.params)
+        target, pieces, start = inputs
+        along, own = Shape([x.shape.get(dim)]), TensorLayout.of({dim: rows})
+        places = builder.positions(along[0], rows)
+        index = builder.one("subtract", (places, start), along, INT32, own)
+        zero, size = builder.number(0, INT32), builder.number(part.size, INT32)
+        least = builder.one("greater_equal", (index, zero), along, BOOL, own)
+        most = builder.one("less", (index, size), along, BOOL, own)
+        inside = builder.one("logical_and", (least, most), along, BOOL, own)
+        found = (Shape([*along, *piece.shape.without([part.name])]), x.dtype, here)
+        params = {"dim": part.name, "pairs": ()}
+        (chosen,) = builder.add("take", (pieces, index), [found], params)
+        return builder.add("select", (inside, chosen, target), [result])
+
+    free = layout.split(dim, ())
+    return Plan(
+        (layout, free, TensorLayout()),
+        (layout,),
+        emit,
+        linear=(0, 1),
+        additive=True,
+        fixed=frozenset(rows),
+    )
+
+
 def _cheapest(choices: Sequence[_Ends], cost: Callable[[_Ends], float]) -> _Ends:
     return choices[0] if len(choices) == 1 else min(choices, key=cost)
 
@@ -133,6 +176,7 @@ def _own_indices(
 
 RULES = {
     "take": take,
+    "update": update,
     "scatter_add": scatter,
     "scatter_max": scatter,
     "scatter_min": scatter,

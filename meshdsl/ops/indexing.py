@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, Shape
+from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import is_integer, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.broadcasting import outer
@@ -66,6 +66,14 @@ def _scatter_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[A
     return [(params["shape"], updates.dtype)]
 
 
+def _update_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    x, piece, start = inputs
+    assert set(piece.shape.without([params["part"]])) == set(x.shape.without([params["dim"]]))
+    assert start.dtype == np.int32
+    assert not start.shape
+    return [(x.shape, x.dtype)]
+
+
 def _take_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
     table, indices = op.inputs
     params = {"dim": op.params["dim"], "shape": table.shape}
@@ -89,7 +97,34 @@ def _scatter_extreme_gradient(op: Operation, cotangents: Sequence, wanted: Seque
     return [reached * found(inputs=(cotangents[0] / count, indices)), None]
 
 
+def _update_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+    (x, piece, start), (cotangent,) = op.inputs, cotangents
+    rest = part = None
+    if wanted[0]:
+        rest = bind_one(UPDATE, (cotangent, full(piece.shape, 0, x.dtype), start), op.params)
+    if wanted[1]:
+        places = start + arange(piece.shape.get(op.params["part"]))
+        part = bind_one(TAKE, (cotangent, places), {"dim": op.params["dim"]})
+        part = transpose(part, piece.shape.names)
+    return [rest, part, None]
+
+
+def overwrite(x: Tensor, piece: Tensor, start: Tensor, dim: str, part: str) -> Tensor:
+    """Returns x with the positions of a dim from `start` on replaced by those of a piece.
+
+        overwrite(cache, rows, at, "length", "rows")
+
+    Args:
+        piece: [*x's dims], with another dim, `part`, that x lacks, in place of `dim`. No layout
+            splits its name, so that every device has the piece.
+        start: s32[]. The piece lies inside of x, but for one of a single position: that is dropped
+            where it does not.
+    """
+    return bind_one(UPDATE, (x, piece, start), {"dim": dim, "part": part})
+
+
 TAKE = Primitive("take", _take_rule, _take_gradient)
+UPDATE = Primitive("update", _update_rule, _update_gradient, linear=(0, 1), additive=True)
 SCATTER_ADD = Primitive("scatter_add", _scatter_rule, _scatter_add_gradient)
 SCATTER_MAX = Primitive("scatter_max", _scatter_rule, _scatter_extreme_gradient)
 SCATTER_MIN = Primitive("scatter_min", _scatter_rule, _scatter_extreme_gradient)
@@ -211,11 +246,15 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
     """Puts the update with the largest ordinal at each place; all others become zeros to add.
 
     Where there is one update of each element at most, there is nothing to settle. A single one is
-    compared with every place, so that whoever has the place has it without asking.
+    written in its place, or compared with every place where these differ along other dims.
     """
     pairs = paired(x.shape, indices.shape, dim.name)
     ordinal = full([], 0, "int32")
     counted = indices.shape.without(pairs)
+    if not indices.shape:
+        part = Dimension(unused(dim.name, x.shape), 1)
+        piece = broadcast(updates, [part, *updates.shape])
+        return overwrite(x, piece, cast(indices, "int32"), dim.name, part.name)
     if not counted:
         return transpose(where(one_hot(indices, dim, "bool"), updates, x), x.shape.names)
     if counted.volume >= 2**31:

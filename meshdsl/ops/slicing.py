@@ -22,8 +22,9 @@ from meshdsl.idioms import refuse
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, as_tensor
 from meshdsl.ops.elementwise import add, cast, clip, remainder, where
-from meshdsl.ops.indexing import take
+from meshdsl.ops.indexing import overwrite, take
 from meshdsl.ops.operation import operation
+from meshdsl.ops.shape import broadcast
 from meshdsl.trace import bind_one
 
 
@@ -287,12 +288,11 @@ def dynamic_update_slice(x: Tensor, update: Tensor, dim: DimLike, start: Any) ->
         position = arange(held)
         inside = (position >= first) & (position < first + part.size)
         there = window(update, held.name, -first, held.size)
-    else:
-        position = arange(held) - clip(_scalar(start, "start"), 0, last)
-        inside = (position >= 0) & (position < part.size)
-        whole, spare = _apart(update, part)
-        there = take(whole, position, spare)
-    return where(inside, there, x).transpose(x.shape.names)
+        return where(inside, there, x).transpose(x.shape.names)
+    begin = clip(_scalar(start, "start"), 0, last)
+    piece, spare = _apart(update, part)
+    piece = broadcast(piece, [*x.shape.without([held.name]), *piece.shape.select([spare])])
+    return overwrite(x, piece, begin, held.name, spare)
 
 
 def _apart(x: Tensor, dim: Dimension) -> tuple[Tensor, str]:

@@ -74,3 +74,23 @@ def test_each_position_of_a_split_dim_is_picked(dtype, at):
     for backend in ("numpy", "jax"):
         picked = md.jit(pick, "x:4", SPLIT, backend=backend)(x)
         np.testing.assert_array_equal(np.asarray(picked), np.asarray(x)[at : at + 1])
+
+
+@pytest.mark.parametrize(("layout", "writes"), [("", 1), ("width:x", 1), (SPLIT, 0)])
+def test_a_row_is_written_in_place_unless_its_dim_is_split(layout, writes):
+    def put(cache, at):
+        return md.scatter(cache, at, 2.0, "length")
+
+    wide = random([length, md.Dimension("width", 4)])
+    row = random([one, md.Dimension("width", 4)], seed=1)
+    for function, arguments in ((written, (wide, row, AT)), (put, (wide, AT))):
+        program = lowered(function, *arguments, layout=layout, mesh="x:4")
+        ops = [instruction.op for instruction in program.block.instructions]
+        assert (ops.count("update"), ops.count("select")) == (writes, 1 - writes)
+        assert program.collectives == ()
+
+
+def test_a_row_that_is_written_over_a_donated_cache_takes_no_further_memory():
+    cache, row = md.spec([md.Dimension("length", 4096), width]), md.spec([one, width])
+    step = md.jit(written, donate="cache")
+    assert step.lower(cache, row, md.spec([], "int32")).peak_bytes < 1.01 * 4096 * 3 * 4

@@ -182,6 +182,20 @@ def test_the_work_of_tracing_scatters_grows_with_their_number():
     assert work(40) - work(20) <= 1.1 * (work(20) - work(0))
 
 
+@pytest.mark.parametrize("backend", ["numpy", "jax", "jax_auto"])
+@pytest.mark.parametrize("layout", ["", "vocab:x", "embed:x"])
+def test_one_index_writes_its_place_and_is_dropped_outside(layout, backend):
+    table, row = random([vocab, embed]), random([embed], seed=1)
+    put = md.jit(
+        lambda t, i, r: md.scatter(t, i, r, "vocab"), mesh="x:2", layout=layout, backend=backend
+    )
+    for at in (0, 5, 6, -1, 7):
+        expected = table.data.copy()
+        if 0 <= at < 6:
+            expected[at] = row.data
+        assert_close(put(table, np.int32(at), row), expected)
+
+
 def test_a_nan_that_is_overwritten_is_gone():
     x = md.named(np.array([np.nan, 1.0]), ["place"])
     updates = md.named(np.array([np.nan, 5.0]), ["update"])

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from meshdsl.dtypes import identity, is_float
 from meshdsl.lowering.backends.arrange import reorder
@@ -63,8 +64,22 @@ def _scatter(method: str, kind: str) -> Emitter:
     return emit
 
 
+def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """A piece that does not lie inside writes what is there."""
+    (x, piece, start), (target, part, _) = inputs, [v.local for v in instruction.inputs]
+    dim, own = instruction.params["dim"], instruction.params["part"]
+    at, last = target.position(dim), target.get(dim).size - part.get(own).size
+    want = [own if name == dim else name for name in target.names]
+    piece = jnp.transpose(piece, reorder(part.names, want))
+    first = jnp.clip(start, 0, last)
+    here = lax.dynamic_slice_in_dim(x, first, piece.shape[at], at)
+    piece = jnp.where(start == first, piece, here)
+    return lax.dynamic_update_slice_in_dim(x, piece, first, at)
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
+    "update": _update,
     "scatter_add": _scatter("add", "sum"),
     "scatter_max": _scatter("max", "max"),
     "scatter_min": _scatter("min", "min"),

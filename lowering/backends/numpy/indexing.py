@@ -61,8 +61,21 @@ def _scatter(combine: Any, kind: str) -> Emitter:
     return emit
 
 
+def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    target, part, _ = (v.local for v in instruction.inputs)
+    dim, own = instruction.params["dim"], instruction.params["part"]
+    at, size = target.position(dim), part.get(own).size
+    want = [own if name == dim else name for name in target.names]
+    result, pieces = inputs[0].copy(), _lay(inputs[1], part, want)
+    for row, piece, start in zip(result, pieces, inputs[2], strict=True):
+        if 0 <= start <= row.shape[at] - size:
+            np.moveaxis(row, at, 0)[start : start + size] = np.moveaxis(piece, at, 0)
+    return result
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
+    "update": _update,
     "scatter_add": _scatter(np.add, "sum"),
     "scatter_max": _scatter(np.maximum, "max"),
     "scatter_min": _scatter(np.minimum, "min"),

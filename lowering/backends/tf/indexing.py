@@ -12,6 +12,7 @@ from meshdsl.dtypes import identity
 from meshdsl.lowering.backends.arrange import reorder
 from meshdsl.lowering.backends.tf.elementwise import widened
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, lay
+from meshdsl.lowering.backends.tf.slicing import part, replaced
 from meshdsl.lowering.program import Instruction
 
 
@@ -58,8 +59,21 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
     return emit
 
 
+def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """A piece that does not lie inside writes what is there."""
+    (x, piece, start), (target, rows, _) = inputs, [v.local for v in instruction.inputs]
+    dim, own = instruction.params["dim"], instruction.params["part"]
+    at, size = target.position(dim), rows.get(own).size
+    want = [own if name == dim else name for name in target.names]
+    piece = lay(piece, reorder(rows.names, want))
+    first = tf.clip_by_value(start, 0, target.get(dim).size - size)
+    piece = tf.where(start == first, piece, part(x, first, size, at))
+    return replaced(x, piece, first, at)
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
+    "update": _update,
     "scatter_add": _scatter(tf.tensor_scatter_nd_add, "sum"),
     "scatter_max": _scatter(tf.tensor_scatter_nd_max, "max"),
     "scatter_min": _scatter(tf.tensor_scatter_nd_min, "min"),
