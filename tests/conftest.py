@@ -19,7 +19,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 KNOWN_CASES = 10_000
-MUCH = 3 << 29  # bytes; a worker that holds more lets go of what its tests have compiled
+MUCH = 3 << 29  # bytes; a worker that holds more lets go of what a module's tests have compiled
+MOST = 2 << 30  # bytes; one that holds more does so within a module too, where tests share programs
 RESIDENT = Path("/proc/self/statm")  # on Linux
 TODAY = datetime.date.today().toordinal()
 
@@ -44,8 +45,19 @@ def resident_bytes() -> int:
 def compiled_programs_are_let_go():
     """Keeps a worker small: no other module runs what one module's tests have compiled."""
     yield
-    if resident_bytes() <= MUCH:
-        return
+    if resident_bytes() > MUCH:
+        let_go()
+
+
+@pytest.fixture(autouse=True)
+def most_memory_is_kept_to():
+    yield
+    if resident_bytes() > MOST:
+        let_go()
+
+
+def let_go():
+    """Drops compiled programs, and gives what they held back to the system."""
     from meshdsl import eager
 
     eager.clear_cache()

@@ -53,14 +53,14 @@ def joined(process):
 
 
 def test_one_that_ends_before_all_have_joined_is_named(start):
-    first, second = start(3, 0, 1, join_timeout=20)
+    first, second = start(3, 0, 1, join_timeout=12)
     for line in first.stderr:
         if line == "meshdsl train: waiting for process 2 to join\n":
             break
     second.kill()
     code, words = last_words(first)
     assert code == 2
-    assert "1 (was there, on 127.0.0.1, and has ended) and 2 did not join within 20 s" in words
+    assert "1 (was there, on 127.0.0.1, and has ended) and 2 did not join within 12 s" in words
 
 
 def test_a_first_one_that_does_not_come_is_named(start):

@@ -116,9 +116,7 @@ def test_the_loads_of_experts_get_even():
         model.loss,
         AdamW(1e-3),
         language(),
-        steps=100,
-        steps_per_call=20,
-        log_every=20,
+        steps=120,
         update=model.update,
         batch_dims=dims,
         mesh="data:2,expert:2",
@@ -135,7 +133,7 @@ def test_the_loads_of_experts_get_even():
 
     mlp = params.blocks.mlp
     without = replace(mlp, bias=md.named(np.zeros((1, 8), "f4"), mlp.bias.dims))
-    assert 0 < np.abs(np.asarray(mlp.bias)).max() <= 0.100001  # 100 steps of 0.001
+    assert 0 < np.abs(np.asarray(mlp.bias)).max() <= 0.120001  # 120 steps of 0.001
     unbiased = replace(params, blocks=replace(params.blocks, mlp=without))
     assert unevenness(params) < 0.6 * unevenness(unbiased)
 
