@@ -114,22 +114,29 @@ def _frees(one: Instruction) -> bool:
 
 def _regathered(block: Block) -> Iterator[_Regathered]:
     """Yields the weights of a block that are moved again just as before."""
+    homes = {one.inputs[0] for one in block.instructions if _frees(one)}
+    if not homes:
+        return
+    moving = [_moves(one) for one in block.instructions]
     last = {v: n for n, one in enumerate(block.instructions) for v in one.inputs}
     last |= dict.fromkeys(block.outputs, len(block.instructions))
     known: dict[Hashable, Value] = {}
     weights: dict[Value, _Regathered] = {}
-    further = {v for one in block.instructions if not _moves(one) for v in one.inputs}.union(
+    pairs = zip(block.instructions, moving, strict=True)
+    further = {v for one, moves in pairs if not moves for v in one.inputs}.union(
         block.outputs
     )  # what is read, rather than moved on
     for place, one in enumerate(block.instructions):
         if _frees(one):
             weights[one.outputs[0]] = _Regathered(one.inputs[0], {one.outputs[0]: one.inputs[0]})
-        if not _moves(one):
+        if not moving[place]:
             continue
         (value,), (result,) = one.inputs, one.outputs
         weight = weights.get(value)
         if weight is None:
-            known[_key(one, value)] = result
+            if value in homes:
+                known[_key(one, value)] = result
+                homes.add(result)
             continue
         before = known.get(_key(one, weight.values[value]))
         if before is None:  # moved in another way than before
