@@ -1,8 +1,9 @@
 """Partition rules of windows and of picking one position.
 
 Along a split dim, each device fetches the run of elements that its part of the window reads, and
-arranges it by itself: only what lies in another's shard moves. What picks one position, also a
-window of size 1, is local: its owner has it, the others have zeros, and the results are summands.
+arranges it by itself: only what lies in another's shard moves. What picks one position is local:
+its owner has it, the others have zeros, and the results are summands. So is a short window whose
+result is not split.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def window(case: Case) -> Plan:
     op, (layout,) = case.operation, case.results
     (out,), params = op.outputs, op.params
     axes = layout.axes(params["dim"])
-    picked = _picked(case)
-    if picked is not None:
-        return _pick(case, picked)
+    if _is_short(case):
+        single = out.shape.get(params["dim"]).size == 1
+        return _pick(case, params["start"]) if single else _few(case)
     whole = case.mesh.extent(axes) == 1
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -149,15 +150,51 @@ def _periods(read: Interval, first: int, size: int) -> list[Run]:
     return found
 
 
-def _picked(case: Case) -> int | None:
-    """Returns the only position that a window reads of a split dim, if its result is not split."""
+def _is_short(case: Case) -> bool:
+    """Whether a window of a split dim, not split itself, is less to reduce than x is to gather."""
     op, (x,), (out,) = case.operation, case.operation.inputs, case.operation.outputs
-    name, at = op.params["dim"], op.params["start"]
-    split = case.operands[0].axes(name) and not case.results[0].axes(name)
-    if not split or out.shape.get(name).size != 1 or op.params["wrap"]:
-        return None
-    position, between = divmod(at, op.params["dilation"])
-    return position if not between and 0 <= position < x.shape.get(name).size else None
+    name = op.params["dim"]
+    size, read = x.shape.get(name).size, _read(case)
+    if not case.operands[0].axes(name) or case.results[0].axes(name):
+        return False
+    plain = op.params["dilation"] == 1 and not op.params["wrap"]
+    inside = read.start >= 0 and read.stop <= size
+    return plain and inside and 0 < 2 * out.shape.get(name).size <= size
+
+
+def _read(case: Case) -> Interval:
+    """Returns the positions between the first and the last that a window reads."""
+    op = case.operation
+    start, stride = op.params["start"], op.params["stride"]
+    last = start + (op.outputs[0].shape.get(op.params["dim"]).size - 1) * stride
+    return Interval(min(start, last), max(start, last) + 1)
+
+
+def _few(case: Case) -> Plan:
+    """Every device has the summand of what its shard has of the window, and zeros elsewhere."""
+    op, (layout,), read = case.operation, case.operands, _read(case)
+    (x,), (out,), name = op.inputs, op.outputs, op.params["dim"]
+    axes = layout.axes(name)
+    left = layout.split(name, ()).add_partial(axes)
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        value = builder.mask_pads(inputs[0], [name], 0)
+        block, length = value.local.get(name).size, read.size
+        shards = bounds(x.shape.get(name).size, axes, case.mesh)
+        # Zeros on both sides: a shard that has nothing of the window reads them.
+        ample = Dimension(name, (block + 2 * length) * len(shards))
+        value = local_window(builder, value, ample, -length)
+        starts = [read.start - number * block + length for number in range(len(shards))]
+        offsets = [min(max(start, 0), block + length) for start in starts]
+        exact = Dimension(name, length * len(shards))
+        value = local_slice(builder, value, name, axes, offsets, exact)
+        strided = Dimension(name, out.shape.get(name).size * len(shards))
+        first = op.params["start"] - read.start
+        value = local_window(builder, value, strided, first, op.params["stride"])
+        here = left.add_partial(inputs[0].layout.partial_axes)
+        return (builder.one("reshape", (value,), out.shape, out.dtype, here),)
+
+    return Plan((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
 
 
 def index(case: Case) -> Plan:

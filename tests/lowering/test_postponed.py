@@ -1,5 +1,6 @@
 """Moves go down to where least is left to move: dims renamed or split to names without a rule."""
 
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -118,3 +119,27 @@ def test_a_loop_gets_and_gives_what_the_rules_say():
     assert collectives(function, *arrays, layout=LAYOUT, mesh=MESH) == [
         "all_gather model 3 x [batch=8, free=64]"
     ]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bool", "int8"])
+@pytest.mark.parametrize("mesh", ["model:8", "model:3", "model:5"])
+@pytest.mark.parametrize(
+    ("start", "stop", "step"), [(0, 8, 1), (7, 9, 1), (30, 50, 1), (3, 60, 12), (63, 47, -1)]
+)
+def test_a_short_slice_of_a_renamed_dim_sends_the_slice(start, stop, step, mesh, dtype):
+    if dtype == "float64":
+        x = random([length, channels])
+    else:
+        x = md.named((np.arange(32 * 64).reshape(32, 64) % 5 > 2).astype(dtype), [length, channels])
+    program = lowered(lambda x: free(x)["free", start:stop:step], x, layout=LAYOUT, mesh=mesh)
+    rows, devices = len(range(start, stop, step)), int(mesh[-1])
+    sent = 2 * (devices - 1) / devices * rows * length.size * x.dtype.itemsize
+    assert program.wire_bytes == pytest.approx(sent)
+
+
+def test_the_gradient_of_a_short_slice_sends_the_slice():
+    def loss(x):
+        return md.sum(md.sin(free(x)["free", 5:12]))
+
+    program = lowered(md.grad(loss), random([length, channels]), layout=LAYOUT, mesh=MESH)
+    assert program.wire_bytes == pytest.approx(2 * 7 / 8 * 7 * length.size * 8)
