@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -48,6 +48,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
 
 def _run(values: flags.FlagValues, problems: Problems) -> int:
     """Reads the data and trains, as one of the processes of the job."""
+    from meshdsl.training.data import compared
     from meshdsl.training.stopping import UNFINISHED
 
     with together():
@@ -56,7 +57,8 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     first = load_backend(job.backend).runtime.process_index() == 0
     if first:
         tell(_headline(job, corpus))
-    result = _trained(job, splits, values, _saving(values, corpus))
+    with compared(corpus.paths) as check:
+        result = _trained(job, splits, values, _saving(values, corpus), check)
     if first:
         tell(_told(result, values, corpus.unit))
     return UNFINISHED if result.step < values.steps else 0
@@ -94,9 +96,13 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
 
 
 def _trained(
-    job: jobs.Job, splits: Splits, values: flags.FlagValues, saving: Saving | None
+    job: jobs.Job,
+    splits: Splits,
+    values: flags.FlagValues,
+    saving: Saving | None,
+    check: Callable[[], None],
 ) -> TrainResult:
-    """Trains on the data."""
+    """Trains on the data; `check` raises if a cache of it is damaged."""
     from meshdsl.training.data import ordered_batches, shuffled_batches
     from meshdsl.training.loop import train
     from meshdsl.training.stopping import Stops
@@ -106,7 +112,12 @@ def _trained(
         for split in (splits.valid, splits.test)
     )
     batches = shuffled_batches(
-        splits.train, job.batch_size, values.seed, workers=values.data_workers, ahead=_AHEAD
+        splits.train,
+        job.batch_size,
+        values.seed,
+        workers=values.data_workers,
+        ahead=_AHEAD,
+        check=check,
     )
     try:
         return train(

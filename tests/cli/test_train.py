@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meshdsl.cli.main import run
-from meshdsl.training.data import write_token_file
+from meshdsl.training.data import data_files, write_token_file
 from tests.training.data.files import write_parquet, write_tokenizer
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
@@ -165,7 +165,7 @@ def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp
         assert "nats per token, test loss " in last and "; metrics in" in last
         found.append([(line["loss"], line.get("eval_loss")) for line in lines(tmp_path / name)])
     assert found[0] == found[1]
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
 def test_without_a_part_to_validate_with_the_training_loss_is_told(capsys, text):
@@ -218,3 +218,17 @@ def test_weights_for_some_of_the_data_are_told_with_other_mistakes(capsys, tmp_p
     told = refused(capsys, "--data=a.txt:1,b.txt", "--end_token=</s>", "--layout=batch:data")
     assert told.startswith("meshdsl train: 2 problems\n\n  1. --data: `b.txt` has no weight, but")
     assert "\n  2. --layout needs a mesh" in told
+
+
+def test_a_damaged_cache_of_tokens_ends_a_run_also_a_large_one(capsys, tmp_path, text, monkeypatch):
+    command = ["train", *SMALL, text, "--steps=200", f"--data_cache={tmp_path}/cache"]
+    assert run([*command[:-2], "--steps=1", command[-1]]) == 0
+    (cache,) = (tmp_path / "cache").glob("*.bin")
+    cache.write_bytes(bytes([65]) * cache.stat().st_size)
+    for at_start in (2**28, 100):
+        monkeypatch.setattr(data_files, "_AT_START", at_start)
+        capsys.readouterr()
+        assert run(command) == 2
+        message = capsys.readouterr().err
+        assert f"{cache} has other bytes than before" in message
+        assert f"damaged: delete {cache}, and it is built again" in message

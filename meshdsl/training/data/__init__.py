@@ -3,10 +3,12 @@
 `corpus` reads what `--data` names (`files`, `entries`) as documents of tokens (`records`,
 `tokenizers`, `tokenizing`, `token_files`, `documents`), splits them (`splits`), and cuts them into
 examples (`windows`, `packing`). `batches` shuffles any examples (`examples`, `mixtures`).
-`data_files` sees whether files have changed between two runs.
+`data_files` sees whether files have changed between two runs, `cache_sums` whether a cache is
+damaged.
 """
 
 from meshdsl.training.data.batches import Batches, Part, ordered_batches, shuffled_batches
+from meshdsl.training.data.cache_sums import compared
 from meshdsl.training.data.corpus import Component, Corpus, Splits
 from meshdsl.training.data.data_files import DataFiles
 from meshdsl.training.data.documents import Documents, Tokens
@@ -41,6 +43,7 @@ __all__ = [
     "TokenFile",
     "Tokens",
     "check_vocabulary",
+    "compared",
     "load_tokenizer",
     "ordered_batches",
     "parse_entries",

@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -68,10 +68,17 @@ class Batches(Iterator[Batch]):
     """
 
     def __init__(
-        self, source: Source, batch_size: int, seed: int, part: Part, workers: int, ahead: int
+        self,
+        source: Source,
+        batch_size: int,
+        seed: int,
+        part: Part,
+        workers: int,
+        ahead: int,
+        check: Callable[[], None],
     ) -> None:
         self._source, self._seed = source, seed
-        self._workers, self._ahead = workers, ahead
+        self._workers, self._ahead, self._check = workers, ahead, check
         self._rows = part.rows(batch_size)
         self.batch_size = batch_size
         self._order = _shuffled(source, seed)
@@ -79,6 +86,7 @@ class Batches(Iterator[Batch]):
         self._reader: Any = None
 
     def __next__(self) -> Batch:
+        self._check()
         if self._reader is None:
             self._reader = iter(self._read())
         batch: Batch = next(self._reader)
@@ -188,6 +196,7 @@ def shuffled_batches(
     part: Part = WHOLE,
     workers: int = 0,
     ahead: int = 0,
+    check: Callable[[], None] = lambda: None,
 ) -> Batches:
     """Returns batches without end: every epoch visits each example once, in an order of its own.
 
@@ -202,13 +211,14 @@ def shuffled_batches(
             them is imported by each, so its work belongs below `if __name__ == "__main__":`.
         ahead: batches read ahead of their use, by a thread or by each worker, which read at least
             one ahead; 0: none.
+        check: is called before each batch; what it raises ends the reading.
 
     Raises:
         ValueError: fewer examples than one batch, or a number out of range.
     """
     check_at_least(0, seed=seed, workers=workers, ahead=ahead)
     _check_one_batch(source, batch_size)
-    return Batches(source, batch_size, seed, part, workers, ahead)
+    return Batches(source, batch_size, seed, part, workers, ahead, check)
 
 
 def ordered_batches(

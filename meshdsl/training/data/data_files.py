@@ -93,11 +93,19 @@ class DataFiles:
             self._over.set()
             thread.join()
         self.check()
+        self._warn_of_rest()
+
+    @property
+    def reads_at_start(self) -> bool:
+        """Whether the files are so small that `differences` compares all bytes."""
+        return sum(file.size for file in self._files) <= _AT_START
+
+    def _warn_of_rest(self) -> None:
         if left := self._not_compared():
             warnings.warn(
                 f"the run was over before all of its data was compared with the checkpoint's: "
                 f"{left:,} bytes were not, and may have been changed",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _not_compared(self) -> int:
@@ -123,7 +131,7 @@ class DataFiles:
             return []
         if len(state) != len(self._files):
             return [f"data: {len(state):,} files in the checkpoint, {len(self._files):,} here"]
-        found, few = [], sum(file.size for file in self._files) <= _AT_START
+        found, few = [], self.reads_at_start
         for file, earlier, was in zip(self._files, self._earlier, state, strict=True):
             earlier.update({n: total for n, total in enumerate(was["sums"]) if total is not None})
             if difference := self._difference(file, earlier, was, few):
@@ -186,6 +194,16 @@ class DataFiles:
         """Takes the files as they are, whatever earlier runs have read."""
         for earlier in self._earlier:
             earlier.clear()
+
+
+def all_sums(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Returns size and checksums of files, all read now, as `DataFiles.state` has them.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    files = [_File.of(path) for path in paths]
+    return [file.told(dict(_sums(file, file.pieces))) for file in files]
 
 
 def _changed(file: _File, number: int) -> str:

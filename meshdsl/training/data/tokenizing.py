@@ -4,7 +4,8 @@ Guarantees:
     Tokens are a function of the files and the tokenizer.
     Reading goes on after a file that cannot be read, so that all of them are told.
     With a folder, text is never whole in memory, and a second run with the same files (by name,
-    size and time of change) and tokenizer finds what the first one wrote.
+    size and time of change) and tokenizer finds what the first one wrote, and that it is
+    undamaged (`cache_sums`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.training.data.cache_sums import damage, is_built, seal
 from meshdsl.training.data.documents import Tokens
 from meshdsl.training.data.records import TOKENS, read_documents
 from meshdsl.training.data.token_files import TokenFile, write_token_file
@@ -127,9 +129,12 @@ def _cached(
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     key = json.dumps([stats, tokenizer.identity, column, dtype.name])
     target = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.bin"
-    if not target.with_suffix(".idx").exists():
+    if not is_built(target):
         folder.mkdir(parents=True, exist_ok=True)
         write_token_file(target, _whole(documents, problems), dtype)
+        seal(target)
+    if problem := damage(target):
+        raise ValueError(problem)
     return TokenFile(target)
 
 

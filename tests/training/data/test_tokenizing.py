@@ -1,11 +1,20 @@
 """From files of every kind to documents of tokens."""
 
+import os
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from meshdsl.training.data import Bytes, TokenFile, load_tokenizer, write_token_file
+from meshdsl.training.data import (
+    Bytes,
+    TokenFile,
+    compared,
+    data_files,
+    load_tokenizer,
+    write_token_file,
+)
 from meshdsl.training.data.records import read_documents
 from meshdsl.training.data.tokenizing import read_tokens
 from tests.training.data.files import write_array_record, write_parquet, write_tokenizer
@@ -48,7 +57,7 @@ def test_a_cache_holds_the_tokens_that_memory_would_and_is_written_once(tmp_path
     assert documents_of(found) == [[0, 1, 2, 300], [3, 300], [300], [0, 4, 300], [2, 300]]
 
     stamps = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert len(stamps) == 2
+    assert len(stamps) == 3
     read_tokens(paths, tokenizer, [], cache=cache)
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == stamps
     (data / "c.txt").write_bytes(b"dim dim")  # other text is other tokens
@@ -126,3 +135,62 @@ def test_without_the_library_of_parquet_it_is_named(tmp_path, monkeypatch):
     assert str(error.value) == (
         f"{tmp_path}/a.parquet is read by the `pyarrow` library: pip install 'meshdsl[data]'"
     )
+
+
+def cached(tmp_path):
+    """Returns the files of a cache of one text, and what opens it again."""
+    (tmp_path / "a.txt").write_bytes(b"a named dim " * 50)
+    cache = tmp_path / "cache"
+
+    def opened():
+        problems = []
+        return read_tokens([tmp_path / "a.txt"], Bytes(), problems, cache=cache), problems
+
+    opened()
+    return {path.suffix: path for path in cache.iterdir()}, opened
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_damaged_cache_is_an_error_that_names_the_file_and_the_fix(tmp_path, suffix):
+    files, opened = cached(tmp_path)
+    size = files[suffix].stat().st_size
+    files[suffix].write_bytes(bytes([65]) * size)
+    found, problems = opened()
+    assert found == [] and problems == [
+        f"{files[suffix]} has other bytes than before, between 0 and {size}. It is a cache of "
+        f"tokens and is damaged: delete {files['.bin']}, and it is built again"
+    ]
+    files[".bin"].unlink()
+    (tokens,), problems = opened()
+    assert problems == [] and bytes(tokens.ids) == b"a named dim " * 50 + b"\0"
+
+
+@pytest.mark.parametrize("text", [None, "", "[1, 2]"])
+def test_a_cache_without_checksums_is_built_again(tmp_path, text):
+    files, opened = cached(tmp_path)
+    files[".bin"].write_bytes(bytes([65]) * files[".bin"].stat().st_size)
+    files[".sums"].unlink() if text is None else files[".sums"].write_text(text)
+    (tokens,), problems = opened()
+    assert problems == [] and bytes(tokens.ids[:7]) == b"a named"
+    assert files[".sums"].exists()
+
+
+def test_a_copied_cache_is_no_damaged_one(tmp_path):
+    files, opened = cached(tmp_path)
+    for path in files.values():
+        os.utime(path, (1, 1))
+    assert opened()[1] == []
+
+
+def test_a_large_cache_is_compared_beside_the_run(tmp_path, monkeypatch):
+    files, opened = cached(tmp_path)
+    monkeypatch.setattr(data_files, "_AT_START", 100)
+    with compared([tmp_path / "a.txt", *files.values()]) as check:
+        check()
+    files[".bin"].write_bytes(bytes([65]) * files[".bin"].stat().st_size)
+    assert opened()[1] == []
+    reason = rf"{files['.bin']} has other bytes .* damaged: delete"
+    with pytest.raises(ValueError, match=reason), compared([*files.values()]) as check:
+        for _ in range(1000):
+            check()
+            time.sleep(0.01)
