@@ -3,17 +3,19 @@
 `meshdsl.mirrors` gives returned trees and states the paths of what they mirror. Where that cannot
 be known (parameters that are not called `params`, bare tensors, two arguments of one structure) a
 tensor may lie elsewhere than the user expects: replicated, say, beside parameters that are split.
-Each such case is one note with the paths and the rule; nothing is changed.
+Each such case is one note with the paths and the rule; nothing is changed. A result that has all
+leaves of an argument in another structure (a list of new parameters) is such a case; so is a rule
+whose scope no path has, although a tree of the program has its dim.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout, Rule
-from meshdsl.mirrors import End, Tree, alike, below, trees
+from meshdsl.mirrors import End, Leaf, Tree, alike, below, trees
 
 
 def lookalikes(graph: Graph, layout: Layout) -> list[str]:
@@ -43,7 +45,55 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                 done.update(paths)
                 found[_note(paths, other, rule, returned)] = None
                 break
-    return list(found)
+    for tree in results:
+        paths = [path for path, _ in tree.paths("")]
+        unnamed = all(path.split("/")[0].isdigit() for path in paths)
+        if done.isdisjoint(paths) and unnamed and not likes[tree.keys]:
+            for other in arguments:
+                leaves = _rearranged(tree, other)
+                missed = _missed(tree, leaves, other, layout) if leaves else None
+                if missed:
+                    done.update(paths)
+                    ours = [below(tree.path, key) for key, _ in leaves]
+                    found[_note(ours, other, missed, returned=True, structure=False)] = None
+                    break
+    return [*found, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
+
+
+def _rearranged(tree: Tree, other: Tree) -> tuple[Leaf, ...]:
+    """Returns the leaves of a tree that have the dims of all of another's, in the other's order."""
+    if len(other.leaves) < 2 or Counter(other.dims) - Counter(tree.dims):
+        return ()
+    left = dict.fromkeys(zip(tree.leaves, tree.dims, strict=True))
+    chosen = []
+    for wanted in other.dims:
+        row = next(row for row in left if row[1] == wanted)
+        del left[row]
+        chosen.append(row[0])
+    return tuple(chosen)
+
+
+def _unmatched(layout: Layout, inputs: Sequence[End], paths: Sequence[str]) -> Iterator[str]:
+    """Yields a note for each rule that no path follows, though some tree has its dim.
+
+    The optimizer's and the gradients' rules are left out: most programs of a job have neither.
+    """
+    applied = layout.applying(paths)
+    for rule in layout.rules:
+        if rule in applied or not rule.scope or rule.scope in ("optimizer", "gradients"):
+            continue
+        for path, aval in inputs:
+            if aval is None or "/" not in path or rule.dim not in {d.name for d in aval[0]}:
+                continue
+            deciding = layout.rule_for(rule.dim, path)
+            if deciding is None or not deciding.scope:
+                first = path.split("/")[0]
+                yield (
+                    f"`{rule}` applies to nothing here: no path has `{rule.scope}`. `{path}` has "
+                    f"the dim `{rule.dim}`: write `{first}/{rule.dim}:{'+'.join(rule.axes) or '-'}`"
+                    f", or call `{first}` `{rule.scope}`"
+                )
+                break
 
 
 def _ends(tensors: Sequence, paths: Sequence[str]) -> list[End]:
@@ -67,13 +117,16 @@ def _rules(tree: Tree, layout: Layout) -> Iterator[Rule | None]:
 
 def _misses(tree: Tree, other: Tree, layout: Layout) -> Rule | None:
     """Returns the rule by which `other` lies elsewhere than `tree`, if none is meant for `tree`."""
-    if not alike(tree, other):
-        return None
+    return _missed(tree, tree.leaves, other, layout) if alike(tree, other) else None
+
+
+def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> Rule | None:
+    """Returns what `_misses` does, for those leaves of a tree that are like `other`'s, in order."""
     missed = None
-    for key, dims in zip(tree.keys, tree.dims, strict=True):
-        for name in sorted(dim.name for dim in dims or ()):
+    for (key, aval), like in zip(leaves, other.keys, strict=True):
+        for name in sorted(dim.name for dim in (aval[0] if aval else ())):
             mine = layout.rule_for(name, below(tree.path, key))
-            theirs = layout.rule_for(name, below(other.path, key))
+            theirs = layout.rule_for(name, below(other.path, like))
             if mine is not None and mine.scope and not _anonymous(tree):
                 return None
             if theirs is not None and theirs.scope and theirs.axes != (mine.axes if mine else ()):
@@ -86,10 +139,13 @@ def _anonymous(tree: Tree) -> bool:
     return not tree.path or tree.parts[0].isdigit()
 
 
-def _note(paths: Sequence[str], other: Tree, rule: Rule, returned: bool) -> str:
+def _note(
+    paths: Sequence[str], other: Tree, rule: Rule, returned: bool, structure: bool = True
+) -> str:
     first = f"`{paths[0] or 'the result'}`"
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    have = "have the structure and dims" if len(paths) > 1 else "has the dims"
+    dims = "the structure and dims" if structure else "the dims"
+    have = f"have {dims}" if len(paths) > 1 else "has the dims"
     name = other.path.rpartition("/")[2]
     fix = (
         f'Return it by its name, as in `return {{"{name}": ...}}`, to have it follow the rule'

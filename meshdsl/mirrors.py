@@ -38,6 +38,7 @@ End: TypeAlias = tuple[str, Aval | None]  # the path of a leaf; None where a tre
 
 # Of a leaf only its dims and dtype count, not their order, of which layouts know nothing.
 _Aval: TypeAlias = tuple[frozenset[Dimension], np.dtype]
+Leaf: TypeAlias = tuple[str, _Aval | None]  # the path below its tree's
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Tree:
     """
 
     path: str
-    leaves: tuple[tuple[str, _Aval | None], ...]
+    leaves: tuple[Leaf, ...]
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def below(path: str, key: str) -> str:
 
 def trees(ends: Sequence[End]) -> list[Tree]:
     """Returns all trees that leaves are in, larger ones before those inside of them."""
-    found: dict[str, list[tuple[str, _Aval | None]]] = defaultdict(list)
+    found: dict[str, list[Leaf]] = defaultdict(list)
     for path, given in ends:
         aval = given and (frozenset(given[0]), given[1])
         parts = path.split("/") if path else []

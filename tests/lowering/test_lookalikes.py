@@ -73,3 +73,28 @@ def test_a_scope_that_leaves_out_the_params_of_a_mirror_is_corrected():
 
     with pytest.warns(ScopeWarning, match="Did you mean `m/params/w/embed:data`"):
         md.jit(step, "data:8", "m/w/embed:data").lower(TREE, {"m": TREE})
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_parameters_that_are_returned_in_another_structure_are_noted(extra):
+    def step(params):
+        out = [2.0 * params["w"], 3.0 * params["v"]]
+        return 1.0, {"new": out, "norm": md.sum(params["w"])} if extra else out
+
+    found = notes(step, "params/embed:data", TREE)
+    assert len(found) == 1
+    first = "1/new/0" if extra else "1/0"
+    assert f"`{first}` and 1 more have the dims of `params`, but not the layout" in found[0]
+    assert 'Return it by its name, as in `return {"params": ...}`' in found[0]
+
+
+def test_a_rule_whose_scope_no_path_has_is_noted():
+    def step(weights):
+        return md.sum(weights["w"])
+
+    assert notes(step, "params/embed:data", TREE, backend="numpy") == [
+        "`params/embed:data` applies to nothing here: no path has `params`. `weights/v` has the "
+        "dim `embed`: write `weights/embed:data`, or call `weights` `params`"
+    ]
+    assert notes(step, "optimizer/embed:data", TREE) == []
+    assert notes(step, "params/embed:data; weights/embed:data", TREE) == []
