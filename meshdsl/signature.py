@@ -146,7 +146,10 @@ def _differences(traced: Any, given: Any) -> list[str]:
     """Returns one line per leaf that only one of two structures has, or else what differs."""
     had, has = paths_of(traced), paths_of(given)
     lines = [f"  {path}: missing" for path in had if path not in has]
-    lines += [f"  {path}: not expected{did_you_mean(path, had)}" for path in has if path not in had]
+    absent = [path for path in had if path not in has]
+    lines += [
+        f"  {path}: not expected{did_you_mean(path, absent)}" for path in has if path not in had
+    ]
     return lines or [f"  {line}" for line in _nodes(traced, given)]
 
 

@@ -299,12 +299,13 @@ def test_arguments_of_another_structure_are_told_by_their_paths():
         ({"batch": {"imag": x}}, "tree/batch/image: missing"),
         ({"batch": {"imag": x}}, "tree/batch/imag: not expected. Did you mean `tree/batch/image`"),
         ({"batch": {"image": x, "label": x}}, "  tree/batch/label: not expected"),
+        ({"batch": {"image": x, "images": x}}, "  tree/batch/images: not expected\n"),
         ({"m": Scale(x, by=3)}, "  Scale: traced with the static fields (2,), given (3,)"),
         ({"l": (x,)}, "  traced with list, given tuple"),
     ]:
         with pytest.raises(ValueError) as error:
             compiled(given | change)
-        assert text in str(error.value)
+        assert text in f"{error.value}\n"
         assert "PyTreeDef" not in str(error.value)
 
 

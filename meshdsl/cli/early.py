@@ -14,10 +14,12 @@ from absl import flags
 
 from meshdsl.cli.job import Job
 from meshdsl.cli.problems import Problems
+from meshdsl.optim.by_name import DEFAULT
 from meshdsl.training.checks import misfit_of_steps
 from meshdsl.training.saving import FOLDER, begun, differences
 from meshdsl.training.shared_checkpoints import described
 
+DEFAULTS = {"optimizer": DEFAULT}  # what flags mean that are not given, where that is a name
 _DATA = "the data"  # the setting that is known only once the data is read
 
 
@@ -87,7 +89,7 @@ def _check_settings(folder: Path, settings: Mapping[str, str], problems: Problem
     except (OSError, ValueError, KeyError, TypeError):
         return
     config.pop(_DATA, None)
-    if found := differences(config, settings):
+    if found := differences(config, settings, DEFAULTS):
         lines = [
             f"checkpoint {steps[-1]} is of a job with other settings; give them again, choose "
             "another workdir, or go on with the new ones (--override)",

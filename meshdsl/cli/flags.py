@@ -289,7 +289,8 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
     "optimizer": (
         None,
         one_of(*optimizers.NAMES),
-        f"What updates the parameters: {', '.join(optimizers.NAMES)}. Default: adamw.",
+        f"What updates the parameters: {', '.join(optimizers.NAMES)}. "
+        f"Default: {optimizers.DEFAULT}.",
     ),
     "weight_decay": ("0.1", number, "Weight decay, of parameters that are matrices."),
     "weight_decay_except": (

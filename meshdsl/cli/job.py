@@ -17,7 +17,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.options import Options
 from meshdsl.mesh import Mesh
 from meshdsl.optim import Excluding, Optimizer, is_matrix, schedules
-from meshdsl.optim.by_name import by_name
+from meshdsl.optim.by_name import DEFAULT, by_name
 from meshdsl.policy import Policy
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
@@ -228,7 +228,7 @@ def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None
     if rate is None:
         return None
     mask = Excluding(values.weight_decay_except) if values.weight_decay_except else is_matrix
-    return by_name(given["optimizer"] or "adamw", rate, given["weight_decay"], mask)
+    return by_name(given["optimizer"] or DEFAULT, rate, given["weight_decay"], mask)
 
 
 # The flags of the scale that adapts: the field each is of.

@@ -154,3 +154,7 @@ def _usage() -> str:
             f"  {EXAMPLE}",
         ]
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit(console())

@@ -245,6 +245,7 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
         local=values.local_checkpoints,
         local_every=values.local_every,
         config={**_stored(values), "the data": corpus.fingerprint()},
+        defaults=early.DEFAULTS,
         data=DataFiles(corpus.paths),
         override=values.override,
         resume=values.resume,

@@ -26,6 +26,7 @@ _MADE: Mapping[str, Callable[[float | Schedule, float, Mask], Optimizer]] = {
     "sgd": lambda rate, decay, mask: Sgd(rate, momentum=0.9, weight_decay=decay, mask=mask),
 }
 NAMES = tuple(_MADE)
+DEFAULT = "adamw"
 
 
 def by_name(

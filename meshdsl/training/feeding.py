@@ -59,7 +59,7 @@ class Feed:
         ramp: BatchRamp | None = None,
         batch_dim: str = "batch",
     ) -> None:
-        self._source = iter(batches)
+        self._source = iterator(batches, "batches")
         self._given: int | None = None  # the size its batches had, once it is asked for others
         self._dims, self._at_once = _of_any_size(dims, batch_dim), at_once
         self._ramp, self._batch_dim = ramp, batch_dim
@@ -223,6 +223,20 @@ class Named:
             yield replace(self, rows=rows)
         finally:
             resize(size)
+
+
+def iterator(batches: Iterable[Batch], role: str) -> Iterator[Batch]:
+    """Returns what goes through batches.
+
+    Raises:
+        ValueError: nothing can, as through a generator function that was not called.
+    """
+    if not isinstance(batches, Iterable):
+        name = getattr(batches, "__name__", None)
+        what = f"the {type(batches).__name__} `{name}`" if name else f"a {type(batches).__name__}"
+        hint = f"; call it, as in {role}={name}()" if name and callable(batches) else ""
+        raise ValueError(f"{role}: batches are an iterable of dicts, not {what}{hint}")
+    return iter(batches)
 
 
 def _of_any_size(

@@ -24,7 +24,7 @@ from meshdsl.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.checks import check_numbers, check_saves_together
-from meshdsl.training.feeding import Feed, Named
+from meshdsl.training.feeding import Feed, Named, iterator
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.meters import Meters
 from meshdsl.training.metrics import MetricsWriter, Progress
@@ -269,8 +269,11 @@ def _held_out(
     Raises:
         ValueError: they can be gone through only once.
     """
-    given = {name: each for name, each in batches.items() if each is not None}
-    once = [f"{name}_batches" for name, each in given.items() if iter(each) is each]
+    given = {f"{name}_batches": each for name, each in batches.items() if each is not None}
+    once = [name for name, each in given.items() if iterator(each, name) is each]
     if once:
         raise ValueError(f"{', '.join(once)} can be gone through only once; give a list of batches")
-    return {name: Named(each, dims, f"{name}_batches", batch_dim) for name, each in given.items()}
+    return {
+        name.removesuffix("_batches"): Named(each, dims, name, batch_dim)
+        for name, each in given.items()
+    }

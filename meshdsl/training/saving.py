@@ -35,6 +35,7 @@ class Saving:
         config: a description of the job, stored with every checkpoint. A run that finds another one
             than its own in the checkpoint it is to go on from is an error that shows the
             differences.
+        defaults: what settings mean that `config` lacks, by name.
         override: take the checkpoint all the same, and warn.
         resume: go on from the latest checkpoint in the workdir, if there is one.
         data: the files that the run reads. A run that goes on with others, or whose bytes have
@@ -47,6 +48,7 @@ class Saving:
     local: str | os.PathLike[str] | None = None
     local_every: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     override: bool = False
     resume: bool = True
     data: DataFiles | None = None
@@ -77,7 +79,8 @@ class Saving:
         found = checkpoints.restore(like, places)
         if found is None:
             return None
-        told = differences(found.config, self.config) + self._changed_data(found.position)
+        told = differences(found.config, self.config, self.defaults)
+        told += self._changed_data(found.position)
         if told and not self.override:
             raise ValueError(
                 "\n  ".join(
@@ -117,8 +120,15 @@ def begun(workdir: str | os.PathLike[str]) -> bool:
     return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a line for every setting that differs: `learning_rate: 0.001 there, 0.01 here`."""
+def differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Returns a line for every setting that differs: `learning_rate: 0.001 there, 0.01 here`.
+
+    Args:
+        defaults: what settings mean that are missing.
+    """
+    saved, now = {**defaults, **saved}, {**defaults, **now}
     names = sorted({*saved, *now})
     return [
         f"{name}: {_shown(saved, name)} in the checkpoint, {_shown(now, name)} here"

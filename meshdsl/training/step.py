@@ -293,7 +293,15 @@ def _check_loss(loss: Loss, value: Any, more: Any) -> None:
     if not isinstance(value, Tensor):
         problem = f"a {type(value).__name__}"
     elif value.shape or not is_float(value.dtype):
-        problem = f"{value}, made at {value.source}; reduce it, as in md.mean(x)"
+        fixes = ["reduce it, as in md.mean(x)"] if value.shape else []
+        if not is_float(value.dtype):
+            is_complex = value.dtype.kind == "c"
+            fixes.append(
+                "take its real part, as in md.real(x)"
+                if is_complex
+                else 'cast it, as in md.cast(x, "float32")'
+            )
+        problem = f"{value}, made at {value.source}; {', and '.join(fixes)}"
     elif not isinstance(more, Mapping):
         problem = f"a {type(more).__name__} beside the loss"
     if problem:

@@ -1,5 +1,8 @@
 """What the command line answers: exit codes, and one clear message for every mistake."""
 
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -33,6 +36,14 @@ def test_a_command_lists_its_flags(capsys, command):
     code, out, _ = answer(capsys, command, "--help")
     assert code == 0
     assert "--mesh_shape" in out
+
+
+@pytest.mark.parametrize("module", ["meshdsl", "meshdsl.cli.main"])
+def test_the_package_and_the_module_of_the_script_run_it(module):
+    line = [sys.executable, "-m", module, "train", "--model=nonsense"]
+    found = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("meshdsl train: ") and "nonsense" in found.stderr
 
 
 def test_an_unknown_command(capsys):

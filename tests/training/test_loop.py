@@ -391,6 +391,19 @@ def test_a_mesh_may_be_sizes_or_one_of_jax():
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        (classifier.batches, r"not the function `batches`; call it, as in \w+=batches\(\)"),
+        (3, "not a int"),
+    ],
+)
+def test_batches_that_nothing_can_go_through_are_refused(batches, reason):
+    for role in ("batches", "eval_batches"):
+        with pytest.raises(ValueError, match=f"{role}: batches are an iterable of dicts, {reason}"):
+            run(backend="numpy", **{role: batches})
+
+
 def test_a_batch_that_is_no_dict_is_refused():
     batches = [tuple(batch.values()) for batch in classifier.batches(2)]
     with pytest.raises(ValueError, match=r"batches: a batch is a dict of arrays by name, .* tuple"):

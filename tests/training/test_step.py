@@ -122,6 +122,12 @@ def test_what_the_loss_function_adds_must_fit():
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
+        (lambda x: md.cast(md.mean(x), "int32"), r"s32\[\], made at .*; cast it, as in [^;]*\. It"),
+        (lambda x: md.cast(x, "int32"), r".*; reduce it, as in md.mean\(x\), and cast it, as in"),
+        (
+            lambda x: md.cast(md.mean(x), "complex64"),
+            r".*; take its real part, as in md.real\(x\)\.",
+        ),
         (lambda x: x, r"f32\[batch=\d+.*\], made at .*; reduce it, as in md.mean\(x\)"),
         (lambda x: None, "a NoneType"),
         (lambda x: [md.sum(x)], "a list"),
