@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from meshdsl import numpy_calls
 from meshdsl.cuts import Cuts, unpad
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, short
@@ -97,6 +98,12 @@ class NamedArray(NamedOperators):
             raise ValueError(f"{self!r} is stored with pads: without them, it is a copy")
         found = unpad(np, np.asarray(self.data), self.cuts, self.dims.sizes)
         return np.array(found, dtype=dtype, order="C")
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return numpy_calls.ufunc(function, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return numpy_calls.function(function, args, kwargs)
 
     def __float__(self) -> float:
         return float(self._number().item())

@@ -165,8 +165,13 @@ def _no_matmul(x: Any, y: Any) -> NoReturn:
     refuse(f"`@` does not say which dim is summed over: write md.einsum(x, y, over={over})")
 
 
-def by_name(function: Any, method: str, inputs: tuple, kwargs: dict) -> Any:
-    """Returns what a ufunc of numpy does with traced tensors: the operation of that name.
+def by_name(
+    function: Any, method: str, inputs: tuple, kwargs: dict, what: str = "traced tensors"
+) -> Any:
+    """Returns what a ufunc of numpy does with named dims: the operation of that name.
+
+    Args:
+        what: what it is called with, for the message.
 
     Raises:
         ValueError: there is none, or it is asked for more than its result.
@@ -176,5 +181,5 @@ def by_name(function: Any, method: str, inputs: tuple, kwargs: dict) -> Any:
     name = _UFUNCS.get(function.__name__, function.__name__)
     operation = getattr(ops(), name, None)
     if method != "__call__" or kwargs or operation is None:
-        refuse(f"np.{function.__name__} does not know traced tensors: see md's operations")
+        refuse(f"np.{function.__name__} does not know {what}: see md's operations")
     return operation(*inputs)

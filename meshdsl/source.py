@@ -24,6 +24,7 @@ _MACHINERY = tuple(
         "trace.py",
         "operators.py",
         "idioms.py",
+        "numpy_calls.py",
         "autodiff.py",
         "derivatives.py",
         "tangents.py",
