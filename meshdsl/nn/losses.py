@@ -10,7 +10,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.array import NamedArray
 from meshdsl.dims import DimLike, DimsLike
-from meshdsl.dtypes import is_integer, short
+from meshdsl.dtypes import is_integer, largest, short
 from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.operation import checked_by, operation
 
@@ -70,7 +70,8 @@ def softmax_cross_entropy(
 
     Returns:
         [...], float32 or wider. In a traced function, whose labels are known when it runs, one
-        outside of the classes has the loss NaN and no gradient, so that a mask can leave it out.
+        outside of the classes has the loss NaN, and the gradient NaN; a mask that leaves out its
+        loss leaves out its gradient too.
 
     Raises:
         ValueError: the logits lack the dim; the labels have others or are not integers; or they are
@@ -93,10 +94,20 @@ def softmax_cross_entropy(
     if ignore_label is not None:
         fits = fits | (labels == ignore_label)
     chosen = md.one_hot(labels, classes, "bool")
-    # Not a factor: 0 * NaN would be the gradient of a position that a mask leaves out.
-    total = md.where(fits, md.logsumexp(logits, classes), math.nan)
+    total = md.logsumexp(logits, classes)
+    total = md.where(fits, total, _nan_like(total, fits))
     each = total - md.sum(md.where(chosen, logits, 0), classes)
     return each if ignore_label is None else md.where(labels == ignore_label, 0, each)
+
+
+def _nan_like(x: md.Tensor, fits: md.Tensor) -> md.Tensor:
+    """Returns NaN where `fits` is false, with a slope that gives NaN for cotangents but 0.
+
+    NaN as a factor would make NaN of the 0 that a mask gives a position too. Here a cotangent
+    arrives by two ways, on which all but 0 grow infinite with unlike signs, and their sum is NaN.
+    """
+    huge = md.where(fits, md.full([], 1, x.dtype), largest(x.dtype))
+    return x * huge * huge - x * huge * huge + math.nan
 
 
 @operation
