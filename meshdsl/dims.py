@@ -151,3 +151,34 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `. Did you mean ...?` for the nearest known names, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
     return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
+
+
+def misspelt(one: str, other: str) -> bool:
+    """Whether two names are most likely meant to be one: `embed` and `emebd`, `batch` and `bach`.
+
+    They differ in one word of four letters or more, by their order or by one letter inside, or by
+    an underscore. Numbers, first and last letters and short words tell names apart on purpose:
+    `a1` and `a2`, `row` and `rows`, `x_in` and `y_in`.
+    """
+    pairs = list(zip(one.split("_"), other.split("_"), strict=False))
+    if one.count("_") != other.count("_"):
+        bare = one.replace("_", ""), other.replace("_", "")
+        return (
+            bare[0] == bare[1] and len(bare[0]) > 3 and (one[0], one[-1]) == (other[0], other[-1])
+        )
+    apart = [pair for pair in pairs if pair[0] != pair[1]]
+    return len(apart) == 1 and all(map(str.isalpha, apart[0])) and _slip(*sorted(apart[0], key=len))
+
+
+def _slip(short: str, long: str) -> bool:
+    """Whether words differ by the order of their letters, or by one letter inside."""
+    if len(short) < 4 or len(long) - len(short) > 1:
+        return False
+    if sorted(short) == sorted(long):
+        return True
+    start = next(
+        (i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short)
+    )
+    inside = 0 < start < len(short)
+    rest = start + 1 if len(short) == len(long) else start
+    return inside and rest < len(short) and short[rest:] == long[start + 1 :]

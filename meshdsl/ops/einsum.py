@@ -7,12 +7,12 @@ reported by itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean
+from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean, misspelt
 from meshdsl.dtypes import short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
 from meshdsl.ops.broadcasting import broadcast_shape
@@ -62,7 +62,8 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
 
     Raises:
         ValueError: none or both of `out` and `over`; a dim that no operand has (nearest names
-            shown); one name with two sizes; dtypes that differ.
+            shown); one name with two sizes; dtypes that differ; dims of one size whose names
+            differ by a slip, such as `embed` and `emebd`, unless `out` or `over` has both.
     """
     if not tensors:
         raise ValueError("needs at least one tensor")
@@ -82,11 +83,31 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
             problems.append(
                 f"{which} dim `{name}` has size {dim.size} but the operands have {found.size}"
             )
+    problems += _slips(tensors, {dim if isinstance(dim, str) else dim.name for dim in listed})
     if problems:
         raise ValueError("; ".join(problems))
     chosen = together.select(listed)
     keep = chosen if out is not None else together.without(chosen.names)
     return _contract(list(tensors), keep)
+
+
+def _slips(tensors: Sequence[Tensor], listed: Collection[str]) -> list[str]:
+    """Returns what to say of dims that would pair up but for a slip in a name."""
+    owners: dict[Dimension, list[Tensor]] = {}
+    for tensor in tensors:
+        for dim in tensor.shape:
+            owners.setdefault(dim, []).append(tensor)
+    single = [(dim, own[0]) for dim, own in owners.items() if len(own) == 1]
+    return [
+        f"dim `{one.name}` of {x} and dim `{other.name}` of {y} have one size, and names that "
+        f"differ by a slip, so they do not pair up; rename one, as in x.rename({one.name}="
+        f"'{other.name}'), or, where both are meant, list both in `out`"
+        for (one, x), (other, y) in itertools.combinations(single, 2)
+        if x is not y
+        and one.size == other.size
+        and not (one.name in listed and other.name in listed)
+        and misspelt(one.name, other.name)
+    ]
 
 
 def _in_order(tensors: Sequence[Tensor]) -> Shape:

@@ -98,3 +98,48 @@ def test_other_mistakes_are_told():
         (lambda x, y: md.einsum(x, y.rename(c="a"), over="b"), "dim `a` has size 4 in f64[a=4"),
     ]:
         assert text in message(function, x, y)
+
+
+def sized(**sizes):
+    return random(list(md.dims(**sizes)))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "one", "other"),
+    [
+        (sized(batch=2, embed=8), sized(emebd=8, d_ff=4), "embed", "emebd"),
+        (sized(batch=2, embed=8), sized(bacth=2, embed=8), "batch", "bacth"),
+        (sized(batch=2, embed=8), sized(bach=2, embed=8), "batch", "bach"),
+        (sized(embed=8, kv_heads=2), sized(embed=8, kv_hexds=2), "kv_heads", "kv_hexds"),
+        (sized(embed=8, kv_heads=2), sized(embed=8, kvheads=2), "kv_heads", "kvheads"),
+    ],
+)
+def test_a_slip_in_a_name_is_no_outer_product(x, w, one, other):
+    text = message(lambda x, w: md.einsum(x, w, over="embed"), x, w)
+    assert f"dim `{one}` of {x.dtype.name.replace('float', 'f')}{x.dims} and dim `{other}`" in text
+    assert f"rename one, as in x.rename({one}='{other}')" in text
+    both = run(lambda x, w: md.einsum(x, w, out=[one, other]), x, w)
+    assert both.dims.names == (one, other)
+
+
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        ({"batch": 2, "embed": 8}, {"emebd": 4, "embed": 8}),  # another size
+        ({"length": 2, "embed": 8}, {"memory_length": 2, "embed": 8}),
+        ({"heads": 2, "embed": 8}, {"kv_heads": 2, "embed": 8}),
+        ({"rows": 2, "embed": 8}, {"row": 2, "embed": 8}),
+        ({"axis1": 2, "embed": 8}, {"axis2": 2, "embed": 8}),
+        ({"a1b": 2, "embed": 8}, {"a2b": 2, "embed": 8}),
+        ({"qk_dim": 2, "embed": 8}, {"qv_dim": 2, "embed": 8}),
+        ({"in_x_dim": 2, "embed": 8}, {"in_y_dim": 2, "embed": 8}),
+        ({"dim_in": 2, "embed": 8}, {"in_dim": 2, "embed": 8}),
+        ({"length": 2, "embed": 8}, {"length_": 2, "embed": 8}),
+        ({"inner": 2, "embed": 8}, {"outer": 2, "embed": 8}),
+        ({"bits": 2, "embed": 8}, {"kits": 2, "embed": 8}),
+        ({"row": 2, "embed": 8}, {"raw": 2, "embed": 8}),
+    ],
+)
+def test_names_that_differ_on_purpose_make_an_outer_product(x, w):
+    found = run(lambda x, w: md.einsum(x, w, over="embed"), sized(**x), sized(**w))
+    assert set(found.dims.names) == {*x, *w} - {"embed"}
