@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import need_kind, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
 from meshdsl.ops.creation import as_tensor
-from meshdsl.ops.operation import at_once, operation
+from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.ops.reduction import sum_to
 from meshdsl.trace import bind_one, is_derived
 
@@ -59,10 +60,10 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
 
 
 class _Allowed(threading.local):
-    """Whether outer products are meant here, in this thread."""
+    """The names of the dims of which outer products are meant here, in this thread."""
 
     def __init__(self) -> None:
-        self.outer = False
+        self.outer: frozenset[str] = frozenset()
 
 
 _allowed = _Allowed()
@@ -78,13 +79,32 @@ def outer(function: Callable[..., Any], *operands: Any) -> Any:
 
     Args:
         function: of the operands: an elementwise operation such as `md.less` or `md.where`, or a
-            lambda of several of them.
+            lambda of several of them. What it uses besides its operands has no dims but theirs.
+
+    Raises:
+        ValueError: `function` is no function of meshdsl, or meets other dims.
     """
-    before, _allowed.outer = _allowed.outer, True
+    with told_as("outer", operands):
+        _need_function(function)
+    leaves = jax.tree.leaves(operands, is_leaf=lambda x: hasattr(x, "dims"))
+    names = {dim.name for x in leaves for dim in getattr(x, "dims", ())}
+    before, _allowed.outer = _allowed.outer, _allowed.outer | names
     try:
         return function(*operands)
     finally:
         _allowed.outer = before
+
+
+def _need_function(function: Any) -> None:
+    if isinstance(function, np.ufunc):
+        raise ValueError(
+            f"np.{function.__name__} pairs elements by position; give md's function, as in "
+            "md.outer(md.add, x, y)"
+        )
+    if not callable(function):
+        raise ValueError(
+            f"the first argument is a function, as in md.outer(md.add, x, y), not {function!r}"
+        )
 
 
 def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor], word: str = "") -> Tensor:
@@ -101,9 +121,28 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor], word: str
     if any(shape and shape != largest for shape in shapes):
         names = set(largest.names)
         apart = not all(names.issuperset(shape.names) for shape in shapes)
-        if apart and not (_allowed.outer or is_derived()):
-            raise ValueError(_unlike(operands, largest, word or primitive.name))
+        if apart and not is_derived():
+            every = names.union(*(shape.names for shape in shapes))
+            if not every <= _allowed.outer:
+                raise ValueError(_unlike(operands, largest, word or primitive.name))
     return bind_one(primitive, operands)
+
+
+def need_dims(tensor: Tensor, what: str, whole: Tensor, other: str, advice: str) -> None:
+    """Raises ValueError if a tensor has dims that the one it goes with lacks.
+
+    `need_dims(segments, "the segments", x, "x", "broadcast x first")`.
+    """
+    names = [name for name in whole.shape.names if name not in tensor.shape.names]
+    extra = tensor.shape.without(whole.shape.names)
+    if extra:
+        hints = {dim.name: did_you_mean(dim.name, names) for dim in extra}
+        hint = "".join(text.replace("?", f" instead of `{n}`?") for n, text in hints.items())
+        lacking = ", ".join(f"`{dim.name}`" for dim in extra)
+        raise ValueError(
+            f"{what} {tensor} have {lacking}, which "
+            f"{other} {whole} lacks{hint or '.'} If it is meant, {advice}"
+        )
 
 
 def _unlike(operands: Sequence[Tensor], largest: Shape, word: str) -> str:
@@ -121,6 +160,12 @@ def _unlike(operands: Sequence[Tensor], largest: Shape, word: str) -> str:
         hints += hint.replace("?", f" instead of `{name}`?")
     letters = ", ".join("xyz"[: len(operands)]) if word != "where" else "condition, x, y"
     end = "" if hints else "."
+    if _allowed.outer:
+        strange = ", ".join(f"`{name}`" for name in every if name not in _allowed.outer)
+        return (
+            f"md.outer makes combinations of its own operands, of which none has {strange}: "
+            f"{'; '.join(lacks)}{hints}{end} Give what has it to md.outer as one more operand"
+        )
     return (
         f"one operand must have the dims of all: {'; '.join(lacks)}{hints}{end} If an outer "
         f"product is meant, say so: md.outer(md.{word}, {letters})"

@@ -10,7 +10,7 @@ from meshdsl.array import named
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, short
 from meshdsl.graph import Tensor
-from meshdsl.ops.broadcasting import outer
+from meshdsl.ops.broadcasting import need_dims, outer
 from meshdsl.ops.creation import arange, ones, sized
 from meshdsl.ops.cumulative import cumsum
 from meshdsl.ops.elementwise import cast, less, less_equal, logical_and, where
@@ -41,13 +41,24 @@ def bincount(
 
     Args:
         over: the dims of `indices` to count along, by default all; the others are kept.
-        weights: what each occurrence counts instead of 1; its dims broadcast with the indices'.
+        weights: what each occurrence counts instead of 1; it has dims of the indices only, or all
+            of them and more.
 
     Returns:
         s32 counts, or sums of the weights' dtype. Indices outside of [0, size) are not counted.
+
+    Raises:
+        ValueError: the weights have a dim that the indices lack, and lack one that these have; or
+            whatever `segment_sum` raises.
     """
-    counted = ones(indices.shape, "int32") if weights is None else weights
-    return segment_sum(counted, indices, into, over)
+    if weights is None:
+        return segment_sum(ones(indices.shape, "int32"), indices, into, over)
+    missing = indices.shape.without(weights.shape.names)
+    if missing:
+        advice = "broadcast them to the indices' dims first, as in md.broadcast(weights, dims)"
+        need_dims(weights, "the weights", indices, "the tensor of indices", advice)
+        weights = broadcast(weights, [*missing, *weights.shape])
+    return segment_sum(weights, indices, into, over)
 
 
 @operation

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshdsl.dims import DimLike, Shape
+from meshdsl.dims import DimLike
 from meshdsl.dtypes import accumulator, need_kind, rounding
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.ops.broadcasting import need_dims
 from meshdsl.ops.checkpoint import BARRIER
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
@@ -181,5 +182,6 @@ def linear_recurrence(
     if decay.dtype != x.dtype:
         raise ValueError(f"decay is {decay.dtype.name}, but x is {x.dtype.name}; cast one of them")
     x.shape.get(dim)
-    decay = broadcast(decay, Shape([*x.shape]))
+    need_dims(decay, "the decays", x, "x", "broadcast x first: md.broadcast(x, dims)")
+    decay = broadcast(decay, x.shape)
     return _along(RECURRENCE, (decay, x), dim, reverse, exclusive)

@@ -19,7 +19,7 @@ import numpy as np
 from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import is_integer, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive, Tensor
-from meshdsl.ops.broadcasting import outer
+from meshdsl.ops.broadcasting import need_dims, outer
 from meshdsl.ops.creation import arange, as_tensor, full
 from meshdsl.ops.elementwise import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.operation import operation
@@ -174,11 +174,15 @@ def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
         outside of [0, size) gives zeros, and its gradient is dropped.
 
     Raises:
-        ValueError: the indices lack `dim`, and whatever `take` raises.
+        ValueError: the indices lack `dim`, or have a dim that x lacks while x has one that they
+            lack; and whatever `take` raises.
     """
     name = x.shape.get(dim).name
     if indices.shape.find(name) is None:
         raise ValueError(f"the indices have no dim `{name}`; md.take looks up without it")
+    if x.shape.without(indices.shape.names):
+        advice = f"look up every combination: md.take(x, indices, {name!r})"
+        need_dims(indices, "the indices", x, "x", advice)
     found = take(x, indices, name)
     first = indices.shape.without(x.shape.names)
     return transpose(found, [*first.names, *x.shape.names])

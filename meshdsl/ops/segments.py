@@ -11,12 +11,12 @@ import numpy as np
 from meshdsl.dims import Dimension, DimsLike, Shape
 from meshdsl.dtypes import accumulator
 from meshdsl.graph import Primitive, Tensor
+from meshdsl.ops.broadcasting import need_dims
 from meshdsl.ops.creation import ones, sized
 from meshdsl.ops.elementwise import cast, maximum
 from meshdsl.ops.indexing import SCATTER_ADD, SCATTER_MAX, SCATTER_MIN, narrow
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import need_float
-from meshdsl.ops.shape import broadcast
 from meshdsl.trace import bind_one
 
 
@@ -35,8 +35,8 @@ def segment_sum(
         outside of [0, size) are left out.
 
     Raises:
-        ValueError: segments that are not integers, dims that differ in size, or x has `into` as a
-            dim that is not summed over.
+        ValueError: segments that are not integers or have dims that x lacks, dims that differ in
+            size, or x has `into` as a dim that is not summed over.
     """
     return _segment(SCATTER_ADD, x, segments, into, over)
 
@@ -97,7 +97,7 @@ def _segment(
                 f"dim `{each.name}` has size {x.shape.get(each.name).size} in x but {each.size} "
                 "in the segments"
             )
-    x = broadcast(x, Shape([*segments.shape.without(x.shape.names), *x.shape]))
+    need_dims(segments, "the segments", x, "x", "broadcast x first, as in md.broadcast(x, dims)")
     first = min((x.shape.position(d.name) for d in gone), default=0)
     kept = [d for d in x.shape if d not in gone]
     before = sum(d in kept for d in x.shape[:first])

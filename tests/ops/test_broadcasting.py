@@ -169,3 +169,35 @@ def test_outer_allows_it_for_one_call_only():
         md.outer(fails, x, y)
     with pytest.raises(ValueError, match="one operand must have the dims of all"):
         md.less(x, y)
+
+
+def test_outer_makes_combinations_of_its_own_operands_only():
+    x, y, z = (md.named(np.ones(2, np.float32), [name]) for name in ("a", "b", "c"))
+    for call in (lambda f: f(z), lambda f: md.jit(f)(z)):
+        with pytest.raises(ValueError) as error:
+            call(lambda z: md.outer(lambda a, b: a + b + z, x, y))
+        assert (
+            "add: md.outer makes combinations of its own operands, of which none has `c`: "
+            in str(error.value)
+        )
+        assert "Give what has it to md.outer as one more operand" in str(error.value)
+        found = call(lambda z: md.outer(lambda a: md.outer(lambda b, c: a + b + c, y, z), x))
+        assert found.dims.names == ("a", "b", "c")
+    scaled = md.outer(lambda a, b: a * x + b, x, y)  # the captured one has a dim of an operand
+    assert scaled.dims.names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (np.add, "outer: np.add pairs elements by position; give md's function, as in md.outer("),
+        ("add", "outer: the first argument is a function, as in md.outer(md.add, x, y), not 'add'"),
+    ],
+)
+def test_outer_takes_a_function_of_meshdsl(function, text):
+    x, y = md.named(np.ones(2, np.float32), ["a"]), md.named(np.ones(2, np.float32), ["b"])
+    for call in (md.outer, lambda f, x, y: md.jit(lambda x, y: md.outer(f, x, y))(x, y)):
+        with pytest.raises(ValueError) as error:
+            call(function, x, y)
+        assert text in str(error.value)
+        assert "  at tests/ops/test_broadcasting.py:" in str(error.value)

@@ -111,6 +111,11 @@ def test_mistakes_are_told():
         (lambda i, x: md.histogram(i.cast("uint8"), [0, 300]), "rounded to u8; cast x first"),
         (lambda i, x: md.nonzero(x, "length", found), "nonzero: needs a bool tensor, got f64"),
         (lambda i, x: md.nonzero(x > 0, "length", "found"), "'found' has no size here; give a md"),
+        (
+            lambda i, x: md.bincount(i, bins, weights=x["length", 0].rename(batch="bacth")),
+            "have `bacth`, which the tensor of indices s64[batch=3, length=7] lacks. Did you mean "
+            "`batch` instead of `bacth`?",
+        ),
         (lambda i, x: md.bincount(x, bins), "bincount: the indices must be integers, got f64"),
     ]:
         assert text in message(function, INDICES, X)

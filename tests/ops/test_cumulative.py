@@ -188,7 +188,7 @@ def test_mistakes_are_told():
         ),
         (
             lambda x: md.linear_recurrence(x, md.sum(x, "batch"), "length"),
-            "dim `batch` of the tensor is missing in [length=7]",
+            "`batch`, which x f64[length=7] lacks",
         ),
     ]:
         assert text in message(function, x)

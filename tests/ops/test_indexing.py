@@ -105,10 +105,22 @@ def test_dims_that_table_and_indices_share_pair_up():
 def test_take_along_keeps_the_order_of_the_dims():
     x = random([length, embed, batch])
     at = md.named(np.array([[3, 0], [1, 9]]), [md.Dimension("more", 2), md.Dimension("embed", 2)])
-    found = run(lambda x, i: md.take_along(x, i, "embed"), x, at)
+    wide = ["more", "embed", length, batch]
+    found = run(lambda x, i: md.take_along(x, md.broadcast(i, wide), "embed"), x, at)
     assert found.dims.names == ("more", "length", "embed", "batch")
     assert_close(found.data[0], x.data[:, [3, 0]])
     assert_close(found.data[1], np.stack([x.data[:, 1], 0 * x.data[:, 0]], 1))
+
+
+def test_take_along_refuses_dims_of_which_each_has_one_that_the_other_lacks():
+    x = random([md.Dimension("row", 3), md.Dimension("column", 3)])
+    at = md.named(np.zeros((3, 2), np.int32), ["rwo", "column"])
+    text = message(lambda x, i: md.take_along(x, i, "column"), x, at)
+    assert "the indices s32[rwo=3, column=2] have `rwo`, which x f64[row=3, column=3] lacks" in text
+    assert "Did you mean `row` instead of `rwo`?" in text
+    assert "md.take(x, indices, 'column')" in text
+    found = run(lambda x, i: md.take_along(x["row", 0], i, "column"), x, at)
+    assert found.dims.names == ("rwo", "column")
 
 
 def scattered(x, indices, updates, mode):

@@ -81,7 +81,19 @@ def test_mistakes_are_told():
             lambda t, i: md.segment_sum(t, i.rename(length="embed"), vocab),
             "segment_sum: dim `embed` has size 4 in x but 2 in the segments",
         ),
-        (lambda t, i: md.segment_sum(t, i, vocab), "`vocab` occurs twice"),
+        (
+            lambda t, i: md.segment_sum(t, md.cast(t["vocab", 0], "int32"), vocab),
+            "`vocab` occurs twice",
+        ),
+        (
+            lambda t, i: md.segment_sum(t, i["batch", 0].rename(length="vocb"), vocab),
+            "segment_sum: the segments s32[vocb=2] have `vocb`, which x f64[vocab=6, embed=4] "
+            "lacks. Did you mean `vocab` instead of `vocb`? If it is meant, broadcast x first",
+        ),
+        (
+            lambda t, i: md.segment_mean(t, i["batch", 0], vocab),
+            "segment_mean: the segments s32[length=2] have `length`, which x f64[vocab=6, em",
+        ),
         (lambda t, i: md.segment_mean(i, i, vocab), "needs a floating-point tensor, got s32"),
     ]:
         assert text in message(function, table, indices)

@@ -133,7 +133,9 @@ def take_along(author: Author) -> None:
     indices = [t for t in author.integers if t.shape.find(dim.name) is not None]
     indices = [t for t in indices if together([x, t]).volume <= VOLUME]
     if indices:
-        author.keep(md.take_along(x, author.one(indices), dim), author.bounds[x])
+        places = author.one(indices)
+        places = md.broadcast(places, [*places.shape, *x.shape.without(places.shape.names)])
+        author.keep(md.take_along(x, places, dim), author.bounds[x])
     else:
         places = (md.arange(dim) * 3 + int(author.rng.integers(-2, 5))) % (dim.size + 1)
         author.keep(md.take_along(x, places, dim), author.bounds[x])
@@ -186,7 +188,9 @@ def segments(author: Author) -> None:
         if kept.find(into.name) is None:
             author.keep(md.bincount(indices, into, over), count)
         return
-    author.keep(getattr(md, kind)(x, indices, into, over), author.bounds[x] * count)
+    bound = author.bounds[x] * count
+    x = md.broadcast(x, [*indices.shape.without(x.shape.names), *x.shape])
+    author.keep(getattr(md, kind)(x, indices, into, over), bound)
 
 
 def places(author: Author) -> None:
