@@ -21,6 +21,7 @@ from meshdsl.source import UNKNOWN, Source
 LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path, source
 
 _WILD = re.compile(r"[*?[]")
+_PARAMS = "params"  # as in `mirrors`
 _MISSPELT = 0.8  # difflib's ratio from which one name is taken for a misspelling of another
 
 
@@ -43,12 +44,17 @@ def check(
     *,
     known_dims: Collection[str],
     allow_unknown_dims: bool = False,
+    mesh_given: bool = True,
 ) -> None:
-    """Raises one `LayoutError` with everything that `problems` finds, if anything."""
+    """Raises one `LayoutError` with everything that `problems` finds, if anything.
+
+    Args:
+        mesh_given: False for a layout without a mesh; `mesh` is one of its axes then.
+    """
     found = problems(
         layout, mesh, tensors, known_dims=known_dims, allow_unknown_dims=allow_unknown_dims
     )
-    _raise(layout, mesh, found)
+    _raise(layout, mesh, found, mesh_given)
 
 
 def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
@@ -164,7 +170,7 @@ def _nearest(rule: Rule, paths: Collection[str], count: int = 2) -> list[str]:
     return sorted(paths, key=lambda path: (-likeness(path), len(path)))[:count]
 
 
-def _raise(layout: Layout, mesh: Mesh, found: Sequence[str]) -> None:
+def _raise(layout: Layout, mesh: Mesh, found: Sequence[str], mesh_given: bool = True) -> None:
     if not found:
         return
     count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
@@ -172,7 +178,8 @@ def _raise(layout: Layout, mesh: Mesh, found: Sequence[str]) -> None:
     for number, problem in enumerate(found, start=1):
         head = f"  {number}. "
         lines.append(head + problem.replace("\n", "\n" + " " * len(head)))
-    lines += ["", f"  mesh    {mesh if mesh.axes else 'no axes'}", f"  layout  {layout}"]
+    shown = (str(mesh) or "no axes") if mesh_given else "none given"
+    lines += ["", f"  mesh    {shown}", f"  layout  {layout}"]
     raise LayoutError("\n".join(lines))
 
 
@@ -226,7 +233,26 @@ def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[st
             f"A tensor can use an axis once. Write `{replace(yielding, optional=True)}` to let "
             f"`{yielding.dim}` take it only where `{keeping.dim}` is absent."
         )
+        lines += _of_mirror(rules, [path for _, _, path, _ in clashes], tensors)
         yield "\n".join(lines)
+
+
+def _of_mirror(
+    rules: Sequence[Rule], clashing: Sequence[str], tensors: Sequence[LabelledTensor]
+) -> Iterator[str]:
+    """Yields why a rule for the parameters applies to what mirrors them, and how to prevent it."""
+    paths = {path for _, _, path, _ in tensors}
+    for path in clashing:
+        before, _, rest = path.partition(f"/{_PARAMS}/")
+        of_params = [rule for rule in rules if rule.scope.split("/")[0] == _PARAMS]
+        if rest and f"{_PARAMS}/{rest}" in paths and len(of_params) == 1:
+            own = replace(of_params[0], scope=f"{before}/{_PARAMS}", axes=(), optional=False)
+            yield (
+                f"`{before}` has the structure of `{_PARAMS}`, so `{_PARAMS}` is put into its "
+                f"paths and rules for `{_PARAMS}` apply\nto it too. Write `{own}` to keep "
+                f"`{of_params[0]}` off it."
+            )
+            return
 
 
 def _contradictions(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.mirrors import End, Leaf, Tree, alike, below, trees
+
+_GRADIENTS = "gradients"  # what the paths of gradients begin with
 
 
 def lookalikes(graph: Graph, layout: Layout) -> list[str]:
@@ -147,12 +150,20 @@ def _note(
     dims = "the structure and dims" if structure else "the dims"
     have = f"have {dims}" if len(paths) > 1 else "has the dims"
     name = other.path.rpartition("/")[2]
-    fix = (
-        f'Return it by its name, as in `return {{"{name}": ...}}`, to have it follow the rule'
-        if returned
-        else f"Add a rule such as `{paths[0].split('/')[0]}/{rule.dim}:{'+'.join(rule.axes)}`, or "
-        "call the parameters `params`: what mirrors these follows their rules"
-    )
+    scope = paths[0].split("/")[0]
+    own = replace(rule, scope=scope, optional=False)
+    if not returned:
+        fix = (
+            f"Add a rule such as `{own}`, or call the parameters `params`: what mirrors these "
+            "follows their rules"
+        )
+    elif scope == _GRADIENTS:
+        fix = (
+            f"Add the rule `{own}`, or call the argument that is differentiated `{name}`: the "
+            "gradients of an argument have its name in their paths"
+        )
+    else:
+        fix = f'Return it by its name, as in `return {{"{name}": ...}}`, to have it follow the rule'
     return (
         f"{first}{more} {have} of `{other.path}`, but not the layout: "
         f"`{rule}` does not apply. {fix}"

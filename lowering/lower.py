@@ -159,19 +159,23 @@ def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
             yield tensor, op
 
 
-def validate(graph: Graph, mesh: Mesh, layout: Layout) -> None:
-    """Raises ValueError, telling every problem, unless a layout fits a graph on a mesh."""
+def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) -> None:
+    """Raises ValueError, telling every problem, unless a layout fits a graph on a mesh.
+
+    Args:
+        mesh_given: whether the user has given the mesh, for the error.
+    """
     names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
     # A program that makes everything from keys creates a state; it has only some of the dims that
     # the layout of the whole job names.
     creates = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
 
-    def ask(function: Callable, label: Callable[[Operation], str]) -> Any:
+    def ask(function: Callable, label: Callable[[Operation], str], **more: bool) -> Any:
         tensors = _labelled(graph, label)
-        return function(layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates)
+        return function(layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates, **more)
 
     if ask(problems, lambda op: op.name):  # the names are looked up where they are shown
-        ask(check, lambda op: statement_at(op.source).names[0])
+        ask(check, lambda op: statement_at(op.source).names[0], mesh_given=mesh_given)
     if not creates:
         advise(graph, layout)
 

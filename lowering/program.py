@@ -26,6 +26,7 @@ tells the line of each; `Instruction.parts` takes it apart, `joined` puts it tog
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -270,6 +271,15 @@ def wire_of(instruction: Instruction, mesh: Mesh) -> float:
 _OF_PROCESS = ("compile", "blame", "output_tree")
 
 
+def _unpicklable(definition: Any) -> str | None:
+    """Returns why the functions of an operation of the user's own cannot be pickled, if so."""
+    try:
+        pickle.dumps(definition)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        return f"operation `{definition.name}` has a function without a name of its own ({error})"
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class SpmdProgram:
     """A lowered program: the block all devices run, and how its ends meet the user's arguments."""
@@ -300,13 +310,23 @@ class SpmdProgram:
         if "compile" not in self.details:
             raise ValueError(
                 f"program `{self.name}` was unpickled, without the function that it came from: "
-                "lower that again to compile it, or run the program with the numpy backend's "
-                "Executable(program).call_flat(arrays)"
+                "lower that again to compile it, or run the program on numpy: "
+                'meshdsl.lowering.backends.load("numpy").Executable(program).call_flat(arrays)'
             )
         return self.details["compile"](self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled: all but what belongs to this process, and what is cached."""
+        """Returns what is pickled: all but what belongs to this process, and what is cached.
+
+        Raises:
+            ValueError: a function of the user's has no name that it could be imported by.
+        """
+        for instruction, _ in self.block.walk():
+            if problem := _unpicklable(instruction.params.get("definition")):
+                raise ValueError(
+                    f"program `{self.name}` cannot be pickled: {problem}, at {instruction.source}. "
+                    "Functions are pickled by name: define it with `def`, outside of any function"
+                )
         kept = {key: one for key, one in self.details.items() if key not in _OF_PROCESS}
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"details": kept}
 

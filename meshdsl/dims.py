@@ -149,7 +149,9 @@ def as_list(dims: DimsLike) -> list[DimLike]:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `. Did you mean ...?` for the nearest known names, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    listed = list(known)
+    near = difflib.get_close_matches(name, listed, n=2, cutoff=0.6)
+    near = near or [other for other in listed if _has_letters_of(name, other)][:2]
     return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
 
 
@@ -182,3 +184,9 @@ def _slip(short: str, long: str) -> bool:
     inside = 0 < start < len(short)
     rest = start + 1 if len(short) == len(long) else start
     return inside and rest < len(short) and short[rest:] == long[start + 1 :]
+
+
+def _has_letters_of(name: str, other: str) -> bool:
+    """Whether names begin alike and have nearly the same letters, in any order: `rwoo`, `row`."""
+    letters = difflib.SequenceMatcher(None, sorted(name), sorted(other))
+    return name[:1] == other[:1] and min(len(name), len(other)) > 2 and letters.ratio() >= 0.8

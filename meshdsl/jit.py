@@ -484,7 +484,8 @@ class Jitted:
             from meshdsl.lowering.lower import validate
 
             axes = dict.fromkeys(axis for rule in self._unused.rules for axis in rule.axes)
-            validate(graph, Mesh(tuple((axis, 1) for axis in axes)), self._unused)
+            ones = Mesh(tuple((axis, 1) for axis in axes))
+            validate(graph, ones, self._unused, mesh_given=False)
         given_up = () if self.check_finite else self.donate
         program = _lower(
             graph,

@@ -62,4 +62,7 @@ def test_one_name_occurs_once():
 
 def test_near_names_are_suggested():
     assert did_you_mean("lenght", ["length", "width"]) == ". Did you mean `length`?"
+    assert did_you_mean("rwoo", ["col", "row"]) == ". Did you mean `row`?"
+    assert did_you_mean("batch", ["col", "row", "bat"]) == ". Did you mean `bat`?"
+    assert did_you_mean("wor", ["col", "row"]) == did_you_mean("", ["col"]) == ""
     assert did_you_mean("xyz", ["length"]) == ""

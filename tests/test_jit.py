@@ -343,6 +343,12 @@ def test_every_mistake_of_a_layout_is_told_at_once():
     assert "test_jit.py:" in text
 
 
+def test_a_layout_without_a_mesh_is_checked_and_the_error_shows_none():
+    with pytest.raises(ValueError) as error:
+        md.jit(lambda x: x * 2, layout="aa:data")(random([a]))
+    assert str(error.value).endswith("\n  mesh    none given\n  layout  aa:data")
+
+
 def test_a_size_that_does_not_divide_is_stored_with_pads():
     jitted = md.jit(lambda x: (x * 2, md.sum(x * 2, over="a")), mesh="x:3", layout="a:x")
     x = random([a])

@@ -299,6 +299,19 @@ def test_scoped_rules_that_put_two_dims_of_one_tensor_on_one_axis_are_told():
     ]
 
 
+def test_a_rule_for_the_parameters_that_meets_a_mirror_of_them_is_explained():
+    weight = tensor("params/v", "params/v", embed=8, d_ff=4)
+    mirror = tensor("momentum/v", "momentum/params/v", embed=8, d_ff=4)
+    (text,) = found("params/embed:data; momentum/d_ff:data", weight, mirror)
+    assert text.endswith(
+        "`momentum` has the structure of `params`, so `params` is put into its paths and rules for "
+        "`params` apply\nto it too. Write `momentum/params/embed:-` to keep `params/embed:data` "
+        "off it."
+    )
+    mended = "params/embed:data; momentum/params/embed:-; momentum/d_ff:data"
+    assert found(mended, weight, mirror) == []
+
+
 def test_scopes_that_are_equally_long_and_disagree_are_told():
     path = "state/params/blocks/query"
     tensors = [tensor("w", path, embed=8), tensor("v", f"{path}_norm", embed=8)]

@@ -63,6 +63,21 @@ def test_a_bare_tensor_that_is_returned_like_an_argument_is_noted():
     assert note.startswith("`1` has the dims of `params`, but not the layout: `params/embed:data`")
 
 
+def test_gradients_of_an_argument_of_another_name_are_noted_with_what_names_them():
+    def loss(p):
+        return md.sum(p["w"]) + md.sum(p["v"])
+
+    def step(params):
+        return md.value_and_grad(loss)(params)
+
+    (note,) = notes(step, "params/embed:data?", TREE)
+    assert note.endswith(
+        "Add the rule `gradients/embed:data`, or call the argument that is differentiated "
+        "`params`: the gradients of an argument have its name in their paths"
+    )
+    assert notes(step, "params/embed:data; gradients/embed:data", TREE) == []
+
+
 def test_without_scoped_rules_nothing_is_noted():
     assert notes(lambda x, y: (x, y), "embed:data", TREE, TREE) == []
 

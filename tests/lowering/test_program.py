@@ -25,6 +25,24 @@ def model(params, x):
     return Params(md.sum(y) + md.sum(last * kept))
 
 
+def doubled(x):
+    return x * 2
+
+
+def test_a_program_with_a_function_that_no_module_has_is_not_pickled():
+    x = md.named(np.ones((4, 3), np.float32), [a, b])
+
+    def program(function):
+        return md.jit(
+            lambda x: md.local(function, x, out=x.dims, split="a"), "d:2", "a:d", "numpy"
+        ).lower(x)
+
+    pickle.dumps(program(doubled))
+    reason = r"`<lambda>` cannot be pickled: operation .* at tests/lowering/test_program.py:\d+\. "
+    with pytest.raises(ValueError, match=f"{reason}Functions are pickled by name: define it with"):
+        pickle.dumps(program(lambda x: x * 2))
+
+
 def test_a_pickled_program_prints_the_same_and_runs():
     def step(params, x):
         return md.value_and_grad(lambda p: model(p, x).w)(params)
