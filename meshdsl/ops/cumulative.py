@@ -167,7 +167,8 @@ def linear_recurrence(
     The states are those of a loop that rounds each step: one that leaves the range of the dtype is
     infinite, and those behind it are infinite or NaN. So they are on every mesh where terms of both
     signs do not leave the range while their sum stays: if the recurrence of |decay| and |x| is
-    finite, this one is, and the two differ by rounding of that one only. Numbers below the least
+    finite, this one is, and the two differ by rounding of that one only. On a mesh a state that is
+    less than four times too large for the dtype may stay finite. Numbers below the least
     normal one of the dtype, `tiny`, may count as zeros; so may what has shrunk by more than `tiny`
     since it was part of a state of up to 2**64.
 
