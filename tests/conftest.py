@@ -1,13 +1,15 @@
-"""Eight virtual CPU devices, 64-bit numbers where a test asks for them, and what a day runs.
+"""Eight virtual CPU devices, 64-bit numbers where a test asks for them, and the samples of a run.
 
-A run checks a sample of the random programs and one of the tests marked slow, both chosen by the
-date; `--cases=10000 --first_case=0` and `--slow` run them all.
+A run checks a sample of the random programs and one of the tests marked slow. Both are chosen by
+the commit, so that a run can be repeated; the last line names the seed, and `--seed` sets it.
+`--cases=10000 --first_case=0` and `--slow` run them all.
 """
 
 import ctypes
-import datetime
+import functools
 import gc
 import os
+import subprocess
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,7 +24,6 @@ KNOWN_CASES = 10_000
 MUCH = 3 << 29  # bytes; a worker that holds more lets go of what a module's tests have compiled
 MOST = 2 << 30  # bytes; one that holds more does so within a module too, where tests share programs
 RESIDENT = Path("/proc/self/statm")  # on Linux
-TODAY = datetime.date.today().toordinal()
 
 
 def pytest_addoption(parser):
@@ -30,8 +31,30 @@ def pytest_addoption(parser):
     parser.addoption("--jax_every", type=int, default=4, help="which of them to run on JAX too")
     parser.addoption("--tf_every", type=int, default=6, help="which to run on TensorFlow too")
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
-    parser.addoption("--first_case", type=int, help="the first of them; by default, from the date")
-    parser.addoption("--slow", action="store_true", help="run every slow test, not one a day")
+    parser.addoption("--first_case", type=int, help="the first of them; by default, from the seed")
+    parser.addoption("--slow", action="store_true", help="run every slow test, not one of them")
+    parser.addoption("--seed", type=int, help="chooses the samples; by default, from the commit")
+
+
+@functools.cache
+def commit() -> int:
+    """Returns a number that follows from the commit; 0 outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return int(done.stdout[:8], 16)
+
+
+def seed(config) -> int:
+    """Returns what chooses the samples of this run."""
+    given = config.getoption("seed")
+    return commit() if given is None else given
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"samples: --seed={seed(config)}")
 
 
 def resident_bytes() -> int:
@@ -73,7 +96,7 @@ def pytest_generate_tests(metafunc):
     if "case_number" in metafunc.fixturenames:
         count, first = metafunc.config.getoption("cases"), metafunc.config.getoption("first_case")
         if first is None:
-            first = TODAY * count % KNOWN_CASES
+            first = seed(metafunc.config) * count % KNOWN_CASES
         metafunc.parametrize("case_number", range(first, first + count))
 
 
@@ -81,7 +104,7 @@ def pytest_collection_modifyitems(config, items):
     slow = [item for item in items if item.get_closest_marker("slow")]
     if config.getoption("slow") or len(slow) < 2 or len(slow) == len(items):
         return
-    today = slow[TODAY % len(slow)]
-    left = [item for item in slow if item is not today]
+    chosen = slow[seed(config) % len(slow)]
+    left = [item for item in slow if item is not chosen]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]

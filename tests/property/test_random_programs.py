@@ -1,7 +1,7 @@
 """Random programs on random meshes and layouts: one answer, wherever and with whatever they run.
 
 `python -m pytest tests/property --cases=5000 --first_case=0 --jax_every=10 -n 2` runs the cases 0
-to 4999. Without the options, a sample that changes from day to day is run.
+to 4999. Without the options, a sample that the commit chooses is run.
 
 Every case is run by the numpy backend on one device and on its mesh, lowered in each way that it
 draws, with NaN in all pads, and its gradient is compared with finite differences and with its
