@@ -50,6 +50,7 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         ValueError: the tangents do not fit the primals; all misfits are told.
     """
     with told_as("jvp"):
+        _need_tuples("jvp", primals, tangents)
         inputs, moving = _directions(tuple(primals), tuple(tangents))
     tree = jax.tree.structure(tuple(primals), is_leaf=is_array)
 
@@ -63,6 +64,15 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         for t, d in zip(values, found, strict=True)
     ]
     return jax.tree.unflatten(structure, values), jax.tree.unflatten(structure, results)
+
+
+def _need_tuples(name: str, primals: Any, tangents: Any) -> None:
+    for what, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, list | tuple):
+            raise ValueError(
+                f"give tuples, with one item per argument: md.{name}(f, (x,), (direction,)); the "
+                f"{what} are of type {type(given).__name__}"
+            )
 
 
 def hessian_vector_product(
@@ -85,6 +95,8 @@ def hessian_vector_product(
     Raises:
         ValueError: no argument has a tangent, and what `md.jvp` and `md.grad` raise.
     """
+    with told_as("hessian_vector_product"):
+        _need_tuples("hessian_vector_product", primals, tangents)
     about = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
     with told_as("hessian_vector_product"):
         if not about:

@@ -31,6 +31,7 @@ from meshdsl.array import NamedArray, need_every_dim
 from meshdsl.calling import MISS, attempt
 from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.idioms import answered
 from meshdsl.jit import Runnable, bare
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.mesh import Mesh
@@ -164,7 +165,9 @@ def _prepare(
         need_every_dim(array)
     trace = ArrayTrace()
     with tracing(trace):
-        outputs, tree = leaves_of(function(*args, **kwargs))
+        with answered():
+            result = function(*args, **kwargs)
+        outputs, tree = leaves_of(result)
         graph, _ = trace.finish(outputs)
     graph = Graph(
         graph.inputs,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
 from meshdsl.dims import did_you_mean
-from meshdsl.source import caller
+from meshdsl.source import caller, raiser
 
 _REORDER = "dims have names, so no product needs it; to reorder them, write x.transpose({turned})"
 _RESIZE = "dims have names; write x.merge({dims}, 'name'), or x.split({last!r}, [first, second])"
@@ -107,8 +109,26 @@ def answer_jax(what: str, numbers: str) -> Any:
     )
 
 
+@contextmanager
+def answered() -> Iterator[None]:
+    """Answers functions of JAX in the user's code that report our tensors as no JAX values.
+
+    JAX asks its newer checks nothing, so the answer is given where its error arrives.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if "interpreting argument" not in str(error) or "<class 'meshdsl." not in str(error):
+            raise
+        source = raiser(error)
+        raise ValueError(
+            "functions of JAX do not take tensors with named dims: write md's, as in md.sin(x), "
+            f"or md.jit(f).as_jax(...) for JAX around it\n  at {source}  {source.code}".rstrip()
+        ) from None
+
+
 def _with_line(text: str) -> str:
-    source = caller()
+    source = caller(of_layer=True)
     return f"{text}\n  at {source}  {source.code}".rstrip()
 
 

@@ -27,9 +27,10 @@ from meshdsl.dtypes import short
 from meshdsl.finite import watched
 from meshdsl.garbage import paused
 from meshdsl.graph import Aval, Graph, Tensor
+from meshdsl.idioms import answered
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
-from meshdsl.ops.body import leaves_of
+from meshdsl.ops.body import results_of
 from meshdsl.signature import Signature, Trees, paths_of, taking_leaves
 from meshdsl.source import definition
 from meshdsl.trace import Trace, is_tracing, tracing
@@ -457,8 +458,9 @@ class Jitted:
             arguments = jax.tree.unflatten(signature.tree, inputs)
             call = self._parameters.bind_partial()
             call.arguments.update(arguments)
-            result = self.function(*call.args, **call.kwargs)
-            outputs, tree = leaves_of(result)
+            with answered():
+                result = self.function(*call.args, **call.kwargs)
+            outputs, tree = results_of(result, source)
             graph, captured = trace.finish(outputs)
         assert not captured
         given = _ends(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])

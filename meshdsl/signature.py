@@ -89,7 +89,12 @@ def taking_leaves(
         paths, avals: the path, the dims and the dtype of each leaf.
     """
 
-    def checked(*leaves: Any) -> Any:
+    def checked(*leaves: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(
+                f"{name}.as_jax got an unexpected keyword {', '.join(f'`{n}`' for n in named)}: it "
+                f"takes arrays by position, the leaves in order: {', '.join(paths) or 'none'}"
+            )
         if len(leaves) != len(paths):
             wanted = ", ".join(
                 f"{p}: {short(d)}{s}" for p, (s, d) in zip(paths, avals, strict=True)

@@ -45,6 +45,8 @@ _OUTSIDE = (
     "<string>",
 )
 _is_machinery: dict[str, bool] = {}
+# Layers of ours: operations in them have their lines, but a mistake is the caller's.
+_LAYERS = os.path.join(_ROOT, "nn") + os.sep
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +91,42 @@ class Source:
 UNKNOWN = Source("<unknown>", 0)
 
 
-def caller() -> Source:
-    """Returns the innermost line of user code on the stack."""
+def is_machinery(name: str) -> bool:
+    """Whether the lines of a file are machinery."""
+    machinery = _is_machinery.get(name)
+    if machinery is None:
+        machinery = name.startswith(_MACHINERY) or any(part in name for part in _OUTSIDE)
+        _is_machinery[name] = machinery
+    return machinery
+
+
+def caller(of_layer: bool = False) -> Source:
+    """Returns the innermost line of user code on the stack.
+
+    Args:
+        of_layer: pass over the lines of `meshdsl.nn` as well.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        machinery = _is_machinery.get(code.co_filename)
-        if machinery is None:
-            name = code.co_filename
-            machinery = name.startswith(_MACHINERY) or any(part in name for part in _OUTSIDE)
-            _is_machinery[name] = machinery
-        if not machinery:
+        layer = of_layer and code.co_filename.startswith(_LAYERS)
+        if not layer and not is_machinery(code.co_filename):
             return Source(code.co_filename, frame.f_lineno, code.co_qualname)
         if frame.f_back is None:
             break
         frame = frame.f_back
     return UNKNOWN
+
+
+def raiser(error: BaseException) -> Source:
+    """Returns the innermost line of user code that an error came through."""
+    found, part = UNKNOWN, error.__traceback__
+    while part is not None:
+        code = part.tb_frame.f_code
+        if not is_machinery(code.co_filename) and not code.co_filename.startswith(_LAYERS):
+            found = Source(code.co_filename, part.tb_lineno, code.co_qualname)
+        part = part.tb_next
+    return found
 
 
 def definition(function: Any) -> Source:

@@ -151,3 +151,77 @@ def test_vmap_hides_a_dim():
     inside = jax.vmap(lambda row: md.named(row, ["column"]) * 2)(X.data)
     with pytest.raises(ValueError, match=r"have shape \(3, 4\) here: jax.vmap hides a dim"):
         inside + 1
+
+
+@pytest.mark.parametrize(
+    "function", [jax.nn.relu, jax.lax.sin, lambda t: jax.lax.add(t, t)], ids=["relu", "sin", "add"]
+)
+def test_primitives_of_jax_are_answered_too(function):
+    def model(x):
+        return function(x)  # the line that is shown
+
+    for run in (md.jit(model), md.grad(model)):
+        with pytest.raises(ValueError) as error:
+            run(X)
+        text, _, line = str(error.value).partition("\n  at ")
+        assert text.startswith("functions of JAX do not take tensors with named dims: write md's")
+        assert "test_idioms.py:" in line
+        assert "jax.lax.add(t, t)" in line or line.endswith("# the line that is shown")
+    with pytest.raises(TypeError, match="no such"):
+        md.jit(lambda x: fails("no such"))(X)
+
+
+def fails(text):
+    raise TypeError(text)
+
+
+@pytest.mark.parametrize("value", [np.ones(3), jnp.ones(3), "a", None], ids=lambda v: str(type(v)))
+def test_a_result_that_is_no_tensor_is_named(value):
+    def model(x):
+        return {"sum": md.sum(x), "more": (1, value)}
+
+    if value is None:
+        assert md.jit(model)(X)["more"][1] is None
+        return
+    for run in (md.jit(model), md.jit(lambda x: md.checkpoint(model)(x))):
+        with pytest.raises(ValueError) as error:
+            run(X)
+        kind = type(value).__name__
+        assert (
+            f"a traced function returns tensors, but result/more/1 is of type {kind}: return a "
+            "tensor, a Python number, or md.named(array, dims)"
+        ) in str(error.value)
+        assert "  in the function of tests/test_idioms.py:" in str(error.value)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["named", "traced"])
+def test_tangents_are_given_in_tuples(traced):
+    for function in (
+        lambda x: md.jvp(md.sin, x, x),
+        lambda x: md.jvp(md.sin, (x,), x),
+        lambda x: md.hessian_vector_product(md.sum, x, x),
+    ):
+        text = told(function, X, traced=traced)
+        assert "give tuples, with one item per argument: md." in text
+
+
+def test_as_jax_names_a_keyword_that_it_does_not_take():
+    def double(x):
+        return x * 2
+
+    with pytest.raises(TypeError) as error:
+        md.jit(double).as_jax(X)(x=X.data)
+    assert str(error.value) == (
+        "double.as_jax got an unexpected keyword `x`: it takes arrays by position, the leaves in "
+        "order: x"
+    )
+
+
+def test_where_takes_a_plain_condition():
+    for condition in (True, np.bool_(True), md.named(True, [])):
+        for run in (lambda f: f(X), lambda f: md.jit(f)(X)):
+            found = run(lambda x, c=condition: md.where(c, x, 0.0))
+            np.testing.assert_array_equal(found, X)
+    assert "where: the condition must be bool, got s32" in told(
+        lambda x: md.where(1, x, 0.0), X, traced=False
+    ).replace("\n", " ")

@@ -12,6 +12,7 @@ from meshdsl.array import NamedArray
 from meshdsl.dims import DimLike, DimsLike
 from meshdsl.dtypes import is_integer, largest, short
 from meshdsl.nn.precision import at_least_float32
+from meshdsl.ops.broadcasting import need_dims
 from meshdsl.ops.operation import checked_by, operation
 
 
@@ -83,6 +84,11 @@ def softmax_cross_entropy(
     problems = [f"the labels have dims {extra} that the logits {logits.shape} lack"] * bool(extra)
     if not is_integer(labels.dtype):
         problems.append(f"the labels are integers, got {short(labels.dtype)}")
+    for dim in labels.shape:
+        other = logits.shape.find(dim.name)
+        if other is not None and other.size != dim.size:
+            sizes = f"size {other.size} in the logits but {dim.size} in the labels"
+            problems.append(f"dim `{dim.name}` has {sizes}")
     if problems:
         raise ValueError("; ".join(problems))
     if labels.dtype.itemsize < 4:  # too narrow to compare with the number of classes
@@ -122,6 +128,7 @@ def mean_where(x: md.Tensor, mask: md.Tensor, over: DimsLike | None = None) -> m
         mask: bool, any dims of x.
         over: the dims to take the mean over, by default all.
     """
+    need_dims(mask, "the mask", x, "x", "broadcast x first: md.broadcast(x, dims)")
     wide = at_least_float32(x)
     count = md.sum(md.cast(md.broadcast(mask, x.shape), wide.dtype), over)
     return md.cast(md.sum(md.where(mask, wide, 0), over) / md.maximum(count, 1), x.dtype)

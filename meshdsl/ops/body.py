@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshdsl.array import NamedArray
 from meshdsl.graph import Graph, Tensor
 from meshdsl.module import path_of
 from meshdsl.ops.creation import as_tensor
+from meshdsl.source import Source, caller, definition, is_machinery
 from meshdsl.trace import Trace, current, tracing
 
 
@@ -25,6 +27,30 @@ def leaves_of(tree: Any) -> tuple[list[Tensor], Any]:
     return [as_tensor(leaf) for leaf in leaves], structure
 
 
+def results_of(tree: Any, source: Source) -> tuple[list[Tensor], Any]:
+    """Returns what a traced function returns as `leaves_of` does.
+
+    Args:
+        source: where the function is defined, or is used.
+
+    Raises:
+        ValueError: leaves that are no tensors; all of these are told.
+    """
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
+    problems = [
+        f"{path_of(keys, 'result')} is of type {type(leaf).__name__}"
+        for keys, leaf in keyed
+        if not isinstance(leaf, Tensor | NamedArray | complex | float | int | np.generic)
+    ]
+    if problems:
+        raise ValueError(
+            f"a traced function returns tensors, but {'; '.join(problems)}: return a tensor, a "
+            "Python number, or md.named(array, dims), which gives an array's dims their names\n"
+            f"  in the function of {source}  {source.code}".rstrip()
+        )
+    return leaves_of(tree)
+
+
 def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...], Any]:
     """Traces a function of tensors by itself.
 
@@ -35,7 +61,10 @@ def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[T
     inner = Trace(current())
     with tracing(inner):
         inputs = [inner.input(t.shape, t.dtype, t.source) for t in like]
-        outputs, structure = leaves_of(function(*inputs))
+        result = function(*inputs)
+        source = definition(function)
+        source = caller() if is_machinery(source.file) else source  # one of ours around the user's
+        outputs, structure = results_of(result, source)
         graph, consts = inner.finish(outputs)
     return graph, consts, structure
 

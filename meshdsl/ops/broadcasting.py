@@ -139,8 +139,9 @@ def need_dims(tensor: Tensor, what: str, whole: Tensor, other: str, advice: str)
         hints = {dim.name: did_you_mean(dim.name, names) for dim in extra}
         hint = "".join(text.replace("?", f" instead of `{n}`?") for n, text in hints.items())
         lacking = ", ".join(f"`{dim.name}`" for dim in extra)
+        verb = "have" if what.endswith("s") else "has"
         raise ValueError(
-            f"{what} {tensor} have {lacking}, which "
+            f"{what} {tensor} {verb} {lacking}, which "
             f"{other} {whole} lacks{hint or '.'} If it is meant, {advice}"
         )
 

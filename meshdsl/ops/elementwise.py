@@ -341,7 +341,7 @@ ELEMENTWISE.update(cast=CAST, stop_gradient=STOP_GRADIENT)
 
 
 @operation
-def where(condition: Tensor, x: Any, y: Any) -> Tensor:
+def where(condition: Tensor | bool, x: Any, y: Any) -> Tensor:
     """Returns x where the bool tensor `condition` is true, else y.
 
     `md.where(mask, x, 0)`.
@@ -349,6 +349,7 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     One of the three has the dims of all, as in every elementwise operation; else it is
     `md.outer(md.where, mask, x, y)`.
     """
+    condition = as_tensor(condition)
     if condition.dtype != np.bool_:
         raise ValueError(f"the condition must be bool, got {short(condition.dtype)}")
     known = [value.dtype for value in (x, y) if isinstance(value, Tensor)]

@@ -13,7 +13,8 @@ from meshdsl.array import NamedArray
 from meshdsl.dtypes import short
 from meshdsl.graph import Tensor
 from meshdsl.ops.literal import literal
-from meshdsl.trace import here, is_tracing
+from meshdsl.source import caller
+from meshdsl.trace import here, is_derived, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,10 +107,13 @@ def _is_operand(value: Any) -> bool:
 
 def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
     source = here()
+    user = source if is_derived() else caller(of_layer=True)
     lines = [f"{name}: {error}"]
     leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
     for number, operand in enumerate(filter(_is_operand, leaves), 1):
         made = f"  made at {operand.source}" if isinstance(operand, Tensor) else ""
         lines.append(f"  operand {number}: {short(operand.dtype)}{operand.dims}{made}")
-    lines.append(f"  at {source}  {source.code}".rstrip())
+    if user != source:
+        lines.append(f"  in {source}  {source.code}".rstrip())
+    lines.append(f"  at {user}  {user.code}".rstrip())
     return "\n".join(lines)

@@ -65,6 +65,12 @@ def merged(part: Any, params: Any) -> Any:
 
 def patterns_of(trainable: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the patterns in a text or a list."""
+    texts = [trainable] if isinstance(trainable, str) else trainable
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"trainable: {trainable!r} is no pattern; give globs on the parameters' paths, such as "
+            "'blocks/**/lora*', a list of these, or a function of (path, dims)"
+        )
     listed = trainable.split(",") if isinstance(trainable, str) else trainable
     return tuple(pattern.strip() for pattern in listed if pattern.strip())
 

@@ -197,3 +197,10 @@ def test_what_chooses_nothing_is_an_error(trainable, message):
 def test_merging_gives_the_whole_tree_again():
     part = trained(LEAVES, "query")
     assert merged(part, LEAVES) == LEAVES
+
+
+@pytest.mark.parametrize("given", [3, [3], ["w", None]])
+def test_what_is_no_pattern_is_refused(given):
+    params = {"w": md.spec(md.dims(embed=2))}
+    with pytest.raises(ValueError, match=r"trainable: .* is no pattern; give globs on the param"):
+        trained(params, given)
