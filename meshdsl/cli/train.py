@@ -233,7 +233,7 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
-    from meshdsl.training.data import DataFiles
+    from meshdsl.training.data import DataFiles, written_sums
     from meshdsl.training.saving import Saving
 
     if not values.workdir:
@@ -246,7 +246,7 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
         local_every=values.local_every,
         config={**_stored(values), "the data": corpus.fingerprint()},
         defaults=early.DEFAULTS,
-        data=DataFiles(corpus.paths),
+        data=DataFiles(corpus.paths, written_sums(corpus.paths)),
         override=values.override,
         resume=values.resume,
     )

@@ -47,6 +47,15 @@ def damage(path: Path) -> str | None:
     return _Cached(path).damage()
 
 
+def written_sums(paths: Sequence[Path]) -> dict[Path, list[str]]:
+    """Returns the checksums that files of caches were written with; others are left out."""
+    return {
+        file: stored["sums"]
+        for path in paths
+        for file, stored in zip(_files(path), _stored(path) or (), strict=False)
+    }
+
+
 @contextmanager
 def compared(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
     """Compares large caches beside its block, which gets what raises if one is damaged.

@@ -61,16 +61,24 @@ class DataFiles:
 
     Args:
         paths: the files, in their order.
+        written: the checksums that some of them were written with, by path. They are stored as if
+            this run had read these files already.
 
     Raises:
         ValueError: one is not there.
     """
 
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        written: Mapping[Path, Sequence[str]] | None = None,
+    ) -> None:
         try:
             self._files = [_File.of(Path(path)) for path in paths]
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+        known = written or {}
+        self._written = [dict(enumerate(known.get(Path(path), ()))) for path in paths]
         self._earlier: list[dict[int, str]] = [{} for _ in self._files]
         self._over = threading.Event()
         self._problem: str | None = None
@@ -119,8 +127,8 @@ class DataFiles:
 
     def state(self) -> Any:
         """Returns what is known of the files so far, as JSON has it."""
-        pairs = zip(self._files, self._earlier, strict=True)
-        return [file.told(earlier) for file, earlier in pairs]
+        rows = zip(self._files, self._written, self._earlier, strict=True)
+        return [file.told({**written, **earlier}) for file, written, earlier in rows]
 
     def differences(self, state: Any) -> list[str]:
         """Returns how the files differ from what an earlier run has stored of them.
