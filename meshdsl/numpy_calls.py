@@ -43,10 +43,10 @@ _OPERATORS = {
     "left_shift": "shift_left",
     "right_shift": "shift_right",
 }
-# Functions that treat each of their arguments by itself.
+# Functions that treat each of their arguments by itself, or are told by letters what pairs up.
 _ONE_BY_ONE = frozenset(
     "savez savez_compressed result_type can_cast common_type shares_memory may_share_memory "
-    "isin meshgrid outer".split()
+    "isin meshgrid outer einsum".split()
 )
 _ADVICE = {
     "where": "write md.where(mask, x, y)",
@@ -54,7 +54,6 @@ _ADVICE = {
     "vdot": "write md.einsum(x, y, over='dim')",
     "inner": "write md.einsum(x, y, over='dim')",
     "tensordot": "write md.einsum(x, y, over='dim')",
-    "einsum": "write md.einsum(x, y, over='dim')",
     "concatenate": "write md.concat([x, y], 'dim')",
     "stack": "write md.stack([x, y], dim)",
     "clip": "write md.clip(x, low, high)",
