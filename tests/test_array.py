@@ -145,9 +145,9 @@ def test_a_padded_array_speaks_of_its_logical_dims():
     assert np.asarray(x, np.float32).dtype == np.float32
 
 
-def test_one_number_is_one_number_with_pads_too():
+def test_one_number_is_one_number_on_a_mesh_too():
     x = md.place(md.named([2.5], ["n"]), "a:4", "n:a")
-    assert x.data.shape == (4,)
+    assert x.data.shape == (1,)
     assert (float(x), int(x), x.item(), bool(x)) == (2.5, 2, 2.5, True)
 
 
