@@ -159,10 +159,7 @@ def attention(
         memory_segments = _along(segments, q.shape.get(length), memory)
     elif memory_segments is not None and segments is None:
         raise ValueError("memory_segments need the segments of the queries")
-    if isinstance(window, bool) or (window is not None and window < 1):
-        raise ValueError(f"a window is a number of positions, at least 1; got {window}")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap must be positive, got {soft_cap}")
+    _check_numbers(window, soft_cap)
     rows = _rows(queries, k, v, length)
     moves = causal or window is not None
     if moves and isinstance(positions, int) and q.shape.get(length).name != rows:
@@ -190,6 +187,13 @@ def attention(
         "given": tuple(masks),
     }
     return bind(ATTENTION, (q, k, v, *masks.values()), params).outputs[0]
+
+
+def _check_numbers(window: int | None, soft_cap: float | None) -> None:
+    if isinstance(window, bool) or (window is not None and window < 1):
+        raise ValueError(f"a window is a number of positions, at least 1; got {window}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap must be positive, got {soft_cap}")
 
 
 def _check(
