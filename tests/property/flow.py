@@ -87,17 +87,23 @@ def checkpoint(author: Author) -> None:
         author.keep(result, bound)
 
 
+def _drawn_inside(author: Author, t: Tensor, x: Tensor, captured: Tensor) -> Author:
+    """Draws some steps of a body that is given `t` for x and captures a tensor."""
+    inner = author.inside()
+    inner.keep(t, author.bounds[x])
+    inner.keep(captured, author.bounds[captured])
+    for _ in range(author.rng.integers(1, 3)):
+        draw_step(inner)
+    return inner
+
+
 def gradient(author: Author) -> None:
     if author.depth > 1:
         return
     x, captured = author.operand(), author.operand()
 
     def body(t: Tensor) -> Tensor:
-        inner = author.inside()
-        inner.keep(t, author.bounds[x])
-        inner.keep(captured, author.bounds[captured])
-        for _ in range(author.rng.integers(1, 3)):
-            draw_step(inner)
+        inner = _drawn_inside(author, t, x, captured)
         return inner.loss() + 0.01 * md.mean(md.sin(t)) + 0.01 * md.mean(md.sin(t))
 
     author.keep(md.tanh(md.grad(body)(x)))
@@ -109,11 +115,7 @@ def direction(author: Author) -> None:
     x, captured = author.operand(), author.operand()
 
     def body(t: Tensor) -> Tensor:
-        inner = author.inside()
-        inner.keep(t, author.bounds[x])
-        inner.keep(captured, author.bounds[captured])
-        for _ in range(author.rng.integers(1, 3)):
-            draw_step(inner)
+        inner = _drawn_inside(author, t, x, captured)
         return inner.one(inner.unused or inner.live)
 
     author.keep(md.tanh(md.jvp(body, (x,), (md.cos(x),))[1]))
@@ -173,11 +175,7 @@ def map_(author: Author) -> None:
     captured = author.operand()
 
     def body(t: Tensor) -> Tensor:
-        inner = author.inside()
-        inner.keep(t, author.bounds[x])
-        inner.keep(captured, author.bounds[captured])
-        for _ in range(author.rng.integers(1, 3)):
-            draw_step(inner)
+        inner = _drawn_inside(author, t, x, captured)
         last = inner.one(inner.unused or inner.live)
         return md.tanh(inner.fit(last, t.shape))
 
