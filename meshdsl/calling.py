@@ -29,6 +29,8 @@ MISS: Any = object()  # what a direct call returns whose arguments do not fit
 _PATIENCE = 64  # the most calls alike that are waited for
 _RECENT = 8  # the most signatures among which calls may alternate
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 # What arguments raise that have no such leaf, key or attribute, or a number without a dtype.
 _NO_SUCH = (LookupError, AttributeError, TypeError, OverflowError)
 
@@ -216,18 +218,20 @@ class Order:
     """Puts arguments given by keyword where they are by position: `order(args, kwargs)`."""
 
     def __init__(self, parameters: Mapping[str, inspect.Parameter]) -> None:
+        # Positional-only parameters count as places, but no keyword is the name of one.
         self._names = [
-            name
+            name if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else None
             for name, parameter in parameters.items()
-            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            if parameter.kind in _BY_POSITION
         ]
-        self._known: dict[tuple, Sequence[str] | None] = {}
+        self._known: dict[tuple, list[str] | None] = {}
 
     def __call__(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple | None:
         """Returns all arguments by position; None if some cannot be given so."""
         key = (len(args), *kwargs)
         if key not in self._known:
             names = self._names[len(args) : len(args) + len(kwargs)]
-            self._known[key] = names if set(names) == set(kwargs) else None
+            known = [name for name in names if name is not None]
+            self._known[key] = known if set(names) == set(kwargs) else None
         order = self._known[key]
         return None if order is None else (*args, *[kwargs[name] for name in order])

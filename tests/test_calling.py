@@ -62,6 +62,19 @@ def test_arguments_by_keyword_are_put_in_order(monkeypatch):
         jitted(x, y, z, w=z)
 
 
+def test_a_keyword_behind_positional_only_parameters_reaches_its_own():
+    def model(x, /, y=10.0, z=1.0):
+        return x * 100 + y - z
+
+    jitted = armed(model, ones(), ones())
+    for _ in range(3):
+        np.testing.assert_array_equal(jitted(ones(), ones()), 100 * np.ones(8))
+        np.testing.assert_array_equal(jitted(ones(), z=ones() * 4), 106 * np.ones(8))
+        np.testing.assert_array_equal(jitted(ones(), z=ones() * 4, y=ones()), 97 * np.ones(8))
+    with pytest.raises(TypeError, match=r"positional.only"):
+        jitted(x=ones(), y=ones())
+
+
 def test_whatever_changes_the_program_misses():
     class Scale(md.Module):
         x: md.Tensor
