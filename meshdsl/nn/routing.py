@@ -201,5 +201,6 @@ def balance_bias(
         raise ValueError(f"a bias {bias.shape} has several dims: over= says which counts experts")
     count = bias.shape.get(bias.shape.names[0] if over is None else over)
     tokens = _tokens(routing.expert, count) if isinstance(routing, Routing) else routing
+    tokens = md.cast(tokens, "float32")  # the products of int32 would overflow in large batches
     missing = md.sum(tokens, count) - tokens * count.size
-    return bias + rate * md.sign(md.cast(missing, bias.dtype))
+    return bias + rate * md.cast(md.sign(missing), bias.dtype)

@@ -118,6 +118,16 @@ def test_the_bias_falls_for_experts_with_more_than_their_share():
     np.testing.assert_allclose(after, expected, rtol=1e-12)
 
 
+def test_counts_whose_products_leave_int32_balance_the_bias_too():
+    tokens = np.full(256, 5, np.int32)
+    tokens[0] = 12_000_000
+    bias = md.named(np.zeros(256, np.float32), ["routed"])
+    after = np.asarray(nn.balance_bias(bias, md.named(tokens, ["routed"]), 1.0))
+    np.testing.assert_array_equal(after, np.sign(tokens.mean() - tokens))
+    equal = md.named(np.full(256, 12_000_000, np.int32), ["routed"])
+    assert not np.asarray(nn.balance_bias(bias, equal)).any()
+
+
 def test_balancing_the_bias_balances_the_experts():
     @md.jit
     def step(x, router, bias):
