@@ -281,7 +281,12 @@ def _is_constant(data: np.ndarray) -> bool:
         if part.flags.writeable:
             return False
         part = part.base
-    return part is None or isinstance(part, bytes) or memoryview(part).readonly
+    if part is None:
+        return True
+    try:
+        return memoryview(part).readonly
+    except TypeError:  # no buffer, such as what `np.from_dlpack` holds: its owner may write it
+        return False
 
 
 def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:

@@ -75,6 +75,13 @@ def test_what_nobody_can_write_is_shared(tmp_path):
         assert not np.shares_memory(md.named(data, [batch]).data, data)
 
 
+def test_what_another_library_lends_is_copied():
+    lent = np.from_dlpack(jnp.arange(3))
+    x = md.named(lent, ["a"])
+    assert np.asarray(x).tolist() == [0, 1, 2]
+    assert not np.shares_memory(x.data, lent)
+
+
 def test_data_that_are_no_numbers_are_told():
     for data in (np.array(["a"]), ["a"], np.array([None]), np.array(["2020"], "datetime64[D]")):
         with pytest.raises(
