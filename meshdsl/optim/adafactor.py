@@ -64,7 +64,8 @@ class Adafactor:
         decay_rate: how fast b comes to 1.
         clipping_threshold: the root mean square above which an update is scaled down. None: never.
         momentum: of the running mean of the updates, at the price of one more copy. None: none.
-        eps: added to squared gradients.
+        eps: added to squared gradients; a normal number of float32, so that gradients of zero do
+            not make NaN.
         weight_decay: decay of the parameters that `mask` chooses, as in `AdamW`.
         mask: (path, shape) -> whether a parameter decays, as in `AdamW`.
 
@@ -93,7 +94,7 @@ class Adafactor:
             {
                 "min_dim_size_to_factor": (least, "[1, inf)"),
                 "decay_rate": (self.decay_rate, "(0, inf)"),
-                "eps": (self.eps, "[0, inf)"),
+                "eps": (self.eps, "[1e-37, inf)"),
                 "weight_decay": (self.weight_decay, "[0, inf)"),
                 **{name: each for name, each in optional.items() if each[0] is not None},
             },

@@ -106,6 +106,20 @@ def test_split_dims_reduce_rows_columns_and_scalars_only():
     assert max(c.payload_bytes for c in program.collectives) <= 16 * 4 + 16
 
 
+@pytest.mark.parametrize("options", [{}, {"eps": 1e-37}, {"min_dim_size_to_factor": 4}])
+def test_a_parameter_without_gradient_stays_as_it_is(options):
+    optimizer, params = Adafactor(0.05, **options), tree(0)
+    grads = {name: md.named(np.zeros_like(p), p.dims) for name, p in params.items()}
+    after, _ = md.jit(optimizer.update)(grads, md.jit(optimizer.init)(params), params, 0)
+    trees.assert_close(after, params, 0)
+
+
+@pytest.mark.parametrize("eps", [0, 1e-50])
+def test_squares_that_may_be_zero_are_refused(eps):
+    with pytest.raises(ValueError, match="eps must be in"):
+        Adafactor(0.05, eps=eps)
+
+
 def test_its_state_is_small():
     spec = {"w": md.spec(md.dims(embed=1024, d_ff=4096))}
     graph = md.jit(Adafactor(0.1).init).trace(spec)
@@ -117,7 +131,7 @@ def test_numbers_out_of_range_are_reported_together():
         Adafactor(-1, 0, decay_rate=0, clipping_threshold=0, momentum=1, eps=-1)
     assert str(error.value) == (
         "Adafactor: min_dim_size_to_factor must be in [1, inf), got 0; "
-        "decay_rate must be in (0, inf), got 0; eps must be in [0, inf), got -1; "
+        "decay_rate must be in (0, inf), got 0; eps must be in [1e-37, inf), got -1; "
         "clipping_threshold must be in (0, inf), got 0; momentum must be in [0, 1), got 1; "
         "learning_rate must be a number in [0, inf) or a schedule, got -1"
     )
