@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.idioms import Idioms, need_names, ops
+from meshdsl.idioms import Idioms, need_names, ops, refuse
 
 if TYPE_CHECKING:
     from meshdsl.dims import DimLike, DimsLike
@@ -185,8 +185,12 @@ class NamedOperators(Idioms):
 
     def argmax(self, dim: DimLike = "", **axis: Any) -> Tensor:
         need_names(axis, "argmax")
+        if not dim:
+            refuse("say along which dim: write md.argmax(x, 'dim')")
         return ops().argmax(self, dim)
 
     def argmin(self, dim: DimLike = "", **axis: Any) -> Tensor:
         need_names(axis, "argmin")
+        if not dim:
+            refuse("say along which dim: write md.argmin(x, 'dim')")
         return ops().argmin(self, dim)

@@ -328,15 +328,25 @@ def _how_to_pick(x: Tensor, key: Any) -> str:
     if isinstance(getattr(key, "dims", None), Shape) and key.dtype == np.bool_:
         return "a mask leaves a size that depends on numbers: write md.where(mask, x, 0)"
     dim, part = names[0], "0" if isinstance(key, int) else "1:5"
-    whole = builtins.slice(None)
     if isinstance(key, tuple) and len(key) <= len(names):
-        picked = [(n, k) for n, k in zip(names, key, strict=False) if k != whole]
+        pairs = zip(names, key, strict=False)
+        picked = [(n, k) for n, k in pairs if not _is_every_position(k)]
         if picked and all(type(k) is int for _, k in picked):
             said = "".join(f"[{name!r}, {k}]" for name, k in picked)
             return f"dims have names, not numbers: write x{said}"
     if isinstance(key, str):
         dim = key
+    if any(map(_are_positions, key if isinstance(key, tuple) else (key,))):
+        part = "indices"
     return f"name the dim and what of it: write x[{dim!r}, {part}]"
+
+
+def _is_every_position(key: Any) -> bool:
+    return isinstance(key, builtins.slice) and key == builtins.slice(None)
+
+
+def _are_positions(key: Any) -> bool:
+    return isinstance(key, list | np.ndarray) or isinstance(getattr(key, "dims", None), Shape)
 
 
 def pick(x: Tensor, key: Any) -> Tensor:
