@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import (
     LabelledTensor,
@@ -19,6 +19,7 @@ from meshdsl.layouts.validate import (
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
+from meshdsl.tensor import Tensor
 
 _told: dict[Any, Any] = {}  # Python's registry of warnings, which tells each once per line
 

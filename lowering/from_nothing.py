@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.tensor import Tensor
 
 _SOURCES = frozenset(["full", "arange"])
 _MOVED = frozenset(["broadcast", "rename", "transpose"])

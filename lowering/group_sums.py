@@ -19,11 +19,12 @@ from dataclasses import replace
 import meshdsl.ops as ops
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_float
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.lowering.partial_sums import Planned
 from meshdsl.lowering.partition.plan import Case
 from meshdsl.lowering.partition.shape import bytes_sent
 from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, tracing
 
 _MOST = 2

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
+from meshdsl.tensor import Tensor
 
 
 def hoist_casts(graph: Graph, weights: Collection[Tensor]) -> Graph:
@@ -56,7 +57,7 @@ def _out_of(loop: Operation, weights: set[Tensor]) -> list[Operation]:
             outside.update({after: outside[before] for before, after in pairs if before in outside})
         elif op.name == "cast" and op.inputs[0] in outside and _narrows(op):
             outer = outside[op.inputs[0]]
-            whole = Tensor(outer.shape, op.outputs[0].dtype, outer.source)
+            whole = TracedTensor(outer.shape, op.outputs[0].dtype, outer.source)
             casts.append(replace(op, inputs=(outer,), outputs=(whole,)))
             made.append((op.outputs[0], whole))
             continue

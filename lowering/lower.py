@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
@@ -45,6 +45,7 @@ from meshdsl.lowering.wide_sums import widen
 from meshdsl.mesh import Mesh
 from meshdsl.ops.random import KEY
 from meshdsl.statements import statement_at
+from meshdsl.tensor import Tensor
 
 BOOL = np.dtype("bool")
 NOTHING: Mapping[Tensor, TensorLayout] = MappingProxyType({})

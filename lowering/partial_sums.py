@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.mincut import INFINITE, CutGraph
 from meshdsl.lowering.partition.plan import Plan
 from meshdsl.lowering.reads import START, Read, Reads
 from meshdsl.mesh import Mesh
+from meshdsl.tensor import Tensor
 
 # What computing on a partial sum costs against computing on a shard, per byte: to break ties.
 _MASK = 1e-3

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.mincut import INFINITE, CutGraph
 from meshdsl.lowering.partition import RULES, Case, Plan
@@ -26,6 +26,7 @@ from meshdsl.lowering.reads import START
 from meshdsl.lowering.reshard import reshard_cost
 from meshdsl.mesh import Mesh
 from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.tensor import Tensor
 
 _RESHAPED = frozenset(["rename", "split", "merge"])
 # What follows its operand's layout, in the dims that it leaves alone.

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshdsl.lowering.partial_sums import Planned

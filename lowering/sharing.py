@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meshdsl.dims import Shape
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partial_sums import Planned
 from meshdsl.lowering.program import exact
 from meshdsl.lowering.reshard import reshard_cost
+from meshdsl.tensor import Tensor
 
 _Reader = tuple[Operation, int]
 
@@ -111,7 +112,7 @@ class _Sharing:
                     if made > place[barrier]:
                         instead[tensor] = before
                         continue
-                    fresh = Tensor(before.shape, before.dtype, before.source)
+                    fresh = TracedTensor(before.shape, before.dtype, before.source)
                     instead[tensor] = kept[barrier].setdefault(before, fresh)
         return [_reading(_with_more(op, kept.get(op, {})), instead) for op in operations]
 
@@ -223,8 +224,8 @@ class _Sharing:
         instead: dict[_Reader, Tensor] = {}
         twins, stacks, slices = [], [], []
         for tensor, twin, where, readers in kept:
-            stack = Tensor(Shape([dim, *twin.shape]), twin.dtype, twin.source)
-            piece = Tensor(twin.shape, twin.dtype, tensor.source)
+            stack = TracedTensor(Shape([dim, *twin.shape]), twin.dtype, twin.source)
+            piece = TracedTensor(twin.shape, twin.dtype, tensor.source)
             twins.append(twin)
             stacks.append(stack)
             slices.append(piece)

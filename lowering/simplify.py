@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dims import Shape
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.lowering.from_nothing import from_nothing
 from meshdsl.lowering.program import exact
 from meshdsl.ops.creation import FULL
+from meshdsl.tensor import Tensor
 
 
 def simplify(graph: Graph) -> Graph:
@@ -29,7 +30,7 @@ def simplify(graph: Graph) -> Graph:
 
 def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
     """Returns an equal graph of its own; `made` tells which first inputs are made of nothing."""
-    inputs = tuple(Tensor(t.shape, t.dtype, t.source) for t in graph.inputs)
+    inputs = tuple(TracedTensor(t.shape, t.dtype, t.source) for t in graph.inputs)
     rebuilder = _Rebuilder({t for t, on in zip(inputs, made, strict=False) if on})
     outputs = rebuilder.run(graph, inputs)
     return replace(
@@ -77,7 +78,7 @@ class _Rebuilder:
     def barrier(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Puts a barrier before what has data; the rest may as well be made again."""
         kept = tuple(t for t in arguments if t not in self.made)
-        behind = {t: Tensor(t.shape, t.dtype, op.source) for t in kept}
+        behind = {t: TracedTensor(t.shape, t.dtype, op.source) for t in kept}
         outputs = tuple(behind.values())
         barrier = Operation(op.primitive, tuple(behind), outputs, op.params, op.source)
         self.operations.append(barrier)
@@ -108,8 +109,9 @@ class _Rebuilder:
             }
             like: Graph = params["if_true" if op.name == "cond" else "body"]
             sources = [t.source for t in like.outputs]
-        outputs = tuple(
-            Tensor(t.shape, t.dtype, source) for t, source in zip(op.outputs, sources, strict=True)
+        outputs: tuple[Tensor, ...] = tuple(
+            TracedTensor(t.shape, t.dtype, source)
+            for t, source in zip(op.outputs, sources, strict=True)
         )
         emitted = Operation(op.primitive, arguments, outputs, params, op.source)
         self.operations.append(emitted)
@@ -136,11 +138,11 @@ def _held(op: Operation) -> Operation:
     params = dict(op.params)
     for name, body in op.params.items():
         if isinstance(body, Graph):
-            made = Tensor(zero, _INT32, op.source)
+            made = TracedTensor(zero, _INT32, op.source)
             full = {"value": 0, "shape": zero, "dtype": _INT32}
             operations = (*body.operations, Operation(FULL, (), (made,), full, op.source))
             params[name] = replace(body, operations=operations, outputs=(made,))
-    held = Tensor(result, _INT32, op.source)
+    held = TracedTensor(result, _INT32, op.source)
     return Operation(op.primitive, op.inputs, (held,), params, op.source)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.loops import is_sum
@@ -27,6 +27,7 @@ from meshdsl.lowering.partition import RULES, Case, Plan
 from meshdsl.lowering.reshard import reshard_cost
 from meshdsl.mesh import Mesh
 from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.tensor import Tensor
 
 # What starting one gather counts, in bytes on the wire.
 _START = 1024.0

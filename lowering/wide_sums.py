@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meshdsl.dtypes import BFLOAT16, is_float
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.partial_sums import Planned
 from meshdsl.ops.elementwise import CAST
+from meshdsl.tensor import Tensor
 
 _WIDE = np.dtype("float32")
 _NARROW = {
@@ -102,7 +103,7 @@ class _Widening:
         if passes:
             inputs = tuple(self._widened(t, op, before) for t in inputs)
         (out,) = op.outputs
-        sums = Tensor(out.shape, _WIDE, out.source)
+        sums = TracedTensor(out.shape, _WIDE, out.source)
         self.wide[out] = sums
         self.places[sums] = self.planned.layouts[out]
         whole = replace(op, inputs=inputs, outputs=(sums,))
@@ -135,7 +136,7 @@ class _Widening:
             return self.wide[tensor]
         if tensor.dtype not in self.dtypes:
             return tensor
-        sums = Tensor(tensor.shape, _WIDE, tensor.source)
+        sums = TracedTensor(tensor.shape, _WIDE, tensor.source)
         before.append(_cast(op, tensor, sums))
         return sums
 

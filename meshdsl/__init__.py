@@ -4,7 +4,7 @@ from meshdsl.array import NamedArray, Spec, named, spec
 from meshdsl.autodiff import grad, value_and_grad
 from meshdsl.derivatives import hessian_vector_product, jacobian, jvp
 from meshdsl.dims import Dimension, Shape, dims
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Graph, TracedTensor
 from meshdsl.inspection import inspect
 from meshdsl.jit import jit, place
 from meshdsl.layouts.layout import Layout
@@ -18,3 +18,4 @@ from meshdsl.ops.complex_numbers import *  # noqa: F403
 from meshdsl.ops.elementwise import *  # noqa: F403
 from meshdsl.ops.special import *  # noqa: F403
 from meshdsl.policy import Policy
+from meshdsl.tensor import Tensor

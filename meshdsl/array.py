@@ -28,7 +28,7 @@ from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, short
 from meshdsl.idioms import answer_jax, refuse
 from meshdsl.mesh import Mesh
-from meshdsl.operators import NamedOperators
+from meshdsl.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshdsl.layouts.tensor_layout import TensorLayout
@@ -42,7 +42,7 @@ _DEFAULT = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 NUMBERS = {bool: np.dtype("bool"), int: np.dtype("int32"), float: np.dtype("float32")}
 
 
-class NamedArray(NamedOperators):
+class NamedArray(Tensor):
     """An array whose dims have names: `NamedArray(data, [batch, embed])`.
 
     It has the operators and methods of tensors. Outside of traced functions they run at once; see
@@ -55,6 +55,7 @@ class NamedArray(NamedOperators):
     """
 
     __slots__ = ("cuts", "data", "dims")
+    dims: Shape
 
     def __init__(self, data: Any, dims: Shape, cuts: Cuts = ()) -> None:
         self.data = data

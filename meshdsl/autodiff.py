@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from meshdsl.dtypes import is_differentiable, is_float, short
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Graph, TracedTensor
 from meshdsl.module import path_of
 from meshdsl.ops import creation
 from meshdsl.ops.body import is_array, leaves_of, subgraph
@@ -23,6 +23,7 @@ from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.source import definition
 from meshdsl.stops import stopped_at
+from meshdsl.tensor import Tensor
 from meshdsl.trace import current
 
 # Operations whose indices choose among elements: jumps that are meant, as in routers.
@@ -121,7 +122,7 @@ def _value_and_aux(function: Callable, result: Any, has_aux: bool) -> tuple[Tens
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise ValueError(f"with has_aux, the function {name} must return a pair: (value, aux)")
     value, aux = result if has_aux else (result, None)
-    if not isinstance(value, Tensor):
+    if not isinstance(value, TracedTensor):
         hint = "; with more results, return (value, aux) and pass has_aux=True"
         kind = type(value).__name__
         raise ValueError(f"the function {name} must return one tensor, not a {kind}{hint}")

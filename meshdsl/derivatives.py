@@ -16,13 +16,14 @@ import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.dims import Dimension, Shape, unused
 from meshdsl.dtypes import is_complex, is_differentiable
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Graph
 from meshdsl.module import path_of
 from meshdsl.ops.body import is_array, leaves_of, subgraph
 from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.replay import Cotangents, Replay
 from meshdsl.tangents import push
+from meshdsl.tensor import Tensor
 
 
 @at_once

@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from meshdsl.array import NamedArray, need_every_dim
 from meshdsl.calling import MISS, attempt
 from meshdsl.dims import Dimension, Shape
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.idioms import answered
 from meshdsl.jit import Runnable, bare
 from meshdsl.layouts.layout import Layout, Rule
@@ -38,6 +38,7 @@ from meshdsl.mesh import Mesh
 from meshdsl.ops.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import told_as
+from meshdsl.tensor import Tensor
 from meshdsl.trace import ArrayTrace, tracing
 
 _LIMIT = 1024  # how many calls, and how many programs, are kept
@@ -202,7 +203,7 @@ def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, lis
     elif last is not None and last.name == "index" and len(graph.operations) == 1 and given:
         where, dim = given[0].layout, last.params["dim"]
         if where is None or not where.axes(dim):  # else it would be a sum over devices
-            at = Tensor(Shape(), np.dtype("int32"), last.source)
+            at = TracedTensor(Shape(), np.dtype("int32"), last.source)
             numbers = [(at, last.params["at"])]
             last = Operation(TAKE, (*last.inputs, at), last.outputs, {"dim": dim}, last.source)
     if last is None or not numbers:

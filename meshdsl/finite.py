@@ -20,13 +20,14 @@ import numpy as np
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_differentiable
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.ops.creation import zeros
 from meshdsl.ops.debug import counts
 from meshdsl.ops.elementwise import where
 from meshdsl.ops.joining import concat, stack
 from meshdsl.ops.reduction import sum as total
 from meshdsl.ops.shape import merge
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, located, tracing
 
 _CHECKS = "_checks"
@@ -213,9 +214,9 @@ def _watch_inside(
         inputs = (*op.inputs, start)
         params["body"], carry = _carrying(params["body"], shape)
         condition: Graph = op.params["condition"]
-        same = Tensor(carry.shape, carry.dtype, carry.source)
+        same = TracedTensor(carry.shape, carry.dtype, carry.source)
         params["condition"] = replace(condition, inputs=(*condition.inputs, same))
-    vector = Tensor(shape, _INT32, op.source)
+    vector = TracedTensor(shape, _INT32, op.source)
     return replace(op, inputs=inputs, outputs=(*op.outputs, vector), params=params), vector, levels
 
 
@@ -243,7 +244,7 @@ def _parts(
 
 def _carrying(body: Graph, shape: Shape) -> tuple[Graph, Tensor]:
     """Returns a loop's body that carries its counts: those of the first step that has any."""
-    carry = Tensor(shape, _INT32)
+    carry = TracedTensor(shape, _INT32)
     beside = _Beside()
     with tracing(beside):
         kept = where(total(carry) > 0, carry, body.outputs[-1])

@@ -16,8 +16,8 @@ import numpy as np
 from meshdsl.dims import Shape
 from meshdsl.dtypes import short
 from meshdsl.idioms import answer_jax, by_name, refuse
-from meshdsl.operators import NamedOperators
 from meshdsl.source import UNKNOWN, Source
+from meshdsl.tensor import Tensor
 
 if TYPE_CHECKING:
     from meshdsl.trace import Trace
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 Aval = tuple[Shape, np.dtype]
 
 
-class Tensor(NamedOperators):
+class TracedTensor(Tensor):
     """A named tensor of a traced program; it has dims and a dtype, never data."""
 
     __slots__ = ("dtype", "shape", "source", "trace")
+    dtype: np.dtype
+    shape: Shape
 
     def __init__(
         self, shape: Shape, dtype: np.dtype, source: Source = UNKNOWN, trace: Trace | None = None
@@ -41,10 +43,6 @@ class Tensor(NamedOperators):
     @property
     def dims(self) -> Shape:
         return self.shape
-
-    @property
-    def bytes(self) -> int:
-        return self.shape.volume * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{short(self.dtype)}{self.shape}"

@@ -26,13 +26,14 @@ from meshdsl.dims import Dimension, did_you_mean
 from meshdsl.dtypes import short
 from meshdsl.finite import watched
 from meshdsl.garbage import paused
-from meshdsl.graph import Aval, Graph, Tensor
+from meshdsl.graph import Aval, Graph
 from meshdsl.idioms import answered
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
 from meshdsl.ops.body import results_of
 from meshdsl.signature import Signature, Trees, paths_of, taking_leaves
 from meshdsl.source import definition
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
@@ -564,4 +565,4 @@ def bare(arrays: Sequence[Any]) -> list[Any]:
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, NamedArray | Spec | Tensor)
+    return isinstance(value, Tensor | Spec)

@@ -129,9 +129,9 @@ def _named(value: Any) -> list[NamedArray]:
 
 
 def _has_traced(value: Any) -> bool:
-    from meshdsl.graph import Tensor
+    from meshdsl.graph import TracedTensor  # which knows these functions
 
-    return any(isinstance(leaf, Tensor) for leaf in _leaves(value))
+    return any(isinstance(leaf, TracedTensor) for leaf in _leaves(value))
 
 
 def _alike(value: Any) -> bool:

@@ -9,7 +9,7 @@ import jax
 
 from meshdsl.array import NamedArray
 from meshdsl.dtypes import as_dtype, is_float
-from meshdsl.graph import Tensor
+from meshdsl.graph import TracedTensor
 from meshdsl.ops.elementwise import cast
 
 
@@ -60,6 +60,7 @@ class Policy:
 
 def _cast_floats(tree: Any, dtype: Any) -> Any:
     def convert(leaf: Any) -> Any:
-        return cast(leaf, dtype) if isinstance(leaf, Tensor) and is_float(leaf.dtype) else leaf
+        traced = isinstance(leaf, TracedTensor)
+        return cast(leaf, dtype) if traced and is_float(leaf.dtype) else leaf
 
     return jax.tree.map(convert, tree, is_leaf=lambda x: isinstance(x, NamedArray))

@@ -17,9 +17,10 @@ import numpy as np
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import short
 from meshdsl.formulas import ATOM, Formula, number, operate
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.paths import path_names
 from meshdsl.statements import Statement, statement_at
+from meshdsl.tensor import Tensor
 
 _LONGEST = 40  # formulas that grow longer are broken
 _FORMULA, _TYPE = 66, 44  # the widest that these columns get

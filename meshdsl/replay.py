@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshdsl.dtypes import is_differentiable
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, current, located
 
 Cotangents = list[Tensor | None]

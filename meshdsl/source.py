@@ -22,7 +22,7 @@ _MACHINERY = tuple(
         "ops" + os.sep,
         "graph.py",
         "trace.py",
-        "operators.py",
+        "tensor.py",
         "idioms.py",
         "numpy_calls.py",
         "autodiff.py",

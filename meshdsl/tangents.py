@@ -15,10 +15,11 @@ import functools
 from collections.abc import Sequence
 
 from meshdsl.dtypes import is_differentiable
-from meshdsl.graph import Graph, Operation, Tensor
+from meshdsl.graph import Graph, Operation
 from meshdsl.ops.body import subgraph
 from meshdsl.ops.creation import zeros
 from meshdsl.replay import Cotangents, Replay, passes, pull_back
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, bind, current, located, tracing
 
 Tangents = list[Tensor | None]

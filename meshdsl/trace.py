@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dims import Shape
-from meshdsl.graph import Graph, Operation, Primitive, Tensor
+from meshdsl.graph import Graph, Operation, Primitive, TracedTensor
 from meshdsl.source import Source, caller
+from meshdsl.tensor import Tensor
 
 
 class Trace:
@@ -43,12 +44,14 @@ class Trace:
         trace.notes[text] = None
 
     def input(self, shape: Shape, dtype: np.dtype, source: Source | None = None) -> Tensor:
-        tensor = Tensor(shape, dtype, source or caller(), self)
+        tensor = TracedTensor(shape, dtype, source or caller(), self)
         self.inputs.append(tensor)
         return tensor
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns `tensor` as this trace sees it, capturing it from an outer trace."""
+        if not isinstance(tensor, TracedTensor):
+            raise TypeError(f"a program is made of traced tensors, not of {tensor!r}")
         if tensor.trace is self:
             return tensor
         found = self.captured.get(tensor)
@@ -61,7 +64,9 @@ class Trace:
                     f"a tensor {tensor} made at {tensor.source} is used outside of the function "
                     "that was traced with it; return it from that function instead"
                 )
-            found = self.captured[tensor] = Tensor(tensor.shape, tensor.dtype, tensor.source, self)
+            found = self.captured[tensor] = TracedTensor(
+                tensor.shape, tensor.dtype, tensor.source, self
+            )
         return found
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
@@ -161,10 +166,10 @@ def bind(
     """
     trace = current()
     params = params or {}
-    owned = tuple(tensor if tensor.trace is trace else trace.own(tensor) for tensor in inputs)
+    owned = tuple([trace.own(tensor) for tensor in inputs])
     source = here()
     outputs = tuple(
-        Tensor(shape, dtype, source, trace) for shape, dtype in primitive.rule(owned, params)
+        TracedTensor(shape, dtype, source, trace) for shape, dtype in primitive.rule(owned, params)
     )
     operation = Operation(primitive, owned, outputs, params, source)
     trace.operations.append(operation)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshdsl.graph import Tensor
 from meshdsl.ops.elementwise import abs, clip, expm1, logaddexp, sigmoid, tanh, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.special import erf
+from meshdsl.tensor import Tensor
 
 __all__ = [
     "celu",

@@ -15,12 +15,13 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, Shape
 from meshdsl.dtypes import is_float, is_integer, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.attention_reference import attention_reference
 from meshdsl.ops.body import subgraph
 from meshdsl.ops.creation import arange, zeros
 from meshdsl.ops.operation import operation
 from meshdsl.replay import Cotangents, Replay
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
 # Operands after queries, keys and values, in this order.

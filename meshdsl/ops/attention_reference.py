@@ -7,13 +7,13 @@ taken. Its scores are tensors of the graph, so its memory is quadratic in the le
 from __future__ import annotations
 
 from meshdsl.dims import DimLike
-from meshdsl.graph import Tensor
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.elementwise import abs, cast, equal, subtract, tanh, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.softmax import softmax
+from meshdsl.tensor import Tensor
 
 # Scores from here on down are hidden. It is finite, so that no difference of scores is NaN.
 HIDDEN = -1e30

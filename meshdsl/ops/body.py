@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.graph import Graph, Tensor
+from meshdsl.graph import Graph, TracedTensor
 from meshdsl.module import path_of
 from meshdsl.ops.creation import as_tensor
 from meshdsl.source import Source, caller, definition, is_machinery
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, current, tracing
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf of a tree is a tensor, or an array to be made one."""
-    return isinstance(leaf, Tensor | NamedArray)
+    return isinstance(leaf, Tensor)
 
 
 def leaves_of(tree: Any) -> tuple[list[Tensor], Any]:
@@ -40,7 +40,7 @@ def results_of(tree: Any, source: Source) -> tuple[list[Tensor], Any]:
     problems = [
         f"{path_of(keys, 'result')} is of type {type(leaf).__name__}"
         for keys, leaf in keyed
-        if not isinstance(leaf, Tensor | NamedArray | complex | float | int | np.generic)
+        if not isinstance(leaf, Tensor | complex | float | int | np.generic)
     ]
     if problems:
         raise ValueError(
@@ -100,7 +100,9 @@ def share_captured(
     graphs = []
     for graph, captured in traced:
         known = dict(zip(captured, graph.inputs, strict=False))
-        first = [known[t] if t in known else Tensor(t.shape, t.dtype, t.source) for t in everything]
+        first = [
+            known[t] if t in known else TracedTensor(t.shape, t.dtype, t.source) for t in everything
+        ]
         own = graph.inputs[len(captured) :]
         graphs.append(Graph((*first, *own), graph.operations, graph.outputs))
     return graphs, everything

@@ -18,10 +18,11 @@ import numpy as np
 
 from meshdsl.dims import Dimension, Shape, did_you_mean
 from meshdsl.dtypes import need_kind, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Operation, Primitive, Work
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.ops.reduction import sum_to
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one, is_derived
 
 Unary = Callable[[Any], Tensor]

@@ -22,12 +22,13 @@ from typing import Any
 import jax
 
 from meshdsl.dims import Shape, did_you_mean
-from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Graph, Operation, Primitive, TracedTensor, Work
 from meshdsl.ops.body import is_array, subgraph
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.replay import Cotangents, Replay, passes
 from meshdsl.tangents import PushedBody, apart, with_tangents
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
 
@@ -204,7 +205,7 @@ def _taking(graph: Graph, choice: _Choice) -> Graph:
         if op.name == "print":  # the forward pass does that
             continue
         if op in kept:
-            values = [Tensor(t.shape, t.dtype, t.source) for t in op.outputs]
+            values = [TracedTensor(t.shape, t.dtype, t.source) for t in op.outputs]
             params = {"primitive": op.primitive, "params": op.params, "outputs": len(values)}
             op = Operation(KEPT, (*op.inputs, *values), op.outputs, params, op.source)
             taken += values
@@ -220,7 +221,7 @@ def _taking(graph: Graph, choice: _Choice) -> Graph:
 def _outside(op: Operation, inner: Tensor) -> Tensor:
     """Returns what a tensor of an operation's body is outside of it."""
     dims = [op.params["dim"], *inner.shape] if op.name == "scan" else inner.shape
-    return Tensor(Shape(dims), inner.dtype, inner.source)
+    return TracedTensor(Shape(dims), inner.dtype, inner.source)
 
 
 def _kept_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Sequence[Aval]:

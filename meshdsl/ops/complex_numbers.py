@@ -6,11 +6,12 @@ A cotangent of z is dL/d(real z) - i dL/d(imag z); see `elementwise`.
 from __future__ import annotations
 
 from meshdsl.dtypes import complex_dtype, is_complex, need_kind, real_dtype
-from meshdsl.graph import Tensor, Work
+from meshdsl.graph import Work
 from meshdsl.ops.broadcasting import Unary, binary, unary
 from meshdsl.ops.creation import zeros
 from meshdsl.ops.elementwise import atan2, cast
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 
 __all__ = ["angle", "complex", "conj", "imag", "real"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from meshdsl.dtypes import short
-from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Graph, Operation, Primitive, TracedTensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import leaves_of, share_captured, subgraph
 from meshdsl.ops.creation import as_tensor, zeros
@@ -24,6 +24,7 @@ from meshdsl.ops.joint import Joint
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.replay import Cotangents
 from meshdsl.tangents import PushedBody, apart, with_tangents
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
 
@@ -182,7 +183,7 @@ class _Half:
     def backward(self, returned: Sequence[int], slots: collections.Counter) -> Graph:
         joint = self._joint
         results = [
-            t if i in self.returned else Tensor(t.shape, t.dtype, t.source)
+            t if i in self.returned else TracedTensor(t.shape, t.dtype, t.source)
             for i, t in ((i, joint.results[i]) for i in returned)
         ]
         seeds = [seed for seed in joint.seeds if seed is not None]
@@ -197,5 +198,5 @@ class _Half:
         filled = []
         for shape, dtype in slots.elements():
             own = waiting[shape, dtype]
-            filled.append(own.pop() if own else Tensor(shape, dtype))
+            filled.append(own.pop() if own else TracedTensor(shape, dtype))
         return filled

@@ -16,11 +16,12 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import merge, rename, split
 from meshdsl.ops.windows import ByDim, Padding, PerDim, by_name, slides
 from meshdsl.sliding import Slide
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

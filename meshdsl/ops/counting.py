@@ -9,7 +9,6 @@ import numpy as np
 from meshdsl.array import named
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, short
-from meshdsl.graph import Tensor
 from meshdsl.ops.broadcasting import need_dims, outer
 from meshdsl.ops.creation import arange, ones, sized
 from meshdsl.ops.cumulative import cumsum
@@ -20,6 +19,7 @@ from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import need_bool, sum
 from meshdsl.ops.segments import segment_sum
 from meshdsl.ops.shape import broadcast
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

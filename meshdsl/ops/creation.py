@@ -10,9 +10,10 @@ import numpy as np
 from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.dtypes import as_dtype, is_complex, is_float, is_integer
-from meshdsl.graph import Aval, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Primitive, TracedTensor, Work
 from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 
@@ -87,7 +88,7 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
         ValueError: a fractional number meets an integer tensor, a bool meets numbers, or the
             operand is of another type.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, TracedTensor):
         return value
     if isinstance(value, NamedArray):
         return literal(value)

@@ -11,12 +11,13 @@ from typing import Any
 
 from meshdsl.dims import DimLike
 from meshdsl.dtypes import accumulator, need_kind, rounding
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.broadcasting import need_dims
 from meshdsl.ops.checkpoint import BARRIER
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 
 from meshdsl.dtypes import is_differentiable
-from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Graph, Operation, Primitive
 from meshdsl.module import path_of
 from meshdsl.ops.body import is_array, leaves_of
 from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.replay import Cotangents, Replay
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, bind, current, tracing
 
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from meshdsl.dims import Shape
 from meshdsl.dtypes import is_complex, is_differentiable, is_float, short
-from meshdsl.graph import Operation, Primitive, Tensor, Work
+from meshdsl.graph import Operation, Primitive, Work
 from meshdsl.ops.body import is_array
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise import abs, cast, isinf, isnan, sqrt, square
 from meshdsl.ops.operation import at_once, operation
 from meshdsl.ops.reduction import max, mean, min, sum
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
 WHOLE = 1000  # the most elements that are printed one by one

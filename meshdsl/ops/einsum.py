@@ -14,11 +14,12 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimsLike, Shape, as_list, did_you_mean, misspelt
 from meshdsl.dtypes import short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.broadcasting import broadcast_shape
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import broadcast, transpose
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.dtypes import as_dtype, is_complex, largest, need_kind, real_dtype, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Operation, Primitive, Work
 from meshdsl.ops.broadcasting import (
     ELEMENTWISE,
     Unary,
@@ -30,6 +30,7 @@ from meshdsl.ops.broadcasting import (
 )
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 __all__ = [

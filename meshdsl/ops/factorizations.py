@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dims import DimLike, unused
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import zeros
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.elementwise import where
@@ -26,6 +26,7 @@ from meshdsl.ops.matrices import (
 )
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import rename
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape
 from meshdsl.dtypes import complex_dtype, is_complex, need_kind, real_dtype
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.complex_numbers import conj
 from meshdsl.ops.creation import arange
 from meshdsl.ops.elementwise import cast, where
 from meshdsl.ops.matrices import named_like
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 __all__ = ["fft", "ifft", "irfft", "rfft"]

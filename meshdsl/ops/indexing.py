@@ -18,12 +18,13 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import is_integer, rounding, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.broadcasting import need_dims, outer
 from meshdsl.ops.creation import arange, as_tensor, full
 from meshdsl.ops.elementwise import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast, transpose
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

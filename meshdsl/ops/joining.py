@@ -9,12 +9,13 @@ from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Operation, Primitive, Work
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise import add
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast, merge
 from meshdsl.ops.slicing import index, window
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
 # Copies that are put side by side by name; more of them are a dim of their own that is merged in.

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from meshdsl.graph import Graph, Operation, Tensor, Work
+from meshdsl.graph import Graph, Operation, Work
 from meshdsl.ops.creation import zeros
 from meshdsl.replay import Cotangents, Replay
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, current, tracing
 
 R = TypeVar("R")

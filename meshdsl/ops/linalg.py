@@ -13,7 +13,7 @@ from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, Shape, unused
 from meshdsl.dtypes import short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import arange
 from meshdsl.ops.einsum import einsum
 from meshdsl.ops.elementwise import exp, where
@@ -30,6 +30,7 @@ from meshdsl.ops.matrices import (
 )
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast, rename
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
 __all__ = [

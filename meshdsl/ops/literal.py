@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshdsl.array import NamedArray
-from meshdsl.graph import Primitive, Tensor
+from meshdsl.graph import Primitive
+from meshdsl.tensor import Tensor
 from meshdsl.trace import ArrayTrace, bind_one, current
 
 LITERAL = Primitive("literal", lambda inputs, params: [(params["shape"], params["data"].dtype)])

@@ -14,9 +14,10 @@ from typing import Any
 from meshdsl.array import Spec
 from meshdsl.dims import DimLike, DimsLike, Shape, as_list, did_you_mean
 from meshdsl.dtypes import as_dtype, is_differentiable
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
 BACKENDS = ("jax", "tf", "numpy")

@@ -6,13 +6,13 @@ from typing import Any
 
 from meshdsl.dims import Dimension, DimLike
 from meshdsl.dtypes import short
-from meshdsl.graph import Tensor
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange
 from meshdsl.ops.elementwise import cast, equal, greater, greater_equal, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import rename, transpose
+from meshdsl.tensor import Tensor
 
 _REAL = ("float32", "float64")
 _COMPLEX = (*_REAL, "complex64", "complex128")

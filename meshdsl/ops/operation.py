@@ -11,9 +11,10 @@ import jax
 
 from meshdsl.array import NamedArray
 from meshdsl.dtypes import short
-from meshdsl.graph import Tensor
+from meshdsl.graph import TracedTensor
 from meshdsl.ops.literal import literal
 from meshdsl.source import caller
+from meshdsl.tensor import Tensor
 from meshdsl.trace import here, is_derived, is_tracing
 
 P = ParamSpec("P")
@@ -102,7 +103,7 @@ def told_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
 
 
 def _is_operand(value: Any) -> bool:
-    return isinstance(value, Tensor | NamedArray)
+    return isinstance(value, Tensor)
 
 
 def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
@@ -111,7 +112,7 @@ def _describe(name: str, error: ValueError, arguments: Iterable[Any]) -> str:
     lines = [f"{name}: {error}"]
     leaves = jax.tree.leaves(list(arguments), is_leaf=_is_operand)
     for number, operand in enumerate(filter(_is_operand, leaves), 1):
-        made = f"  made at {operand.source}" if isinstance(operand, Tensor) else ""
+        made = f"  made at {operand.source}" if isinstance(operand, TracedTensor) else ""
         lines.append(f"  operand {number}: {short(operand.dtype)}{operand.dims}{made}")
     if user != source:
         lines.append(f"  in {source}  {source.code}".rstrip())

@@ -16,13 +16,14 @@ import numpy as np
 from meshdsl.array import named
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import accumulator, rounding
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import need_float
 from meshdsl.ops.windows import ByDim, Padding, PerDim, by_name, per_dim, slides
 from meshdsl.sliding import Slide
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, DimsLike, as_list
 from meshdsl.dtypes import as_dtype, is_float, is_integer, need_kind, short
-from meshdsl.graph import Tensor
 from meshdsl.ops.bits import bit_and, shift_right
 from meshdsl.ops.creation import arange, sized
 from meshdsl.ops.elementwise import abs, cast, clip, cos, log, log1p, sign, sqrt, where
@@ -26,6 +25,7 @@ from meshdsl.ops.reduction import argmax
 from meshdsl.ops.slicing import index
 from meshdsl.ops.sorting import argsort
 from meshdsl.ops.special import erf_inv
+from meshdsl.tensor import Tensor
 
 __all__ = [
     "KEY",

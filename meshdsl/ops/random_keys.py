@@ -17,10 +17,11 @@ import numpy as np
 from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimsLike, Shape
 from meshdsl.dtypes import is_integer
-from meshdsl.graph import Aval, Primitive, Tensor
+from meshdsl.graph import Aval, Primitive
 from meshdsl.ops.creation import as_tensor, full, sized
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 KEY = Dimension("random_key", 2)

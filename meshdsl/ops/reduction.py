@@ -12,8 +12,9 @@ import numpy as np
 
 from meshdsl.dims import DimLike, DimsLike, Shape
 from meshdsl.dtypes import accumulator, is_complex, is_float, need_kind, rounding, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

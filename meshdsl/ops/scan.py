@@ -14,7 +14,7 @@ import jax
 
 from meshdsl.dims import Dimension, DimLike, Shape, did_you_mean
 from meshdsl.dtypes import is_differentiable
-from meshdsl.graph import Aval, Graph, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Graph, Operation, Primitive, TracedTensor
 from meshdsl.module import path_of
 from meshdsl.ops.body import check_carry, leaves_of
 from meshdsl.ops.creation import zeros
@@ -23,6 +23,7 @@ from meshdsl.ops.operation import at_once, told_as
 from meshdsl.ops.shape import RENAME
 from meshdsl.replay import Cotangents, passes
 from meshdsl.tangents import PushedBody, apart, with_tangents
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, bind, current, tracing
 
 
@@ -295,7 +296,7 @@ class _Parts:
         while tensor.shape.find(other) is not None:
             other += "_inside"
         shape = Shape(Dimension(other, d.size) if d.name == name else d for d in tensor.shape)
-        stored = Tensor(shape, tensor.dtype, tensor.source, tensor.trace)
+        stored = TracedTensor(shape, tensor.dtype, tensor.source, tensor.trace)
         there, back = {"names": {name: other}}, {"names": {other: name}}
         save = Operation(RENAME, (tensor,), (stored,), there, tensor.source)
         load = Operation(RENAME, (stored,), (tensor,), back, tensor.source.as_backward())

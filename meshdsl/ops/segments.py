@@ -10,13 +10,14 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimsLike, Shape
 from meshdsl.dtypes import accumulator
-from meshdsl.graph import Primitive, Tensor
+from meshdsl.graph import Primitive
 from meshdsl.ops.broadcasting import need_dims
 from meshdsl.ops.creation import ones, sized
 from meshdsl.ops.elementwise import cast, maximum
 from meshdsl.ops.indexing import SCATTER_ADD, SCATTER_MAX, SCATTER_MIN, narrow
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import need_float
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, as_list
-from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Operation, Primitive, Work
 from meshdsl.ops.creation import as_tensor, sized
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum_to
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray
 from meshdsl.dims import Dimension, DimLike, DimsLike, Shape, unused
 from meshdsl.dtypes import is_float, is_integer, short
-from meshdsl.graph import Aval, Operation, Primitive, Tensor, Work
+from meshdsl.graph import Aval, Operation, Primitive, Work
 from meshdsl.idioms import refuse
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.creation import arange, as_tensor
@@ -25,6 +24,7 @@ from meshdsl.ops.elementwise import add, cast, clip, remainder, where
 from meshdsl.ops.indexing import overwrite, take
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 
@@ -194,7 +194,7 @@ def _continued(x: Tensor, dim: Dimension, low: int, size: int, mode: str) -> Ten
 
 def _number(value: Any, dtype: np.dtype) -> float | bool:
     """Returns a constant as a number that `dtype` holds; errors as for operands."""
-    if isinstance(value, Tensor | NamedArray):
+    if isinstance(value, Tensor):
         raise ValueError(f"the value must be a number, got {value!r}")
     number = value.item() if isinstance(value, np.generic) else value
     if dtype == np.bool_ and number == 0:  # the default

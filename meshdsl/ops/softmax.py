@@ -7,10 +7,10 @@ move one number per position and reduction, never the operand.
 from __future__ import annotations
 
 from meshdsl.dims import DimsLike
-from meshdsl.graph import Tensor
 from meshdsl.ops.elementwise import exp, isfinite, log, stop_gradient, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import max, need_float, sum
+from meshdsl.tensor import Tensor
 
 
 @operation

@@ -13,11 +13,12 @@ import numpy as np
 
 from meshdsl.dims import Dimension, DimLike, Shape
 from meshdsl.dtypes import need_kind
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import full
 from meshdsl.ops.elementwise import cast
 from meshdsl.ops.indexing import SCATTER_ADD, take
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
 INT32 = np.dtype("int32")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from meshdsl.graph import Tensor, Work
+from meshdsl.graph import Work
 from meshdsl.ops.broadcasting import Binary, Unary, binary, unary
 from meshdsl.ops.elementwise import exp, log, log1p, sign, square, where
 from meshdsl.ops.operation import operation
+from meshdsl.tensor import Tensor
 
 __all__ = [
     "bessel_i0e",

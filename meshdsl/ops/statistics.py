@@ -6,13 +6,13 @@ import math
 
 from meshdsl.dims import DimLike, DimsLike
 from meshdsl.dtypes import accumulator
-from meshdsl.graph import Tensor
 from meshdsl.ops.creation import full
 from meshdsl.ops.elementwise import abs, cast, sqrt, square, where
 from meshdsl.ops.indexing import take
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import any, max, mean, need_float, sum
 from meshdsl.ops.sorting import sort
+from meshdsl.tensor import Tensor
 
 
 @operation

@@ -8,7 +8,6 @@ import numpy as np
 
 from meshdsl.array import named
 from meshdsl.dims import Dimension, unused
-from meshdsl.graph import Tensor
 from meshdsl.ops.convolution import CONVOLVE
 from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
@@ -16,6 +15,7 @@ from meshdsl.ops.pooling import window_sum
 from meshdsl.ops.reduction import need_float
 from meshdsl.ops.windows import ByDim, by_name, resized
 from meshdsl.sliding import Slide
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind_one
 
 

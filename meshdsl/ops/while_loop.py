@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 
-from meshdsl.graph import Aval, Operation, Primitive, Tensor
+from meshdsl.graph import Aval, Operation, Primitive, TracedTensor
 from meshdsl.ops.body import check_carry, leaves_of, share_captured, subgraph
 from meshdsl.ops.cond import check_predicate
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.ops.scan import active_inputs
 from meshdsl.stops import smooth_ends
 from meshdsl.tangents import PushedBody, apart, with_tangents
+from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
 
@@ -95,7 +96,7 @@ def _push(
     parts = [with_tangents(arguments[a:b], tangents[a:b], active[a:b]) for a, b in bounds]
     inputs = [t for a, b in bounds for t in pushed.taking(a, b)]
     of_condition = dict(zip(pushed.inputs, op.params["condition"].inputs, strict=True))
-    asked = tuple(of_condition.get(t, Tensor(t.shape, t.dtype, t.source)) for t in inputs)
+    asked = tuple(of_condition.get(t, TracedTensor(t.shape, t.dtype, t.source)) for t in inputs)
     params = {
         "condition": replace(op.params["condition"], inputs=asked),
         "body": pushed.graph(inputs, pushed.giving(0, len(moving), moving)),

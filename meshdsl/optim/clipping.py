@@ -9,8 +9,8 @@ import jax
 
 import meshdsl.ops as ops
 from meshdsl.dtypes import accumulator
-from meshdsl.graph import Tensor
 from meshdsl.optim.ranges import is_number
+from meshdsl.tensor import Tensor
 
 
 def global_norm(tree: Any) -> Tensor:

@@ -21,12 +21,13 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_float
-from meshdsl.graph import Tensor
+from meshdsl.graph import TracedTensor
 from meshdsl.module import path_of
 from meshdsl.optim.jaxprs import Array, Refused, run
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.ranges import bad_rate
 from meshdsl.optim.schedules import Schedule
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, current, is_tracing, tracing
 
 
@@ -273,9 +274,9 @@ def _named(array: Array, fits: Sequence[Sequence[Dimension]]) -> Shape:
 def _ours(state: Any) -> Any:
     """Returns a state with None for the nodes of optax that hold nothing, such as `MaskedNode`."""
     return jax.tree.map(
-        lambda node: node if isinstance(node, Tensor) else None, state, is_leaf=_is_masked
+        lambda node: node if isinstance(node, TracedTensor) else None, state, is_leaf=_is_masked
     )
 
 
 def _is_masked(node: Any) -> bool:
-    return isinstance(node, Tensor) or type(node).__name__ == "MaskedNode"
+    return isinstance(node, TracedTensor) or type(node).__name__ == "MaskedNode"

@@ -22,7 +22,7 @@ import numpy as np
 import meshdsl.ops as ops
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_float
-from meshdsl.graph import Tensor
+from meshdsl.tensor import Tensor
 
 
 class Refused(ValueError):

@@ -17,9 +17,9 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.dims import Shape
 from meshdsl.dtypes import accumulator, is_complex, is_float
-from meshdsl.graph import Tensor
 from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
+from meshdsl.tensor import Tensor
 
 Mask: TypeAlias = Callable[[str, Shape], bool]
 STACKED = ("layers",)  # dims of several parameters in one

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import meshdsl.ops as ops
 from meshdsl.dims import did_you_mean
-from meshdsl.graph import Tensor
 from meshdsl.optim.ranges import RATE, is_whole, out_of_range
+from meshdsl.tensor import Tensor
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 

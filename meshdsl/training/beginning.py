@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.array import spec
-from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
 from meshdsl.ops.random import KEY, key
+from meshdsl.tensor import Tensor
 from meshdsl.training.checkpoints import Restored
 from meshdsl.training.feeding import Feed
 from meshdsl.training.processes import together

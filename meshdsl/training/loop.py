@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshdsl.dims import DimsLike
-from meshdsl.graph import Tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.mesh import MeshLike
 from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
+from meshdsl.tensor import Tensor
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.checks import check_numbers, check_saves_together

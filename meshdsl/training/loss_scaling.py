@@ -15,9 +15,9 @@ import jax
 
 import meshdsl.ops as ops
 from meshdsl.dtypes import accumulator
-from meshdsl.graph import Tensor
 from meshdsl.module import Module
 from meshdsl.optim.ranges import check_ranges
+from meshdsl.tensor import Tensor
 
 
 class ScalingState(Module):

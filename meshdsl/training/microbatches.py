@@ -18,11 +18,12 @@ import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import accumulator, is_differentiable
-from meshdsl.graph import Operation, Tensor
+from meshdsl.graph import Operation
 from meshdsl.module import path_of
 from meshdsl.ops.checkpoint import name
 from meshdsl.ops.random import KEY, split
 from meshdsl.source import Source
+from meshdsl.tensor import Tensor
 from meshdsl.trace import current, located
 
 MICROBATCH = "microbatch"

@@ -17,8 +17,8 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.dims import Dimension
 from meshdsl.dtypes import accumulator, is_differentiable
-from meshdsl.graph import Tensor
 from meshdsl.module import path_of
+from meshdsl.tensor import Tensor
 
 _GRADIENTS = "gradients"
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from meshdsl.array import Spec, spec
-from meshdsl.graph import Tensor
 from meshdsl.jit import STEPS, Compiled, Jitted, jit
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.ops.random import KEY, key
+from meshdsl.tensor import Tensor
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.rows import Rows, rows_read
 from meshdsl.training.state import TrainState, spec_of

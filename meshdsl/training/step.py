@@ -10,13 +10,14 @@ import jax
 import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.dtypes import is_float
-from meshdsl.graph import Tensor
+from meshdsl.graph import TracedTensor
 from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
 from meshdsl.policy import Policy
 from meshdsl.source import definition
+from meshdsl.tensor import Tensor
 from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms
@@ -290,7 +291,7 @@ def _as_float32(metrics: Metrics) -> Metrics:
 def _check_loss(loss: Loss, value: Any, more: Any) -> None:
     """Raises ValueError, with the line of the loss function, unless it returns what it must."""
     problem = ""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, TracedTensor):
         problem = f"a {type(value).__name__}"
     elif value.shape or not is_float(value.dtype):
         fixes = ["reduce it, as in md.mean(x)"] if value.shape else []

@@ -10,8 +10,8 @@ import jax
 
 import meshdsl.ops as ops
 from meshdsl.dims import did_you_mean
-from meshdsl.graph import Tensor
 from meshdsl.optim.clipping import global_norm
+from meshdsl.tensor import Tensor
 
 
 def num_zeros(grads: Any, params: Any) -> Tensor:

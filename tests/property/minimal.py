@@ -19,13 +19,14 @@ import numpy as np
 
 import meshdsl as md
 import meshdsl.ops
-from meshdsl.graph import Graph, GraphPrinter, Operation, Primitive, Tensor
+from meshdsl.graph import Graph, GraphPrinter, Operation, Primitive
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutError
 from meshdsl.lowering.backends import load
 from meshdsl.lowering.lower import lower, tensors_of
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.simplify import simplify
+from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, bind, tracing
 from tests.property.pads import poisoned
 

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.graph import Tensor
 from meshdsl.optim import global_norm
+from meshdsl.tensor import Tensor
 from meshdsl.training.microbatches import accumulated
 from tests.property.author import VOLUME, Author, some_dims, together
 from tests.property.operations import step

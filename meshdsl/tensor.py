@@ -1,6 +1,10 @@
-"""Python's operators and the common methods, for tensors: `x + y`, `x.rename(...)`, `x.sum(...)`.
+"""Tensor: what users annotate, `def loss(x: md.Tensor) -> md.Tensor`.
 
-Everything here is a spelling of a function in `meshdsl.ops`; broadcasting is by dim name.
+It has two kinds: a `TracedTensor` of a program that is being written, without data, and a
+`NamedArray`, which has data. Operations take both and return the kind that they run on.
+
+Python's operators and the common methods stand here: `x + y`, `x.rename(...)`, `x.sum(...)`. Each
+is a spelling of a function in `meshdsl.ops`; broadcasting is by dim name.
 """
 
 from __future__ import annotations
@@ -8,20 +12,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from meshdsl.idioms import Idioms, need_names, ops, refuse
+from meshdsl.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
-    from meshdsl.dims import DimLike, DimsLike
-    from meshdsl.graph import Tensor
+    from meshdsl.dims import DimLike, DimsLike, Shape
 
-Operand = Any  # a Tensor, a NamedArray or a Python number
+Operand = Any  # a Tensor or a Python number
 
 
-class NamedOperators(Idioms):
-    """Operators and methods of tensors."""
+class Tensor(Idioms):
+    """A tensor whose dims have names, traced or with data: `x: md.Tensor`.
+
+    Attributes:
+        dims: its dims, in order.
+        shape: the same.
+        dtype: the dtype of its elements.
+        source: the user's line that made it; `UNKNOWN` for arrays.
+    """
 
     __slots__ = ()
     __array_priority__ = 1000  # numpy leaves `array * tensor` to us
+
+    source: Source = UNKNOWN
+
+    if TYPE_CHECKING:  # each kind stores them in its own way
+
+        @property
+        def dims(self) -> Shape: ...
+
+        @property
+        def shape(self) -> Shape: ...
+
+        @property
+        def dtype(self) -> np.dtype: ...
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all elements, pads left out."""
+        return self.shape.volume * self.dtype.itemsize
 
     def __add__(self, other: Operand) -> Tensor:
         return ops().add(self, other)
