@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.autodiff import value_and_grad
 from meshdsl.dtypes import is_float
 from meshdsl.graph import TracedTensor
+from meshdsl.ops.creation import as_tensor
 from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
@@ -167,7 +169,7 @@ def _with_policy(loss: Loss, policy: Policy | None, dims_allowed: bool) -> _Eval
         result = loss(params, batch)
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_loss(loss, value, more)
-        _check_added(more, dims_allowed)
+        more = _added(more, dims_allowed)
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
@@ -249,11 +251,12 @@ def _updated(update: Update, params: Any, added: Metrics) -> Any:
     before, now = by_path(params), by_path(after)
     problems = [f"{path}: missing" for path in before if path not in now]
     problems += [f"{path}: not a parameter" for path in now if path not in before]
-    problems += [
-        f"{path}: {now[path]} instead of {one}"
-        for path, one in before.items()
-        if path in now and (now[path].shape, now[path].dtype) != (one.shape, one.dtype)
-    ]
+    for path, one in before.items():
+        new = now.get(path, one)
+        if not isinstance(new, Tensor):
+            problems.append(f"{path}: of type {type(new).__name__} instead of {one}")
+        elif (new.shape, new.dtype) != (one.shape, one.dtype):
+            problems.append(f"{path}: {new} instead of {one}")
     if problems:
         first = f"`update` ({definition(update)}) must return the parameters as it was given them"
         raise ValueError("\n  ".join([first, *problems]))
@@ -313,13 +316,28 @@ def _check_loss(loss: Loss, value: Any, more: Any) -> None:
         )
 
 
-def _check_added(more: Metrics, dims_allowed: bool) -> None:
-    problems = [
-        f"metric `{name}` has dims {value.shape}; reduce it first, as in md.mean(x), or give "
-        "`update`, for which it is"
-        for name, value in more.items()
-        if value.shape and not dims_allowed
-    ]
-    problems += [f"metric `{name}` has the name of a metric of the step" for name in _OWN & {*more}]
+def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
+    """Returns what the loss returns beside its value, plain numbers as tensors.
+
+    Raises:
+        ValueError: with everything that is no metric.
+    """
+    found: Metrics = {}
+    problems = []
+    for name, value in more.items():
+        if not isinstance(value, Tensor | int | float | np.generic):
+            problems.append(
+                f"metric `{name}` is of type {type(value).__name__}; return a tensor or a number"
+            )
+            continue
+        found[name] = metric = as_tensor(value)
+        if metric.shape and not dims_allowed:
+            problems.append(
+                f"metric `{name}` has dims {metric.shape}; reduce it first, as in md.mean(x), or "
+                "give `update`, for which it is"
+            )
+    own = sorted(_OWN & {*more})
+    problems += [f"metric `{name}` has the name of a metric of the step" for name in own]
     if problems:
         raise ValueError("\n  ".join(["the loss function returns", *problems]))
+    return found

@@ -119,6 +119,38 @@ def test_what_the_loss_function_adds_must_fit():
     )
 
 
+def test_what_is_no_metric_is_named_with_its_type():
+    def loss(params, batch):
+        added = {"none": None, "parts": {"a": params.bias}, "array": np.ones(3), "loss": 1.0}
+        return classifier.loss(params, batch), added
+
+    for update in (False, True):  # with one, metrics may have dims, but they are tensors
+        with pytest.raises(ValueError) as error:
+            md.jit(make_eval_step(loss, None, update)).trace(
+                spec_of(classifier.init), classifier.BATCH
+            )
+        assert str(error.value) == (
+            "the loss function returns\n"
+            "  metric `none` is of type NoneType; return a tensor or a number\n"
+            "  metric `parts` is of type dict; return a tensor or a number\n"
+            "  metric `array` is of type ndarray; return a tensor or a number\n"
+            "  metric `loss` has the name of a metric of the step"
+        )
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_metric_may_be_a_plain_number(microbatches):
+    def loss(params, batch):
+        return classifier.loss(params, batch), {"heat": 0.5, "count": np.int64(3), "on": True}
+
+    optimizer = AdamW(0.1)
+    step = make_train_step(loss, optimizer, microbatches=microbatches)
+    state = md.jit(create(classifier.init, optimizer), backend="numpy")(md.random.key(0))
+    (batch,) = classifier.batches(1)
+    _, metrics = md.jit(step, backend="numpy")(state, classifier.named(batch))
+    assert [float(metrics[name]) for name in ("heat", "count", "on")] == [0.5, 3, 1]
+
+
 @pytest.mark.parametrize(
     ("returned", "text"),
     [

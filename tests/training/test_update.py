@@ -83,13 +83,18 @@ def test_a_step_that_is_not_finite_updates_nothing():
 
 def test_it_must_return_the_parameters_that_it_was_given():
     def other(params, added):
-        return {"net": params.net, "mean": md.cast(params.mean, "bfloat16"), "new": params.mean}
+        net = params.net.replace(bias=np.zeros(8))
+        return {"net": net, "mean": md.cast(params.mean, "bfloat16"), "new": params.mean}
 
     with pytest.raises(ValueError, match="must return the parameters as it was given") as error:
         run(update=other)
     told = str(error.value).splitlines()
     assert "test_update.py" in told[0]
-    assert told[1:] == ["  new: not a parameter", "  mean: bf16[pixel=12] instead of f32[pixel=12]"]
+    assert told[1:] == [
+        "  new: not a parameter",
+        "  net/bias: of type ndarray instead of f32[hidden=8]",
+        "  mean: bf16[pixel=12] instead of f32[pixel=12]",
+    ]
 
 
 def test_without_it_metrics_with_dims_are_refused_with_the_way_out():
