@@ -21,6 +21,8 @@ from meshdsl.dims import Dimension, DimLike
 from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.operation import operation
 
+_LEAST = 1e-20  # added to sums of scores; it changes none that is above 1e-12
+
 
 class RouterLosses(md.Module):
     """What keeps a router well-behaved; added to the loss of training with small weights.
@@ -104,8 +106,8 @@ def route(
     scores = md.softmax(logits, count) if score == "softmax" else md.sigmoid(logits)
     weight, expert = _choose(scores, count, choices, bias, groups, chosen_groups, group_score)
     if normalise:
-        weight = weight / md.sum(weight, "choice")
-    chance = scores if score == "softmax" else scores / md.sum(scores, count)
+        weight = _normalised(weight, "choice")
+    chance = scores if score == "softmax" else _normalised(scores, count)
     used = md.mean(md.cast(md.one_hot(expert, count), chance.dtype), expert.shape)
     losses = RouterLosses(
         balance=count.size * md.sum(used * md.mean(chance, chance.shape.without([count.name]))),
@@ -164,6 +166,11 @@ def _choose(
     # No product of matrices, in which a TPU would round the float32 scores to bfloat16.
     chosen = md.one_hot(expert, count, "bool")
     return md.sum(md.where(chosen, scores, 0), count), expert
+
+
+def _normalised(scores: md.Tensor, over: DimLike) -> md.Tensor:
+    """Returns scores over their sum; zeros where all are zeros, as those of sigmoid may be."""
+    return scores / (md.sum(scores, over) + _LEAST)
 
 
 def _tokens(expert: md.Tensor, count: Dimension) -> md.Tensor:

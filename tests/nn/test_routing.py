@@ -107,6 +107,19 @@ def test_weights_have_gradients_and_the_bias_has_none():
         np.testing.assert_allclose(change, (step * gradient).sum(), rtol=1e-3, atol=1e-10)
 
 
+def test_scores_that_are_all_zero_have_weights_and_gradients_of_zero():
+    x = md.named(np.ones((1, 1), np.float32), ["length", "embed"])
+    router = md.named(np.float32([[-200, -300, -400, -500]]), ["embed", "routed"])
+
+    def total(x, router):
+        routing = nn.route(x, router, 2, score="sigmoid")
+        return 1e9 * md.sum(routing.weight) + routing.losses.balance
+
+    value, gradients = md.jit(md.value_and_grad(total, (0, 1)))(x, router)
+    assert float(value) == 0
+    assert not any(np.asarray(gradient).any() for gradient in gradients)
+
+
 def test_the_bias_falls_for_experts_with_more_than_their_share():
     def model(x, router, bias):
         routing = nn.route(x, router, 3, bias=bias)
