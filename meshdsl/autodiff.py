@@ -51,26 +51,25 @@ def value_and_grad(
         loss, gradients = md.value_and_grad(loss)(params, batch)
 
     Raises:
-        ValueError: when called: the value is no floating-point scalar; or an input reaches it, but
-            only through operations without a slope (rounding, comparisons, integers).
+        ValueError: when called: `wrt` is the number of no argument; the value is no floating-point
+            scalar; or an input reaches it, but only through operations without a slope (rounding,
+            comparisons, integers).
     """
 
     @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
-        numbers = (wrt,) if isinstance(wrt, int) else tuple(wrt)
+        with told_as("gradient"):
+            numbers = argument_numbers(wrt, args)
         chosen = [args[n] for n in numbers]
         inputs, tree = leaves_of(chosen)
+        run = of_leaves(function, args, numbers, tree)
 
-        def of_leaves(*leaves: Tensor) -> Any:
-            full = list(args)
-            for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
-                full[number] = part
-            result = function(*full)
-            value, aux = _value_and_aux(function, result, has_aux)
+        def pair(*leaves: Tensor) -> Any:
+            value, aux = _value_and_aux(function, run(*leaves), has_aux)
             return [value, aux]
 
-        graph, consts, structure = subgraph(of_leaves, inputs)
+        graph, consts, structure = subgraph(pair, inputs)
         active = [False] * len(consts) + [is_differentiable(t.dtype) for t in inputs]
         _gradient(graph.outputs[0])
         replayed = Replay(graph, [*consts, *inputs], active)
@@ -112,6 +111,40 @@ def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
     return differentiated
 
 
+def argument_numbers(wrt: int | Sequence[int], args: Sequence[Any]) -> tuple[int, ...]:
+    """Returns the numbers, from 0, of the arguments to differentiate by.
+
+    Raises:
+        ValueError: there are no such arguments; all of these numbers are listed.
+    """
+    numbers = (wrt,) if isinstance(wrt, int | str) else tuple(wrt)
+    wrong = [n for n in numbers if not isinstance(n, int) or not -len(args) <= n < len(args)]
+    if wrong:
+        raise ValueError(
+            f"wrt={', '.join(map(repr, wrong))}: give numbers of arguments by position, from 0; "
+            f"there are {len(args)} of these"
+        )
+    return tuple(n % len(args) for n in numbers)
+
+
+def of_leaves(
+    function: Callable, args: Sequence[Any], numbers: Sequence[int], tree: Any
+) -> Callable[..., Any]:
+    """Returns a function of the leaves of some of the arguments; the others stay as they are.
+
+    Args:
+        tree: the structure of the list of the arguments with these numbers.
+    """
+
+    def run(*leaves: Tensor) -> Any:
+        full = list(args)
+        for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
+            full[number] = part
+        return function(*full)
+
+    return run
+
+
 def _nothing(like: Tensor, zeros: bool) -> Tensor | None:
     """Returns the gradient of what the value does not depend on."""
     return creation.zeros(like.shape, like.dtype) if zeros else None
@@ -134,7 +167,7 @@ def _paths(function: Callable, numbers: Sequence[int], chosen: Sequence[Any]) ->
     names = list(inspect.signature(function).parameters)
     found = []
     for number, tree in zip(numbers, chosen, strict=True):
-        root = names[number] if 0 <= number < len(names) else f"argument {number}"
+        root = names[number] if number < len(names) else f"argument {number}"
         keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
         found += [path_of(keys, root) for keys, _ in keyed]
     return found

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.autodiff import value_and_grad
+from meshdsl.autodiff import argument_numbers, of_leaves, value_and_grad
 from meshdsl.dims import Dimension, Shape, unused
 from meshdsl.dtypes import is_complex, is_differentiable
 from meshdsl.graph import Graph
@@ -130,22 +130,17 @@ def jacobian(
         tensors; None for what is not floating-point.
 
     Raises:
-        ValueError: when called: an unknown mode, or complex numbers.
+        ValueError: when called: `wrt` is the number of no argument, an unknown mode, or complex
+            numbers.
     """
 
     @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
-        numbers = (wrt,) if isinstance(wrt, int) else tuple(wrt)
+        with told_as("jacobian"):
+            numbers = argument_numbers(wrt, args)
         inputs, tree = leaves_of([args[n] for n in numbers])
-
-        def of_leaves(*leaves: Tensor) -> Any:
-            full = list(args)
-            for number, part in zip(numbers, jax.tree.unflatten(tree, leaves), strict=True):
-                full[number] = part
-            return function(*full)
-
-        graph, consts, structure = subgraph(of_leaves, inputs)
+        graph, consts, structure = subgraph(of_leaves(function, args, numbers, tree), inputs)
         results = graph.outputs
         with told_as("jacobian"):
             _check(mode, [*inputs, *results])

@@ -243,6 +243,26 @@ def test_a_jacobian_of_numbers_without_dims():
     assert_close(found[0], np.cos(0.5) * np.arange(4))
 
 
+@pytest.mark.parametrize("derivative", [md.grad, md.value_and_grad, md.jacobian])
+@pytest.mark.parametrize(("wrt", "wrong"), [(2, "2"), ((0, -3), "-3"), ("x", "'x'")])
+def test_the_number_of_no_argument_is_refused(derivative, wrt, wrong):
+    function = derivative(lambda x, v: md.sum(x) * md.sum(v), wrt)
+    text = message(lambda x, v: function(x, v), X, V)
+    assert f"wrt={wrong}: give numbers of arguments by position, from 0; there are 2 of" in text
+    assert "  at tests/test_derivatives.py:" in text
+
+
+def test_a_number_from_the_end_is_that_of_an_argument():
+    def loss(x, v):
+        return md.sum(md.sin(x)) * md.sum(v)
+
+    first, last = (md.jit(md.grad(loss, wrt), backend="numpy") for wrt in (1, -1))
+    assert_close(last(X, V), first(X, V))
+    assert first.trace(X, V).output_paths == last.trace(X, V).output_paths
+    names = {op.params["name"] for op in last.trace(X, V).operations if op.name == "name"}
+    assert names == {"gradients/v"}
+
+
 def test_misfits_are_told_together():
     text = message(
         lambda x, v: md.jvp(lambda t: t["x"], ({"x": x, "v": v},), ({"x": v, "z": x},)), X, V
