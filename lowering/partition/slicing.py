@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from meshdsl.dims import Dimension, Shape
 from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
-from meshdsl.lowering.exchange import Interval, Run, bounds, gather, local_slice
+from meshdsl.lowering.exchange import Interval, Run, bounds, gather, local_slice, starts_of
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
 
@@ -180,15 +180,15 @@ def _few(case: Case) -> Plan:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         value = builder.mask_pads(inputs[0], [name], 0)
         block, length = value.local.get(name).size, read.size
-        shards = bounds(x.shape.get(name).size, axes, case.mesh)
+        firsts = starts_of(x.shape.get(name).size, axes, case.mesh)
         # Zeros on both sides: a shard that has nothing of the window reads them.
-        ample = Dimension(name, (block + 2 * length) * len(shards))
+        ample = Dimension(name, (block + 2 * length) * len(firsts))
         value = local_window(builder, value, ample, -length)
-        starts = [read.start - number * block + length for number in range(len(shards))]
+        starts = [read.start - first + length for first in firsts]
         offsets = [min(max(start, 0), block + length) for start in starts]
-        exact = Dimension(name, length * len(shards))
+        exact = Dimension(name, length * len(firsts))
         value = local_slice(builder, value, name, axes, offsets, exact)
-        strided = Dimension(name, out.shape.get(name).size * len(shards))
+        strided = Dimension(name, out.shape.get(name).size * len(firsts))
         first = op.params["start"] - read.start
         value = local_window(builder, value, strided, first, op.params["stride"])
         here = left.add_partial(inputs[0].layout.partial_axes)

@@ -137,6 +137,15 @@ def test_a_short_slice_of_a_renamed_dim_sends_the_slice(start, stop, step, mesh,
     assert program.wire_bytes == pytest.approx(sent)
 
 
+@pytest.mark.parametrize("size", [7, 9, 11, 13])
+@pytest.mark.parametrize(("start", "stop", "step"), [(0, 3, 1), (2, 5, 1), (6, 0, -3), (1, 7, 2)])
+def test_a_short_slice_is_read_where_shards_begin_that_are_cut_twice(size, start, stop, step):
+    """Seven positions over two axes: 2+2+0 of the first four, then 2+1+0 of the others."""
+    x = random([md.Dimension("channels", size), length])
+    layout = "channels:data+model"
+    lowered(lambda x: free(x)["free", start:stop:step], x, layout=layout, mesh="data:2,model:3")
+
+
 def test_the_gradient_of_a_short_slice_sends_the_slice():
     def loss(x):
         return md.sum(md.sin(free(x)["free", 5:12]))
