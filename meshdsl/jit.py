@@ -153,7 +153,8 @@ class Runnable:
 
         program = _lower(graph, mesh, layout, backend, devices)
         one = Trees(tuple, list) if "blame" not in program.details else None
-        return Runnable(program, backends.executable(backend, program, (), devices, one))
+        run = backends.load(backend)
+        return Runnable(program, backends.executable(run, program, (), devices, one))
 
     @staticmethod
     def inline(graph: Graph) -> Runnable:
@@ -545,7 +546,7 @@ class Jitted:
         if "blame" not in details:
             trees = Trees.of(signature.tree, self._parameters, details["output_tree"])
         executable = backends.executable(
-            self.backend, program, details["donated"], self._devices, trees
+            self._backend, program, details["donated"], self._devices, trees
         )
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled

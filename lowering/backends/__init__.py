@@ -33,12 +33,15 @@ def load(name: str) -> ModuleType:
 
 
 def executable(
-    name: str,
+    backend: ModuleType,
     program: SpmdProgram,
     donated: Sequence[bool] = (),
     devices: Any = None,
     trees: Trees | None = None,
 ) -> Any:
-    """Compiles a program for a backend; with its callers' trees where the backend knows them."""
-    known = {"trees": trees} if name in ("jax", "jax_auto") else {}
-    return load(name).Executable(program, donated, devices, **known)
+    """Compiles a program for a backend; with its callers' trees where that calls with trees.
+
+    `executable(load("numpy"), program)`.
+    """
+    known = {"trees": trees} if hasattr(backend.Executable, "takes") else {}
+    return backend.Executable(program, donated, devices, **known)

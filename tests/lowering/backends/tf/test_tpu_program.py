@@ -38,6 +38,17 @@ def agree(function, *arguments, mesh, layout, tolerance=1e-10, **options):
     return {one.kind for one in run.lower(*arguments).collectives}
 
 
+def test_what_runs_here_are_replicas(monkeypatch):
+    """Not TensorFlow's programs for hosts, which give the same numbers."""
+    runs = []
+    run = tf_tpu.Executable.call_flat
+    monkeypatch.setattr(
+        tf_tpu.Executable, "call_flat", lambda self, given: runs.append(self) or run(self, given)
+    )
+    agree(lambda x: md.sum(x, "batch"), X, mesh="a:8", layout="batch:a")
+    assert "stablehlo" in runs[0].text
+
+
 def _plain(array):
     data = np.asarray(array)
     return data.astype("f8") if data.dtype == md.dtypes.BFLOAT16 else data
