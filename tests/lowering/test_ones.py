@@ -76,6 +76,22 @@ def test_each_position_of_a_split_dim_is_picked(dtype, at):
         np.testing.assert_array_equal(np.asarray(picked), np.asarray(x)[at : at + 1])
 
 
+@pytest.mark.parametrize("backend", ["jax", "tf"])
+@pytest.mark.parametrize("layout", [SPLIT, f"{SPLIT}; width:x?"])
+def test_bools_that_are_picked_stay_bools(layout, backend):
+    """Reduced everywhere, or scattered; alone, and two in one collective."""
+    x = md.named(np.random.default_rng(0).random((8, 3)) < 0.5, [length, width])
+
+    def pick(x):
+        return md.index(x, "length", 1), x["length", 6:7], ~x["length", 3:4]
+
+    for function in (pick, lambda x: pick(x)[:1]):
+        found = md.jit(function, "x:4", layout, backend)(x)
+        for mine, want in zip(found, md.jit(function, backend="numpy")(x), strict=True):
+            assert mine.dtype == bool
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(want))
+
+
 @pytest.mark.parametrize(("layout", "writes"), [("", 1), ("width:x", 1), (SPLIT, 0)])
 def test_a_row_is_written_in_place_unless_its_dim_is_split(layout, writes):
     def put(cache, at):

@@ -51,11 +51,16 @@ def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
 def _reduced(instruction: Instruction, x: Any) -> Any:
     axes, kind = instruction.params["axes"], instruction.params["kind"]
     if kind == "sum":
-        return lax.psum(x, axes)
+        return _added(lambda x: lax.psum(x, axes), x)
     reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
     if not is_float(instruction.inputs[0].dtype):
         return reduce(x, axes)
     return _from_key(reduce(to_key(x, kind), axes), x.dtype)
+
+
+def _added(add: Callable[[Any], Any], x: Any) -> Any:
+    """Adds up; bools as bytes. One at most is true: what picks elements adds False to them."""
+    return add(x.astype(jnp.uint8)) != 0 if x.dtype == bool else add(x)
 
 
 def to_key(x: Any, kind: str) -> Any:
@@ -80,7 +85,7 @@ def _flip(bits: Any) -> Any:
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes, at = instruction.params["axes"], _at(instruction, "dim")
     blocks = _cut(machine, instruction, inputs[0], "dim")
-    return reduce_scatter(machine, blocks, axes, at)
+    return _added(lambda x: reduce_scatter(machine, x, axes, at), blocks)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -149,7 +154,9 @@ def _merged(dim: str) -> Callable[[Machine, Instruction, Any], Any]:
 _PACKINGS = {
     "all_reduce": _Packing(_flat, _reduced, _shaped),
     "reduce_scatter": _Packing(
-        _blocks("dim"), lambda one, x: lax.psum_scatter(x, one.params["axes"]), _shaped
+        _blocks("dim"),
+        lambda one, x: _added(lambda x: lax.psum_scatter(x, one.params["axes"]), x),
+        _shaped,
     ),
     "all_gather": _Packing(
         _flat, lambda one, x: lax.all_gather(x, one.params["axes"]), _merged("dim")

@@ -22,7 +22,7 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf import tokens
 from meshdsl.lowering.backends.tf.host_keys import group_key
 from meshdsl.lowering.backends.tf.machine import Arrays
-from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words
+from meshdsl.lowering.backends.tf.words import as_keys, as_words, of_keys, of_words, reduced
 from meshdsl.mesh import Mesh
 
 _REDUCED = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
@@ -74,11 +74,7 @@ class HostLinks:
 
     def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
         """There is no such collective between CPUs: an exchange and a sum send as much."""
-        received = self.exchange(rows, axes)
-        if _is_half(rows.dtype):
-            received = tf.cast(received, tf.float32)
-        total = tf.reduce_sum(received, 0)
-        return tf.cast(total, rows.dtype)
+        return reduced(self.exchange(rows, axes), "sum")
 
     def gather(self, x: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
         words = as_words(x, _GATHERED)

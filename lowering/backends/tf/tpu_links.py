@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import jax2tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays
+from meshdsl.lowering.backends.tf.words import reduced
 from meshdsl.mesh import Mesh
 
 _SUMMED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.uint32)
@@ -86,13 +87,3 @@ class TpuLinks:
 
     def _groups(self, axes: Sequence[str]) -> list[list[int]]:
         return [list(group) for group in self.mesh.groups(*axes)]
-
-
-def reduced(rows: tf.Tensor, kind: str) -> tf.Tensor:
-    """Returns the sum, max or min of rows; of half precision, summed in float32."""
-    if rows.dtype == tf.bool:
-        return (tf.reduce_any if kind == "max" else tf.reduce_all)(rows, 0)
-    if kind != "sum":
-        return (tf.reduce_max if kind == "max" else tf.reduce_min)(rows, 0)
-    half = rows.dtype.is_floating and rows.dtype.size < 4
-    return tf.cast(tf.reduce_sum(tf.cast(rows, tf.float32) if half else rows, 0), rows.dtype)

@@ -58,6 +58,19 @@ def of_keys(keys: tf.Tensor, kind: str, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(_flip(words), dtype)
 
 
+def reduced(rows: tf.Tensor, kind: str) -> tf.Tensor:
+    """Returns the sum, max or min of rows that a device has received.
+
+    Half precision is summed in float32. Bools count as 0 and 1; of summands one at most is true.
+    """
+    if rows.dtype == tf.bool:
+        return (tf.reduce_all if kind == "min" else tf.reduce_any)(rows, 0)
+    if kind != "sum":
+        return (tf.reduce_max if kind == "max" else tf.reduce_min)(rows, 0)
+    half = rows.dtype.is_floating and rows.dtype.size < 4
+    return tf.cast(tf.reduce_sum(tf.cast(rows, tf.float32) if half else rows, 0), rows.dtype)
+
+
 def _flip(bits: tf.Tensor) -> tf.Tensor:
     """Turns the bits of floats into integers that order like them, and back."""
     sign = tf.bitwise.right_shift(bits, tf.constant(8 * bits.dtype.size - 1, bits.dtype))

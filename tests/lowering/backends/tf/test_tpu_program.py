@@ -125,6 +125,18 @@ def test_booleans_are_combined():
     assert agree(both, x, mesh="a:8", layout="device:a") == {"all_reduce"}
 
 
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("device:a", "all_reduce"), ("device:a; p:a?", "reduce_scatter")]
+)
+def test_booleans_that_one_device_has_are_added(layout, kind):
+    x = md.named(np.random.default_rng(0).random((8, 33)) < 0.5, ["device", "p"])
+
+    def picked(x):
+        return {"one": md.index(x, "device", 3)}
+
+    assert agree(picked, x, mesh="a:8", layout=layout) == {kind}
+
+
 def test_blocks_that_are_nothing_but_pads_are_sent():
     x = random(md.dims(p=6, q=2))
 
