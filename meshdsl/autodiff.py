@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -30,13 +30,38 @@ from meshdsl.trace import current
 _CHOICES = frozenset(["top_k", "sort", "argmax", "argmin"])
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")  # the first argument
+
+
+@overload
+def value_and_grad(
+    function: Callable[Concatenate[A, P], R],
+    wrt: Literal[0] = 0,
+    has_aux: bool = False,
+    named: bool = True,
+    zeros: bool = True,
+) -> Callable[Concatenate[A, P], tuple[R, A]]: ...
+
+
+@overload
+def value_and_grad(
+    function: Callable[..., R],
+    wrt: int | Sequence[int],
+    has_aux: bool = False,
+    named: bool = True,
+    zeros: bool = True,
+) -> Callable[..., tuple[R, Any]]: ...
+
+
 def value_and_grad(
     function: Callable,
     wrt: int | Sequence[int] = 0,
     has_aux: bool = False,
     named: bool = True,
     zeros: bool = True,
-) -> Callable:
+) -> Any:
     """Returns a function giving `function`'s value and its gradient.
 
     Layout rules know the gradient of the argument's leaf `params/w` as `gradients/params/w`, if it
@@ -96,7 +121,19 @@ def value_and_grad(
     return differentiated
 
 
-def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+@overload
+def grad(
+    function: Callable[Concatenate[A, P], Any], wrt: Literal[0] = 0, has_aux: Literal[False] = False
+) -> Callable[Concatenate[A, P], A]: ...
+
+
+@overload
+def grad(
+    function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]: ...
+
+
+def grad(function: Callable, wrt: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
     """Returns a function giving the gradient alone (or `(gradient, aux)`); see value_and_grad.
 
     `gradients = md.grad(loss)(params, batch)`.

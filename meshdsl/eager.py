@@ -32,12 +32,12 @@ from meshdsl.calling import MISS, attempt
 from meshdsl.dims import Dimension, Shape
 from meshdsl.graph import Graph, Operation, TracedTensor
 from meshdsl.idioms import answered
-from meshdsl.jit import Runnable, bare
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.mesh import Mesh
 from meshdsl.ops.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import told_as
+from meshdsl.runnable import Runnable, bare
 from meshdsl.tensor import Tensor
 from meshdsl.trace import ArrayTrace, tracing
 

@@ -3,7 +3,7 @@
 `md.jit(f, mesh, layout)` is called with trees of NamedArrays and returns trees of NamedArrays. Its
 stages can be had one by one, as with `jax.jit`: `.trace(*args)` gives the `Graph`, `.lower(*args)`
 the `SpmdProgram`, and `.lower(*args).compile()` the executable. Each signature (tree, dims, dtypes)
-is compiled once.
+is compiled once. To type checkers the result has the parameters and the result of `f`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,17 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import update_wrapper
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
 
 import jax
 import numpy as np
@@ -21,16 +30,15 @@ import numpy as np
 from meshdsl import mirrors
 from meshdsl.array import NamedArray, Spec, need_every_dim, number
 from meshdsl.calling import MISS, Direct, Order
-from meshdsl.cuts import Cuts
 from meshdsl.dims import Dimension, did_you_mean
 from meshdsl.dtypes import short
-from meshdsl.finite import watched
 from meshdsl.garbage import paused
 from meshdsl.graph import Aval, Graph
 from meshdsl.idioms import answered
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.module import path_of
 from meshdsl.ops.body import results_of
+from meshdsl.runnable import Runnable, bare, devices_of, lowered, lowering_of
 from meshdsl.signature import Signature, Trees, paths_of, taking_leaves
 from meshdsl.source import definition
 from meshdsl.tensor import Tensor
@@ -42,11 +50,17 @@ if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")  # an object whose method is compiled
+Q = ParamSpec("Q")  # the rest of that method's parameters
+
 STEPS = "steps"  # the dim of what several runs in one call take and return
 
 
+@overload
 def jit(
-    function: Callable,
+    function: Callable[P, R],
     mesh: MeshLike | None = None,
     layout: Layout | str | None = None,
     backend: str = "jax",
@@ -54,10 +68,38 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
-) -> Jitted:
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    function: None = None,
+    mesh: MeshLike | None = None,
+    layout: Layout | str | None = None,
+    backend: str = "jax",
+    donate: str | Sequence[str] = (),
+    check_finite: bool = False,
+    options: Options | None = None,
+    steps_per_call: int = 1,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+def jit(
+    function: Callable | None = None,
+    mesh: MeshLike | None = None,
+    layout: Layout | str | None = None,
+    backend: str = "jax",
+    donate: str | Sequence[str] = (),
+    check_finite: bool = False,
+    options: Options | None = None,
+    steps_per_call: int = 1,
+) -> Any:
     """Compiles a function of named tensors for a mesh.
 
     `step = md.jit(train_step, mesh="data:2,model:4", layout="batch:data; d_ff:model")`.
+
+    It is a decorator, too: `@md.jit`, or `@md.jit(mesh="data:2", layout="batch:data")`. On a method
+    of a `md.Module`, the module is the first argument, and its leaves have paths `self/...`.
 
     Layout rules know an argument's leaf by the parameter's name and its place in the tree,
     `params/mlp/w_in`, and a result's by its place in the returned tree. Two trees that mirror one
@@ -75,7 +117,8 @@ def jit(
     `meshdsl.mirrors` has the rules in full.
 
     Args:
-        function: takes and returns trees whose leaves are tensors.
+        function: takes and returns trees whose leaves are tensors. Without it, `jit` returns the
+            decorator.
         mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
             whose devices are used; None runs on one device.
         layout: the layout, or its text (`"batch:data; d_ff:model"`). Its dims are checked without
@@ -95,10 +138,15 @@ def jit(
             get one.
 
     Raises:
-        ValueError: malformed mesh or layout, unknown backend, unknown parameter in `donate`, or
-            `steps_per_call` is less than 1, or goes with `check_finite`.
+        ValueError: `function` is no function, malformed mesh or layout, unknown backend, unknown
+            parameter in `donate`, or `steps_per_call` is less than 1, or goes with `check_finite`.
     """
-    return Jitted(function, mesh, layout, backend, donate, check_finite, options, steps_per_call)
+    rest = mesh, layout, backend, donate, check_finite, options, steps_per_call
+
+    def decorate(function: Callable[P, R]) -> Jitted[P, R]:
+        return Jitted(function, *rest)
+
+    return decorate if function is None else decorate(function)
 
 
 def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
@@ -118,7 +166,7 @@ def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
     from meshdsl.lowering.backends import load
 
     backend = load("jax")
-    devices = _devices_of(mesh)
+    devices = devices_of(mesh)
     mesh = Mesh.of(mesh)
     devices = devices or backend.device_mesh(mesh)
     rules = Layout.parse(layout) if isinstance(layout, str) else layout
@@ -131,116 +179,6 @@ def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
         stored = backend.Storage.of(array.dims, where, mesh, devices)
         placed.append(NamedArray(stored.put(array), array.dims, stored.cuts))
     return jax.tree.unflatten(structure, placed)
-
-
-@dataclass(frozen=True)
-class Runnable:
-    """A compiled program of arrays without structure."""
-
-    program: SpmdProgram
-    executable: Any
-
-    @staticmethod
-    def of(
-        graph: Graph,
-        mesh: Mesh,
-        layout: Layout,
-        backend: str = "jax",
-        devices: jax.sharding.Mesh | None = None,
-    ) -> Runnable:
-        """Lowers and compiles a graph; for certain devices, if not for the first ones."""
-        from meshdsl.lowering import backends
-
-        program = _lower(graph, mesh, layout, backend, devices)
-        one = Trees(tuple, list) if "blame" not in program.details else None
-        run = backends.load(backend)
-        return Runnable(program, backends.executable(run, program, (), devices, one))
-
-    @staticmethod
-    def inline(graph: Graph) -> Runnable:
-        """Lowers a graph for one device, to be run on what JAX traces."""
-        from meshdsl.layouts.layout import Layout
-        from meshdsl.lowering import backends
-        from meshdsl.lowering.lower import lower
-
-        program = lower(graph, Mesh(), Layout())
-        function = backends.load("jax").function(program)
-        return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
-
-    @cached_property
-    def direct(self) -> Callable | None:
-        """The executable as a function of NamedArrays; None where they need a look."""
-        return getattr(self.executable, "direct", None)
-
-    def put(self, data: Any, number: int) -> Any:
-        """Returns data where the program takes its input of that number."""
-        if isinstance(self.executable, _Inline):
-            return data
-        return jax.device_put(data, self.executable.shardings[number])
-
-    def __call__(self, leaves: Sequence[Any]) -> list[NamedArray]:
-        results, blame = self.executable.call_flat(leaves), self.program.details.get("blame")
-        if blame is not None:
-            *results, counts = results
-            if np.asarray(counts).any():
-                raise FloatingPointError(blame(leaves))
-        ends = zip(results, self.program.block.outputs, self.executable.cuts, strict=False)
-        return [NamedArray(data, value.shape, cuts) for data, value, cuts in ends]
-
-
-def _lower(
-    graph: Graph,
-    mesh: Mesh,
-    layout: Layout,
-    backend: str,
-    devices: jax.sharding.Mesh | None = None,
-    check_finite: bool = False,
-    options: Options | None = None,
-    donated: Sequence[bool] = (),
-) -> SpmdProgram:
-    """Lowers a graph with its checks; `details["blame"]` tells what a failing one is about."""
-    from meshdsl.lowering import backends
-
-    lower = _lowering(backend)
-    watching = watched(graph, outputs=check_finite)
-    if watching is None:
-        return lower(graph, mesh, layout, options, donated)
-
-    def blame(leaves: Sequence[Any]) -> str:
-        held = [leaf.data if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
-        if any(getattr(data, "is_deleted", bool)() for data in held):
-            return (
-                "check_finite: a value is not finite; its inputs were donated, so what made it "
-                "cannot be found: leave out `donate` to learn it"
-            )
-        everything = watched(graph, outputs=False, everything=True)
-        assert everything is not None
-        program = lower(everything.graph, mesh, layout)
-        executable = backends.load(backend).Executable(program, (), devices)
-        return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
-
-    program = lower(watching.graph, mesh, layout, options, donated)
-    return replace(program, details={**program.details, "blame": blame})
-
-
-def _lowering(backend: str) -> Callable[..., SpmdProgram]:
-    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors."""
-    from meshdsl.lowering.lower import lower
-    from meshdsl.lowering.whole import lower_whole
-
-    return lower_whole if backend == "jax_auto" else lower
-
-
-@dataclass(frozen=True)
-class _Inline:
-    """A program as a JAX function, in an executable's place."""
-
-    function: Callable
-    cuts: Sequence[Cuts]
-
-    def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        held = [leaf.unpadded() if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
-        return self.function(*held)
 
 
 @dataclass(frozen=True)
@@ -288,12 +226,17 @@ def _ends(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
     return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
 
 
-class Jitted:
-    """A function with its mesh and layout; see `jit`."""
+class Jitted(Generic[P, R]):
+    """A function with its mesh and layout; see `jit`.
+
+    It has the name, the docstring and the signature of the function.
+    """
+
+    __name__: str
 
     def __init__(
         self,
-        function: Callable,
+        function: Callable[P, R],
         mesh: MeshLike | None,
         layout: Layout | str | None,
         backend: str,
@@ -305,9 +248,15 @@ class Jitted:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
 
+        if not callable(function):
+            raise ValueError(
+                f"jit compiles a function, not {function!r}: write md.jit(f, mesh, layout), or "
+                "name the rest in a decorator, as in @md.jit(mesh=..., layout=...)"
+            )
+        update_wrapper(self, function, updated=())  # the fields of a callable module are its own
         self.function = function
         self.mesh = Mesh.of(mesh)
-        self._devices = _devices_of(mesh) if backend in ("jax", "jax_auto") else None
+        self._devices = devices_of(mesh) if backend in ("jax", "jax_auto") else None
         parsed = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
         self.layout = parsed if mesh is not None else Layout()
         self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
@@ -342,7 +291,26 @@ class Jitted:
         """What the backend knows of the processes and devices: its module `runtime`."""
         return self._backend.runtime
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __repr__(self) -> str:
+        parameters = ", ".join(self._parameters.parameters)
+        where = f"mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, backend={self.backend!r}"
+        count = len(self._compiled)
+        programs = f"{count} program{'s' * (count != 1)} compiled"
+        return f"<md.jit of {self.name}({parameters}): {where}, {programs}>"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[S, Q], R], instance: S, owner: type
+    ) -> JittedMethod[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Returns the method of an object, as functions do."""
+        return self if instance is None else JittedMethod(self, instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)
         given = self._order(args, kwargs) if kwargs else args
@@ -392,7 +360,7 @@ class Jitted:
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
         return self._lower(self.flatten(args, kwargs)[1])
 
-    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> Jitted:
+    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
         All that come from one function trace it once for arguments of one signature.
@@ -400,7 +368,7 @@ class Jitted:
         if self._traces is None:
             self._traces = {}
         rest = self.donate, self.check_finite, self.options, self.steps_per_call
-        other = Jitted(self.function, mesh, layout, self.backend, *rest)
+        other: Jitted[P, R] = Jitted(self.function, mesh, layout, self.backend, *rest)
         other._traces = self._traces
         return other
 
@@ -420,7 +388,7 @@ class Jitted:
 
         graph = self.trace(*args, **kwargs)
         name = "jax_auto" if self.backend == "jax_auto" else "jax"
-        program = _lowering(name)(graph, self.mesh, self.layout, self.options)
+        program = lowering_of(name)(graph, self.mesh, self.layout, self.options)
         avals = [(tensor.shape, tensor.dtype) for tensor in graph.inputs]
         run = load(name).function(program, self._devices)
         return taking_leaves(run, self.name, graph.input_paths, avals)
@@ -444,9 +412,15 @@ class Jitted:
                 result.append(leaf)
             elif isinstance(leaf, bool | int | float | np.generic):
                 result.append(number(leaf))
-            else:
-                what = f"{type(leaf).__name__}{list(getattr(leaf, 'shape', []))}"
+            elif hasattr(leaf, "shape"):
+                what = f"{type(leaf).__name__}{list(leaf.shape)}"
                 problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")
+            else:
+                what = f"{type(leaf).__name__} is no array and no tree of arrays"
+                problems.append(
+                    f"  {path}: {what}; use md.named(array, dims) for arrays, and a md.Module, "
+                    "dict, list or tuple for what holds them"
+                )
         if problems:
             raise ValueError("\n".join([f"{self.name}: arguments without names:", *problems]))
         return result
@@ -491,7 +465,7 @@ class Jitted:
             ones = Mesh(tuple((axis, 1) for axis in axes))
             validate(graph, ones, self._unused, mesh_given=False)
         given_up = () if self.check_finite else self.donate
-        program = _lower(
+        program = lowered(
             graph,
             self.mesh,
             self.layout,
@@ -553,16 +527,35 @@ class Jitted:
         return compiled
 
 
-def _devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
-    """Returns the devices of a mesh of JAX's, which may have others than the first ones."""
-    if not isinstance(mesh, jax.sharding.Mesh):
-        return None
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # whatever the types of its axes
+class JittedMethod(Generic[P, R]):
+    """A compiled method of one object, `model.step(batch)`: the object is its first argument."""
 
+    def __init__(self, jitted: Jitted[..., R], instance: Any) -> None:
+        update_wrapper(self, jitted, updated=())
+        self.__func__ = jitted
+        self.__self__ = instance
 
-def bare(arrays: Sequence[Any]) -> list[Any]:
-    """Returns what executables take: the data of arrays; an array with pads as it is."""
-    return [array if getattr(array, "cuts", True) else array.data for array in arrays]
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} of {type(self.__self__).__name__}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """Returns the graph for arguments like these; see `Jitted.trace`."""
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
+        """Returns the program for arguments like these; see `Jitted.lower`."""
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
+        """Returns the program as a function of JAX, the object's leaves first."""
+        return self.__func__.as_jax(self.__self__, *args, **kwargs)
+
+    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> JittedMethod[P, R]:
+        """Returns the same method for another mesh and layout; see `Jitted.on`."""
+        return JittedMethod(self.__func__.on(mesh, layout), self.__self__)
 
 
 def _is_leaf(value: Any) -> bool:

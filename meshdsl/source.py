@@ -29,6 +29,7 @@ _MACHINERY = tuple(
         "derivatives.py",
         "tangents.py",
         "jit.py",
+        "runnable.py",
         "calling.py",
         "signature.py",
         "module.py",

@@ -3,3 +3,5 @@
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.model import Model
 from meshdsl.models.registry import NAMES, load
+
+__all__ = ["NAMES", "Model", "TransformerConfig", "load"]

@@ -1,5 +1,6 @@
 """jit: stages, signatures, arguments and results; each mistake is one clear message."""
 
+import inspect
 import threading
 
 import jax
@@ -264,7 +265,8 @@ def test_arguments_without_names_are_told_together():
     assert text == (
         "double: arguments without names:\n"
         "  x/p: ndarray[3, 2] has no dim names; use md.named(array, dims)\n"
-        "  y: str[] has no dim names; use md.named(array, dims)"
+        "  y: str is no array and no tree of arrays; use md.named(array, dims) for arrays, and a "
+        "md.Module, dict, list or tuple for what holds them"
     )
 
 
@@ -398,3 +400,64 @@ def test_a_default_that_is_not_passed_stays_a_python_value():
     x = md.named(np.ones(3), ["a"])
     np.testing.assert_array_equal(md.jit(scaled)(x), [2, 2, 2])
     assert md.jit(scaled).trace(x).input_paths == ("x",)
+
+
+def test_jit_is_a_decorator_with_and_without_a_mesh():
+    @md.jit
+    def double(x: md.Tensor, times: int = 2) -> md.Tensor:
+        """Returns a multiple."""
+        return x * times
+
+    @md.jit(mesh="data:2", layout="a:data", backend="numpy")
+    def total(x):
+        return md.sum(x)
+
+    x = random([a])
+    np.testing.assert_allclose(double(x), np.asarray(x) * 2)
+    np.testing.assert_allclose(total(x), np.asarray(x).sum())
+    assert total.lower(x).mesh.sizes == {"data": 2}
+    assert (double.__name__, double.__doc__) == ("double", "Returns a multiple.")
+    assert list(inspect.signature(double).parameters) == ["x", "times"]
+
+
+def test_jit_shows_what_it_compiles_for_and_how_often_it_did():
+    double = md.jit(lambda x, y: x * y, mesh="data:2", layout="a:data", backend="numpy")
+    text = "<md.jit of <lambda>(x, y): mesh='data:2', layout='a:data', backend='numpy', "
+    assert repr(double) == text + "0 programs compiled>"
+    double(random([a]), random([a]))
+    assert repr(double) == text + "1 program compiled>"
+
+
+def test_methods_of_modules_are_compiled_with_the_module_as_first_argument():
+    class Scale(md.Module):
+        by: md.Tensor
+
+        @md.jit(mesh="data:2", layout="self/a:data", backend="numpy")
+        def apply(self, x: md.Tensor) -> md.Tensor:
+            """Scales."""
+            return x * self.by
+
+    x, scale = random([a]), Scale(random([a]))
+    np.testing.assert_allclose(scale.apply(x), np.asarray(x) * np.asarray(scale.by))
+    assert scale.apply.lower(x).input_paths == ("self/by", "x")
+    assert scale.apply.trace(x).input_paths == ("self/by", "x")
+    assert scale.apply.on("data:4", "a:data").lower(x).mesh.sizes == {"data": 4}
+    assert scale.apply.__doc__ == "Scales."
+    assert "Scale" in repr(scale.apply)
+    assert Scale.apply is Scale.__dict__["apply"]
+
+
+def test_a_method_of_what_is_no_tree_says_what_holds_arrays():
+    class Plain:
+        @md.jit
+        def apply(self, x):
+            return x
+
+    with pytest.raises(ValueError, match=r"self: Plain is no array and no tree .* md\.Module"):
+        Plain().apply(random([a]))
+
+
+@pytest.mark.parametrize("function", ["data:2", 3, md.Mesh.parse("data:2")])
+def test_jit_without_a_function_says_how_to_write_it(function):
+    with pytest.raises(ValueError, match=r"jit compiles a function, not .*@md\.jit\(mesh="):
+        md.jit(function)

@@ -27,6 +27,7 @@ wrong_tensor: int = md.Tensor
 wrong_jit: int = md.jit
 """
 MISTAKES = PROGRAM.count("wrong_")
+TYPED = (ROOT / "tests" / "typed_program.py").read_text()  # which asserts the types that it has
 
 
 def run(*command, cwd, **environment):
@@ -130,6 +131,7 @@ def test_two_clones_never_mix(environment, tmp_path):
 @pytest.mark.parametrize("tool", ["mypy", "pyright"])
 def test_type_checkers_see_public_types(tool, installed, environment, wheel, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "typed_program.py").write_text(TYPED)
     python, _ = environment
     found = {}
     if installed == "checkout":
@@ -143,22 +145,27 @@ def test_type_checkers_see_public_types(tool, installed, environment, wheel, tmp
 
 
 def mypy(python, folder, environment):
-    """Returns how many wrong assignments mypy sees."""
+    """Returns how many wrong assignments mypy sees; there is nothing else to see."""
     code = (
         "import sys; from mypy import api; "
         "print(api.run(['--python-executable', sys.argv[1], '--cache-dir', sys.argv[2],"
-        " '--ignore-missing-imports', 'program.py'])[0])"
+        " '--strict', '--ignore-missing-imports', '--follow-imports=silent',"
+        " 'program.py', 'typed_program.py'])[0])"
     )
     out = run(sys.executable, "-c", code, python, folder / "cache", cwd=folder, **environment)
+    others = [line for line in out.splitlines() if "error" in line and "[assignment]" not in line]
+    assert not [line for line in others if not line.startswith("Found")], out
     return out.count("[assignment]")
 
 
 def pyright(python, folder, environment):
-    """Returns how many wrong assignments pyright sees."""
+    """Returns how many wrong assignments pyright sees; there is nothing else to see."""
     paths = environment.get("MYPYPATH")
     settings = {"extraPaths": [paths] if paths else [], "typeCheckingMode": "standard"}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", python]
-    done = subprocess.run([*command, "program.py"], cwd=folder, capture_output=True, text=True)
-    rules = [one.get("rule") for one in json.loads(done.stdout)["generalDiagnostics"]]
-    return rules.count("reportAssignmentType")
+    files = ["program.py", "typed_program.py"]
+    done = subprocess.run([*command, *files], cwd=folder, capture_output=True, text=True)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert not [one for one in found if one.get("rule") != "reportAssignmentType"], found
+    return len(found)

@@ -7,3 +7,25 @@ from meshdsl.nn.moe import moe
 from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm
 from meshdsl.nn.positions import Rotation, alibi_bias, relative_bias, rotary, rotation
 from meshdsl.nn.routing import RouterLosses, Routing, balance_bias, route
+
+__all__ = [
+    "Rotation",
+    "RouterLosses",
+    "Routing",
+    "alibi_bias",
+    "balance_bias",
+    "batch_norm",
+    "gated_mlp",
+    "group_norm",
+    "initializers",
+    "layer_norm",
+    "mean_where",
+    "mlp",
+    "moe",
+    "relative_bias",
+    "rms_norm",
+    "rotary",
+    "rotation",
+    "route",
+    "softmax_cross_entropy",
+]

@@ -1,11 +1,11 @@
 """The operations of the language, one file per family."""
 
-from meshdsl.ops.activations import *  # noqa: F403
+from meshdsl.ops.activations import *
 from meshdsl.ops.attention import attention
-from meshdsl.ops.bits import *  # noqa: F403
+from meshdsl.ops.bits import *
 from meshdsl.ops.broadcasting import outer
 from meshdsl.ops.checkpoint import checkpoint, name
-from meshdsl.ops.complex_numbers import *  # noqa: F403
+from meshdsl.ops.complex_numbers import *
 from meshdsl.ops.cond import cond
 from meshdsl.ops.convolution import conv, conv_transpose
 from meshdsl.ops.counting import bincount, count_nonzero, histogram, nonzero, searchsorted
@@ -14,7 +14,7 @@ from meshdsl.ops.cumulative import cummax, cummin, cumprod, cumsum, linear_recur
 from meshdsl.ops.custom_gradient import custom_gradient
 from meshdsl.ops.debug import check_finite, print
 from meshdsl.ops.einsum import einsum
-from meshdsl.ops.elementwise import *  # noqa: F403
+from meshdsl.ops.elementwise import *
 from meshdsl.ops.indexing import (
     one_hot,
     scatter,
@@ -40,7 +40,7 @@ from meshdsl.ops.slicing import (
 )
 from meshdsl.ops.softmax import log_softmax, logsumexp, softmax
 from meshdsl.ops.sorting import argsort, nth_largest, sort, top_k
-from meshdsl.ops.special import *  # noqa: F403
+from meshdsl.ops.special import *
 from meshdsl.ops.statistics import median, norm, std, var
 from meshdsl.ops.upsampling import upsample
 from meshdsl.ops.while_loop import while_loop

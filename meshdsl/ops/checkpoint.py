@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -31,13 +31,16 @@ from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.tensor import Tensor
 from meshdsl.trace import bind, bind_one
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def checkpoint(
-    function: Callable,
+    function: Callable[P, R],
     keep: Sequence[str] = (),
     collectives: bool = False,
     products: bool = False,
-) -> Callable:
+) -> Callable[P, R]:
     """Returns `function` so that its gradient computes its intermediate values again.
 
     Tensors among its arguments are kept; numbers, flags and the like belong to the function.

@@ -11,7 +11,7 @@ import collections
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -24,12 +24,16 @@ from meshdsl.ops.joint import Joint
 from meshdsl.ops.operation import at_once, told_as
 from meshdsl.replay import Cotangents
 from meshdsl.tangents import PushedBody, apart, with_tangents
-from meshdsl.tensor import Tensor
+from meshdsl.tensor import Operand, Tensor
 from meshdsl.trace import bind
+
+R = TypeVar("R")
 
 
 @at_once
-def cond(predicate: Tensor, if_true: Callable, if_false: Callable, *operands: Any) -> Any:
+def cond(
+    predicate: Operand, if_true: Callable[..., R], if_false: Callable[..., R], *operands: Any
+) -> R:
     """Returns `if_true(*operands)` where the predicate holds, else `if_false(*operands)`.
 
     Both are traced, one runs: on every device the same one, so the predicate has no dims. To

@@ -8,7 +8,7 @@ one `Joint`. The forward body also emits, stacked, what the backward body reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -26,15 +26,19 @@ from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, bind, current, tracing
 
+C = TypeVar("C")  # the carry
+X = TypeVar("X")  # a slice of what a loop takes
+Y = TypeVar("Y")  # a slice of what it gives
+
 
 @at_once
 def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any,
+    body: Callable[[C, X], tuple[C, Y]],
+    carry: C,
+    xs: X,
     dim: DimLike,
     reverse: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[C, Y]:
     """Runs `body` once for each index along a stacked dim: program size does not grow with it.
 
     For the gradient, what it reads of every step is kept, stacked; `md.checkpoint(body)` keeps
@@ -59,7 +63,7 @@ def scan(
 
 
 @at_once
-def map(function: Callable[[Any], Any], xs: Any, dim: DimLike) -> Any:
+def map(function: Callable[[X], Y], xs: X, dim: DimLike) -> Y:
     """Returns `function` of every slice along a dim, stacked: one after another, in little memory.
 
     Operations work on all of a dim at once by themselves; this is for what would need too much

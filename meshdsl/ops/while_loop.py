@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,9 +23,11 @@ from meshdsl.tangents import PushedBody, apart, with_tangents
 from meshdsl.tensor import Tensor
 from meshdsl.trace import bind
 
+C = TypeVar("C")  # the carry
+
 
 @at_once
-def while_loop(condition: Callable[[Any], Tensor], body: Callable[[Any], Any], carry: Any) -> Any:
+def while_loop(condition: Callable[[C], Any], body: Callable[[C], C], carry: C) -> C:
     """Returns the first of carry, body(carry), body(body(carry)), ... that fails the condition.
 
         x, steps = md.while_loop(

@@ -1,0 +1,36 @@
+"""The public names: what `import meshdsl as md` gives, and no more."""
+
+import inspect
+import types
+
+import pytest
+
+import meshdsl as md
+
+FUNCTIONS = [n for n in md.__all__ if isinstance(getattr(md, n), types.FunctionType)]
+
+
+def test_the_public_names_are_listed_and_all_there():
+    assert dir(md) == sorted(md.__all__)
+    assert len(set(md.__all__)) == len(md.__all__)
+    assert not [name for name in md.__all__ if not hasattr(md, name)]
+
+
+def test_the_only_public_modules_are_families_of_functions():
+    modules = [name for name in md.__all__ if isinstance(getattr(md, name), types.ModuleType)]
+    assert modules == ["fft", "linalg", "nn", "optim", "random"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_shows_its_parameters_and_what_it_does(name):
+    function = getattr(md, name)
+    kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+    assert inspect.getdoc(function)
+    if name not in ("dims", "print", "rename", "static"):  # which take any number of them
+        assert inspect.Parameter.VAR_KEYWORD not in kinds
+        assert inspect.Parameter.VAR_POSITIONAL not in kinds[:1]
+
+
+def test_traced_tensors_and_arrays_are_tensors():
+    assert issubclass(md.TracedTensor, md.Tensor)
+    assert issubclass(md.NamedArray, md.Tensor)
