@@ -10,9 +10,10 @@ whose scope no path has, although a tree of the program has its dim.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout, Rule
@@ -31,10 +32,14 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
     alone = (end for end in _bare(inputs) if "/" not in end.path)
     arguments = [*(tree for tree in trees(inputs) if tree.path), *alone]
     results = [*trees(outputs), *_bare(outputs)]
-    # One argument stands for all that follow the same rules: a model may have thousands alike.
+    # One argument stands for all that are split alike: a model may have thousands of layers.
     likes: dict[tuple, dict[tuple, Tree]] = defaultdict(dict)
+    distinct: dict[tuple, Tree] = {}
     for tree in arguments:
-        likes[tree.keys].setdefault((tree.dims, tuple(_rules(tree, layout))), tree)
+        splits = tuple(_splits(tree, layout))
+        if any(scoped for scoped, _ in splits):  # else no result misses a rule that it follows
+            likes[tree.keys].setdefault((tree.dims, splits), tree)
+            distinct.setdefault((tree.dims, splits), tree)
     found: dict[str, None] = {}
     done: set[str] = set()
     for tree in (*arguments, *results):
@@ -48,11 +53,13 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                 done.update(paths)
                 found[_note(paths, other, rule, returned)] = None
                 break
+    structures = {tree.keys for tree in arguments}
+    parts = _Parts(distinct.values())
     for tree in results:
         paths = [path for path, _ in tree.paths("")]
         unnamed = all(path.split("/")[0].isdigit() for path in paths)
-        if done.isdisjoint(paths) and unnamed and not likes[tree.keys]:
-            for other in arguments:
+        if done.isdisjoint(paths) and unnamed and tree.keys not in structures:
+            for other in parts.maybe_of(tree):
                 leaves = _rearranged(tree, other)
                 missed = _missed(tree, leaves, other, layout) if leaves else None
                 if missed:
@@ -63,17 +70,34 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
     return [*found, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
 
 
+class _Parts:
+    """Arguments, by those of their leaves whose dims the fewest of them have.
+
+    An argument of which a tree has all leaves is among those of one of its leaves, so that a tree
+    is compared with few of them.
+    """
+
+    def __init__(self, arguments: Iterable[Tree]) -> None:
+        self._arguments = tuple(arguments)
+        times = Counter(dims for tree in self._arguments for dims in set(tree.dims))
+        self._by_dims: dict[Any, list[int]] = defaultdict(list)
+        for number, tree in enumerate(self._arguments):
+            self._by_dims[min(tree.dims, key=times.__getitem__)].append(number)
+
+    def maybe_of(self, tree: Tree) -> Iterator[Tree]:
+        """Yields the arguments of which a tree may have all leaves, in order."""
+        numbers = [n for dims in set(tree.dims) for n in self._by_dims.get(dims, ())]
+        yield from (self._arguments[number] for number in sorted(numbers))
+
+
 def _rearranged(tree: Tree, other: Tree) -> tuple[Leaf, ...]:
     """Returns the leaves of a tree that have the dims of all of another's, in the other's order."""
     if len(other.leaves) < 2 or Counter(other.dims) - Counter(tree.dims):
         return ()
-    left = dict.fromkeys(zip(tree.leaves, tree.dims, strict=True))
-    chosen = []
-    for wanted in other.dims:
-        row = next(row for row in left if row[1] == wanted)
-        del left[row]
-        chosen.append(row[0])
-    return tuple(chosen)
+    left: dict[Any, deque[Leaf]] = defaultdict(deque)
+    for leaf, dims in zip(tree.leaves, tree.dims, strict=True):
+        left[dims].append(leaf)
+    return tuple(left[wanted].popleft() for wanted in other.dims)
 
 
 def _unmatched(layout: Layout, inputs: Sequence[End], paths: Sequence[str]) -> Iterator[str]:
@@ -111,11 +135,12 @@ def _bare(ends: Sequence[End]) -> Iterator[Tree]:
             yield Tree(path, (("", (frozenset(aval[0]), aval[1])),))
 
 
-def _rules(tree: Tree, layout: Layout) -> Iterator[Rule | None]:
-    """Yields the rule of each dim of each leaf."""
+def _splits(tree: Tree, layout: Layout) -> Iterator[tuple[bool, tuple[str, ...]]]:
+    """Yields the axes of each dim of each leaf, with whether a scoped rule gives them."""
     for key, dims in zip(tree.keys, tree.dims, strict=True):
         for name in sorted(dim.name for dim in dims or ()):
-            yield layout.rule_for(name, below(tree.path, key))
+            rule = layout.rule_for(name, below(tree.path, key))
+            yield (rule.scope != "", rule.axes) if rule else (False, ())
 
 
 def _misses(tree: Tree, other: Tree, layout: Layout) -> Rule | None:

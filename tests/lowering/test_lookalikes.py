@@ -5,6 +5,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.validate import ScopeWarning
+from meshdsl.lowering import lookalikes as module
 from meshdsl.lowering.explain.explanation import explain
 
 embed, d_ff = md.dims(embed=8, d_ff=16)
@@ -101,6 +102,31 @@ def test_parameters_that_are_returned_in_another_structure_are_noted(extra):
     first = "1/new/0" if extra else "1/0"
     assert f"`{first}` and 1 more have the dims of `params`, but not the layout" in found[0]
     assert 'Return it by its name, as in `return {"params": ...}`' in found[0]
+
+
+@pytest.mark.parametrize("returned", ["alike", "rearranged"])
+def test_each_of_many_layers_is_compared_with_few(returned, monkeypatch):
+    """Every layer has a rule of its own: they all are split alike, so one stands for all."""
+    compared = []
+    for name in ("_missed", "_rearranged", "alike"):
+        function = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *given, of=function: compared.append(1) or of(*given)
+        )
+
+    def step(params):
+        if returned == "alike":
+            return {"params": {key: double(layer) for key, layer in params.items()}}
+        return 1.0, [[2.0 * w for w in layer.values()] for layer in params.values()]
+
+    counts = []
+    for layers in (10, 40):
+        params = {f"layer_{n}": TREE for n in range(layers)}
+        layout = "; ".join(f"params/layer_{n}/embed:data" for n in range(layers))
+        compared.clear()
+        notes(step, layout, params)
+        counts.append(len(compared))
+    assert counts[1] < 5 * counts[0]
 
 
 def test_a_rule_whose_scope_no_path_has_is_noted():
