@@ -3,12 +3,13 @@
 The program is traced once, for all devices (see `machine`), and so a graph is as large on a
 thousand devices as on one. It is not inlined: TensorFlow tells apart what a loop sends in its
 iterations by a name that would then differ between devices, which would never find each other.
+For the same reason a program that sends in loops runs unoptimized (see `host_optimizer`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ from meshdsl.lowering.backends.tf.failures import told
 from meshdsl.lowering.backends.tf.host_devices import host_devices, timeout
 from meshdsl.lowering.backends.tf.host_keys import instance_keys
 from meshdsl.lowering.backends.tf.host_links import HostLinks
+from meshdsl.lowering.backends.tf.host_optimizer import collects_in_bodies, unoptimized
 from meshdsl.lowering.backends.tf.host_order import check_order
 from meshdsl.lowering.backends.tf.placing import Shards, Storage
 from meshdsl.lowering.backends.tf.tokens import read, reset, tokens
@@ -51,6 +53,7 @@ class Executable:
         self.replica = self._of_replica()
         collectives = [one for one in self.instructions if one.is_collective]
         self._collects = bool(collectives)
+        self._collects_in_bodies = collects_in_bodies(block)
         ordered = [tuple(one.params["axes"]) for one in collectives if one.op != "permute"]
         self._groups = list(dict.fromkeys(ordered))
         self._step = self._of_all_devices()
@@ -96,7 +99,7 @@ class Executable:
             return found
 
         signature = specs(self.program.block.inputs) * len(devices.names)
-        with _as_written():
+        with unoptimized():  # lowering has left little to improve, and looking takes longer
             return tf.compat.v1.wrap_function(step, signature, name=self.program.name or "step")
 
     def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
@@ -114,7 +117,8 @@ class Executable:
     def _run(self, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Runs the program on the shards of all devices; with collectives, alone."""
         alone = watched(self.tokens, self._timeout) if self._collects else contextlib.nullcontext()
-        with alone as call:
+        written = unoptimized() if self._collects_in_bodies else contextlib.nullcontext()
+        with alone as call, written:
             try:
                 if len(self.devices.names) > 1 and "GPU" in self.devices.names[0]:
                     check_order(self.devices, self.program.mesh, self._groups)
@@ -128,19 +132,3 @@ class Executable:
     def as_text(self) -> str:
         """Returns the graph of one device."""
         return str(self.replica.graph.as_graph_def())
-
-
-@contextlib.contextmanager
-def _as_written() -> Iterator[None]:
-    """Lets the functions that are called in its block be run as they are.
-
-    TensorFlow would look for what to improve in them, for each device anew, which takes three
-    quarters of the time to start a program, and finds nothing: lowering has left it nothing.
-    """
-    name = "disable_meta_optimizer"
-    before = tf.config.optimizer.get_experimental_options().get(name, False)
-    tf.config.optimizer.set_experimental_options({name: True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({name: before})
