@@ -275,7 +275,7 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
         updates = where(wins, updates, 0)
     params = {"dim": dim.name, "shape": x.shape}
     put = bind_one(SCATTER_ADD, (updates, indices), params)
-    return where(last >= 0, put, x)
+    return transpose(where(last >= 0, put, x), x.shape.names)
 
 
 def _distinct(indices: Tensor, name: str) -> bool:

@@ -194,6 +194,16 @@ def test_the_work_of_tracing_scatters_grows_with_their_number():
     assert work(40) - work(20) <= 1.1 * (work(20) - work(0))
 
 
+@pytest.mark.parametrize("mode", ["set", "add", "max", "min"])
+def test_indices_along_the_other_dims_leave_the_order_of_the_dims(mode):
+    x = random([vocab, embed])
+    at = md.named(np.array([[0, 5, 2, 7], [1, 5, 4, 3]]), [md.Dimension("update", 2), embed])
+    put = random([md.Dimension("update", 2), embed], seed=1)
+    found = run(lambda x, i, p: md.scatter(x, i, p, "vocab", mode), x, at, put)
+    assert found.dims == x.dims
+    assert_close(found, scattered(x.data.T, at.data.T, put.data.T, mode).T)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "jax", "jax_auto"])
 @pytest.mark.parametrize("layout", ["", "vocab:x", "embed:x"])
 def test_one_index_writes_its_place_and_is_dropped_outside(layout, backend):
