@@ -178,7 +178,9 @@ def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
 def _power(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     (x,) = given
     exponent, base = params["y"], x.tensor
-    found = ops.ones([], base.dtype) if exponent == 0 else base
+    if exponent == 0:
+        return [Array(ops.ones([], base.dtype), (None,) * len(x.sizes), x.sizes)]
+    found = base
     for _ in range(abs(exponent) - 1):
         found = found * base
     return [Array(ops.reciprocal(found) if exponent < 0 else found, x.axes, x.sizes)]

@@ -54,6 +54,11 @@ TRANSFORMATIONS = {
     "partitioned": lambda: optax.partition(
         {"matrix": optax.adam(0.05), "vector": optax.sgd(0.01, momentum=0.9)}, by_kind
     ),
+    "powers": lambda: optax.stateless(
+        lambda updates, params: jax.tree.map(
+            lambda u: -1e-3 * u**3 * jnp.sum(jax.lax.integer_pow(u, 0)), updates
+        )
+    ),
     "schedule-free": lambda: optax.contrib.schedule_free_adamw(0.05, warmup_steps=2),
 }
 
