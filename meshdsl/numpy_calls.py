@@ -15,34 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.idioms import by_name, ops, refuse
+from meshdsl.idioms import by_name, refuse
 
 if TYPE_CHECKING:
     from meshdsl.array import NamedArray
 
-# Ufuncs that are operators of Python, by the operation that answers.
-_OPERATORS = {
-    "add": "add",
-    "subtract": "subtract",
-    "multiply": "multiply",
-    "divide": "divide",
-    "true_divide": "divide",
-    "floor_divide": "floor_divide",
-    "remainder": "remainder",
-    "divmod": "divmod",
-    "power": "power",
-    "equal": "equal",
-    "not_equal": "not_equal",
-    "less": "less",
-    "less_equal": "less_equal",
-    "greater": "greater",
-    "greater_equal": "greater_equal",
-    "bitwise_and": "bit_and",
-    "bitwise_or": "bit_or",
-    "bitwise_xor": "bit_xor",
-    "left_shift": "shift_left",
-    "right_shift": "shift_right",
-}
+# Ufuncs that are operators of Python.
+_OPERATORS = frozenset(
+    "add subtract multiply divide true_divide floor_divide remainder divmod power equal not_equal "
+    "less less_equal greater greater_equal bitwise_and bitwise_or bitwise_xor left_shift "
+    "right_shift matmul".split()
+)
 # Functions that treat each of their arguments by itself, or are told by letters what pairs up.
 _ONE_BY_ONE = frozenset(
     "savez savez_compressed result_type can_cast common_type shares_memory may_share_memory "
@@ -70,12 +53,9 @@ def ufunc(function: Any, method: str, inputs: tuple, kwargs: dict) -> Any:
         refuse(f"tensors never change: np.{function.__name__} cannot write into one by out=")
     if _has_traced(inputs):
         return by_name(function, method, inputs, kwargs)
-    if method == "__call__" and _may_be_operator(inputs, kwargs):
-        if function.__name__ == "matmul":
-            return by_name(function, method, inputs, {})
-        if function.__name__ in _OPERATORS:
-            left = inputs[0][()]  # comparisons give numbers of numpy as arrays without dims
-            return getattr(ops(), _OPERATORS[function.__name__])(left, inputs[1])
+    if method == "__call__" and function.__name__ in _OPERATORS and _is_operator(inputs, kwargs):
+        left = inputs[0][()]  # comparisons give numbers of numpy as arrays without dims
+        return by_name(function, method, (left, inputs[1]), {})
     if _alike((inputs, kwargs)):
         call = getattr(function, method)
         return call(*_data(inputs), **_data(kwargs))
@@ -101,7 +81,7 @@ def function(function: Callable, args: tuple, kwargs: dict) -> Any:
     return function(*_data(args), **_data(kwargs))
 
 
-def _may_be_operator(inputs: tuple, kwargs: dict) -> bool:
+def _is_operator(inputs: tuple, kwargs: dict) -> bool:
     """Whether a call is what `array + x` or `array += x` gives."""
     if len(inputs) != 2 or not isinstance(inputs[0], np.ndarray | np.generic):
         return False
