@@ -134,6 +134,9 @@ def _number(leaf: Any, aval: tuple[Shape, np.dtype]) -> Any:
 def _misfit(leaf: Any, shape: Shape, dtype: np.dtype) -> str:
     """Returns what an array is, where it is not of the traced dims and dtype."""
     wanted = f"traced as {short(dtype)}{shape}"
+    if isinstance(leaf, bool | int | float | complex):
+        kind = type(leaf).__name__
+        return f"{wanted}, given {'an' if kind == 'int' else 'a'} {kind}"
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return f"{wanted}, given a {type(leaf).__name__}; give the leaves of trees, each an array"
     if isinstance(leaf.shape, Shape):

@@ -137,8 +137,11 @@ def test_numbers_are_arrays_without_dims_for_as_jax():
         for number in (2.0, 2, jax.numpy.asarray(2, "bfloat16")):
             assert call(x, number)[0].tolist() == [2.0] * 4
     counted = md.jit(lambda x, n: x * n).as_jax(md.spec([a], "int32"), md.spec([], "int32"))
-    with pytest.raises(ValueError, match=r"n: traced as s32\[\], given a float"):
-        counted(np.ones(4, np.int32), 2.5)
+    for number, kind in ((2.5, "a float"), (True, "a bool")):
+        with pytest.raises(ValueError, match=rf"n: traced as s32\[\], given {kind}$"):
+            counted(np.ones(4, np.int32), number)
+    with pytest.raises(ValueError, match=r"x: traced as s32\[a=4\], given an int$"):
+        counted(2, 2)
     with pytest.raises(ValueError, match=r"n: traced as s32\[\], given float"):
         jax.jit(counted)(np.ones(4, np.int32), 2.5)
 
