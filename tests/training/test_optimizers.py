@@ -62,16 +62,14 @@ def test_the_state_of_optax_is_split_like_the_parameters():
     assert {shard.data.shape for shard in held.data.addressable_shards} == {(3, 8)}
 
 
-def test_the_learning_rate_is_reported_where_it_is_known():
+def test_the_learning_rate_is_reported_where_it_is_known(monkeypatch):
     assert "learning_rate" not in run("optax", 1).history[-1]
     assert run("muon", 1).history[-1]["learning_rate"] == 0.0
-    OPTIMIZERS["named"] = from_optax(optax.sgd(0.25), 0.25)
+    monkeypatch.setitem(OPTIMIZERS, "named", from_optax(optax.sgd(0.25), 0.25))
     assert run("named", 1).history[-1]["learning_rate"] == 0.25
-    del OPTIMIZERS["named"]
 
 
-def test_what_is_no_optimizer_is_an_error_before_anything_runs():
-    OPTIMIZERS["none"] = 0.1
+def test_what_is_no_optimizer_is_an_error_before_anything_runs(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "none", 0.1)
     with pytest.raises(ValueError, match=r"an optimizer is one of meshdsl.optim or of optax"):
         run("none", 1)
-    del OPTIMIZERS["none"]
