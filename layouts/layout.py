@@ -7,10 +7,11 @@
 major first; `?` takes only the axes that are free in the tensor; a scope confines a rule to the
 tensors whose path contains its components in a row.
 
-Where a tensor goes is a pure function of its dim names and its path. Neither sizes, nor the order
-of the dims, nor the rest of the program has a say. The order of the rules has one between optional
-rules that want one axis. Of scopes that are equally long the first decides, but a program refuses a
-layout in which such scopes disagree (`layouts.validate`).
+Where a tensor goes is a pure function of its dim names and its path, and of which dims have size 1:
+these are not split. Neither other sizes, nor the order of the dims, nor the rest of the program has
+a say. The order of the rules has one between optional rules that want one axis. Of scopes that are
+equally long the first decides, but a program refuses a layout in which such scopes disagree
+(`layouts.validate`).
 """
 
 from __future__ import annotations

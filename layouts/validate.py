@@ -140,13 +140,13 @@ def _corrected(
 ) -> str:
     """Returns `. Did you mean ...?` with the rule in which unknown parts of the scope are known."""
     words = rule.scope.split("/")
-    known = "params" in parts and all(word in parts for word in words)
-    for place in range(1, len(words) if known else 0):  # a mirror of the parameters has `params`
-        longer = replace(rule, scope="/".join([*words[:place], "params", *words[place:]]))
+    mirrors = _PARAMS in parts and all(word in parts for word in words)
+    for place in range(1, len(words) if mirrors else 0):  # of the parameters, with `params` inside
+        longer = replace(rule, scope="/".join([*words[:place], _PARAMS, *words[place:]]))
         if any(longer.applies_to(path) for path in paths):
             return f". Did you mean `{longer}`?"
     scope = []
-    for part in rule.scope.split("/"):
+    for part in words:
         known = part in parts or bool(_WILD.search(part))
         candidates = parts if among is None else among
         near = difflib.get_close_matches(part, candidates, n=1, cutoff=cutoff)

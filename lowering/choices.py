@@ -2,8 +2,8 @@
 
 Without a limit on memory, gathered weights are freed and gathered again, for that is what storing
 them split is for, unless the peak has room for them (see `keeping`); activations that both passes
-need moved are kept. With a limit, what fits it and
-sends the fewest bytes is taken; of equals, what holds less.
+need moved are kept. With a limit, what fits it and sends the fewest bytes is taken; of equals, what
+holds less.
 """
 
 from __future__ import annotations

@@ -115,10 +115,10 @@ def _unmatched(layout: Layout, inputs: Sequence[End], paths: Sequence[str]) -> I
             deciding = layout.rule_for(rule.dim, path)
             if deciding is None or not deciding.scope:
                 first = path.split("/")[0]
+                rename = f", or call `{first}` `{rule.scope}`" if rule.scope.isidentifier() else ""
                 yield (
                     f"`{rule}` applies to nothing here: no path has `{rule.scope}`. `{path}` has "
-                    f"the dim `{rule.dim}`: write `{first}/{rule.dim}:{'+'.join(rule.axes) or '-'}`"
-                    f", or call `{first}` `{rule.scope}`"
+                    f"the dim `{rule.dim}`: write `{replace(rule, scope=first)}`{rename}"
                 )
                 break
 
@@ -176,7 +176,7 @@ def _note(
     have = f"have {dims}" if len(paths) > 1 else "has the dims"
     name = other.path.rpartition("/")[2]
     scope = paths[0].split("/")[0]
-    own = replace(rule, scope=scope, optional=False)
+    own = replace(rule, scope=scope)
     if not returned:
         fix = (
             f"Add a rule such as `{own}`, or call the parameters `params`: what mirrors these "

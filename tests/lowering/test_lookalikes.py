@@ -73,7 +73,7 @@ def test_gradients_of_an_argument_of_another_name_are_noted_with_what_names_them
 
     (note,) = notes(step, "params/embed:data?", TREE)
     assert note.endswith(
-        "Add the rule `gradients/embed:data`, or call the argument that is differentiated "
+        "Add the rule `gradients/embed:data?`, or call the argument that is differentiated "
         "`params`: the gradients of an argument have its name in their paths"
     )
     assert notes(step, "params/embed:data; gradients/embed:data", TREE) == []
@@ -137,5 +137,8 @@ def test_a_rule_whose_scope_no_path_has_is_noted():
         "`params/embed:data` applies to nothing here: no path has `params`. `weights/v` has the "
         "dim `embed`: write `weights/embed:data`, or call `weights` `params`"
     ]
+    for scope in ("params/mlp", "params/*"):
+        (note,) = notes(step, f"{scope}/embed:data?", TREE, backend="numpy")
+        assert note.endswith("has the dim `embed`: write `weights/embed:data?`")
     assert notes(step, "optimizer/embed:data", TREE) == []
     assert notes(step, "params/embed:data; weights/embed:data", TREE) == []
