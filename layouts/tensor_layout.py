@@ -3,7 +3,8 @@
 Each dim is split over a tuple of axes (major first); each remaining axis is *replicated* or
 *partial*: along a partial axis every device holds one summand (or max operand, ...) of the value.
 The kind `varying` marks a value that belongs to its device alone and has no global meaning, such as
-a local index. An axis occurs once. Layouts do not depend on the order of a tensor's dims.
+a local index. An axis occurs once. Layouts do not depend on the order of a tensor's dims. There is
+one object for all layouts that are equal, so that comparing and hashing them takes no Python code.
 
 The axes of a dim cut it one after the other, each into equal blocks, the last of them padded: 5
 over a=2, b=2 are blocks of 3 over a, each of blocks of 2 over b: 01 2- | 34 --. So taking the last
@@ -26,16 +27,28 @@ Kind = Literal["sum", "max", "min", "varying"]
 Splits: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class TensorLayout:
     """The split dims (sorted by name, unsplit ones left out) and the partial axes (sorted)."""
 
     splits: Splits = ()
     partial: tuple[tuple[str, Kind], ...] = ()
 
-    def __post_init__(self) -> None:
-        used = [axis for _, axes in self.splits for axis in axes] + [a for a, _ in self.partial]
+    def __new__(
+        cls, splits: Splits = (), partial: tuple[tuple[str, Kind], ...] = ()
+    ) -> TensorLayout:
+        known = _known.get((splits, partial))
+        if known is not None:
+            return known
+        self = object.__new__(cls)
+        object.__setattr__(self, "splits", splits)
+        object.__setattr__(self, "partial", partial)
+        used = [axis for _, axes in splits for axis in axes] + [axis for axis, _ in partial]
         assert len(set(used)) == len(used), f"an axis occurs twice in {self}"
+        return _known.setdefault((splits, partial), self)
+
+    def __reduce__(self) -> tuple:
+        return TensorLayout, (self.splits, self.partial)
 
     @staticmethod
     def of(
@@ -76,6 +89,9 @@ class TensorLayout:
 
     def add_partial(self, axes: Iterable[str], kind: Kind = "sum") -> TensorLayout:
         """Returns this layout, partial over `axes` as well."""
+        axes = tuple(axes)
+        if not axes:
+            return self
         return TensorLayout.of(
             dict(self.splits), {**dict(self.partial), **{axis: kind for axis in axes}}
         )
@@ -86,6 +102,8 @@ class TensorLayout:
 
     def drop(self, axes: Iterable[str]) -> TensorLayout:
         """Returns this layout with `axes` replicated: neither splitting a dim nor partial."""
+        if not (self.splits or self.partial):
+            return self
         gone = frozenset(axes)
         return TensorLayout.of(
             {dim: [a for a in held if a not in gone] for dim, held in self.splits},
@@ -94,6 +112,8 @@ class TensorLayout:
 
     def restrict(self, names: Iterable[str]) -> TensorLayout:
         """Returns this layout for a tensor that has only the dims `names`; partials are kept."""
+        if not self.splits:
+            return self
         kept = set(names)
         return TensorLayout(
             tuple((dim, axes) for dim, axes in self.splits if dim in kept), self.partial
@@ -107,7 +127,7 @@ class TensorLayout:
 
     def local(self, shape: Shape, mesh: Mesh) -> Shape:
         """Returns the shape of one device's shard, pads included."""
-        return _local(self.splits, shape, mesh) if self.splits else shape
+        return _local(self, shape, mesh) if self.splits else shape
 
     def cuts(self, shape: Shape, mesh: Mesh) -> Cuts:
         """Returns how dims are cut where shards have pads; see `meshdsl.cuts`."""
@@ -142,9 +162,12 @@ class TensorLayout:
         return splits + (f" (partial {kinds})" if kinds else "")
 
 
+_known: dict[tuple, TensorLayout] = {}
+
+
 @lru_cache(maxsize=1 << 14)
-def _local(splits: Splits, shape: Shape, mesh: Mesh) -> Shape:
-    held = dict(splits)
+def _local(layout: TensorLayout, shape: Shape, mesh: Mesh) -> Shape:
+    held = dict(layout.splits)
     return Shape(
         Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ())))) for dim in shape
     )

@@ -1,8 +1,9 @@
 """Dimensions and shapes: the named half of every tensor.
 
 A `Dimension` is a name with a size; a `Shape` is an ordered tuple of dimensions with distinct
-names. Both are immutable and hashable. Names are what layouts, models and reports speak of; order
-matters only to how data is stored and to `np.asarray`.
+names. Both are immutable and hashable. There is one object for all dimensions of one name and size,
+so that comparing and hashing shapes takes no Python code. Names are what layouts, models and
+reports speak of; order matters only to how data is stored and to `np.asarray`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Dimension:
     """One named dim of a tensor, with its global size.
 
@@ -27,20 +28,29 @@ class Dimension:
     name: str
     size: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+    def __new__(cls, name: str, size: int) -> Dimension:
+        if type(size) is int and (known := _known.get((name, size))) is not None:
+            return known
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
-                f"{self.name!r} cannot name a dim: use letters, digits and underscores, "
+                f"{name!r} cannot name a dim: use letters, digits and underscores, "
                 "not starting with a digit"
             )
-        if isinstance(self.size, bool) or not hasattr(self.size, "__index__") or self.size < 1:
-            raise ValueError(f"dim `{self.name}` needs a positive integer size, got {self.size!r}")
-        object.__setattr__(self, "size", int(self.size))
+        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+            raise ValueError(f"dim `{name}` needs a positive integer size, got {size!r}")
+        self = object.__new__(cls)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "size", int(size))
+        return _known.setdefault((name, int(size)), self)
+
+    def __reduce__(self) -> tuple:
+        return Dimension, (self.name, self.size)
 
     def __str__(self) -> str:
         return f"{self.name}={self.size}"
 
 
+_known: dict[tuple[str, int], Dimension] = {}
 DimLike: TypeAlias = Dimension | str
 DimsLike: TypeAlias = DimLike | Sequence[DimLike]
 

@@ -102,6 +102,16 @@ class Mesh:
         return Mesh.parse(" ".join(f"{axis}:{size}" for axis, size in sizes.items()))
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.slow))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple:  # without the hash, which differs in another process
+        return Mesh, (self.axes, self.slow)
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
 
