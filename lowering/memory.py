@@ -38,6 +38,7 @@ steps. CPUs compute bfloat16 in float32, and take about twice.
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -50,6 +51,7 @@ from meshdsl.source import UNKNOWN, Source
 
 _MADE = frozenset("broadcast transpose full iota device_index window local_slice".split())
 _MOVES = frozenset(["window", "local_slice"])  # what they read has another place than their result
+_ATTENTION = frozenset(["attention", "attention_gradient"])
 _REDUCED = frozenset(["sum", "max", "min"])
 _VIEWS = frozenset(["rename", "reshape", "barrier"])
 
@@ -146,6 +148,9 @@ class _Peak:
     held: tuple[tuple[Value, Source], ...]
 
 
+_NOTHING = _Peak(0, UNKNOWN, ())
+
+
 class _Liveness:
     """The lifetimes of one block's buffers.
 
@@ -195,13 +200,17 @@ class _Liveness:
     def _computed_by_readers(self, value: Value) -> bool:
         if not value.shape:
             return True
-        maker, readers = self.maker.get(value), set(self.readers[value])
-        if self.target == "cpu" and maker is not None and _costly(maker) and len(readers) > 1:
-            return False
-        return all(reader is not None and self._passes(reader, value) for reader in readers)
+        readers = self.readers[value]
+        if self.target == "cpu" and len(set(readers)) > 1:
+            maker = self.maker.get(value)
+            if maker is not None and _costly(maker):
+                return False
+        return all([reader is not None and self._passes(reader, value) for reader in readers])
 
     def _passes(self, reader: Instruction, value: Value) -> bool:
         """Whether a reader computes what it reads as it goes."""
+        if _fusible(reader):
+            return True
         if reader.op == "barrier" and self._is_computed(value):
             return False
         if reader.op in _VIEWS:
@@ -209,7 +218,7 @@ class _Liveness:
             return all(self._in_passing(out) for shown, out in pairs if shown is value)
         if reader.op == "einsum":
             return self.target == "tpu"
-        return _fusible(reader) or reader.op in _REDUCED
+        return reader.op in _REDUCED
 
     def _is_computed(self, value: Value) -> bool:
         """Whether this block computes a value, rather than reads or moves what is there."""
@@ -259,12 +268,12 @@ class _Liveness:
         for position, instruction in zip(
             range(end - 1, -1, -1), reversed(self.block.instructions), strict=True
         ):
+            # What there is already is from later positions.
             if instruction in self.scores:
-                scores = self.scores[instruction]
-                ends[scores] = max(ends.get(scores, -1), position)
+                ends.setdefault(self.scores[instruction], position)
             if not self._passing(instruction):
                 for value in instruction.inputs:
-                    ends[value] = max(ends.get(value, -1), position)
+                    ends.setdefault(value, position)
                 continue
             for output in instruction.outputs:
                 if output in ends:
@@ -278,6 +287,8 @@ class _Liveness:
 
     def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
         """Returns the buffers that reading values at a position reads for the last time."""
+        if position not in [self.ends[value] for value in values]:
+            return []
         return self._reads(values, lambda value: self.ends[value] == position)
 
     def _scores(self) -> dict[Instruction, Value]:
@@ -305,13 +316,15 @@ class _Liveness:
         to the place of an input.
         """
         values: list[Value] = []
-        if instruction.op in ("attention", "attention_gradient"):
+        if not (instruction.is_collective or instruction.op in _ATTENTION):
+            return _NOTHING
+        if instruction.op in _ATTENTION:
             scores = _scores_of(instruction)
             if instruction not in self.scores:
                 values.append(scores)
             if instruction.op == "attention_gradient":
                 values.append(replace(scores, dtype=instruction.inputs[0].dtype))
-        elif instruction.is_collective:
+        else:
             values = [value for value in instruction.outputs if value in self.places]
         held = tuple((value, instruction.source) for value in values)
         return _Peak(sum(value.bytes for value in values), instruction.source, held)
@@ -336,14 +349,17 @@ class _Liveness:
             if self._passing(instruction):
                 continue
             read = self._dying(instruction.inputs, position)
-            if instruction in self.scores and self.ends[self.scores[instruction]] == position:
+            if (
+                self.scores
+                and instruction in self.scores
+                and self.ends[self.scores[instruction]] == position
+            ):
                 read.append(self.scores[instruction])
             dying = [v for v in read if v in held and v not in self.kept]
-            made = {
-                v: s
-                for v, s in _made(instruction).items()
-                if not self._in_place(v, position) and v not in self.elsewhere
-            }
+            made = _made(instruction)
+            for value in instruction.outputs:
+                if value in self.elsewhere or self._in_place(value, position):
+                    del made[value]
             if instruction.op == "attention" and instruction in self.scores:
                 made[self.scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
@@ -355,7 +371,8 @@ class _Liveness:
                 held.drop(value)
                 total -= value.bytes
             held.add(made)
-            total += sum(v.bytes for v in made)
+            for value in made:
+                total += value.bytes
             inner = self._beside(instruction)
             if instruction.bodies:
                 inside = _inside(instruction, self.target)
@@ -417,15 +434,19 @@ def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
 
     On TPU, where each of these runs by itself, what is scattered leaves as soon as it is there.
     """
+    if all(len(one.parts) == 1 for one in block.instructions if one.is_collective):
+        return dict(zip(block.instructions, block.instructions, strict=True))
     rows: list[tuple[float, Instruction, Instruction]] = []
-    made: dict[Value, float] = {}
+    made = {v: place for place, one in enumerate(block.instructions) for v in one.outputs}
     for place, one in enumerate(block.instructions):
+        if not one.is_collective:
+            rows.append((place, one, one))
+            continue
         parts = one.parts
         early = target == "tpu" and one.op == "reduce_scatter" and len(parts) > 1
         for part in parts:
             rows.append((made.get(part.inputs[0], -1) + 0.5 if early else place, part, one))
-        made.update(dict.fromkeys(one.outputs, place))
-    return {part: one for _, part, one in sorted(rows, key=lambda row: row[0])}
+    return {part: one for _, part, one in sorted(rows, key=operator.itemgetter(0))}
 
 
 def _fusible(instruction: Instruction) -> bool:
