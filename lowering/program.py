@@ -117,7 +117,10 @@ class Instruction:
     @property
     def has_effect(self) -> bool:
         """Whether it, or something that it runs, does more than make its results."""
-        return self.op in EFFECTS or any(body.has_effect for body in self.bodies)
+        if self.op in EFFECTS:
+            return True
+        bodies = self.bodies
+        return bool(bodies) and any(body.has_effect for body in bodies)
 
     @property
     def is_collective(self) -> bool:

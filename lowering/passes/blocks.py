@@ -7,6 +7,8 @@ reads. Effects, such as prints, keep theirs.
 from __future__ import annotations
 
 import heapq
+import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -27,15 +29,16 @@ def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdPr
 def _changed(block: Block, change: Callable[[Block], Block]) -> Block:
     found = []
     for instruction in block.instructions:
-        bodies = {
-            name: _changed(body, change)
-            for name, body in instruction.params.items()
-            if isinstance(body, Block)
-        }
-        if any(body is not instruction.params[name] for name, body in bodies.items()):
-            instruction = replace(instruction, params={**instruction.params, **bodies})
+        if instruction.bodies:
+            bodies = {
+                name: _changed(body, change)
+                for name, body in instruction.params.items()
+                if isinstance(body, Block)
+            }
+            if any(body is not instruction.params[name] for name, body in bodies.items()):
+                instruction = replace(instruction, params={**instruction.params, **bodies})
         found.append(instruction)
-    if any(new is not old for new, old in zip(found, block.instructions, strict=True)):
+    if not all(map(operator.is_, found, block.instructions)):
         block = replace(block, instructions=tuple(found))
     return change(block)
 
@@ -52,28 +55,38 @@ def in_order(
             the block. Equals come in the order given.
     """
     given = list(instructions)
-    maker = {value: n for n, one in enumerate(given) for value in one.outputs}
-    after: list[set[int]] = [set() for _ in given]
-    waiting = [0] * len(given)
-    last_effect: int | None = None
-    for n, one in enumerate(given):
-        needs = {maker[value] for value in one.inputs if value in maker}
-        if one.has_effect:
-            needs |= {last_effect} if last_effect is not None else set()
-            last_effect = n
-        waiting[n] = len(needs)
-        for need in needs:
-            after[need].add(n)
-    ready = [(priority[one], n) for n, one in enumerate(given) if not waiting[n]]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, n = heapq.heappop(ready)
-        found.append(given[n])
-        for follower in after[n]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, (priority[given[follower]], follower))
+    effects = [one for one in given if one.has_effect]
+    before = dict(zip(effects[1:], effects, strict=False))
+    missing: set[Value | Instruction] = {value for one in given for value in one.outputs}
+    missing.update(effects)
+    waiting: dict[Value | Instruction, list[int]] = defaultdict(list)
+    late: list[tuple[float, int]] = []  # can run, though their turn was before
+    found: list[Instruction] = []
+
+    def wait(n: int) -> bool:
+        """Notes for what an instruction waits, if it does: for one of the things at a time."""
+        one = given[n]
+        needs = (*one.inputs, before[one]) if one in before else one.inputs
+        if missing.isdisjoint(needs):
+            return False
+        waiting[next(need for need in needs if need in missing)].append(n)
+        return True
+
+    def put(n: int) -> None:
+        one = given[n]
+        found.append(one)
+        made: tuple[Value | Instruction, ...] = (*one.outputs, one)
+        missing.difference_update(made)
+        if waiting:
+            for follower in [other for each in made for other in waiting.pop(each, [])]:
+                if not wait(follower):
+                    heapq.heappush(late, (priority[given[follower]], follower))
+
+    for n in sorted(range(len(given)), key=[priority[one] for one in given].__getitem__):
+        if not wait(n):
+            put(n)
+        while late:
+            put(heapq.heappop(late)[1])
     assert len(found) == len(given), "instructions that need each other"
     return tuple(found)
 
@@ -128,7 +141,7 @@ def substituted(
     instruction: Instruction, values: Mapping[Value, Value], outputs: Sequence[Value] | None = None
 ) -> Instruction:
     """Returns an instruction that reads other values where `values` tells so."""
-    inputs = tuple(values.get(value, value) for value in instruction.inputs)
-    if inputs == instruction.inputs and outputs is None:
+    if outputs is None and values.keys().isdisjoint(instruction.inputs):
         return instruction
+    inputs = tuple(values.get(value, value) for value in instruction.inputs)
     return replace(instruction, inputs=inputs, outputs=tuple(outputs or instruction.outputs))

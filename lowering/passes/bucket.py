@@ -15,7 +15,7 @@ held, before it is needed.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.lowering.options import Options
@@ -51,12 +51,14 @@ def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdP
 
 
 def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
-    chosen = (one for one in block.instructions if one.is_collective)
-    keys = [_key(one) for one in chosen if not (rings and one.op == "permute")]
+    alike: dict[Hashable, set[Instruction]] = collections.defaultdict(set)
+    for one in block.instructions:
+        if one.is_collective and not (rings and one.op == "permute"):
+            alike[_key(one)].add(one)
     instructions, replays = block.instructions, computed_again(block)
-    for key, count in collections.Counter(keys).items():
-        if count > 1:
-            instructions = _of_one_key(instructions, key, replays, mesh, limit)
+    for chosen in alike.values():
+        if len(chosen) > 1:
+            instructions = _of_one_key(instructions, chosen, replays, mesh, limit)
     if instructions is block.instructions:
         return block
     return replace(block, instructions=instructions)
@@ -72,20 +74,20 @@ def _key(one: Instruction) -> Hashable:
 
 def _of_one_key(
     instructions: tuple[Instruction, ...],
-    key: Hashable,
+    chosen: Collection[Instruction],
     replays: Mapping[Instruction, Instruction],
     mesh: Mesh,
     limit: int | None,
 ) -> tuple[Instruction, ...]:
     """Joins the collectives of one key."""
-    place = {one: n for n, one in enumerate(instructions)}
-    maker = {value: one for one in instructions for value in one.outputs}
-    levels = _levels(instructions, lambda one: one.is_collective and _key(one) == key)
+    levels = _levels(instructions, chosen)
     parts = [part for level in levels for part in _by_replay(level, replays)]
     groups = [group for part in parts for group in _within(part, mesh, limit)]
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return instructions
+    place = {one: n for n, one in enumerate(instructions)}
+    maker = {value: one for one in instructions for value in one.outputs}
     priority: dict[Instruction, float] = dict(place)
     gone = {one for group in groups for one in group}
     found = [one for one in instructions if one not in gone]
@@ -102,22 +104,22 @@ def _of_one_key(
 
 
 def _levels(
-    instructions: Sequence[Instruction], chosen: Callable[[Instruction], bool]
+    instructions: Sequence[Instruction], chosen: Collection[Instruction]
 ) -> list[list[Instruction]]:
     """Returns the chosen instructions by how many of them each comes after."""
-    depth: dict[Value, int] = {}
+    depth: dict[Value, int] = {}  # of what comes after some; of all else it is 0
     levels: list[list[Instruction]] = []
     effect = 0
     for one in instructions:
-        here = max((depth.get(value, 0) for value in one.inputs), default=0)
+        here = max([depth[value] for value in one.inputs if value in depth], default=0)
         if one.has_effect:
             effect = here = max(here, effect)
-        if chosen(one):
+        if one in chosen:
             levels += [[] for _ in range(here + 1 - len(levels))]
             levels[here].append(one)
             here += 1
-        for value in one.outputs:
-            depth[value] = here
+        if here:
+            depth.update(dict.fromkeys(one.outputs, here))
     return levels
 
 

@@ -43,6 +43,7 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
     first = _first_readers(block, place, maker)
     long = [n for one, n in place.items() if one.op in _LONG]
     priority: dict[Instruction, float] = dict(place)
+    earlier = False
     for one in block.instructions:
         if one.op not in kinds:
             continue
@@ -51,9 +52,12 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
             before = bisect.bisect_left(long, first.get(one, len(block.instructions)))
             begin = max(begin, long[before - 1] - 0.5) if before else place[one]
         if begin < place[one]:
+            earlier = True
             priority[one] = begin
             for each in moved:
                 priority[each] = min(priority[each], begin)
+    if not earlier:
+        return block
     instructions = in_order(block.instructions, priority)
     return (
         block if instructions == block.instructions else replace(block, instructions=instructions)
