@@ -172,7 +172,7 @@ class Layout:
             LayoutConflict: two dims claim one axis, neither with `?`.
             ValueError: an axis is not on `mesh`.
         """
-        found, conflicts = self._resolve(_splittable(shape), path)
+        found, conflicts = self._resolve(shape, path)
         if conflicts:
             raise LayoutConflict(*conflicts[0])
         if mesh is not None:
@@ -187,12 +187,15 @@ class Layout:
 
         A contested axis stays with the rule that is written first.
         """
-        found, conflicts = self._resolve(_splittable(shape), path)
+        found, conflicts = self._resolve(shape, path)
         return found, [LayoutConflict(*conflict) for conflict in conflicts]
 
     def rule_for(self, dim: str, path: str = "") -> Rule | None:
         """Returns the rule that decides about `dim` in the tensor at `path`, or None."""
-        return next((r for r in self._candidates(dim, path) if r.applies_to(path)), None)
+        if (dim, path) not in self._deciding:
+            applying = (r for r in self._candidates(dim, path) if r.applies_to(path))
+            self._deciding[dim, path] = next(applying, None)
+        return self._deciding[dim, path]
 
     def rules_for(self, dim: str, path: str = "") -> list[Rule]:
         """Returns the rules that describe a dim in the tensor at `path` equally closely.
@@ -214,13 +217,11 @@ class Layout:
                     found.update(rule for rule in rules if rule.applies_to(path))
         return found
 
-    def _resolve(
-        self, names: tuple[str, ...], path: str
-    ) -> tuple[TensorLayout, tuple[_Claim, ...]]:
-        known = self._resolved.get((names, path))
+    def _resolve(self, shape: Shape, path: str) -> tuple[TensorLayout, tuple[_Claim, ...]]:
+        known = self._resolved.get((shape, path))
         if known is not None:
             return known
-        chosen = {self.rule_for(name, path) for name in names}
+        chosen = {self.rule_for(dim.name, path) for dim in shape if dim.size != 1}
         holder: dict[str, Rule] = {}
         splits: dict[str, list[str]] = {}
         conflicts: list[_Claim] = []
@@ -231,14 +232,16 @@ class Layout:
             splits[rule.dim] = [axis for axis in rule.axes if axis not in holder]
             holder.update(dict.fromkeys(splits[rule.dim], rule))
         found = TensorLayout.of(splits), tuple(conflicts)
-        self._resolved[names, path] = found
+        self._resolved[shape, path] = found
         return found
 
     @cached_property
-    def _resolved(
-        self,
-    ) -> dict[tuple[tuple[str, ...], str], tuple[TensorLayout, tuple[_Claim, ...]]]:
-        # A program asks about thousands of tensors that share few combinations of names and path.
+    def _resolved(self) -> dict[tuple[Shape, str], tuple[TensorLayout, tuple[_Claim, ...]]]:
+        # A program asks about thousands of tensors that share few combinations of dims and path.
+        return {}
+
+    @cached_property
+    def _deciding(self) -> dict[tuple[str, str], Rule | None]:
         return {}
 
     @cached_property
@@ -273,10 +276,6 @@ class Layout:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
-
-
-def _splittable(shape: Shape) -> tuple[str, ...]:
-    return tuple(d.name for d in shape if d.size != 1)
 
 
 def _read(text: str) -> tuple[str, str, tuple[str, ...], bool]:

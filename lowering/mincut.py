@@ -26,9 +26,15 @@ class CutGraph:
         self._once: set[tuple[Hashable, Hashable]] = set()
 
     def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        a, b, number = self._node(start), self._node(end), len(self._to)
-        self._edges[a].append(number)
-        self._edges[b].append(number + 1)  # the way back, which has no room yet
+        nodes, edges, number = self._number, self._edges, len(self._to)
+        a = nodes.setdefault(start, len(edges))
+        if a == len(edges):
+            edges.append([])
+        b = nodes.setdefault(end, len(edges))
+        if b == len(edges):
+            edges.append([])
+        edges[a].append(number)
+        edges[b].append(number + 1)  # the way back, which has no room yet
         self._to += (b, a)
         self._room += (capacity, 0.0)
 
@@ -48,13 +54,6 @@ class CutGraph:
             while self._push(level, progress):
                 pass
 
-    def _node(self, key: Hashable) -> int:
-        number = self._number.get(key)
-        if number is None:
-            number = self._number[key] = len(self._edges)
-            self._edges.append([])
-        return number
-
     def _levels(self) -> list[int]:
         to, room, edges = self._to, self._room, self._edges
         level = [-1] * len(edges)
@@ -64,9 +63,10 @@ class CutGraph:
             node = queue.popleft()
             after = level[node] + 1
             for edge in edges[node]:
-                if level[to[edge]] < 0 and room[edge] > _TINY:
-                    level[to[edge]] = after
-                    queue.append(to[edge])
+                other = to[edge]
+                if level[other] < 0 and room[edge] > _TINY:
+                    level[other] = after
+                    queue.append(other)
         return level
 
     def _push(self, level: list[int], progress: list[int]) -> bool:

@@ -66,12 +66,13 @@ class Reads:
 
     def of(self, op: Operation, plan: Plan, summands: Iterable[Tensor] = ()) -> frozenset[Read]:
         """Returns what an operation reads elsewhere by a plan, apart from partial summands."""
-        rows, partial = zip(op.inputs, plan.operands, strict=True), set(summands)
-        return frozenset(
-            self.read(op, tensor, where)
-            for tensor, where in rows
-            if where != self.planned.layouts[tensor] and tensor not in partial
-        )
+        layouts = self.planned.layouts
+        rows = zip(op.inputs, plan.operands, strict=True)
+        moved = [(tensor, where) for tensor, where in rows if where != layouts[tensor]]
+        if not moved:  # as of most operations
+            return frozenset()
+        partial = set(summands)
+        return frozenset(self.read(op, *row) for row in moved if row[0] not in partial)
 
     def read(self, op: Operation, tensor: Tensor, where: TensorLayout) -> Read:
         """Returns the read by which an operation takes a tensor in a layout."""

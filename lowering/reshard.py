@@ -61,6 +61,7 @@ def reshard(
     return tuple(moves)
 
 
+@lru_cache(maxsize=1 << 16)
 def reshard_cost(
     shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
 ) -> float:

@@ -18,17 +18,20 @@ from meshdsl.ops.elementwise import ELEMENTWISE
 def elementwise(case: Case) -> Plan:
     """Operands come in the layout of the result."""
     op, (layout,) = case.operation, case.results
+    shape = op.outputs[0].shape
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (result,) = op.outputs
-        partial = {p for value in inputs for p in value.layout.partial}
-        here = layout.add_partial([axis for axis, _ in partial])
+        partial = [axis for value in inputs for axis, _ in value.layout.partial]
+        here = layout.add_partial(partial)
         if op.name == "stop_gradient":
             return inputs
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
 
     return Plan(
-        operands=tuple(layout.restrict(t.shape.names) for t in op.inputs),
+        operands=tuple(
+            [layout if t.shape == shape else layout.restrict(t.shape.names) for t in op.inputs]
+        ),
         results=(layout,),
         emit=emit,
         linear=_linear(op),
