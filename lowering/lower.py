@@ -211,19 +211,21 @@ def plan(
     plans: dict[Operation, Plan] = {}
     cases: dict[Operation, Case] = {}
 
-    def visit(graph: Graph) -> None:
+    def visit(graph: Graph, visit: Callable) -> None:
         for tensor in graph.inputs:
             layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
         for op in graph.operations:
             for tensor in op.outputs:
                 layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
             for body in op.bodies:
-                visit(body)
+                visit(body, visit)
             if op.name not in BODIES:
-                cases[op] = replace(_case(op, layouts, mesh), options=options, block=graph)
+                operands = tuple([layouts[tensor] for tensor in op.inputs])
+                results = tuple([layouts[tensor] for tensor in op.outputs])
+                cases[op] = Case(op, operands, results, mesh, options, graph)
                 plans[op] = RULES[op.name](cases[op])
 
-    visit(graph)
+    visit(graph, visit)  # given itself: a function that knows itself is garbage in a cycle
     constant = constants(graph)
     late = postponed(graph, layouts, plans, mesh, places, constant)
     layouts.update(late)

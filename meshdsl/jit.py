@@ -438,6 +438,7 @@ class Jitted(Generic[P, R]):
                 result = self.function(*call.args, **call.kwargs)
             outputs, tree = results_of(result, source)
             graph, captured = trace.finish(outputs)
+        trace.forget()
         assert not captured
         given = _ends(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
         returned = _ends(result, [(tensor.shape, tensor.dtype) for tensor in outputs])

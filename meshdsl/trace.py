@@ -76,6 +76,14 @@ class Trace:
         graph = Graph(inner, tuple(self.operations), tuple(outputs), notes=tuple(self.notes))
         return graph, tuple(self.captured)
 
+    def forget(self) -> None:
+        """Lets go of what was traced, so that a graph is freed without the garbage collector.
+
+        Tensors know their trace, and it their operations: a cycle.
+        """
+        self.operations.clear()
+        self.makers.clear()
+
 
 class ArrayTrace(Trace):
     """A trace in which arrays with data are inputs, not literals: for what runs at once.
