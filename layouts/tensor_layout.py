@@ -89,12 +89,7 @@ class TensorLayout:
 
     def add_partial(self, axes: Iterable[str], kind: Kind = "sum") -> TensorLayout:
         """Returns this layout, partial over `axes` as well."""
-        axes = tuple(axes)
-        if not axes:
-            return self
-        return TensorLayout.of(
-            dict(self.splits), {**dict(self.partial), **{axis: kind for axis in axes}}
-        )
+        return _with_partial(self, tuple(axes), kind)
 
     def complete(self) -> TensorLayout:
         """Returns this layout without its partial axes (they become replicated)."""
@@ -102,13 +97,7 @@ class TensorLayout:
 
     def drop(self, axes: Iterable[str]) -> TensorLayout:
         """Returns this layout with `axes` replicated: neither splitting a dim nor partial."""
-        if not (self.splits or self.partial):
-            return self
-        gone = frozenset(axes)
-        return TensorLayout.of(
-            {dim: [a for a in held if a not in gone] for dim, held in self.splits},
-            {axis: kind for axis, kind in self.partial if axis not in gone},
-        )
+        return _without(self, frozenset(axes))
 
     def restrict(self, names: Iterable[str]) -> TensorLayout:
         """Returns this layout for a tensor that has only the dims `names`; partials are kept."""
@@ -163,6 +152,20 @@ class TensorLayout:
 
 
 _known: dict[tuple, TensorLayout] = {}
+
+
+@lru_cache(maxsize=1 << 14)
+def _with_partial(layout: TensorLayout, axes: tuple[str, ...], kind: Kind) -> TensorLayout:
+    partial = {**dict(layout.partial), **dict.fromkeys(axes, kind)}
+    return TensorLayout.of(dict(layout.splits), partial)
+
+
+@lru_cache(maxsize=1 << 14)
+def _without(layout: TensorLayout, axes: frozenset[str]) -> TensorLayout:
+    return TensorLayout.of(
+        {dim: [axis for axis in held if axis not in axes] for dim, held in layout.splits},
+        {axis: kind for axis, kind in layout.partial if axis not in axes},
+    )
 
 
 @lru_cache(maxsize=1 << 14)

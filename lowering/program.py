@@ -89,25 +89,29 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Instruction:
-    """One step of every device: `outputs = op(inputs, **params)`."""
+    """One step of every device: `outputs = op(inputs, **params)`.
+
+    Attributes:
+        bodies: the blocks that it runs: a loop's body, the branches of a `cond`.
+    """
 
     op: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     source: Source = UNKNOWN
+    # Worked out once: passes ask for it some thirty times.
+    bodies: tuple[Block, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        bodies = [value for value in self.params.values() if isinstance(value, Block)]
+        if bodies:
+            object.__setattr__(self, "bodies", tuple(bodies))
 
     @property
     def body(self) -> Block | None:
         """The block that a `scan` or `while` repeats."""
         return self.params.get("body")
-
-    @property
-    def bodies(self) -> tuple[Block, ...]:
-        """The blocks that this instruction runs: a loop's body, the branches of a `cond`."""
-        if not self.params:  # as of most instructions
-            return ()
-        return tuple([value for value in self.params.values() if isinstance(value, Block)])
 
     @property
     def runs(self) -> int:
@@ -117,10 +121,9 @@ class Instruction:
     @property
     def has_effect(self) -> bool:
         """Whether it, or something that it runs, does more than make its results."""
-        if self.op in EFFECTS:
-            return True
-        bodies = self.bodies
-        return bool(bodies) and any(body.has_effect for body in bodies)
+        if not self.bodies:  # as of most instructions
+            return self.op in EFFECTS
+        return self.op in EFFECTS or any(body.has_effect for body in self.bodies)
 
     @property
     def is_collective(self) -> bool:

@@ -138,24 +138,27 @@ class Primitive:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Operation:
-    """One application of a primitive."""
+    """One application of a primitive.
+
+    Attributes:
+        name: the primitive's.
+        bodies: the graphs that it runs: the body of a loop, the branches of a cond.
+    """
 
     primitive: Primitive
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     source: Source = UNKNOWN
+    # Worked out once: lowering asks for these some seventy times.
+    name: str = field(init=False, repr=False)
+    bodies: tuple[Graph, ...] = field(init=False, repr=False, default=())
 
-    @property
-    def name(self) -> str:
-        return self.primitive.name
-
-    @property
-    def bodies(self) -> tuple[Graph, ...]:
-        """The graphs that this operation runs: the body of a loop, the branches of a cond."""
-        if not self.params:  # as of most operations
-            return ()
-        return tuple([value for value in self.params.values() if isinstance(value, Graph)])
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.primitive.name)
+        bodies = [value for value in self.params.values() if isinstance(value, Graph)]
+        if bodies:
+            object.__setattr__(self, "bodies", tuple(bodies))
 
     @property
     def effect(self) -> bool:

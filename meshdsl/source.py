@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import jax
@@ -112,11 +113,16 @@ def caller(of_layer: bool = False) -> Source:
         code = frame.f_code
         layer = of_layer and code.co_filename.startswith(_LAYERS)
         if not layer and not is_machinery(code.co_filename):
-            return Source(code.co_filename, frame.f_lineno, code.co_qualname)
+            return _line(code, frame.f_lineno)
         if frame.f_back is None:
             break
         frame = frame.f_back
     return UNKNOWN
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _line(code: CodeType, line: int) -> Source:
+    return Source(code.co_filename, line, code.co_qualname)
 
 
 def raiser(error: BaseException) -> Source:
