@@ -71,26 +71,27 @@ class CutGraph:
 
     def _push(self, level: list[int], progress: list[int]) -> bool:
         """Sends flow along one path of increasing level; returns whether there was one."""
+        to, room = self._to, self._room
         path: list[int] = []
         node = 0
         while node != 1:
-            edges = self._edges[node]
-            while progress[node] < len(edges):
-                edge = edges[progress[node]]
-                if self._room[edge] > _TINY and level[self._to[edge]] == level[node] + 1:
+            edges, after = self._edges[node], level[node] + 1
+            for at in range(progress[node], len(edges)):
+                edge = edges[at]
+                if level[to[edge]] == after and room[edge] > _TINY:
+                    progress[node] = at
+                    path.append(edge)
+                    node = to[edge]
                     break
-                progress[node] += 1
-            if progress[node] < len(edges):
-                path.append(edges[progress[node]])
-                node = self._to[path[-1]]
-            elif path:
-                node = self._to[path.pop() ^ 1]
-                progress[node] += 1
             else:
-                return False
-        amount = min(self._room[edge] for edge in path)
+                progress[node] = len(edges)
+                if not path:
+                    return False
+                node = to[path.pop() ^ 1]
+                progress[node] += 1
+        amount = min([room[edge] for edge in path])
         assert amount < INFINITE, "source and sink are tied together"
         for edge in path:
-            self._room[edge] -= amount
-            self._room[edge ^ 1] += amount
+            room[edge] -= amount
+            room[edge ^ 1] += amount
         return True
