@@ -162,7 +162,7 @@ class BlockBuilder:
 
 def _key(op: str, inputs: Any, results: Any, params: Mapping[str, Any]) -> Hashable | None:
     items = []
-    for name in sorted(params):
+    for name in sorted(params) if params else ():
         value = params[name]
         if isinstance(value, np.ndarray | Block | dict):
             return None

@@ -355,7 +355,7 @@ class _Liveness:
                 and self.ends[self.scores[instruction]] == position
             ):
                 read.append(self.scores[instruction])
-            dying = [v for v in read if v in held and v not in self.kept]
+            dying = [v for v in read if v in held and v not in self.kept] if read else []
             made = _made(instruction)
             for value in instruction.outputs:
                 if value in self.elsewhere or self._in_place(value, position):

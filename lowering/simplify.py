@@ -150,6 +150,8 @@ def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
     items = []
     if op.primitive.effect:
         return None
+    if not op.params:  # as of most operations
+        return op.name, tuple(map(id, arguments))
     for name in sorted(op.params):
         value = op.params[name]
         if isinstance(value, Graph | np.ndarray):

@@ -428,8 +428,9 @@ def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
         yield op.inputs[0], op.outputs[0], _renamed(names), _renamed(back)
     elif op.name in ELEMENTWISE or op.name == "transpose":
         (result,) = op.outputs
-        like = [t for t in dict.fromkeys(op.inputs) if set(t.shape) == set(result.shape)]
-        yield from alike(like, [result] * len(like))
+        for tensor in dict.fromkeys(op.inputs):
+            if tensor.shape == result.shape or set(tensor.shape) == set(result.shape):
+                yield tensor, result, _same, _same
 
 
 def _same(layout: TensorLayout) -> TensorLayout:

@@ -50,8 +50,12 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
 
-        with told_as(name, (*args, *kwargs.values())):
+        try:  # as `told_as` does, which takes a while for thousands of operations
             return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
+        except OperationError:
+            raise
+        except ValueError as error:
+            raise OperationError(_describe(name, error, (*args, *kwargs.values()))) from None
 
     return checked
 
