@@ -20,7 +20,7 @@ from meshdsl.ops.operation import operation
 from meshdsl.ops.reduction import sum
 from meshdsl.ops.shape import broadcast, transpose
 from meshdsl.tensor import Tensor
-from meshdsl.trace import bind_one
+from meshdsl.trace import bind_one, is_derived
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -57,6 +57,10 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
 
     `md.einsum(x, w, over="embed")` or `md.einsum(x, w, out=[batch, d_ff])`.
 
+    Of several tensors, at least two have each dim that is summed over: else a slip in a name would
+    sum two dims, each alone. A dim of a single tensor is summed first, as in
+    `md.einsum(md.sum(x, "length"), w, over="embed")`.
+
     Args:
         out: the dims to keep, in order; the others are summed over.
         over: or: the dims to sum over; the others are kept, in order of appearance.
@@ -64,7 +68,8 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     Raises:
         ValueError: none or both of `out` and `over`; a dim that no operand has (nearest names
             shown); one name with two sizes; dtypes that differ; dims of one size whose names
-            differ by a slip, such as `embed` and `emebd`, unless `out` or `over` has both.
+            differ by a slip, such as `embed` and `emebd`, unless `out` or `over` has both; a dim
+            to sum over that one of several operands has alone.
     """
     if not tensors:
         raise ValueError("needs at least one tensor")
@@ -89,6 +94,9 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
         raise ValueError("; ".join(problems))
     chosen = together.select(listed)
     keep = chosen if out is not None else together.without(chosen.names)
+    alone = [] if is_derived() else _alone(tensors, together.without(keep.names))
+    if alone:
+        raise ValueError("; ".join(alone))
     return _contract(list(tensors), keep)
 
 
@@ -109,6 +117,27 @@ def _slips(tensors: Sequence[Tensor], listed: Collection[str]) -> list[str]:
         and not (one.name in listed and other.name in listed)
         and misspelt(one.name, other.name)
     ]
+
+
+def _alone(tensors: Sequence[Tensor], summed: Shape) -> list[str]:
+    """Returns what to say of dims to sum over that a single one of several operands has."""
+    found = []
+    for dim in summed:
+        having = [k for k, tensor in enumerate(tensors) if dim in tensor.shape]
+        if len(tensors) == 1 or len(having) > 1:
+            continue
+        (k,) = having
+        rest = [tensor.shape for n, tensor in enumerate(tensors) if n != k]
+        unpaired = {
+            other.name: None for shape in rest for other in shape.without(tensors[k].shape.names)
+        }
+        hint = did_you_mean(dim.name, unpaired) or "."
+        found.append(
+            f"dim `{dim.name}` is summed over, but of the operands only {tensors[k]} has it, so it "
+            f"pairs up with nothing{hint} Rename it as the dim that it should meet, or, to sum it "
+            f"alone, do that first: md.sum(x, '{dim.name}')"
+        )
+    return found
 
 
 def _in_order(tensors: Sequence[Tensor]) -> Shape:

@@ -92,7 +92,9 @@ def test_a_tensor_from_nothing_is_made_where_it_is_read():
     def model(x, w):
         ramp = md.cast(md.arange(a), "float64")
         return md.cond(
-            md.sum(x) > 0, lambda: x * ramp, lambda: md.einsum(ramp, w, x, out=[batch, a])
+            md.sum(x) > 0,
+            lambda: x * ramp,
+            lambda: md.einsum(ramp, md.sum(w, "b"), x, out=[batch, a]),
         )
 
     program = lowered(model, "x:2,y:2", "a:x; b:y")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,7 @@ def einsum(author: Author) -> None:
     dims = together(tensors)
     over = author.subset(dims.names)
     keep = dims.without(over)
+    factors, tensors = tensors, [_summed_alone(t, tensors, over) for t in tensors]
     if author.rng.random() < 0.5:
         out = [dim if author.rng.random() < 0.5 else dim.name for dim in keep]
         result = md.einsum(*tensors, out=[out[i] for i in author.rng.permutation(len(out))])
@@ -169,7 +170,17 @@ def einsum(author: Author) -> None:
     count = dims.volume // keep.volume
     if count > 4 and author.rng.random() < 0.7:
         result, count = result * (1 / count), 1
-    author.keep(result, math.prod(author.bounds[t] for t in tensors) * count)
+    author.keep(result, math.prod(author.bounds[t] for t in factors) * count)
+
+
+def _summed_alone(x: Tensor, tensors: Sequence[Tensor], over: Sequence[str]) -> Tensor:
+    """Returns an operand of several, summed over those dims of `over` that no other has."""
+    others = [t for t in tensors if t is not x]
+    if len(others) != len(tensors) - 1 or not others:
+        return x
+    names = {name for t in others for name in t.shape.names}
+    alone = [name for name in x.shape.names if name in over and name not in names]
+    return md.sum(x, alone) if alone else x
 
 
 # Dims.

@@ -131,11 +131,11 @@ def test_einsum_names_the_dims_it_sums_over():
 
     def f(x, w):
         outer = md.einsum(x, w, out=[batch, embed, d_ff])
-        return md.einsum(x, w, out=[d_ff]), outer
+        return md.einsum(x, outer, out=[d_ff]), outer
 
     assert formulas(f, X, w) == [
         "outer = einsum(x, w)",
-        "f = einsum(x, w, over=batch+embed)",
+        "f = einsum(x, outer, over=batch+embed)",
     ]
 
 
