@@ -166,20 +166,45 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def misspelt(one: str, other: str) -> bool:
-    """Whether two names are most likely meant to be one: `embed` and `emebd`, `batch` and `bach`.
+    """Whether two names are most likely meant to be one: `embed` and `emebd`, `head` and `heads`.
 
-    They differ in one word of four letters or more, by their order or by one letter inside, or by
-    an underscore. Numbers, first and last letters and short words tell names apart on purpose:
-    `a1` and `a2`, `row` and `rows`, `x_in` and `y_in`.
+    They differ in one word of four letters or more, by the order of its letters, by one letter
+    inside or by a plural's s; or by an underscore (`d_ff`, `dff`), or a doubled letter (`d_fff`).
+    Numbers, first and last letters and short words tell names apart on purpose: `a1` and `a2`,
+    `row` and `rows`, `x_in` and `y_in`.
     """
     pairs = list(zip(one.split("_"), other.split("_"), strict=False))
     if one.count("_") != other.count("_"):
         bare = one.replace("_", ""), other.replace("_", "")
         return (
-            bare[0] == bare[1] and len(bare[0]) > 3 and (one[0], one[-1]) == (other[0], other[-1])
+            bare[0] == bare[1] and len(bare[0]) > 2 and (one[0], one[-1]) == (other[0], other[-1])
         )
     apart = [pair for pair in pairs if pair[0] != pair[1]]
-    return len(apart) == 1 and all(map(str.isalpha, apart[0])) and _slip(*sorted(apart[0], key=len))
+    if len(apart) != 1 or not all(map(str.isalpha, apart[0])):
+        return False
+    short, long = sorted(apart[0], key=len)
+    return _slip(short, long) or _doubled(short, long) or (len(short) > 3 and long == f"{short}s")
+
+
+def slips(one: Shape, other: Shape) -> list[tuple[Dimension, Dimension]]:
+    """Returns the dims of two shapes that would pair up but for a slip in a name.
+
+    Those have one size; neither name is in the other shape.
+    """
+    if set(one.names) == set(other.names):
+        return []
+    return [
+        (mine, theirs)
+        for mine in one.without(other.names)
+        for theirs in other.without(one.names)
+        if mine.size == theirs.size and misspelt(mine.name, theirs.name)
+    ]
+
+
+def _doubled(short: str, long: str) -> bool:
+    """Whether words differ by a letter that one has once more in a row: `ff` and `fff`."""
+    near = [n for n in range(1, len(long)) if long[n] == long[n - 1]]
+    return len(short) > 1 and any(long[:n] + long[n + 1 :] == short for n in near)
 
 
 def _slip(short: str, long: str) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.dims import did_you_mean
+from meshdsl.dims import did_you_mean, misspelt
 
 batch, embed = md.dims(batch=8, embed=256)
 
@@ -66,3 +66,43 @@ def test_near_names_are_suggested():
     assert did_you_mean("batch", ["col", "row", "bat"]) == ". Did you mean `bat`?"
     assert did_you_mean("wor", ["col", "row"]) == did_you_mean("", ["col"]) == ""
     assert did_you_mean("xyz", ["length"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("embed", "emebd"),
+        ("batch", "bach"),
+        ("heads", "head"),
+        ("kv_heads", "kv_head"),
+        ("channels", "channel"),
+        ("features", "feature"),
+        ("d_ff", "dff"),
+        ("d_ff", "d_fff"),
+        ("embed", "embedd"),
+        ("hidden", "hiden"),
+    ],
+)
+def test_names_that_differ_by_a_slip_are_misspelt(one, other):
+    assert misspelt(one, other)
+    assert misspelt(other, one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("row", "rows"),
+        ("a", "aa"),
+        ("d_f", "d_ff"),
+        ("a1", "a2"),
+        ("length", "length_"),
+        ("x_in", "y_in"),
+        ("query", "queries"),
+        ("experts", "routed"),
+        ("heads", "kv_heads"),
+        ("embed", "next_embed"),
+    ],
+)
+def test_names_that_differ_on_purpose_are_not_misspelt(one, other):
+    assert not misspelt(one, other)
+    assert not misspelt(other, one)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, Shape, unused
+from meshdsl.dims import Dimension, DimLike, Shape, did_you_mean, slips, unused
 from meshdsl.dtypes import is_integer, rounding, short
 from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.broadcasting import need_dims, outer
@@ -25,7 +25,7 @@ from meshdsl.ops.elementwise import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shape import broadcast, transpose
 from meshdsl.tensor import Tensor
-from meshdsl.trace import bind_one
+from meshdsl.trace import bind_one, is_derived
 
 
 def paired(table: Shape, indices: Shape, dim: str) -> tuple[str, ...]:
@@ -50,6 +50,20 @@ def _check_sizes(table: Shape, indices: Shape, dim: str) -> None:
                 f"dim `{name}` has size {table.get(name).size} in the table but "
                 f"{indices.get(name).size} in the indices; rename it in one, or make them agree"
             )
+
+
+def _need_no_slip(table: Shape, indices: Shape, dim: str) -> None:
+    """Raises ValueError for dims that would pair up but for a slip, such as `batch` and `bacth`."""
+    if is_derived():
+        return
+    found = [
+        f"dim `{mine.name}` of the indices and dim `{theirs.name}` of {table} have one size, and "
+        f"names that differ by a slip, so they do not pair up; rename one, as in "
+        f"indices.rename({mine.name}='{theirs.name}'), or to a name that is less alike"
+        for mine, theirs in slips(indices.without([dim]), table.without([dim]))
+    ]
+    if found:
+        raise ValueError("; ".join(found))
 
 
 def _take_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -153,13 +167,14 @@ def take(table: Tensor, indices: Tensor | int, dim: DimLike) -> Tensor:
         layout, and its gradient is dropped.
 
     Raises:
-        ValueError: the indices are not integers, the table lacks `dim`, or another dim that both
-            have differs in size.
+        ValueError: the indices are not integers, the table lacks `dim`, another dim that both
+            have differs in size, or two dims of one size have names that differ by a slip.
     """
     indices = as_tensor(indices)
     if table.dtype == np.bool_:  # looked up as numbers, of which sums can be made
         return take(cast(table, "int32"), indices, dim) != 0
     dim = table.shape.get(dim)
+    _need_no_slip(table.shape, indices.shape, dim.name)
     return bind_one(TAKE, (table, narrow(indices, dim.size)), {"dim": dim.name})
 
 
@@ -209,14 +224,15 @@ def scatter(
 
     Raises:
         ValueError: an unknown mode, indices that are not integers, updates of another dtype or
-            with other dims, dims that differ in size, or 2**31 updates or more of one element
-            with "set".
+            with other dims, dims that differ in size, or by a slip in their names, or 2**31 updates
+            or more of one element with "set".
     """
     if mode not in ("set", *_SCATTERS):
         raise ValueError(f"unknown mode {mode!r}; choose one of set, {', '.join(_SCATTERS)}")
     dim = x.shape.get(dim)
     indices = narrow(as_tensor(indices), dim.size)
     _check_sizes(x.shape, indices.shape, dim.name)
+    _need_no_slip(x.shape, indices.shape, dim.name)
     updates = _updates(x, indices, updates, dim)
     if x.dtype == np.bool_:
         if mode == "add":
@@ -240,9 +256,11 @@ def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor
     wanted = looked_up(x.shape, indices.shape, dim.name)
     alien = [d for d in updates.shape if d not in wanted]
     if alien:
+        unpaired = wanted.without(updates.shape.names).names
+        hints = (did_you_mean(each.name, unpaired) for each in alien)
         raise ValueError(
             f"the updates have {Shape(alien)}, but may have the dims of the indices and x's "
-            f"others: {wanted}"
+            f"others: {wanted}{next(filter(None, hints), '')}"
         )
     return broadcast(updates, wanted)
 

@@ -362,6 +362,30 @@ def test_complex_numbers(backend):
     assert np.array_equal(put, scattered(z.data, AT.data, np.full((3, 5), 2.0), "set"))
 
 
+@pytest.mark.parametrize("name", ["bacth", "bach", "batchs", "battch"])
+def test_indices_whose_dim_differs_by_a_slip_are_a_mistake(name):
+    x = random(md.dims(batch=2, feature=3))
+    i = md.named(np.zeros(2, np.int32), [name])
+    u = random([md.Dimension(name, 2)])
+    for function in (
+        lambda x, i, u: md.take(x, i, "feature"),
+        lambda x, i, u: md.scatter(x, i, u, "feature"),
+        lambda x, i, u: md.scatter(x, i, u, "feature", mode="add"),
+    ):
+        text = message(function, x, i, u)
+        assert (
+            f"dim `{name}` of the indices and dim `batch` of [batch=2, feature=3] have one size, "
+            "and names that differ by a slip, so they do not pair up; rename one, as in "
+            f"indices.rename({name}='batch')"
+        ) in text
+    far = md.named(np.zeros(3, np.int32), [name])  # of another size
+    assert run(lambda x, i: md.take(x, i, "feature"), x, far).dims.names == (name, "batch")
+    straight = md.named(np.zeros(2, np.int32), ["batch"])
+    text = message(lambda x, i, u: md.scatter(x, i, u, "feature"), x, straight, u)
+    assert f"the updates have [{name}=2]" in text
+    assert "Did you mean `batch`?" in text
+
+
 def test_too_many_updates_to_be_ordered_are_a_mistake():
     wide = md.spec([md.Dimension("a", 2**16), md.Dimension("b", 2**16)], "int8")
     text = message(lambda x, i: md.scatter(x, i, 1.0, "n"), md.spec([md.Dimension("n", 4)]), wide)

@@ -166,7 +166,7 @@ def einsum(author: Author) -> None:
         out = [dim if author.rng.random() < 0.5 else dim.name for dim in keep]
         result = md.einsum(*tensors, out=[out[i] for i in author.rng.permutation(len(out))])
     else:
-        result = md.einsum(*tensors, over=over)
+        result = md.einsum(*tensors, over=[n for n in over if together(tensors).find(n)])
     count = dims.volume // keep.volume
     if count > 4 and author.rng.random() < 0.7:
         result, count = result * (1 / count), 1
