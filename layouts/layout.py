@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -154,6 +154,30 @@ class Layout:
             raise ValueError("\n  ".join(["malformed layout", *_mark(text, marked), *reasons]))
         return Layout(tuple(rules))
 
+    @staticmethod
+    def of(layout: LayoutLike | None) -> Layout:
+        """Returns the layout that is meant: `Layout.of({"batch": "data"})`.
+
+        Args:
+            layout: a layout, its text, the axes by dim, or None: no rules. Axes are written as in
+                the text ("slice+data", "model?", "-"), or listed, major first; None is "-".
+
+        Raises:
+            ValueError: it is something else, or malformed.
+        """
+        if isinstance(layout, Layout):
+            return layout
+        if layout is None:
+            return Layout()
+        if isinstance(layout, str):
+            return Layout.parse(layout)
+        if not isinstance(layout, Mapping):
+            raise ValueError(
+                'a layout is given as "batch:data; d_ff:model", as {"batch": "data", "d_ff": '
+                f'"model"}}, or as a md.Layout, not as {type(layout).__name__}: {layout!r}'
+            )
+        return Layout.parse("; ".join(f"{dim}:{_axes(axes)}" for dim, axes in layout.items()))
+
     def assign(self, shape: Shape, path: str = "", mesh: Mesh | None = None) -> TensorLayout:
         """Returns where a tensor goes: a pure function of its dims and its path.
 
@@ -276,6 +300,14 @@ class Layout:
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
+
+
+LayoutLike: TypeAlias = Layout | str | Mapping[str, str | Sequence[str] | None]
+
+
+def _axes(axes: str | Sequence[str] | None) -> str:
+    """Returns the axes of a dim as a rule spells them."""
+    return axes if isinstance(axes, str) else "+".join(map(str, axes or ())) or "-"
 
 
 def _read(text: str) -> tuple[str, str, tuple[str, ...], bool]:

@@ -39,7 +39,9 @@ def as_dtype(dtype: Any) -> np.dtype:
     except TypeError:
         found = None
     if found is None or found.name not in _SHORT:
-        raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(_SHORT)}")
+        near = next((name for name, brief in _SHORT.items() if brief == dtype), None)
+        hint = f". Did you mean `{near}`?" if near else ""
+        raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(_SHORT)}{hint}")
     return found
 
 

@@ -25,7 +25,7 @@ from meshdsl.array import NamedArray, Spec
 from meshdsl.cuts import part, places
 from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import short
-from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.layout import Layout, LayoutLike
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.mesh import Mesh, MeshLike
 
@@ -38,7 +38,7 @@ _COLOURS = ("#dbeafe", "#dcfce7", "#fef3c7", "#fce7f3", "#ede9fe", "#cffafe", "#
 
 
 def inspect(
-    x: NamedArray | Spec, mesh: MeshLike | None = None, layout: Layout | str = ""
+    x: NamedArray | Spec, mesh: MeshLike | None = None, layout: LayoutLike = ""
 ) -> Inspection:
     """Shows where the blocks of an array are: which devices hold which, replicas and pads.
 
@@ -51,7 +51,7 @@ def inspect(
     """
     if isinstance(x, Spec):
         held = Mesh.of(mesh)
-        rules = Layout.parse(layout) if isinstance(layout, str) else layout
+        rules = Layout.of(layout)
         dims = set(x.dims.names)
         known = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
         assigned = known.assign(x.dims, mesh=held)

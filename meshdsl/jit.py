@@ -45,7 +45,7 @@ from meshdsl.tensor import Tensor
 from meshdsl.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
-    from meshdsl.layouts.layout import Layout
+    from meshdsl.layouts.layout import LayoutLike
     from meshdsl.lowering.options import Options as Options
     from meshdsl.lowering.program import SpmdProgram
 
@@ -62,7 +62,7 @@ STEPS = "steps"  # the dim of what several runs in one call take and return
 def jit(
     function: Callable[P, R],
     mesh: MeshLike | None = None,
-    layout: Layout | str | None = None,
+    layout: LayoutLike | None = None,
     backend: str = "jax",
     donate: str | Sequence[str] = (),
     check_finite: bool = False,
@@ -75,7 +75,7 @@ def jit(
 def jit(
     function: None = None,
     mesh: MeshLike | None = None,
-    layout: Layout | str | None = None,
+    layout: LayoutLike | None = None,
     backend: str = "jax",
     donate: str | Sequence[str] = (),
     check_finite: bool = False,
@@ -87,7 +87,7 @@ def jit(
 def jit(
     function: Callable | None = None,
     mesh: MeshLike | None = None,
-    layout: Layout | str | None = None,
+    layout: LayoutLike | None = None,
     backend: str = "jax",
     donate: str | Sequence[str] = (),
     check_finite: bool = False,
@@ -121,8 +121,8 @@ def jit(
             decorator.
         mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
             whose devices are used; None runs on one device.
-        layout: the layout, or its text (`"batch:data; d_ff:model"`). Its dims are checked without
-            a mesh, too.
+        layout: the layout, its text (`"batch:data; d_ff:model"`), or its axes by dim (`{"batch":
+            "data"}`). Its dims are checked without a mesh, too.
         backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
             sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
             every device; the reference).
@@ -149,7 +149,7 @@ def jit(
     return decorate if function is None else decorate(function)
 
 
-def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
+def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
     """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
 
     Operations on them outside of traced functions then run where they are.
@@ -169,7 +169,7 @@ def place(tree: Any, mesh: MeshLike, layout: Layout | str = "") -> Any:
     devices = devices_of(mesh)
     mesh = Mesh.of(mesh)
     devices = devices or backend.device_mesh(mesh)
-    rules = Layout.parse(layout) if isinstance(layout, str) else layout
+    rules = Layout.of(layout)
     keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     dims = {dim.name for _, array in keyed for dim in array.dims}
     rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
@@ -238,7 +238,7 @@ class Jitted(Generic[P, R]):
         self,
         function: Callable[P, R],
         mesh: MeshLike | None,
-        layout: Layout | str | None,
+        layout: LayoutLike | None,
         backend: str,
         donate: str | Sequence[str],
         check_finite: bool = False,
@@ -247,6 +247,7 @@ class Jitted(Generic[P, R]):
     ) -> None:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
+        from meshdsl.lowering.options import Options
 
         if not callable(function):
             raise ValueError(
@@ -257,7 +258,7 @@ class Jitted(Generic[P, R]):
         self.function = function
         self.mesh = Mesh.of(mesh)
         self._devices = devices_of(mesh) if backend in ("jax", "jax_auto") else None
-        parsed = Layout.parse(layout) if isinstance(layout, str) else layout or Layout()
+        parsed = Layout.of(layout)
         self.layout = parsed if mesh is not None else Layout()
         self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
         self.backend = backend
@@ -265,6 +266,10 @@ class Jitted(Generic[P, R]):
         self.name = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function)
         self.check_finite = check_finite
+        if not isinstance(options, Options | None):
+            raise ValueError(
+                f"options are given as md.Options(memory=16 * 2**30), not as {options!r}"
+            )
         self.options = options
         self.steps_per_call = steps_per_call
         if steps_per_call < 1:
@@ -360,7 +365,7 @@ class Jitted(Generic[P, R]):
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
         return self._lower(self.flatten(args, kwargs)[1])
 
-    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> Jitted[P, R]:
+    def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
         All that come from one function trace it once for arguments of one signature.
@@ -554,7 +559,7 @@ class JittedMethod(Generic[P, R]):
         """Returns the program as a function of JAX, the object's leaves first."""
         return self.__func__.as_jax(self.__self__, *args, **kwargs)
 
-    def on(self, mesh: MeshLike | None, layout: Layout | str | None) -> JittedMethod[P, R]:
+    def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> JittedMethod[P, R]:
         """Returns the same method for another mesh and layout; see `Jitted.on`."""
         return JittedMethod(self.__func__.on(mesh, layout), self.__self__)
 

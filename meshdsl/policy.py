@@ -48,6 +48,22 @@ class Policy:
             )
         return Policy(**pairs)
 
+    @staticmethod
+    def of(policy: Policy | str | None) -> Policy | None:
+        """Returns the policy that is meant: `Policy.of("bfloat16")`; None stays None.
+
+        Raises:
+            ValueError: it is something else, or malformed.
+        """
+        if isinstance(policy, str):
+            return Policy.parse(policy)
+        if policy is None or isinstance(policy, Policy):
+            return policy
+        raise ValueError(
+            'a policy is given as "params=float32,compute=bfloat16" or as a md.Policy, not as '
+            f"{type(policy).__name__}: {policy!r}"
+        )
+
     def to_params(self, tree: Any) -> Any:
         return _cast_floats(tree, self.params)
 

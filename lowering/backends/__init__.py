@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
         ValueError: there is none of that name.
     """
     if name not in BACKENDS:
-        hint = did_you_mean(name, BACKENDS)
+        hint = did_you_mean(str(name), BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
     return importlib.import_module(f"meshdsl.lowering.backends.{name}")
 

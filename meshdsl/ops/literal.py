@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import numpy as np
 
 from meshdsl.array import NamedArray
@@ -28,3 +31,12 @@ def literal(array: NamedArray) -> Tensor:
         tensor = bind_one(LITERAL, (), {"data": data, "shape": array.dims})
         trace.literals[id(array)] = array, tensor  # the array is held, so that its id stays its own
     return trace.literals[id(array)][1]
+
+
+def as_traced(tree: Any) -> Any:
+    """Returns a tree with traced tensors, literals, in place of NamedArrays."""
+
+    def traced(leaf: Any) -> Any:
+        return literal(leaf) if isinstance(leaf, NamedArray) else leaf
+
+    return jax.tree.map(traced, tree, is_leaf=lambda leaf: isinstance(leaf, NamedArray))

@@ -23,6 +23,7 @@ from meshdsl.dims import Dimension, Shape
 from meshdsl.dtypes import is_float
 from meshdsl.graph import TracedTensor
 from meshdsl.module import path_of
+from meshdsl.ops.literal import as_traced
 from meshdsl.optim.jaxprs import Array, Refused, run
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.ranges import bad_rate
@@ -67,8 +68,14 @@ def as_optimizer(optimizer: Optimizer | Transformation) -> Optimizer:
     """Returns an optimizer of ours as it is, and one of optax translated.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or a class of them.
     """
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise ValueError(
+            f"an optimizer is made from its class {name} first, as in optim.AdamW(1e-3): write "
+            f"{name}(...)"
+        )
     if hasattr(optimizer, "learning_rate") and hasattr(optimizer, "update"):
         return cast(Optimizer, optimizer)
     return FromOptax(optimizer)
@@ -100,7 +107,7 @@ class FromOptax:
         Raises:
             ValueError: it cannot be translated.
         """
-        live = _live(params)
+        live = _live(as_traced(params))
         program, like = _traced(self.transformation.init, _specs(live))
         arrays = _translated("init", program, _arrays(live))
         keyed, tree = jax.tree_util.tree_flatten_with_path(like)
@@ -136,6 +143,7 @@ class FromOptax:
         Raises:
             ValueError: it cannot be translated.
         """
+        grads, state, params = as_traced((grads, state, params))
         live = _live(params)
         given = jax.tree.map(lambda p, g: _zeros(p) if g is None else g, live, grads)
         fresh = jax.eval_shape(self.transformation.init, _specs(live))

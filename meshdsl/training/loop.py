@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshdsl.dims import DimsLike
-from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.layout import LayoutLike
 from meshdsl.mesh import MeshLike
 from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.policy import Policy
 from meshdsl.tensor import Tensor
+from meshdsl.training.arguments import check_arguments
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.checks import check_numbers, check_saves_together
@@ -71,11 +72,11 @@ def train(
     *,
     steps: int,
     mesh: MeshLike | None = None,
-    layout: Layout | str | None = None,
+    layout: LayoutLike | None = None,
     backend: str = "jax",
     seed: int = 0,
     clip_norm: float | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     microbatches: int = 1,
     batch_dim: str = "batch",
     nonfinite: Literal["stop", "skip"] = "stop",
@@ -108,7 +109,8 @@ def train(
         batches: dicts of NamedArrays, or of arrays whose dims `batch_dims` names.
         mesh, layout, backend: as in `md.jit`.
         seed: of the initial parameters.
-        clip_norm, policy, microbatches, batch_dim: as in `make_train_step`.
+        clip_norm, microbatches, batch_dim: as in `make_train_step`.
+        policy: dtypes, as in `make_train_step`, or their text: `"params=float32,compute=bfloat16"`.
         nonfinite: what a step does whose loss or gradients are not finite, which changes nothing:
             it stops the run, or is skipped with a warning; both name the first such gradient.
         loss_scaling, extra_metrics: as in `make_train_step`.
@@ -142,13 +144,14 @@ def train(
         The final state, and the metrics.
 
     Raises:
-        ValueError: the layout or the mesh do not fit, a batch differs from the first or has
-            unnamed entries, the data ends early, a number is out of range, or a step was not
-            finite and stops the run; another run has the workdir, or its checkpoint is of another
-            job.
+        ValueError: an argument is of another kind, the layout or the mesh do not fit, a batch
+            differs from the first or has unnamed entries, the data ends early, a number is out of
+            range, or a step was not finite and stops the run; another run has the workdir, or its
+            checkpoint is of another job.
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written, and the state saved.
         Stopped: likewise, after SIGTERM.
     """
+    check_arguments(locals())
     stops = stops or Stops()
     check_numbers(
         steps_per_call,
@@ -166,7 +169,7 @@ def train(
         loss,
         optimizer,
         clip_norm,
-        policy,
+        Policy.of(policy),
         microbatches,
         batch_dim,
         nonfinite,

@@ -16,7 +16,7 @@ import jax
 
 from meshdsl.array import Spec, spec
 from meshdsl.jit import STEPS, Compiled, Jitted, jit
-from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.layout import LayoutLike
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.ops.random import KEY, key
@@ -38,7 +38,7 @@ class Place:
     """Where programs run: as in `md.jit`."""
 
     mesh: MeshLike | None
-    layout: Layout | str | None
+    layout: LayoutLike | None
     backend: str
     options: Options | None
 

@@ -16,6 +16,7 @@ import meshdsl.ops as ops
 from meshdsl.array import NamedArray, Spec, spec
 from meshdsl.jit import jit
 from meshdsl.module import Module, path_of
+from meshdsl.ops.literal import as_traced
 from meshdsl.ops.random import KEY
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
@@ -62,14 +63,16 @@ def create(
     Under `md.jit(create(...), mesh, layout)` every shard is made on its own device.
 
     Args:
-        init: from a key to the parameters.
+        init: from a key to the parameters; NamedArrays in them become constants of the program.
         policy: if given, the parameters take its dtype.
         skip_nonfinite, loss_scaling: as in `make_train_step`, which needs what they add.
         trainable: as in `make_train_step`; the optimizer has state for these parameters alone.
     """
 
+    policy = Policy.of(policy)
+
     def create_state(key: Tensor) -> TrainState:
-        params = init(key)
+        params = as_traced(init(key))
         if policy is not None:
             params = policy.to_params(params)
         return TrainState(

@@ -162,6 +162,7 @@ def make_eval_step(
 
 def _with_policy(loss: Loss, policy: Policy | None, dims_allowed: bool) -> _Evaluated:
     """Returns the loss function with its dtypes, always returning a pair."""
+    policy = Policy.of(policy)
 
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
         if policy is not None:

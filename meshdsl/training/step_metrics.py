@@ -40,8 +40,10 @@ def check_metrics(names: Sequence[str]) -> None:
     """Checks names of `EXTRA_METRICS`.
 
     Raises:
-        ValueError: there are others among them; all of these are told.
+        ValueError: there are others among them, all of which are listed; or they are one string.
     """
+    if isinstance(names, str):
+        raise ValueError(f"extra metrics are a list of names, as in [{names!r}], not {names!r}")
     problems = [
         f"unknown metric {name!r}; choose from {', '.join(EXTRA_METRICS)}"
         f"{did_you_mean(name, EXTRA_METRICS)}"

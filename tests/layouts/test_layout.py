@@ -4,10 +4,12 @@ import pickle
 import re
 from fnmatch import fnmatchcase
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import meshdsl as md
 from meshdsl.dims import Dimension, Shape
 from meshdsl.layouts.layout import Layout, LayoutConflict, Rule, _read, matches
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -45,6 +47,26 @@ layouts = st.lists(rules, max_size=8, unique_by=lambda rule: rule.target).map(
 
 
 # Reading and printing
+
+
+def test_a_layout_may_be_given_by_dim():
+    by_dim = {"batch": ["slice", "data"], "length": "model?", "params/heads": None, "embed": "-"}
+    text = "batch:slice+data; length:model?; params/heads:-; embed:-"
+    assert Layout.of(by_dim) == Layout.of(text) == Layout.of(Layout.parse(text))
+    assert Layout.of(None) == Layout.of({}) == Layout.of("") == Layout()
+
+
+@pytest.mark.parametrize("other", [3, ["batch:data"], jax.sharding.PartitionSpec("data")])
+def test_what_is_no_layout_is_refused(other):
+    with pytest.raises(ValueError, match=r'a layout is given as "batch:data; d_ff:model", as \{"'):
+        Layout.of(other)
+    with pytest.raises(ValueError, match=r"or as a md\.Layout, not as"):
+        md.jit(lambda x: x, "data:1", other)
+
+
+def test_a_malformed_layout_by_dim_is_shown_as_its_text():
+    with pytest.raises(ValueError, match=r"`batch:3` is not of the form"):
+        Layout.of({"batch": [3]})
 
 
 def test_a_layout_is_read_rule_by_rule():
