@@ -4,17 +4,33 @@ The links make `meshdsl` one ordinary package tree: editable installs, wheels, t
 bare checkout all see the same modules, and two checkouts never mix.
 """
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
     name="meshdsl",
     version="0.1.0",
     description="Named-dimension tensor programs, laid out on device meshes by one line.",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    license_files=["LICENSE"],
+    author="The meshdsl authors",
+    keywords=["machine learning", "distributed training", "named tensors", "TPU", "JAX"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["meshdsl", "meshdsl.*"]),
     # Static tools do not follow the import hooks of setuptools' default editable mode.
     options={"editable_wheel": {"mode": "compat"}},
-    package_data={"meshdsl": ["py.typed"], "meshdsl.lowering.explain.html": ["*.css", "*.js"]},
+    package_data={"meshdsl": ["py.typed"], "meshdsl.reports.explain.html": ["*.css", "*.js"]},
     install_requires=[
         "jax>=0.10,<0.12",
         "numpy>=2.0",

@@ -13,8 +13,8 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl import optim
+from meshdsl.training import train
 from meshdsl.training.data import Arrays, ordered_batches, shuffled_batches
-from meshdsl.training.loop import train
 
 pixel, hidden, digit = md.dims(pixel=64, hidden=128, digit=10)
 

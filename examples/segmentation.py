@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from meshdsl import models, optim
-from meshdsl.training.loop import train
+from meshdsl.training import train
 
 SPACE = ["depth", "height", "width"]
 DIMS = {"volume": ["batch", *SPACE, "modalities"], "label": ["batch", *SPACE]}

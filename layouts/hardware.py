@@ -32,8 +32,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshdsl.dims import did_you_mean
-from meshdsl.mesh import Mesh
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.tensors.dims import did_you_mean
 
 _HOP = 1e-6
 _GIB = 2**30

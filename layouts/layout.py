@@ -24,9 +24,9 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeAlias
 
-from meshdsl.dims import Shape, did_you_mean
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Shape, did_you_mean
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[^\s;,:/]+"

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from meshdsl.cuts import Cuts
-from meshdsl.dims import Dimension, Shape
-from meshdsl.mesh import Mesh
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.tensors.cuts import Cuts
+from meshdsl.tensors.dims import Dimension, Shape
 
 Kind = Literal["sum", "max", "min", "varying"]
 Splits: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
@@ -119,7 +119,7 @@ class TensorLayout:
         return _local(self, shape, mesh) if self.splits else shape
 
     def cuts(self, shape: Shape, mesh: Mesh) -> Cuts:
-        """Returns how dims are cut where shards have pads; see `meshdsl.cuts`."""
+        """Returns how dims are cut where shards have pads; see `meshdsl.tensors.cuts`."""
         held = dict(self.splits)
         counts = [tuple(mesh.sizes[axis] for axis in held.get(name, ())) for name in shape.names]
         found = [

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from meshdsl.dims import did_you_mean
 from meshdsl.layouts.hardware import Hardware, hardware
-from meshdsl.mesh import SLOW, Mesh
+from meshdsl.layouts.mesh import SLOW, Mesh
+from meshdsl.tensors.dims import did_you_mean
 
 Sizes = tuple[int, ...]
 _EXAMPLES = "v5p:8x8x8 or h100:8x16"

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from meshdsl.dims import Shape, did_you_mean
 from meshdsl.layouts.layout import Layout, Rule
-from meshdsl.mesh import Mesh
-from meshdsl.source import UNKNOWN, Source
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.tensors.dims import Shape, did_you_mean
+from meshdsl.tracing.source import UNKNOWN, Source
 
 LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path, source
 

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import (
     LabelledTensor,
@@ -16,10 +15,11 @@ from meshdsl.layouts.validate import (
     idle_rules,
     misspelt_scopes,
 )
-from meshdsl.lowering.from_nothing import from_nothing
+from meshdsl.lowering.graphs.from_nothing import from_nothing
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph
 
 _told: dict[Any, Any] = {}  # Python's registry of warnings, which tells each once per line
 
@@ -53,7 +53,7 @@ def tell(program: SpmdProgram, options: Options) -> None:
     for text in program.details["unused"]:
         _warn(text, OptionWarning)
     if options.memory is not None and program.peak_bytes > options.memory:
-        from meshdsl.lowering.explain.units import show_bytes
+        from meshdsl.lowering.costs.units import show_bytes
 
         _warn(
             f"memory={show_bytes(options.memory)} is less than this takes however it is lowered: "

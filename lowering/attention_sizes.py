@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshdsl.dims import Dimension, Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import Instruction, Value
+from meshdsl.tensors.dims import Dimension, Shape
 
 # Numbers of one matrix of scores that is computed at once, and of one block of a larger one.
 DIRECT = 2**23

@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.layout import Layout
-from meshdsl.lowering.loops import is_sum, within
+from meshdsl.lowering.communication.reshard_search import SLOWER
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.lowering.reshard_search import SLOWER
+from meshdsl.lowering.writing.loops import is_sum, within
+from meshdsl.tracing.graph import Graph, Operation
 
 
 @dataclass(frozen=True)

@@ -17,35 +17,35 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.graph import Graph, Operation
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.advice import advise, paths_of, tell
-from meshdsl.lowering.bodies import BODIES
-from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.choices import USUAL, Choice, choose
-from meshdsl.lowering.from_nothing import constants
-from meshdsl.lowering.group_sums import sum_groups
-from meshdsl.lowering.hoist import hoist_casts
-from meshdsl.lowering.keeping import allowance, keep_gathered
-from meshdsl.lowering.lookalikes import lookalikes
+from meshdsl.lowering.communication.reshard import reshard, reshard_cost
+from meshdsl.lowering.graphs.from_nothing import constants
+from meshdsl.lowering.graphs.group_sums import sum_groups
+from meshdsl.lowering.graphs.hoist import hoist_casts
+from meshdsl.lowering.graphs.lookalikes import lookalikes
+from meshdsl.lowering.graphs.sharing import share
+from meshdsl.lowering.graphs.simplify import prune, simplify
+from meshdsl.lowering.graphs.wide_sums import widen
 from meshdsl.lowering.options import DEFAULT, Options
-from meshdsl.lowering.partial_sums import Planned, partial_form, place_reductions
 from meshdsl.lowering.partition import RULES, Case, Plan
-from meshdsl.lowering.partition.attention import unused
+from meshdsl.lowering.partition.attention.rules import unused
 from meshdsl.lowering.passes import run_passes
-from meshdsl.lowering.postponed import postponed
+from meshdsl.lowering.placement.keeping import allowance, keep_gathered
+from meshdsl.lowering.placement.partial_sums import Planned, partial_form, place_reductions
+from meshdsl.lowering.placement.postponed import postponed
+from meshdsl.lowering.placement.storage import named, stored
 from meshdsl.lowering.program import SpmdProgram, Value
-from meshdsl.lowering.reshard import reshard, reshard_cost
-from meshdsl.lowering.sharing import share
-from meshdsl.lowering.simplify import prune, simplify
-from meshdsl.lowering.storage import named, stored
-from meshdsl.lowering.wide_sums import widen
-from meshdsl.mesh import Mesh
+from meshdsl.lowering.writing.bodies import BODIES
+from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.ops.random import KEY
-from meshdsl.statements import statement_at
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation
+from meshdsl.tracing.statements import statement_at
 
 BOOL = np.dtype("bool")
 NOTHING: Mapping[Tensor, TensorLayout] = MappingProxyType({})
@@ -422,7 +422,7 @@ class Scope:
             held.setdefault(move.result, value)
         return value
 
-    # Bodies; see `lowering.bodies`.
+    # Bodies; see `lowering.writing.bodies`.
 
     def inside(self, op: Operation, inner: Sequence[Tensor], outer: Sequence[Tensor]) -> Scope:
         """Returns a scope for a body of `op`, whose tensors `inner` are this one's `outer`."""

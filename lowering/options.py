@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
@@ -21,7 +21,7 @@ class Options:
             fewest bytes is taken, and it is told if nothing fits; None: there is no limit.
         weights: what becomes of weights that are gathered for the forward pass: `again` frees them
             and gathers them again for the backward pass, `keep` keeps them; `auto` keeps those
-            outside of loops that leave the peak as it is (see `lowering.keeping`), and gathers the
+            outside of loops that leave the peak as it is (see `placement.keeping`), and gathers the
             others again.
         bucket_bytes: the most bytes that one collective joins of several small ones; None: there
             is no limit, 0: none are joined.

@@ -34,14 +34,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.dims import Shape
+from meshdsl.late import late
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.mesh import Mesh
-from meshdsl.source import UNKNOWN, Source
+from meshdsl.tensors.dims import Shape
+from meshdsl.tracing.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
-    from meshdsl.lowering.memory import Memory
+    from meshdsl.lowering.costs.memory import Memory
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
 _LISTED = {"dim": "dims", "concat": "concats", "split": "splits"}  # one for each joined tensor
@@ -312,7 +313,7 @@ class SpmdProgram:
         return tuple(found)
 
     def compile(self) -> Any:
-        """Compiles the program with the backend it was lowered for; see `meshdsl.jit`."""
+        """Compiles the program with the backend it was lowered for; see `meshdsl.running.jit`."""
         if "compile" not in self.details:
             raise ValueError(
                 f"program `{self.name}` was unpickled, without the function that it came from: "
@@ -365,10 +366,8 @@ class SpmdProgram:
 
     @cached_property
     def memory(self) -> Memory:
-        """What one device holds at the moment it holds most; the model is in `lowering.memory`."""
-        from meshdsl.lowering.memory import memory
-
-        return memory(self)
+        """What one device holds at the moment it holds most; the model is in `costs.memory`."""
+        return late("memory of a program")(self)
 
     @property
     def peak_bytes(self) -> int:
@@ -377,18 +376,12 @@ class SpmdProgram:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of one device per run; see `lowering.flops`."""
-        from meshdsl.lowering.flops import flops
-
-        return flops(self)
+        """Floating-point operations of one device per run; see `lowering.costs.flops`."""
+        return late("flops of a program")(self)
 
     def __str__(self) -> str:
-        from meshdsl.lowering.explain.printing import show
-
-        return show(self)
+        return late("program as text")(self)
 
     def _repr_html_(self) -> str:
         """Returns the report of `meshdsl explain --html` for a notebook's cell."""
-        from meshdsl.lowering.explain import explain
-
-        return explain(self)._repr_html_()
+        return late("program explained")(self)._repr_html_()

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.advice import tell
 from meshdsl.lowering.attention_sizes import AttentionSizes
-from meshdsl.lowering.lookalikes import lookalikes
+from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.mesh import Mesh
+from meshdsl.tracing.graph import Graph
 
 
 def lower_whole(

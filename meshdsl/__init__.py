@@ -4,26 +4,27 @@
 are imported by name: `meshdsl.models`, `meshdsl.training`, `meshdsl.lowering`.
 """
 
-from meshdsl.array import NamedArray, Spec, named, spec
-from meshdsl.autodiff import grad, value_and_grad
-from meshdsl.derivatives import hessian_vector_product, jacobian, jvp
-from meshdsl.dims import Dimension, Shape, dims
-from meshdsl.graph import Graph, TracedTensor
-from meshdsl.inspection import inspect
-from meshdsl.jit import Jitted, jit, place
+from meshdsl.gradients.autodiff import grad, value_and_grad
+from meshdsl.gradients.directions import hessian_vector_product, jacobian, jvp
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
-from meshdsl.mesh import Mesh
-from meshdsl.module import Module, static
 from meshdsl.ops import *
-from meshdsl.ops import fft, linalg, random
-from meshdsl.ops.activations import *
-from meshdsl.ops.bits import *
-from meshdsl.ops.complex_numbers import *
-from meshdsl.ops.elementwise import *
-from meshdsl.ops.special import *
-from meshdsl.policy import Policy
-from meshdsl.tensor import Tensor
+from meshdsl.ops import random
+from meshdsl.ops.elementwise.activations import *
+from meshdsl.ops.elementwise.arithmetic import *
+from meshdsl.ops.elementwise.bits import *
+from meshdsl.ops.elementwise.complex_numbers import *
+from meshdsl.ops.elementwise.special import *
+from meshdsl.ops.products import fft, linalg
+from meshdsl.running.inspection import inspect
+from meshdsl.running.jit import Jitted, jit, place
+from meshdsl.tensors.dims import Dimension, Shape, dims
+from meshdsl.tensors.module import Module, static
+from meshdsl.tensors.named_array import NamedArray, Spec, named, spec
+from meshdsl.tensors.policy import Policy
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, TracedTensor
 
 # isort: split
 from meshdsl import nn, optim  # which are written in the language

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import meshdsl as md
-from meshdsl.dims import Dimension
 from meshdsl.models import remat
 from meshdsl.nn.routing import route_misfits
+from meshdsl.tensors.dims import Dimension
 
 
 @dataclass(frozen=True)

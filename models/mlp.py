@@ -12,9 +12,9 @@ from functools import partial
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.array import Spec
 from meshdsl.models.model import Model
 from meshdsl.nn import initializers
+from meshdsl.tensors.named_array import Spec
 
 
 @dataclass(frozen=True)

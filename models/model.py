@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from meshdsl.array import Spec
 from meshdsl.models.overrides import apply_overrides
+from meshdsl.tensors.named_array import Spec
 
 
 def token_batch(batch_size: int, length: int) -> dict[str, Spec]:

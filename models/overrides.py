@@ -7,7 +7,7 @@ import types
 import typing
 from typing import Any, Literal, TypeVar
 
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 
 Config = TypeVar("Config")
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from meshdsl.dims import did_you_mean
 from meshdsl.models.model import Model
 from meshdsl.models.named import MODELS
+from meshdsl.tensors.dims import did_you_mean
 
 NAMES = tuple(MODELS)
 

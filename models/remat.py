@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import meshdsl as md
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 
 KINDS = ("none", "full", "dots", "keep_collectives")
 # What transformers name: what attention reads and leaves, what the activation of an MLP reads, and

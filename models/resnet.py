@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.array import Spec
 from meshdsl.models.configs import values_out_of_range
 from meshdsl.models.layers.convolution import (
     Convolution,
@@ -25,6 +24,7 @@ from meshdsl.models.layers.convolution import (
 )
 from meshdsl.models.layers.drawing import Drawing
 from meshdsl.models.model import Model
+from meshdsl.tensors.named_array import Spec
 
 SPACE = ("height", "width")
 

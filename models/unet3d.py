@@ -15,11 +15,11 @@ from typing import Any
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.array import Spec
 from meshdsl.models.configs import values_out_of_range
 from meshdsl.models.layers.convolution import Convolution, NormKind, Statistics, init_convolution
 from meshdsl.models.layers.drawing import Drawing
 from meshdsl.models.model import Model
+from meshdsl.tensors.named_array import Spec
 
 SPACE = ("depth", "height", "width")
 

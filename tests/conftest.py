@@ -81,7 +81,7 @@ def most_memory_is_kept_to():
 
 def let_go():
     """Drops compiled programs, and gives what they held back to the system."""
-    from meshdsl import eager
+    from meshdsl.running import eager
 
     eager.clear_cache()
     jax.clear_caches()

@@ -34,7 +34,7 @@ def test_the_installed_package_type_checks(tmp_path):
     source.mkdir()
     for part in ("meshdsl", "layouts", "lowering", "models"):
         shutil.copytree(ROOT / part, source / part)
-    for part in ("setup.py", "pyproject.toml"):
+    for part in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / part, source / part)
     install = ("install", "-q", "--no-deps", "--no-build-isolation", "--target", str(installed))
     run("pip", *install, str(source))

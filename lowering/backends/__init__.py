@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 
 if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
-    from meshdsl.signature import Trees
+    from meshdsl.tensors.signature import Trees
 
 BACKENDS = ("jax", "jax_auto", "tf", "numpy")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from meshdsl.dims import Shape
+from meshdsl.tensors.dims import Shape
 
 # Elementwise instructions that numpy, and what follows its interface, have by the same names.
 NUMPY_NAMES = (

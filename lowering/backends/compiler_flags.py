@@ -21,8 +21,8 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from meshdsl.dims import did_you_mean
 from meshdsl.layouts.hardware import hardware_of
+from meshdsl.tensors.dims import did_you_mean
 
 Flag = bool | int | float | str
 Flags = tuple[tuple[str, Flag], ...]

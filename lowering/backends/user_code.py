@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshdsl.dtypes import short
 from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import short
 
 
 def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,6 @@
 """Partition rules, one file per family of operations, mirroring `meshdsl.ops`."""
 
 from meshdsl.lowering.partition import (
-    attention,
     convolution,
     creation,
     cumulative,
@@ -20,6 +19,7 @@ from meshdsl.lowering.partition import (
     slicing,
     sorting,
 )
+from meshdsl.lowering.partition.attention import rules as attention
 from meshdsl.lowering.partition.plan import Case, Plan, Rule
 
 RULES: dict[str, Rule] = {

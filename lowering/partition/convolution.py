@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.communication.sliding import Cut, cut
 from meshdsl.lowering.partition.einsum import FLOPS_PER_WIRE_BYTE
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.reshard import reshard_cost
-from meshdsl.lowering.sliding import Cut, cut
-from meshdsl.mesh import Mesh
-from meshdsl.sliding import Slide
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.slide import Slide
 
 # What an axis can split: a dim by its name; or, of the slide with a number, "out" or "window".
 Key = str | tuple[int, str]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import INT32, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import INT32, BlockBuilder
+from meshdsl.tensors.dims import Dimension
 
 
 def full(case: Case) -> Plan:

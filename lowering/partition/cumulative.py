@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshdsl.dtypes import identity, is_differentiable
-from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.communication.totals import DEVICES, combine_before, scaled_product
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.totals import DEVICES, combine_before, scaled_product
+from meshdsl.lowering.writing.builder import INT32, BlockBuilder
+from meshdsl.tensors.dtypes import identity, is_differentiable
 
 _COMBINE = {"sum": "add", "max": "maximum", "min": "minimum"}
 

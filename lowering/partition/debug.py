@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BlockBuilder
 
 
 def printed(case: Case) -> Plan:

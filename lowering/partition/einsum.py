@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.reshard import reshard_cost
-from meshdsl.mesh import Mesh
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Shape
 
 # Local flops that take the time of one byte on the wire; about that of v5p and H100, one link.
 FLOPS_PER_WIRE_BYTE = 2000.0

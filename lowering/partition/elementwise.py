@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from meshdsl.dtypes import is_float
-from meshdsl.graph import Operation
-from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.ops.elementwise import ELEMENTWISE
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tracing.graph import Operation
 
 
 def elementwise(case: Case) -> Plan:

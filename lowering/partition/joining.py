@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension, Shape
-from meshdsl.lowering.builder import BlockBuilder
-from meshdsl.lowering.exchange import Interval, Run, bounds, gather
+from meshdsl.lowering.communication.exchange import Interval, Run, bounds, gather
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.partition.slicing import is_device, local_window
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Dimension, Shape
 
 
 def concat(case: Case) -> Plan:

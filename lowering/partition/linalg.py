@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BlockBuilder
 
 
 def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Shape
-from meshdsl.dtypes import is_differentiable
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BOOL, BlockBuilder
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.ops.local import Definition
+from meshdsl.lowering.writing.builder import BOOL, BlockBuilder
+from meshdsl.ops.control.local import Definition
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import is_differentiable
 
 
 def local(case: Case) -> Plan:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshdsl.dims import Shape
-from meshdsl.graph import Graph, Operation
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Value
-from meshdsl.mesh import Mesh
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Shape
+from meshdsl.tracing.graph import Graph, Operation
 
 Emit = Callable[[BlockBuilder, Sequence[Value]], Sequence[Value]]
 

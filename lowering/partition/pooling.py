@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshdsl.dtypes import identity
-from meshdsl.graph import Operation
-from meshdsl.lowering.builder import BlockBuilder
+from meshdsl.lowering.communication.sliding import cut
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.sliding import cut
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dtypes import identity
+from meshdsl.tracing.graph import Operation
 
 
 def windows(case: Case) -> Plan:

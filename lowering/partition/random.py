@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshdsl.dims import Shape
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
 from meshdsl.lowering.partition.creation import global_index
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.ops.random import KEY
+from meshdsl.tensors.dims import Shape
 
 UINT32 = np.dtype("uint32")
 

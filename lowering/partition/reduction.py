@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dtypes import identity, is_float
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
-from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
-from meshdsl.lowering.partition.plan import Case, Plan
-from meshdsl.lowering.program import Value
-from meshdsl.lowering.totals import (
+from meshdsl.lowering.communication.totals import (
     DEVICES,
     combine_along,
     combine_before,
@@ -22,6 +18,10 @@ from meshdsl.lowering.totals import (
     scaled_product,
     unscaled,
 )
+from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
+from meshdsl.tensors.dtypes import identity, is_float
 
 
 def reduction(case: Case) -> Plan:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import BlockBuilder
-from meshdsl.lowering.exchange import Interval, Run, bounds, gather
+from meshdsl.lowering.communication.exchange import Interval, Run, bounds, gather
+from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.reshard import reshard_cost
-from meshdsl.mesh import Mesh
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Dimension, Shape
 
 
 def axes_of_parts(axes: Sequence[str], parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:

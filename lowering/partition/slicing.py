@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension, Shape
-from meshdsl.lowering.builder import BOOL, INT32, BlockBuilder
-from meshdsl.lowering.exchange import Interval, Run, bounds, gather, local_slice, starts_of
+from meshdsl.lowering.communication.exchange import (
+    Interval,
+    Run,
+    bounds,
+    gather,
+    local_slice,
+    starts_of,
+)
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
+from meshdsl.tensors.dims import Dimension, Shape
 
 
 def window(case: Case) -> Plan:

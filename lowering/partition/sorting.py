@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import identity
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.builder import INT32, BlockBuilder
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.communication.totals import combine_along
 from meshdsl.lowering.partition.plan import Case, Plan, whole_along
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.reshard import reshard_cost
-from meshdsl.lowering.totals import combine_along
+from meshdsl.lowering.writing.builder import INT32, BlockBuilder
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import identity
 
 _CANDIDATES = "candidates_"
 

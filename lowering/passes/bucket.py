@@ -18,10 +18,10 @@ import collections
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined, payload_bytes
-from meshdsl.mesh import Mesh
 
 
 def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:

@@ -26,15 +26,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.flops import instruction_flops
+from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import each_block, in_order
 from meshdsl.lowering.program import Block, Instruction, Pairs, SpmdProgram, Value
-from meshdsl.mesh import Mesh
-from meshdsl.ops.elementwise import ELEMENTWISE
-from meshdsl.source import Source
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tracing.source import Source
 
 SMALLEST = 64 * 1024  # bytes of a shard; 0.7 µs on one link of a TPU v5p, about its latency
 LONGEST = 16  # devices in a ring

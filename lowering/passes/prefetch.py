@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshdsl.dims import Dimension, Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import CHEAP, each_block
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Dimension, Shape
 
 
 def prefetch(program: SpmdProgram, options: Options) -> SpmdProgram:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.mesh import Mesh
 
 
 def verify(program: SpmdProgram) -> None:

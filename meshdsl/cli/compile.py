@@ -10,8 +10,8 @@ from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.planned import training_step
 from meshdsl.cli.problems import Problems
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
-from meshdsl.mesh import Mesh
 
 _NO_ROOM = 1
 
@@ -24,8 +24,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             cover it, or a compiler that is not installed or does not know a flag.
     """
     from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen, show
-    from meshdsl.lowering.explain import explain
-    from meshdsl.lowering.explain.compiled import fits, report
+    from meshdsl.reports.explain import explain
+    from meshdsl.reports.explain.compiled import fits, report
 
     topology = _topology(values, problems)
     if values.backend != "jax":

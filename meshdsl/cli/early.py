@@ -15,9 +15,9 @@ from absl import flags
 from meshdsl.cli.job import Job
 from meshdsl.cli.problems import Problems
 from meshdsl.optim.by_name import DEFAULT
+from meshdsl.training.checkpointing.saving import FOLDER, begun, differences
+from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.checks import misfit_of_steps
-from meshdsl.training.saving import FOLDER, begun, differences
-from meshdsl.training.shared_checkpoints import described
 
 DEFAULTS = {"optimizer": DEFAULT}  # what flags mean that are not given, where that is a name
 _DATA = "the data"  # the setting that is known only once the data is read
@@ -49,8 +49,8 @@ def check(
     elif going_on and not values.override:
         _check_settings(Path(values.workdir) / FOLDER, settings, problems)
     if values.init_from is not None and not going_on:
+        from meshdsl.training.checkpointing.weights import Weights
         from meshdsl.training.state import spec_of
-        from meshdsl.training.weights import Weights
 
         with problems.caught("--init_from"):
             params = spec_of(job.recipe.create_state()).params

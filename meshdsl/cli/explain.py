@@ -14,14 +14,14 @@ from meshdsl.cli.problems import Problems, UsageError
 from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.explain import Comparison, Explanation
     from meshdsl.lowering.program import SpmdProgram
+    from meshdsl.reports.explain import Comparison, Explanation
 
 
 def main(values: flags.FlagValues, problems: Problems) -> None:
     """Runs the command; errors as in `train`, and where the page cannot be written."""
-    from meshdsl.lowering.explain import compare, explain
-    from meshdsl.lowering.explain.html.page import page
+    from meshdsl.reports.explain import compare, explain
+    from meshdsl.reports.explain.html.page import page
 
     if values.compare_layout and not values.mesh_shape:
         problems.add("--compare_layout needs a mesh: give --mesh_shape and --layout as well")
@@ -45,7 +45,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
 
 def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
     """Returns the training step by other options."""
-    from meshdsl.lowering.explain import alternatives
+    from meshdsl.reports.explain import alternatives
 
     def lower(options: Options) -> SpmdProgram:
         return training_step(replace(job, options=options), job.layout)

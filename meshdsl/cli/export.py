@@ -7,7 +7,7 @@ from absl import flags
 
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
-from meshdsl.training.weight_files import SUFFIX
+from meshdsl.training.checkpointing.weight_files import SUFFIX
 
 
 def main(values: flags.FlagValues, problems: Problems) -> int:
@@ -28,7 +28,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         problems.add("--max_shard_size: needs at least 1 byte")
     problems.check()
     jax.config.update("jax_platforms", "cpu")  # devices may be at work in a run that goes on
-    from meshdsl.training.exporting import export
+    from meshdsl.training.checkpointing.exporting import export
 
     done = export(values.workdir, values.out, values.step, values.dtype, values.max_shard_size)
     files = (

@@ -16,19 +16,19 @@ from typing import Any, Literal
 from absl import flags
 
 from meshdsl.cli.problems import Problems
-from meshdsl.dims import did_you_mean
-from meshdsl.dtypes import as_dtype, is_float
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import BACKENDS, compiler_flags
 from meshdsl.lowering.options import Options
-from meshdsl.mesh import Mesh
 from meshdsl.optim import by_name as optimizers
 from meshdsl.optim import schedules
-from meshdsl.policy import Policy
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import as_dtype, is_float
+from meshdsl.tensors.policy import Policy
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.data.splits import parse_ratios
-from meshdsl.training.profiling import ProfiledSteps
+from meshdsl.training.reporting.profiling import ProfiledSteps
 from meshdsl.training.step_metrics import EXTRA_METRICS
 
 Reader = Callable[[str], Any]

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from absl import flags
 
-from meshdsl.array import Spec
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
-from meshdsl.mesh import Mesh
 from meshdsl.optim import Excluding, Optimizer, is_matrix, schedules
 from meshdsl.optim.by_name import DEFAULT, by_name
-from meshdsl.policy import Policy
+from meshdsl.tensors.named_array import Spec
+from meshdsl.tensors.policy import Policy
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from meshdsl.dims import did_you_mean
-from meshdsl.training.output import hush, tell
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.training.reporting.output import hush, tell
 
 FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
@@ -99,7 +99,7 @@ def _explained(error: Exception) -> tuple[str, int] | None:
     from meshdsl.cli.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
     from meshdsl.training.nonfinite import NotFinite
-    from meshdsl.training.processes import Deserted
+    from meshdsl.training.processes.joining import Deserted
 
     if isinstance(error, DeviceError | Deserted | NotFinite):
         return str(error), FAILED

@@ -10,8 +10,8 @@ from meshdsl.cli.job import Job
 from meshdsl.layouts.layout import Layout
 
 if TYPE_CHECKING:
-    from meshdsl.jit import Jitted
     from meshdsl.lowering.program import SpmdProgram
+    from meshdsl.running.jit import Jitted
 
 
 def training_step(job: Job, layout: Layout | None) -> SpmdProgram:
@@ -21,7 +21,7 @@ def training_step(job: Job, layout: Layout | None) -> SpmdProgram:
 
 def jitted_step(job: Job) -> tuple[Jitted, tuple[Any, Any]]:
     """Returns the training step of a job on its mesh, and the specs of its state and batch."""
-    from meshdsl.jit import jit
+    from meshdsl.running.jit import jit
     from meshdsl.training.state import spec_of
 
     step = job.recipe.train_step()

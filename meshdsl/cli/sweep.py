@@ -1,6 +1,6 @@
 """`meshdsl sweep`: many meshes, layouts and topologies of one training step, ranked.
 
-In the workdir are `results.jsonl` (see `lowering.sweeps.store`), from which an interrupted sweep
+In the workdir are `results.jsonl` (see `reports.sweeps.store`), from which an interrupted sweep
 goes on, `sweep.csv`, `sweep.json`, `plot.svg`, `index.html`, and in `pages/` the report of each
 candidate.
 """
@@ -24,14 +24,14 @@ from meshdsl.cli.sweep_progress import Progress
 from meshdsl.cli.workers import Died, perform
 from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.topologies import Topology
-from meshdsl.lowering.sweeps import candidates, tables
-from meshdsl.lowering.sweeps.candidates import Candidate, Reading
-from meshdsl.lowering.sweeps.digest import digest, key
-from meshdsl.lowering.sweeps.page import Told, page
-from meshdsl.lowering.sweeps.plot import plot
-from meshdsl.lowering.sweeps.ranking import Ranked, ranked
-from meshdsl.lowering.sweeps.result import Result
-from meshdsl.lowering.sweeps.store import Store, unwritable
+from meshdsl.reports.sweeps import candidates, tables
+from meshdsl.reports.sweeps.candidates import Candidate, Reading
+from meshdsl.reports.sweeps.digest import digest, key
+from meshdsl.reports.sweeps.page import Told, page
+from meshdsl.reports.sweeps.plot import plot
+from meshdsl.reports.sweeps.ranking import Ranked, ranked
+from meshdsl.reports.sweeps.result import Result
+from meshdsl.reports.sweeps.store import Store, unwritable
 
 # Flags that change nothing of what is measured.
 _ASIDE = frozenset(

@@ -21,19 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray, Spec, named
 from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.planned import checked_program, jitted_step
 from meshdsl.cli.user_errors import plain_text, user_text
-from meshdsl.jit import Compiled, Jitted, jit
 from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.topologies import Topology
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen
-from meshdsl.lowering.sweeps.candidates import Candidate
-from meshdsl.lowering.sweeps.result import Result, planned
-from meshdsl.lowering.sweeps.store import PAGES
+from meshdsl.reports.sweeps.candidates import Candidate
+from meshdsl.reports.sweeps.result import Result, planned
+from meshdsl.reports.sweeps.store import PAGES
+from meshdsl.running.jit import Compiled, Jitted, jit
+from meshdsl.tensors.named_array import NamedArray, Spec, named
 
 _WARM_UP = 1  # steps of a turn that are not timed
 _TIMED = 3
@@ -187,8 +187,8 @@ def _told(candidate: Candidate, measure: Callable[[], Any]) -> Any:
 
 
 def _plan(subject: Subject, asked: Asked) -> tuple[Result, Any]:
-    from meshdsl.lowering.explain import explain
-    from meshdsl.lowering.explain.html.page import page
+    from meshdsl.reports.explain import explain
+    from meshdsl.reports.explain.html.page import page
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -248,8 +248,8 @@ class _Run:
 
     @staticmethod
     def of(subject: Subject, asked: Asked) -> _Run:
-        from meshdsl.array import spec
         from meshdsl.ops.random import KEY
+        from meshdsl.tensors.named_array import spec
 
         job, (mesh, layout) = subject.job, (asked.candidate.mesh, asked.candidate.layout)
         result, step = _compile(subject, asked)

@@ -18,19 +18,19 @@ from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
-from meshdsl.training.output import tell
-from meshdsl.training.processes import (
+from meshdsl.training.processes.joining import (
     AUTOMATIC,
     check_agreement,
     code_version,
     joined,
     together,
 )
+from meshdsl.training.reporting.output import tell
 
 if TYPE_CHECKING:
+    from meshdsl.training.checkpointing.saving import Saving
     from meshdsl.training.data import Corpus, Splits
     from meshdsl.training.loop import TrainResult
-    from meshdsl.training.saving import Saving
 
 _AHEAD = 4  # batches read ahead of their steps
 
@@ -233,8 +233,8 @@ def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
 
 def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     """Returns what is saved in the workdir, if there is one."""
+    from meshdsl.training.checkpointing.saving import Saving
     from meshdsl.training.data import DataFiles, written_sums
-    from meshdsl.training.saving import Saving
 
     if not values.workdir:
         return None

@@ -10,9 +10,9 @@ import math
 from typing import Any, Protocol
 
 import meshdsl as md
-from meshdsl.dims import DimsLike, Shape, as_list
 from meshdsl.ops.creation import sized
 from meshdsl.ops.operation import operation
+from meshdsl.tensors.dims import DimsLike, Shape, as_list
 
 
 class Initializer(Protocol):

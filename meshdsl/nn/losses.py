@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.array import NamedArray
-from meshdsl.dims import DimLike, DimsLike
-from meshdsl.dtypes import is_integer, largest, short
 from meshdsl.nn.precision import at_least_float32
-from meshdsl.ops.broadcasting import need_dims
+from meshdsl.ops.elementwise.broadcasting import need_dims
 from meshdsl.ops.operation import checked_by, operation
+from meshdsl.tensors.dims import DimLike, DimsLike
+from meshdsl.tensors.dtypes import is_integer, largest, short
+from meshdsl.tensors.named_array import NamedArray
 
 
 def _check_known(

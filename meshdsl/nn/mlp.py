@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import meshdsl as md
-from meshdsl.dims import DimsLike
 from meshdsl.ops import gelu, silu
+from meshdsl.tensors.dims import DimsLike
 
 
 def mlp(

@@ -17,9 +17,9 @@ from typing import Literal, TypeAlias
 import jax
 
 import meshdsl as md
-from meshdsl.dims import Dimension, DimLike
 from meshdsl.nn.routing import Routing
 from meshdsl.ops.operation import operation
+from meshdsl.tensors.dims import Dimension, DimLike
 
 _Run: TypeAlias = Callable[[md.Tensor], md.Tensor]
 

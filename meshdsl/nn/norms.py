@@ -7,8 +7,8 @@ Statistics are taken in float32 or wider; the result has the dtype of `x`, as ha
 from __future__ import annotations
 
 import meshdsl as md
-from meshdsl.dims import DimLike, DimsLike, as_list
 from meshdsl.nn.precision import at_least_float32
+from meshdsl.tensors.dims import DimLike, DimsLike, as_list
 
 
 def rms_norm(

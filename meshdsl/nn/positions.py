@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 import meshdsl as md
-from meshdsl.dims import Dimension, DimLike
 from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.operation import operation
+from meshdsl.tensors.dims import Dimension, DimLike
 
 
 class Rotation(md.Module):

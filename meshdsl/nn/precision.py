@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import meshdsl as md
-from meshdsl.dtypes import accumulator
+from meshdsl.tensors.dtypes import accumulator
 
 
 def at_least_float32(x: md.Tensor) -> md.Tensor:

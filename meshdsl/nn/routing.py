@@ -17,9 +17,9 @@ import math
 from typing import Literal
 
 import meshdsl as md
-from meshdsl.dims import Dimension, DimLike
 from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.operation import operation
+from meshdsl.tensors.dims import Dimension, DimLike
 
 _LEAST = 1e-20  # added to sums of scores; it changes none that is above 1e-12
 

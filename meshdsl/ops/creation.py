@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.dims import Dimension, DimsLike, Shape, as_list
-from meshdsl.dtypes import as_dtype, is_complex, is_float, is_integer
-from meshdsl.graph import Aval, Primitive, TracedTensor, Work
 from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
-from meshdsl.tensor import Tensor
-from meshdsl.trace import bind_one
+from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list
+from meshdsl.tensors.dtypes import as_dtype, is_complex, is_float, is_integer
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Primitive, TracedTensor, Work
+from meshdsl.tracing.trace import bind_one
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, Shape, did_you_mean, slips, unused
-from meshdsl.dtypes import is_integer, rounding, short
-from meshdsl.graph import Aval, Operation, Primitive
-from meshdsl.ops.broadcasting import need_dims, outer
 from meshdsl.ops.creation import arange, as_tensor, full
-from meshdsl.ops.elementwise import add, cast, equal, maximum, minimum, where
+from meshdsl.ops.elementwise.arithmetic import add, cast, equal, maximum, minimum, where
+from meshdsl.ops.elementwise.broadcasting import need_dims, outer
 from meshdsl.ops.operation import operation
-from meshdsl.ops.shape import broadcast, transpose
-from meshdsl.tensor import Tensor
-from meshdsl.trace import bind_one, is_derived
+from meshdsl.ops.shapes.shape import broadcast, transpose
+from meshdsl.tensors.dims import Dimension, DimLike, Shape, did_you_mean, slips, unused
+from meshdsl.tensors.dtypes import is_integer, rounding, short
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Operation, Primitive
+from meshdsl.tracing.trace import bind_one, is_derived
 
 
 def paired(table: Shape, indices: Shape, dim: str) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.graph import Primitive
-from meshdsl.tensor import Tensor
-from meshdsl.trace import ArrayTrace, bind_one, current
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Primitive
+from meshdsl.tracing.trace import ArrayTrace, bind_one, current
 
 LITERAL = Primitive("literal", lambda inputs, params: [(params["shape"], params["data"].dtype)])
 

@@ -9,13 +9,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from meshdsl.array import NamedArray
-from meshdsl.dtypes import short
-from meshdsl.graph import TracedTensor
+from meshdsl.late import late
 from meshdsl.ops.literal import literal
-from meshdsl.source import caller
-from meshdsl.tensor import Tensor
-from meshdsl.trace import here, is_derived, is_tracing
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import TracedTensor
+from meshdsl.tracing.source import caller
+from meshdsl.tracing.trace import here, is_derived, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,13 +24,6 @@ R = TypeVar("R")
 
 class OperationError(ValueError):
     """A user's mistake in one operation, told with its operands and source line."""
-
-
-@functools.cache
-def _runner() -> Callable:
-    from meshdsl.eager import run  # which is made of operations: one is imported late
-
-    return run
 
 
 def operation(function: Callable[P, R]) -> Callable[P, R]:
@@ -45,7 +39,7 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if not is_tracing():
-            return _runner()(checked, args, kwargs, pure=True)
+            return late("run at once")(checked, args, kwargs, pure=True)
 
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
@@ -86,7 +80,7 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
     def running(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_tracing():
             return function(*args, **kwargs)
-        return _runner()(function, args, kwargs, pure=False)
+        return late("run at once")(function, args, kwargs, pure=False)
 
     return running
 

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, DimsLike, as_list
-from meshdsl.dtypes import as_dtype, is_float, is_integer, need_kind, short
-from meshdsl.ops.bits import bit_and, shift_right
 from meshdsl.ops.creation import arange, sized
-from meshdsl.ops.elementwise import abs, cast, clip, cos, log, log1p, sign, sqrt, where
+from meshdsl.ops.elementwise.arithmetic import abs, cast, clip, cos, log, log1p, sign, sqrt, where
+from meshdsl.ops.elementwise.bits import bit_and, shift_right
+from meshdsl.ops.elementwise.special import erf_inv
 from meshdsl.ops.indexing import take_along
 from meshdsl.ops.operation import operation
 from meshdsl.ops.random_keys import KEY, bits, fold_in, key, split, words
-from meshdsl.ops.reduction import argmax
-from meshdsl.ops.slicing import index
+from meshdsl.ops.reductions.reduction import argmax
+from meshdsl.ops.shapes.slicing import index
 from meshdsl.ops.sorting import argsort
-from meshdsl.ops.special import erf_inv
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, as_list
+from meshdsl.tensors.dtypes import as_dtype, is_float, is_integer, need_kind, short
+from meshdsl.tensors.tensor import Tensor
 
 __all__ = [
     "KEY",

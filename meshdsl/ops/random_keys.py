@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.dims import Dimension, DimsLike, Shape
-from meshdsl.dtypes import is_integer
-from meshdsl.graph import Aval, Primitive
 from meshdsl.ops.creation import as_tensor, full, sized
-from meshdsl.ops.elementwise import cast
+from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.operation import operation
-from meshdsl.tensor import Tensor
-from meshdsl.trace import bind_one
+from meshdsl.tensors.dims import Dimension, DimsLike, Shape
+from meshdsl.tensors.dtypes import is_integer
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Primitive
+from meshdsl.tracing.trace import bind_one
 
 KEY = Dimension("random_key", 2)
 _UINT32 = np.dtype("uint32")

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.dims import Dimension, DimLike, Shape
-from meshdsl.dtypes import need_kind
-from meshdsl.graph import Aval, Operation, Primitive
 from meshdsl.ops.creation import full
-from meshdsl.ops.elementwise import cast
+from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.indexing import SCATTER_ADD, take
 from meshdsl.ops.operation import operation
-from meshdsl.tensor import Tensor
-from meshdsl.trace import bind, bind_one
+from meshdsl.tensors.dims import Dimension, DimLike, Shape
+from meshdsl.tensors.dtypes import need_kind
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Operation, Primitive
+from meshdsl.tracing.trace import bind, bind_one
 
 INT32 = np.dtype("int32")
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.dims import Shape
-from meshdsl.module import Module
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.schedules import Schedule, rate_at
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.module import Module
+from meshdsl.tensors.tensor import Tensor
 
 _LEAST_SCALE = 1e-3  # of a parameter's root mean square: epsilon_2 of the paper
 

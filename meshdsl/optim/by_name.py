@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from meshdsl.dims import did_you_mean
 from meshdsl.optim.adafactor import Adafactor
 from meshdsl.optim.adamw import AdamW
 from meshdsl.optim.lion import Lion
@@ -12,6 +11,7 @@ from meshdsl.optim.muon import Muon
 from meshdsl.optim.optimizer import Mask, Optimizer, is_matrix
 from meshdsl.optim.schedules import Schedule
 from meshdsl.optim.sgd import Sgd
+from meshdsl.tensors.dims import did_you_mean
 
 _B2 = 0.95  # of Adam for language models (Brown et al. 2020, appendix B)
 _RMS = 0.2  # of Muon's updates, so that AdamW's rates fit (Liu et al. 2025, section 2.2)

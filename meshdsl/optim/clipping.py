@@ -8,9 +8,9 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dtypes import accumulator
 from meshdsl.optim.ranges import is_number
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dtypes import accumulator
+from meshdsl.tensors.tensor import Tensor
 
 
 def global_norm(tree: Any) -> Tensor:

@@ -4,7 +4,7 @@ Their `init` and `update` are JAX functions of trees of arrays. They are traced 
 translated into the language (`optim.jaxprs`), so that they are planned, costed and explained with
 the step, on every layout and backend. The state is optax's own tree, with named dims and with None
 for optax's `MaskedNode`. Trees in it that mirror the parameters follow their layout rules; see
-`meshdsl.mirrors`.
+`meshdsl.tensors.mirrors`.
 
 optax itself is not imported: whatever has its `init` and `update` will do.
 """
@@ -19,17 +19,17 @@ from typing import Any, Protocol, cast
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import is_float
-from meshdsl.graph import TracedTensor
-from meshdsl.module import path_of
 from meshdsl.ops.literal import as_traced
 from meshdsl.optim.jaxprs import Array, Refused, run
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.ranges import bad_rate
 from meshdsl.optim.schedules import Schedule
-from meshdsl.tensor import Tensor
-from meshdsl.trace import Trace, current, is_tracing, tracing
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import TracedTensor
+from meshdsl.tracing.trace import Trace, current, is_tracing, tracing
 
 
 class Transformation(Protocol):

@@ -20,9 +20,9 @@ import jax.extend.core as jex
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import is_float
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.tensor import Tensor
 
 
 class Refused(ValueError):

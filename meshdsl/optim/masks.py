@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from meshdsl.dims import Shape, did_you_mean
 from meshdsl.layouts.layout import matches
-from meshdsl.module import path_of
 from meshdsl.optim.optimizer import Mask, is_matrix
+from meshdsl.tensors.dims import Shape, did_you_mean
+from meshdsl.tensors.module import path_of
 
 
 @dataclass(frozen=True)

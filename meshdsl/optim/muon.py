@@ -20,15 +20,15 @@ import jax
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import is_float
-from meshdsl.module import Module, path_of
 from meshdsl.optim.adamw import AdamW
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
 from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.schedules import Schedule, rate_at
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.module import Module, path_of
+from meshdsl.tensors.tensor import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
 _OTHER, _MIDDLE = "_other", "_middle"  # what dims are called on the far sides of their products

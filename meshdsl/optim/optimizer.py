@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dims import Shape
-from meshdsl.dtypes import accumulator, is_complex, is_float
-from meshdsl.module import Module, path_of
 from meshdsl.optim.schedules import Schedule
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import accumulator, is_complex, is_float
+from meshdsl.tensors.module import Module, path_of
+from meshdsl.tensors.tensor import Tensor
 
 Mask: TypeAlias = Callable[[str, Shape], bool]
 STACKED = ("layers",)  # dims of several parameters in one

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import meshdsl.ops as ops
-from meshdsl.dims import did_you_mean
 from meshdsl.optim.ranges import RATE, is_whole, out_of_range
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.tensor import Tensor
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -9,11 +9,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.loss_scaling import LossScaling
-from meshdsl.training.profiling import ProfiledSteps
-from meshdsl.training.saving import Saving
+from meshdsl.training.reporting.profiling import ProfiledSteps
 from meshdsl.training.stopping import Stops
 
 NONFINITE = ("stop", "skip")  # what a step does that is not finite
@@ -35,9 +35,9 @@ _FUNCTIONS = {
 _CLASSES = {
     "loss_scaling": (LossScaling, "LossScaling() of meshdsl.training.loss_scaling"),
     "batch_ramp": (BatchRamp, "BatchRamp(...) of meshdsl.training.batch_ramp"),
-    "saving": (Saving, "Saving(every=500) of meshdsl.training.saving"),
+    "saving": (Saving, "Saving(every=500) of meshdsl.training.checkpointing.saving"),
     "stops": (Stops, "Stops(...) of meshdsl.training.stopping"),
-    "profile": (ProfiledSteps, "ProfiledSteps(...) of meshdsl.training.profiling"),
+    "profile": (ProfiledSteps, "ProfiledSteps(...) of meshdsl.training.reporting.profiling"),
 }
 _PATHS = ("workdir", "init_from")
 _OPTIONAL = ("update", "eval_every", "tokens_per_batch", *_CLASSES, *_PATHS)

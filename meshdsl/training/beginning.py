@@ -7,19 +7,19 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.array import spec
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
 from meshdsl.ops.random import KEY, key
-from meshdsl.tensor import Tensor
-from meshdsl.training.checkpoints import Restored
-from meshdsl.training.feeding import Feed
-from meshdsl.training.processes import together
+from meshdsl.tensors.named_array import spec
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.training.checkpointing.checkpoints import Restored
+from meshdsl.training.checkpointing.weights import Weights
+from meshdsl.training.data.feeding import Feed
+from meshdsl.training.processes.joining import together
 from meshdsl.training.programs import Place, Programs, places
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.state import TrainState, by_path, tree_like
 from meshdsl.training.trainable import Trainable, merged
-from meshdsl.training.weights import Weights
 
 _MOST = 10  # parameters that are told one by one
 

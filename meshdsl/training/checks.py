@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import jax
 
-from meshdsl.training.profiling import ProfiledSteps
-from meshdsl.training.saving import Saving
+from meshdsl.training.checkpointing.saving import Saving
+from meshdsl.training.reporting.profiling import ProfiledSteps
 
 
 def check_numbers(

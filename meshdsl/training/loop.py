@@ -14,37 +14,37 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshdsl.dims import DimsLike
 from meshdsl.layouts.layout import LayoutLike
-from meshdsl.mesh import MeshLike
+from meshdsl.layouts.mesh import MeshLike
 from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
-from meshdsl.policy import Policy
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import DimsLike
+from meshdsl.tensors.policy import Policy
+from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.arguments import check_arguments
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
+from meshdsl.training.checkpointing.saving import Saving
+from meshdsl.training.checkpointing.saving import begun as begun_in
+from meshdsl.training.checkpointing.workdir import held
 from meshdsl.training.checks import check_numbers, check_saves_together
-from meshdsl.training.feeding import Feed, Named, iterator
+from meshdsl.training.data.feeding import Feed, Named, iterator
 from meshdsl.training.loss_scaling import LossScaling
-from meshdsl.training.meters import Meters
-from meshdsl.training.metrics import MetricsWriter, Progress
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
-from meshdsl.training.output import tell
-from meshdsl.training.profiling import ProfiledSteps, Profiler
 from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
+from meshdsl.training.reporting.meters import Meters
+from meshdsl.training.reporting.metrics import MetricsWriter, Progress
+from meshdsl.training.reporting.output import tell
+from meshdsl.training.reporting.profiling import ProfiledSteps, Profiler
 from meshdsl.training.run import Run
-from meshdsl.training.saving import Saving
-from meshdsl.training.saving import begun as begun_in
 from meshdsl.training.state import TrainState
 from meshdsl.training.step import Loss, Update
 from meshdsl.training.stopping import Stops
 from meshdsl.training.trainable import Trainable, trained
-from meshdsl.training.workdir import held
 
 if TYPE_CHECKING:
-    from meshdsl.jit import Options
+    from meshdsl.running.jit import Options
 
 
 @dataclass(frozen=True)

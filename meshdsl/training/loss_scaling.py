@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dtypes import accumulator
-from meshdsl.module import Module
 from meshdsl.optim.ranges import check_ranges
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dtypes import accumulator
+from meshdsl.tensors.module import Module
+from meshdsl.tensors.tensor import Tensor
 
 
 class ScalingState(Module):

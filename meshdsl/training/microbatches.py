@@ -15,16 +15,16 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.autodiff import value_and_grad
-from meshdsl.dims import Dimension, Shape
-from meshdsl.dtypes import accumulator, is_differentiable
-from meshdsl.graph import Operation
-from meshdsl.module import path_of
-from meshdsl.ops.checkpoint import name
+from meshdsl.gradients.autodiff import value_and_grad
+from meshdsl.ops.control.checkpoint import name
 from meshdsl.ops.random import KEY, split
-from meshdsl.source import Source
-from meshdsl.tensor import Tensor
-from meshdsl.trace import current, located
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import accumulator, is_differentiable
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Operation
+from meshdsl.tracing.source import Source
+from meshdsl.tracing.trace import current, located
 
 MICROBATCH = "microbatch"
 

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dims import Dimension
-from meshdsl.dtypes import accumulator, is_differentiable
-from meshdsl.module import path_of
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.dtypes import accumulator, is_differentiable
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
 
 _GRADIENTS = "gradients"
 

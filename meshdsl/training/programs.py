@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from meshdsl.array import Spec, spec
-from meshdsl.jit import STEPS, Compiled, Jitted, jit
 from meshdsl.layouts.layout import LayoutLike
+from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
-from meshdsl.mesh import Mesh, MeshLike
 from meshdsl.ops.random import KEY, key
-from meshdsl.tensor import Tensor
+from meshdsl.running.jit import Compiled, Jitted, jit
+from meshdsl.tensors.dims import STEPS
+from meshdsl.tensors.named_array import Spec, spec
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.training.data.rows import Rows, rows_read
 from meshdsl.training.recipe import Recipe
-from meshdsl.training.rows import Rows, rows_read
 from meshdsl.training.state import TrainState, spec_of
 
 if TYPE_CHECKING:
-    from meshdsl.jit import Options, SpmdProgram
+    from meshdsl.running.jit import Options, SpmdProgram
 
 Specs = Mapping[str, Spec]
 Which = int | str | None  # the size of a step's batch, or the name of an evaluation

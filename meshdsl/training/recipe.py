@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
-from meshdsl.policy import Policy
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.policy import Policy
+from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.state import TrainState, create
 from meshdsl.training.step import Loss, StepResult, Update, make_eval_step, make_train_step

@@ -17,15 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray
-from meshdsl.training.agreement import Agreement
-from meshdsl.training.checkpoints import Checkpoints
-from meshdsl.training.feeding import Feed, Named
-from meshdsl.training.meters import Meters
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.training.checkpointing.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.saving import DATA, Saving
+from meshdsl.training.data.feeding import Feed, Named
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
-from meshdsl.training.profiling import Profiler
+from meshdsl.training.processes.agreement import Agreement
 from meshdsl.training.programs import Programs
-from meshdsl.training.saving import DATA, Saving
+from meshdsl.training.reporting.meters import Meters
+from meshdsl.training.reporting.profiling import Profiler
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stops
 

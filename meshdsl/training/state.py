@@ -13,15 +13,15 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.array import NamedArray, Spec, spec
-from meshdsl.jit import jit
-from meshdsl.module import Module, path_of
 from meshdsl.ops.literal import as_traced
 from meshdsl.ops.random import KEY
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
-from meshdsl.policy import Policy
-from meshdsl.tensor import Tensor
+from meshdsl.running.jit import jit
+from meshdsl.tensors.module import Module, path_of
+from meshdsl.tensors.named_array import NamedArray, Spec, spec
+from meshdsl.tensors.policy import Policy
+from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.loss_scaling import LossScaling, ScalingState
 from meshdsl.training.trainable import Trainable, trained
 

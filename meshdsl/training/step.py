@@ -9,17 +9,17 @@ import jax
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.autodiff import value_and_grad
-from meshdsl.dtypes import is_float
-from meshdsl.graph import TracedTensor
+from meshdsl.gradients.autodiff import value_and_grad
 from meshdsl.ops.creation import as_tensor
 from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
-from meshdsl.policy import Policy
-from meshdsl.source import definition
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.policy import Policy
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import TracedTensor
+from meshdsl.tracing.source import definition
 from meshdsl.training.loss_scaling import LossScaling, ScalingState, scaled, unscaled
 from meshdsl.training.microbatches import accumulated
 from meshdsl.training.nonfinite import first_nonfinite, squared_norms

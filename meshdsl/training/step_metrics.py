@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.dims import did_you_mean
 from meshdsl.optim.clipping import global_norm
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.tensor import Tensor
 
 
 def num_zeros(grads: Any, params: Any) -> Tensor:

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import jax
 
 from meshdsl.layouts.layout import matches
-from meshdsl.module import path_of
 from meshdsl.optim.masks import unmatched
 from meshdsl.optim.optimizer import Mask
+from meshdsl.tensors.module import path_of
 
 # Globs on paths as in layouts, separated by commas or in a list; or (path, shape) -> whether.
 Trainable: TypeAlias = str | Sequence[str] | Mask

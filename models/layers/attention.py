@@ -8,10 +8,10 @@ from typing import Any
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.dims import Dimension
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing, plus
 from meshdsl.models.layers.norm import Norm, init_norm
+from meshdsl.tensors.dims import Dimension
 
 
 @dataclass(frozen=True)

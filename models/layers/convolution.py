@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.dims import Dimension
 from meshdsl.models.layers.drawing import Drawing
+from meshdsl.tensors.dims import Dimension
 
 NormKind: TypeAlias = Literal["batch", "group", "none"]
 Moments: TypeAlias = tuple[md.Tensor, md.Tensor]  # mean and variance: channels

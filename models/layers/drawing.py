@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import meshdsl as md
-from meshdsl.dims import Dimension, DimsLike
 from meshdsl.nn import initializers
+from meshdsl.tensors.dims import Dimension, DimsLike
 
 
 class Drawing:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.dims import Dimension
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing
+from meshdsl.tensors.dims import Dimension
 
 _ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "gelu": md.gelu,

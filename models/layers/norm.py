@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.dims import Dimension
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing
+from meshdsl.tensors.dims import Dimension
 
 
 class Norm(md.Module):

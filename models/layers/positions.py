@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.dims import Dimension
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing
+from meshdsl.tensors.dims import Dimension
 
 
 def init_learned(config: TransformerConfig, draw: Drawing) -> md.Tensor | None:

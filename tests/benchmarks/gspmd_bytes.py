@@ -24,9 +24,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering import attention_sizes, backends
 from meshdsl.lowering.backends.hlo_wire import wire_bytes
-from meshdsl.mesh import Mesh
 from tests.benchmarks.pairs import PAIRS, TOPOLOGY, Pair, jitted
 
 BACKENDS = ("jax", "jax_auto")

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.array import Spec
+from meshdsl.tensors.named_array import Spec
 from tests.benchmarks.pairs import PAIRS, Pair, initial, jitted
 
 WARM_UP = 2

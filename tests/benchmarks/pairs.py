@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl import nn, optim
-from meshdsl.array import Spec
-from meshdsl.jit import Jitted
 from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.options import Options
 from meshdsl.models import Model
@@ -20,6 +18,8 @@ from meshdsl.models.bert import BertConfig, bert
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.mlp import MLPConfig, classifier
 from meshdsl.models.transformer import transformer
+from meshdsl.running.jit import Jitted
+from meshdsl.tensors.named_array import Spec
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import make_train_step
 

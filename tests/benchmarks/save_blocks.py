@@ -19,7 +19,7 @@ import jax
 import meshdsl as md
 from meshdsl.models import load
 from meshdsl.optim import AdamW
-from meshdsl.training.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.checkpoints import Checkpoints
 from meshdsl.training.state import by_path, create
 from meshdsl.training.step import make_train_step
 

@@ -46,7 +46,7 @@ def sweep(parallel: int, folder: str) -> tuple[float, float, list[dict]]:
 def profile(folder: str) -> None:
     """Prints where the time of ten candidates goes."""
     from meshdsl.cli.sweep_measures import Asked, Setup, Subject, by_plan
-    from meshdsl.lowering.sweeps.candidates import read
+    from meshdsl.reports.sweeps.candidates import read
 
     Path(folder, "pages").mkdir()
     subject = Subject.of(Setup(ARGUMENTS, folder))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdsl.mesh import Mesh
+from meshdsl.layouts.mesh import Mesh
 from tests.benchmarks.pairs import MODELS, OPTIMIZERS, PAIRS, jitted
 
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from meshdsl.cli.main import run
-from meshdsl.training.weights import save_weights
+from meshdsl.training.checkpointing.weights import save_weights
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
 WHEN = ("--log_every=1", "--eval_batches=1", "--learning_rate=0")

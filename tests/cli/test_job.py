@@ -7,9 +7,9 @@ import pytest
 import meshdsl as md
 from meshdsl.cli import flags, job
 from meshdsl.cli.problems import UsageError
-from meshdsl.dims import Shape
-from meshdsl.lowering.explain.explanation import explain
 from meshdsl.optim import Adafactor, Lion, Muon, Sgd, is_matrix
+from meshdsl.reports.explain.explanation import explain
+from meshdsl.tensors.dims import Shape
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.state import spec_of
 

@@ -18,9 +18,9 @@ from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.main import run
 from meshdsl.cli.planned import checked_program, jitted_step
-from meshdsl.lowering.explain import explain
-from meshdsl.lowering.explain.units import show_bytes
-from meshdsl.lowering.sweeps.store import FILE
+from meshdsl.lowering.costs.units import show_bytes
+from meshdsl.reports.explain import explain
+from meshdsl.reports.sweeps.store import FILE
 
 TINY = ("--model_args=layers=2,embed=32,heads=4,d_ff=64", "--batch_size=8", "--length=16")
 MESHES = ("--mesh_shape=data:{4,2},model:2", "--mesh_shape=data:8")
@@ -374,7 +374,7 @@ def test_a_mistake_is_told_with_its_flag(capsys, arguments, problem):
 
 
 def test_a_workdir_in_use_is_told(folder, capsys):
-    from meshdsl.lowering.sweeps.store import Store
+    from meshdsl.reports.sweeps.store import Store
 
     with Store(folder):
         told = swept(capsys, *TINY, *MESHES, *LAYOUTS, f"--workdir={folder}", code=2)

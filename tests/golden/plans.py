@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import meshdsl as md
-from meshdsl.lowering.explain import explain
 from meshdsl.lowering.options import Options
 from meshdsl.models import load
 from meshdsl.optim import AdamW
+from meshdsl.reports.explain import explain
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_train_step
 

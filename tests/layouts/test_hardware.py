@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshdsl.layouts.hardware import HARDWARE, hardware
-from meshdsl.mesh import Mesh
+from meshdsl.layouts.mesh import Mesh
 
 MESH = Mesh.parse("slice@dcn:2,data:8,model:4,pair:2,one:1")
 V5P = hardware("v5p")
@@ -45,7 +45,7 @@ def test_the_names_are_these_and_others_are_refused():
     ],
 )
 def test_the_peak_is_that_of_the_dtype_or_of_the_nearest(name, dtype, tflops):
-    from meshdsl.dtypes import as_dtype
+    from meshdsl.tensors.dtypes import as_dtype
 
     assert hardware(name).peak(as_dtype(dtype)) == pytest.approx(tflops * 1e12)
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.dims import Dimension, Shape
 from meshdsl.layouts.layout import Layout, LayoutConflict, Rule, _read, matches
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Dimension, Shape
 
 DIMS = ("batch", "length", "heads", "embed", "vocab")
 AXES = ("pod", "data", "model")

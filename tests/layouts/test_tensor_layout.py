@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdsl.dims import Shape, dims
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Shape, dims
 
 MESH = Mesh.parse("pod:2 data:4 model:3")
 DIMS = ("batch", "length", "heads", "embed")

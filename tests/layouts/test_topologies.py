@@ -3,8 +3,8 @@
 import pytest
 
 from meshdsl.layouts.hardware import HARDWARE
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import FAMILIES, Topology
-from meshdsl.mesh import Mesh
 
 
 @pytest.mark.parametrize(

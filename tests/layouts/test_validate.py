@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshdsl.dims import Shape, dims
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.validate import (
     LayoutError,
     check,
@@ -12,8 +12,8 @@ from meshdsl.layouts.validate import (
     misspelt_scopes,
     problems,
 )
-from meshdsl.mesh import Mesh
-from meshdsl.source import UNKNOWN, Source
+from meshdsl.tensors.dims import Shape, dims
+from meshdsl.tracing.source import UNKNOWN, Source
 
 MESH = Mesh.parse("data:2 model:4")
 

@@ -7,8 +7,8 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.choices import USUAL, Choice, choose
+from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.simplify import simplify
 
 layers, batch, embed = md.dims(layers=3, batch=8, embed=16)
 length = md.Dimension("length", 8)

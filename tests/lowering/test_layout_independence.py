@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.tensors import dtypes
 
 MESH = "m:2"
 
@@ -23,9 +24,7 @@ def agree(function, *arrays, layouts):
 @pytest.mark.parametrize("name", ["max", "min"])
 def test_nan_wins_a_maximum_over_a_split_dim(name, dtype):
     x = md.named(
-        np.array([[1, np.nan, 3, 4], [-1, -0.5, -np.inf, np.inf]]).astype(
-            md.dtypes.as_dtype(dtype)
-        ),
+        np.array([[1, np.nan, 3, 4], [-1, -0.5, -np.inf, np.inf]]).astype(dtypes.as_dtype(dtype)),
         ["b", "a"],
     )
     found = agree(lambda x: getattr(md, name)(x, "a"), x, layouts=["a:m", "b:m"])
@@ -54,7 +53,7 @@ def test_a_table_of_flags_split_over_its_rows_gives_flags():
 
 
 def test_a_nan_in_bfloat16_comes_out_of_the_reference_backend():
-    x = md.named(np.array([-1, 1]).astype(md.dtypes.BFLOAT16), ["v"])
+    x = md.named(np.array([-1, 1]).astype(dtypes.BFLOAT16), ["v"])
     found = md.jit(lambda x: (md.sum(md.log(x)), x), MESH, "v:m", "numpy")(x)
     assert np.isnan(float(found[0]))
 

@@ -8,8 +8,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import lower
-from meshdsl.lowering.memory import _History, memory
-from meshdsl.lowering.mincut import CutGraph
+from meshdsl.lowering.costs.memory import _History, memory
+from meshdsl.lowering.placement.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
 from tests.benchmarks.lowering_time import LEAVES, mlp
 

@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.models.remat import NAMES
-from meshdsl.module import path_of
+from meshdsl.tensors.module import path_of
 
 BASE = "layers=2,embed=16,d_ff=32,vocab=64,policy=float64"
 TINY = f"{BASE},heads=4,max_length=8"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.dtypes import is_float
+from meshdsl.tensors.dtypes import is_float
 
 TOLERANCE = 1e-10
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.dtypes import is_float
+from meshdsl.tensors.dtypes import is_float
 from tests.ops.agreement import arrays_of, assert_close
 
 # Splits that divide and that do not, empty shards, both orders of two axes.

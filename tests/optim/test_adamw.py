@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim import AdamW, Excluding, Sgd, is_matrix, schedules
+from meshdsl.tensors import dtypes
 from tests.optim import trees
 
 
@@ -102,8 +103,8 @@ def test_biases_and_scales_do_not_decay_whatever_their_dims():
 
 
 def test_narrow_parameters_have_wide_means():
-    found, state = trees.run(AdamW(0.01), 2, dtype=md.dtypes.BFLOAT16)
-    assert found["scale"].dtype == md.dtypes.BFLOAT16
+    found, state = trees.run(AdamW(0.01), 2, dtype=dtypes.BFLOAT16)
+    assert found["scale"].dtype == dtypes.BFLOAT16
     assert state.mean.params["scale"].dtype == np.float32
     exact, _ = trees.run(AdamW(0.01), 2)
     np.testing.assert_allclose(np.asarray(found["scale"], "f4"), exact["scale"], rtol=0.02)

@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim import clip_by_global_norm, global_norm
+from meshdsl.tensors import dtypes
 from tests.optim import trees
 
 
@@ -47,7 +48,7 @@ def test_zero_gradients_stay_zero():
 
 
 def test_narrow_gradients_are_summed_in_float32():
-    grads = {"x": md.named(np.full(4096, 0.1, md.dtypes.BFLOAT16), ["i"])}
+    grads = {"x": md.named(np.full(4096, 0.1, dtypes.BFLOAT16), ["i"])}
     norm = md.jit(global_norm)(grads)
     assert norm.dtype == np.float32
     np.testing.assert_allclose(float(norm), 6.4, rtol=2e-3)

@@ -9,6 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim import AdamW, as_optimizer, from_optax, schedules
+from meshdsl.tensors import dtypes
 from tests.optim import trees
 
 
@@ -130,9 +131,9 @@ def test_what_has_no_gradient_stays_as_it_is():
 
 
 def test_narrow_parameters_are_updated_as_by_optax():
-    found, _ = trees.run(from_optax(optax.adam(0.01)), 2, dtype=md.dtypes.BFLOAT16)
-    expected = trees.run_optax(optax.adam(0.01), 2, md.dtypes.BFLOAT16)
-    assert found["scale"].dtype == md.dtypes.BFLOAT16
+    found, _ = trees.run(from_optax(optax.adam(0.01)), 2, dtype=dtypes.BFLOAT16)
+    expected = trees.run_optax(optax.adam(0.01), 2, dtypes.BFLOAT16)
+    assert found["scale"].dtype == dtypes.BFLOAT16
     trees.assert_close(found, expected, 2e-2)
 
 

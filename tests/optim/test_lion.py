@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
-import meshdsl as md
 from meshdsl.optim import Lion, schedules
+from meshdsl.tensors import dtypes
 from tests.optim import trees
 
 
@@ -42,5 +42,5 @@ def test_numbers_out_of_range_are_reported_together():
 
 
 def test_narrow_parameters_have_wide_means():
-    _, state = trees.run(Lion(0.01), 1, dtype=md.dtypes.BFLOAT16)
+    _, state = trees.run(Lion(0.01), 1, dtype=dtypes.BFLOAT16)
     assert state.mean.params["scale"].dtype == np.float32

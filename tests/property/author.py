@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
 
 VOLUME = 768  # elements of the largest tensor
 BOUND = 30.0  # magnitude above which a result is scaled down or squashed

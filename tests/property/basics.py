@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
 from tests.property.author import BOUND, VOLUME, Author, meet, some_dims, together
 
 # Elementwise operations.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import meshdsl as md
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
 from tests.property.author import BOUND, VOLUME, Author, together
 
 

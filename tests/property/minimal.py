@@ -19,15 +19,15 @@ import numpy as np
 
 import meshdsl as md
 import meshdsl.ops
-from meshdsl.graph import Graph, GraphPrinter, Operation, Primitive
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.validate import LayoutError
 from meshdsl.lowering.backends import load
+from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import lower, tensors_of
 from meshdsl.lowering.options import DEFAULT, Options
-from meshdsl.lowering.simplify import simplify
-from meshdsl.tensor import Tensor
-from meshdsl.trace import Trace, bind, tracing
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, GraphPrinter, Operation, Primitive
+from meshdsl.tracing.trace import Trace, bind, tracing
 from tests.property.pads import poisoned
 
 TOLERANCE = 1e-9
@@ -208,7 +208,7 @@ def body(function: Callable, *specs: md.NamedArray) -> Graph:
 
 def _primitives() -> dict[str, Primitive]:
     found: dict[str, Primitive] = {}
-    for module in pkgutil.iter_modules(meshdsl.ops.__path__, "meshdsl.ops."):
+    for module in pkgutil.walk_packages(meshdsl.ops.__path__, "meshdsl.ops."):
         values = list(vars(importlib.import_module(module.name)).values())
         values += itertools.chain(*(v.values() for v in values if isinstance(v, dict)))
         found.update({v.name: v for v in values if isinstance(v, Primitive)})
@@ -248,7 +248,7 @@ def as_python(found: Failure) -> str:
     """Returns the failure as a script that raises AssertionError."""
     names, lines = GraphPrinter(), ["import numpy as np", "import meshdsl as md"]
     lines += ["from meshdsl.lowering.options import Options"]
-    lines += ["from meshdsl.sliding import Slide"]
+    lines += ["from meshdsl.tensors.slide import Slide"]
     lines += ["from tests.property.minimal import body, check, op", "", ""]
     lines += _function("program", found.graph, names, "")
     lines += ["", "inputs = {"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import meshdsl as md
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
 from tests.property.author import VOLUME, Author, meet, together
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.cuts import Cuts, pad
 from meshdsl.lowering.backends.jax import placing
 from meshdsl.lowering.backends.numpy.machine import Arrays, Machine
 from meshdsl.lowering.backends.tf import placing as tf_placing
-from meshdsl.lowering.exchange import bounds
+from meshdsl.lowering.communication.exchange import bounds
 from meshdsl.lowering.program import Block, Value
+from meshdsl.tensors.cuts import Cuts, pad
 
 # What these put into pads counts: it is how pads are masked and windows filled, and what has been
 # masked is moved within a rule. Pads that they only pass on are poisoned already.
@@ -62,7 +62,7 @@ def poisoned() -> Iterator[None]:
 
 
 def pad_with_poison(xp: Any, array: Any, cuts: Cuts) -> Any:
-    """Cuts every dim of an array, as `meshdsl.cuts.pad` does, with poison for pads."""
+    """Cuts every dim of an array, as `meshdsl.tensors.cuts.pad` does, with poison for pads."""
     real = pad(xp, xp.ones(array.shape, bool), cuts)
     return xp.where(real, pad(xp, array, cuts), xp.asarray(_poison_of(array.dtype), array.dtype))
 

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 import meshdsl as md
-from meshdsl.graph import Graph
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.validate import problems
+from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import tensors_of
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.simplify import simplify
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph
 from tests.property import training
 from tests.property.author import Author, some_dims
 from tests.property.operations import step

@@ -15,7 +15,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.optim import global_norm
-from meshdsl.tensor import Tensor
+from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.microbatches import accumulated
 from tests.property.author import VOLUME, Author, some_dims, together
 from tests.property.operations import step

@@ -26,12 +26,12 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.cuts import pad
-from meshdsl.jit import Jitted
-from meshdsl.lowering.backends.tf.host_devices import host_devices
+from meshdsl.lowering.backends.tf.hosts.devices import host_devices
 from meshdsl.lowering.backends.tf.placing import Storage
-from meshdsl.lowering.backends.tf.tpu_program import replica
+from meshdsl.lowering.backends.tf.tpus.program import replica
 from meshdsl.lowering.program import SpmdProgram
+from meshdsl.running.jit import Jitted
+from meshdsl.tensors.cuts import pad
 
 # Lists of tensors, which loops stack their results in, become arrays; then all becomes StableHLO.
 _PASSES = ("tf-tensor-list-ops-decomposition", "tf-lower-to-mlprogram-and-hlo")

@@ -9,7 +9,7 @@ from meshdsl.optim import AdamW
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.data import ordered_batches, shuffled_batches
 from meshdsl.training.loop import train
-from meshdsl.training.processes import joined
+from meshdsl.training.processes.joining import joined
 from tests.training import classifier
 
 STEPS = 4

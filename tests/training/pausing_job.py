@@ -10,7 +10,7 @@ import time
 
 import jax
 
-from meshdsl.training.processes import Deserted, everywhere, joined
+from meshdsl.training.processes.joining import Deserted, everywhere, joined
 
 
 def main(coordinator, count, index, seconds, join_timeout, pause_timeout, ends):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import jax
 
-from meshdsl.training.processes import joined
+from meshdsl.training.checkpointing.weights import load_weights, on_host, save_weights
+from meshdsl.training.processes.joining import joined
 from meshdsl.training.state import by_path
-from meshdsl.training.weights import load_weights, on_host, save_weights
 
 
 def main(told):
@@ -34,7 +34,7 @@ def main(told):
 
 def done(options):
     """Returns what is to be told of one run."""
-    from meshdsl.training.saving import Saving
+    from meshdsl.training.checkpointing.saving import Saving
     from tests.training import classifier
     from tests.training.test_resume import run
 

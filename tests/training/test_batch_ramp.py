@@ -8,8 +8,8 @@ import pytest
 import meshdsl as md
 from meshdsl.optim import AdamW
 from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.data import shuffled_batches
-from meshdsl.training.saving import Saving
 from meshdsl.training.state import create
 from meshdsl.training.step import make_train_step
 from meshdsl.training.stopping import Stops

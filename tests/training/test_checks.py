@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.training.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.checkpoints import Checkpoints
+from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.checks import misfit_of_steps
-from meshdsl.training.shared_checkpoints import described
 
 
 @pytest.mark.parametrize("mark", ["", "--"])

@@ -9,9 +9,10 @@ import threading
 import jax
 import pytest
 
-from meshdsl.training import processes, watching
-from meshdsl.training.watching import JobProcesses
-from tests.lowering.backends.tf.test_cluster import free_ports
+from meshdsl.training.processes import joining as processes
+from meshdsl.training.processes import watching
+from meshdsl.training.processes.watching import JobProcesses
+from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_process_that_cannot_join_goes_on_when_the_others_end(neighbour, monke
 JOINING_TWICE = """
 import sys
 import jax
-from meshdsl.training.processes import join, joined
+from meshdsl.training.processes.joining import join, joined
 
 connect = jax.distributed.initialize
 

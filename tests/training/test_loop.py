@@ -14,7 +14,7 @@ from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
 from meshdsl.training.loop import train
 from meshdsl.training.loss_scaling import LossScaling
-from meshdsl.training.metrics import KEYS
+from meshdsl.training.reporting.metrics import KEYS
 from meshdsl.training.step import make_eval_step
 from tests.training import classifier
 

@@ -6,9 +6,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl import models
-from meshdsl.graph import Graph
 from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW, Sgd
+from meshdsl.tracing.graph import Graph
 from meshdsl.training.microbatches import MICROBATCH, accumulated, check_microbatches
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_train_step

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from meshdsl.optim import Adafactor, Lion, Muon, from_optax, schedules
+from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.loop import train
-from meshdsl.training.saving import Saving
 from meshdsl.training.state import by_path
 from meshdsl.training.stopping import Stops
 from tests.training import classifier

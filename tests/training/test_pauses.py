@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.lowering.backends.tf.test_cluster import free_ports
+from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 
 TRACES = ("Check failure stack trace", "Traceback", "*** ")
 

@@ -14,13 +14,13 @@ import warnings
 import numpy as np
 import pytest
 
-from meshdsl.training.checkpoints import Checkpoints, CheckpointWarning
+from meshdsl.training.checkpointing.checkpoints import Checkpoints, CheckpointWarning
+from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.data import DataFiles, shuffled_batches
-from meshdsl.training.metrics import MetricsWarning, MetricsWriter
-from meshdsl.training.saving import Saving
+from meshdsl.training.reporting.metrics import MetricsWarning, MetricsWriter
 from meshdsl.training.stopping import Stopped, Stops
 from tests.training import classifier
-from tests.training.test_checkpoints import flip, largest, steps_in
+from tests.training.checkpointing.test_checkpoints import flip, largest, steps_in
 
 STEPS = 8
 MESHES = [
@@ -405,7 +405,7 @@ jax.config.update("jax_platforms", "cpu")
 from pathlib import Path
 from tests.training import classifier
 from tests.training.test_resume import run
-from meshdsl.training.saving import Saving
+from meshdsl.training.checkpointing.saving import Saving
 result = run(Path(sys.argv[1]), backend="jax", steps=10_000, saving=Saving(every=2, keep=2))
 """
 

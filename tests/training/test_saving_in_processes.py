@@ -11,13 +11,13 @@ import time
 import numpy as np
 import pytest
 
-from meshdsl.training.checkpoints import CheckpointWarning
-from meshdsl.training.saving import Saving
-from tests.lowering.backends.tf.test_cluster import free_ports
+from meshdsl.training.checkpointing.checkpoints import CheckpointWarning
+from meshdsl.training.checkpointing.saving import Saving
+from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training import classifier
+from tests.training.checkpointing.test_checkpoints import steps_in
+from tests.training.processes.test_joining import wait_for
 from tests.training.saving_job import checksums
-from tests.training.test_checkpoints import steps_in
-from tests.training.test_processes import wait_for
 from tests.training.test_resume import run
 
 FSDP = {"mesh": "data:8", "layout": "batch:data; params/pixel:data; optimizer/pixel:data"}

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl.optim import AdamW, Sgd
+from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.loop import train
-from meshdsl.training.saving import Saving
 from meshdsl.training.state import by_path
 from meshdsl.training.trainable import merged, trained
 from tests.training import classifier

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.cuts import cut, join
-from meshdsl.dtypes import is_float
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.steps import all_gather, reduce_scatter
 from meshdsl.lowering.program import Instruction, payload_bytes
+from meshdsl.tensors.cuts import cut, join
+from meshdsl.tensors.dtypes import is_float
 
 _SMALL = 64 * 1024  # bytes of payload up to which a tensor travels with others in one buffer
 _RUN = 8 * 1024  # bytes in a row up to which they are copied faster along the first dim

@@ -4,7 +4,7 @@ JAX compares trees, dtypes and places in C++ before it runs what it compiled. A 
 and returns trees of NamedArrays leaves that to it, and costs little more than `jax.jit` itself.
 What such a function is called with may be on the host or on one device; arrays committed to other
 places are refused, with a ValueError, and other trees, dims and dtypes with a TypeError. Numbers of
-64 bits are the exception: see `meshdsl.array.flattening`.
+64 bits are the exception: see `meshdsl.tensors.named_array.flattening`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.array import NamedArray
 from meshdsl.lowering.backends.jax.placing import Storage
-from meshdsl.signature import Trees
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.signature import Trees
 
 
 def named(data: Sequence[Any], stored: Sequence[Storage]) -> list[NamedArray]:

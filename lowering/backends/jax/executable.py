@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dtypes import is_float
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
 from meshdsl.lowering.backends.jax.direct import named, of_trees, owners, takes
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
@@ -23,8 +23,8 @@ from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.placing import Storage, partition_spec, taking_logical
 from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.lowering.program import Block, SpmdProgram, Value
-from meshdsl.mesh import Mesh
-from meshdsl.signature import Trees
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.signature import Trees
 
 
 class Executable:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
 from meshdsl.lowering.program import Block, Instruction, Value
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Shape
 
 Arrays = Sequence[jax.Array]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]

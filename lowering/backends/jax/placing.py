@@ -1,6 +1,6 @@
 """How arrays get to where a program takes them, and into the form in which it takes them.
 
-A program stores an input whose dims do not divide with pads (see `meshdsl.cuts`). What is stored
+A program stores an input whose dims do not divide with pads (see `tensors.cuts`). What is stored
 that way, on the right devices, is taken without a copy. Numbers of the host are padded there and
 go to each device in its part; arrays on the program's devices, or on a single one, are padded, or
 padded otherwise, where they are. Those of other meshes travel logical, split as far as their sizes
@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from meshdsl.array import NamedArray
-from meshdsl.cuts import Cuts, pad, padded_size, unpad
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.cuts import Cuts, pad, padded_size, unpad
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.named_array import NamedArray
 
 
 def partition_spec(shape: Shape, layout: TensorLayout) -> PartitionSpec:

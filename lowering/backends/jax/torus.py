@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
-from meshdsl.mesh import SLOW, Mesh
+from meshdsl.layouts.mesh import SLOW, Mesh
 
 
 def placed(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:

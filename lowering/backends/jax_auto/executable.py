@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import jax
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import jax as of_jax
 from meshdsl.lowering.backends.jax.executable import check_dtypes, device_mesh
 from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
 from meshdsl.lowering.backends.jax_auto.machine import WholeMachine
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.mesh import Mesh
 
 
 class Executable(of_jax.Executable):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.cuts import cut, join
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.cuts import cut, join
 
 
 def _at(instruction: Instruction, dim: str) -> int:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshdsl.lowering.backends.numpy import (
+from meshdsl.lowering.backends.numpy import collectives, control, debug, exchange, local
+from meshdsl.lowering.backends.numpy.machine import Emitter
+from meshdsl.lowering.backends.numpy.operations import (
     attention,
     bits,
-    collectives,
-    control,
     convolution,
     creation,
     cumulative,
-    debug,
     einsum,
     elementwise,
-    exchange,
     fft,
     indexing,
     joining,
     linalg,
-    local,
     pooling,
     random,
     recurrence,
@@ -31,7 +28,6 @@ from meshdsl.lowering.backends.numpy import (
     sorting,
     special,
 )
-from meshdsl.lowering.backends.numpy.machine import Emitter
 
 EMITTERS: Mapping[str, Emitter] = {
     **bits.EMITTERS,

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.cuts import Cuts
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS
 from meshdsl.lowering.backends.numpy.machine import Machine
 from meshdsl.lowering.program import SpmdProgram
+from meshdsl.tensors.cuts import Cuts
 
 
 class Executable:

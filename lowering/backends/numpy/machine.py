@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.cuts import part
-from meshdsl.dims import Shape
-from meshdsl.dtypes import accumulator, is_float
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
 from meshdsl.lowering.program import Block, Instruction, Value
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.cuts import part
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import accumulator, is_float
 
 Arrays = Sequence[np.ndarray]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]

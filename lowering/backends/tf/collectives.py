@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from meshdsl.cuts import cut, join
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
 from meshdsl.lowering.program import Instruction, payload_bytes
+from meshdsl.tensors.cuts import cut, join
 
 
 class _Packing(NamedTuple):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshdsl.lowering.backends.tf import (
+from meshdsl.lowering.backends.tf import collectives, control, debug, exchange, local
+from meshdsl.lowering.backends.tf.machine import Emitter
+from meshdsl.lowering.backends.tf.operations import (
     attention,
     bits,
-    collectives,
-    control,
     convolution,
     creation,
     cumulative,
-    debug,
     einsum,
     elementwise,
-    exchange,
     fft,
     indexing,
     joining,
     linalg,
-    local,
     pooling,
     random,
     recurrence,
@@ -31,7 +28,6 @@ from meshdsl.lowering.backends.tf import (
     sorting,
     special,
 )
-from meshdsl.lowering.backends.tf.machine import Emitter
 
 EMITTERS: Mapping[str, Emitter] = {
     **attention.EMITTERS,

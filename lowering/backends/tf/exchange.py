@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, constant
-from meshdsl.lowering.backends.tf.slicing import padded, part, replaced
+from meshdsl.lowering.backends.tf.operations.slicing import padded, part, replaced
 from meshdsl.lowering.program import Instruction
 
 

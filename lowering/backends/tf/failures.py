@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import DeviceError
+from meshdsl.lowering.backends.tf.hosts.tokens import instruction as instruction_of
 from meshdsl.lowering.backends.tf.placing import Devices
-from meshdsl.lowering.backends.tf.tokens import instruction as instruction_of
 from meshdsl.lowering.program import Instruction
-from meshdsl.mesh import Mesh
 
 _TELLING = re.compile(r"collective|connection|timed out|socket|unavailable", re.IGNORECASE)
 _LOST = re.compile(r"Collective ops is aborted|RecvBuf|failed to connect|Socket closed")

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
 from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.dims import Shape
 
 Arrays = Sequence[tf.Tensor]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]

@@ -1,6 +1,6 @@
 """How tensors get to the devices that run a program, and what a program's results are.
 
-A tensor is stored as equal shards, pads and all (see `meshdsl.cuts`). What is stored as a program
+A tensor is stored as equal shards, pads and all (see `tensors.cuts`). What is stored as a program
 takes it is taken without a copy; everything else goes through the host.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.array import NamedArray
-from meshdsl.cuts import Cuts, pad, padded_size
-from meshdsl.dims import Shape
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.backends.tf.cluster import Cluster
+from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
 from meshdsl.lowering.program import Value
-from meshdsl.mesh import Mesh
+from meshdsl.tensors.cuts import Cuts, pad, padded_size
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.named_array import NamedArray
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.cluster import Cluster
-from meshdsl.lowering.backends.tf.tpu_devices import named
+from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
+from meshdsl.lowering.backends.tf.tpus.devices import named
 
 
 def process_index() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshdsl.lowering.backends.tf import host_executable as host
-from meshdsl.lowering.backends.tf import tpu_devices, tpu_executable
-from meshdsl.lowering.backends.tf.tpu_program import refuse_effects, replica
+from meshdsl.lowering.backends.tf.hosts import executable as host
+from meshdsl.lowering.backends.tf.tpus import devices as tpu_devices
+from meshdsl.lowering.backends.tf.tpus import executable as tpu_executable
+from meshdsl.lowering.backends.tf.tpus.program import refuse_effects, replica
 from meshdsl.lowering.program import SpmdProgram
 
 

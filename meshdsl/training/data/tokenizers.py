@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.dims import did_you_mean
+from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.data.windows import SEPARATOR, VOCABULARY
 
 # How vocabularies call what ends a document: GPT-2, LLaMA 1 and 2, LLaMA 3, Gemma, ..., BERT.

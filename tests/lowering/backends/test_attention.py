@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.backends.jax import attention as jax_attention
-from meshdsl.lowering.backends.jax import attention_splash, executable
+from meshdsl.lowering.backends.jax import executable
+from meshdsl.lowering.backends.jax.operations import attention as jax_attention
+from meshdsl.lowering.backends.jax.operations import attention_splash
 from meshdsl.lowering.options import Options
-from meshdsl.ops.attention_reference import attention_reference
+from meshdsl.ops.products.attention_reference import attention_reference
 
 batch, length, memory, heads, group, kv, value = md.dims(
     batch=2, length=128, memory_length=256, heads=2, group=2, kv=32, value=16

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import FAMILIES, Topology
 from meshdsl.lowering.backends.compiler_flags import (
     RECOMMENDED,
@@ -20,7 +21,6 @@ from meshdsl.lowering.backends.compiler_flags import (
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.lowering.options import Options
-from meshdsl.mesh import Mesh
 
 DEFAULT = {"a": True, "b": 1}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.dtypes import as_dtype, is_differentiable, is_float, real_dtype, rounding
-from meshdsl.ops.broadcasting import ELEMENTWISE
+from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE
+from meshdsl.tensors.dtypes import as_dtype, is_differentiable, is_float, real_dtype, rounding
 
 FLOATS = [0.0, -0.0, 1.0, -1.5, 2.5, 0.3, -7.0, 88.0, np.inf, -np.inf, np.nan, 1e-3]
 WHOLE = [0, 1, 2, 3, 7, 100, -1, -3, -100]

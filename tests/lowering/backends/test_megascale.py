@@ -9,12 +9,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.hlo_wire import sent
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import placed
 from meshdsl.lowering.backends.megascale import transfer
-from meshdsl.mesh import Mesh
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.cuts import pad
 from meshdsl.lowering.backends import jax as backend
+from meshdsl.tensors.cuts import pad
 from tests.ops.agreement import random
 
 n, m, k = md.dims(n=5, m=3, k=8)

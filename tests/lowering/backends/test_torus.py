@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import placed
-from meshdsl.mesh import Mesh
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 

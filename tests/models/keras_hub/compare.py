@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.array import Spec
-from meshdsl.module import path_of
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.named_array import Spec
 from meshdsl.training.state import spec_of
 
 REFERENCE = Path(__file__).with_name("reference.py")

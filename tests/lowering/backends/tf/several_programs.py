@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf.host_executable import Executable
+from meshdsl.lowering.backends.tf.hosts.executable import Executable
 from meshdsl.lowering.backends.tf.runtime import process_index
 
 jax.config.update("jax_num_cpu_devices", 2)

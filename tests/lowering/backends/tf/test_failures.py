@@ -10,12 +10,13 @@ import pytest
 import tensorflow as tf
 
 import meshdsl as md
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import DeviceError
-from meshdsl.lowering.backends.tf import host_devices, tokens
 from meshdsl.lowering.backends.tf.failures import told
-from meshdsl.lowering.backends.tf.host_executable import Executable
-from meshdsl.lowering.backends.tf.watchdog import Call, watched
-from meshdsl.mesh import Mesh
+from meshdsl.lowering.backends.tf.hosts import devices as host_devices
+from meshdsl.lowering.backends.tf.hosts import tokens
+from meshdsl.lowering.backends.tf.hosts.executable import Executable
+from meshdsl.lowering.backends.tf.hosts.watchdog import Call, watched
 
 
 def _small(x):

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import meshdsl as md
-from meshdsl.lowering.backends.tf.host_executable import Executable
 from meshdsl.lowering.backends.tf.host_optimizer import collects_in_bodies, unoptimized
+from meshdsl.lowering.backends.tf.hosts.executable import Executable
 
 batch, rows = md.dims(batch=8, rows=3)
 X = md.named(np.random.default_rng(0).normal(size=(8, 3)), [batch, rows])

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import meshdsl as md
 from meshdsl.lowering import backends
-from meshdsl.lowering.backends.tf import host_executable as host
-from meshdsl.lowering.backends.tf.tpu_executable import Executable, Held, _Variable
+from meshdsl.lowering.backends.tf.hosts import executable as host
+from meshdsl.lowering.backends.tf.tpus.executable import Executable, Held, _Variable
 
 batch, embed = md.dims(batch=8, embed=6)
 LAYOUTS = [("x:4", "batch:x; state/embed:x"), ("x:2,y:2", "batch:y; state/embed:x+y")]

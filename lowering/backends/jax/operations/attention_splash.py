@@ -1,0 +1,93 @@
+"""Pallas splash attention, the fused kernel on TPUs: blocks that are hidden are not visited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from meshdsl.lowering.backends.jax.operations.attention_fused import (
+    HIDDEN,
+    Kernel,
+    all_see,
+    heads_of,
+)
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.backends.jax.operations.attention import Attention
+
+LANES = 128
+
+
+def splash_kernel(this: Attention, interpret: bool = False) -> Kernel | None:
+    """Splash attention takes lengths in multiples of 128, soft caps, windows and segments."""
+    params, heads, masks = this.params, heads_of(this), this.masks
+    rows, columns = this.q.shape[-2], this.k.shape[-2]
+    known = set(masks) <= {"segments", "memory_segments"}
+    even = rows % LANES == 0 and columns % LANES == 0
+    dtype = this.q.dtype in (jnp.bfloat16, jnp.float32)
+    if heads is None or not (known and even and dtype and all_see(this)):
+        return None
+    batch, shared, own = heads
+    lead = this.q.shape[:-2]
+    varying = len(this.words["k"]) - 2 - 1  # segments may vary over all shared dims but the last
+    if any(mask.shape[i] > 1 for mask in masks.values() for i in range(max(varying, 0), len(lead))):
+        return None
+    make = {
+        "mask": splash.MultiHeadMask([_mask(this, rows, columns)] * (shared * own)),
+        "block_sizes": _blocks(rows, columns),
+        "attn_logits_soft_cap": params["soft_cap"],
+        "head_shards": 1,
+        "q_seq_shards": 1,
+        "interpret": interpret,
+    }
+
+    def segments(name: str, length: int) -> jax.Array:
+        mask = masks[name].reshape(*masks[name].shape[: len(lead)], length)
+        wide = jnp.broadcast_to(mask, (*lead[: max(varying, 0)], *mask.shape[max(varying, 0) :]))
+        return wide.reshape(batch, length)
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, with_sums: bool) -> Any:
+        run = splash.make_splash_mha(**make, save_residuals=with_sums)
+        q = (q * jnp.asarray(params["scale"], q.dtype)).reshape(batch, shared * own, rows, -1)
+        k, v = (x.reshape(batch, shared, columns, -1) for x in (k, v))
+        own_segments = None
+        if masks:
+            own_segments = splash.SegmentIds(
+                segments("segments", rows), segments("memory_segments", columns)
+            )
+        found = jax.vmap(run)(q, k, v, own_segments)
+        mixed = (found[0] if with_sums else found).reshape(*lead, rows, -1)
+        if not with_sums:
+            return mixed
+        (sums,) = found[1]
+        sums = sums.reshape(*lead, rows, 1)
+        return jnp.where(sums > HIDDEN, mixed, 0), jnp.maximum(sums, HIDDEN)
+
+    return attend
+
+
+def _mask(this: Attention, rows: int, columns: int) -> Any:
+    causal, window, offset = (this.params[name] for name in ("causal", "window", "offset"))
+    if window is not None:
+        sides = (window - 1, 0 if causal else window - 1)
+        return splash.LocalMask((rows, columns), window_size=sides, offset=offset)
+    if causal:
+        return splash.CausalMask((rows, columns), offset=offset)
+    return splash.FullMask((rows, columns))
+
+
+def _blocks(rows: int, columns: int) -> splash.BlockSizes:
+    q, kv = (max(b for b in (128, 256, 512) if size % b == 0) for size in (rows, columns))
+    return splash.BlockSizes(
+        block_q=q,
+        block_kv=kv,
+        block_kv_compute=kv,
+        block_q_dkv=q,
+        block_kv_dkv=kv,
+        block_kv_dkv_compute=kv,
+        block_q_dq=q,
+        block_kv_dq=kv,
+    )

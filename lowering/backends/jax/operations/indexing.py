@@ -1,0 +1,86 @@
+"""Look-up by index, and putting together by index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshdsl.lowering.backends.arrange import reorder
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import identity, is_float
+
+
+def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    table, indices = (v.local for v in instruction.inputs)
+    (out,), dim = instruction.outputs, instruction.params["dim"]
+    shared = instruction.params["pairs"]
+    rows, places = table.without(shared), indices.without(shared)
+    at, size = rows.position(dim), rows.get(dim).size
+
+    def look_up(rows: Any, index: Any) -> Any:
+        inside = jnp.where(index < 0, size, index)
+        return jnp.take(rows, inside, axis=at, mode="fill", fill_value=0)
+
+    for _ in shared:
+        look_up = jax.vmap(look_up)
+    found = look_up(
+        jnp.transpose(inputs[0], reorder(table.names, [*shared, *rows.names])),
+        jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+    )
+    held = [*shared, *rows.names[:at], *places.names, *rows.names[at + 1 :]]
+    return jnp.transpose(found, reorder(held, out.local.names))
+
+
+def _scatter(method: str, kind: str) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        updates, indices = (v.local for v in instruction.inputs)
+        (out,), dim = instruction.outputs, instruction.params["dim"]
+        shared = instruction.params["pairs"]
+        places, rest = indices.without(shared), out.local.without([dim, *shared])
+        size = out.local.get(dim).size
+        half = kind == "sum" and is_float(out.dtype) and out.dtype.itemsize < 4
+        work = np.dtype("float32") if half else out.dtype  # so that many small summands count
+        blank = np.asarray(identity(kind, out.dtype)).astype(work)
+
+        def put(updates: Any, index: Any) -> Any:
+            rows = jnp.full((size, *rest.sizes), blank)
+            at = rows.at[jnp.where(index < 0, size, index)]
+            return getattr(at, method)(updates.astype(work), mode="drop").astype(out.dtype)
+
+        for _ in shared:
+            put = jax.vmap(put)
+        found = put(
+            jnp.transpose(inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names])),
+            jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+        )
+        return jnp.transpose(found, reorder([*shared, dim, *rest.names], out.local.names))
+
+    return emit
+
+
+def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """A piece that does not lie inside writes what is there."""
+    (x, piece, start), (target, part, _) = inputs, [v.local for v in instruction.inputs]
+    dim, own = instruction.params["dim"], instruction.params["part"]
+    at, last = target.position(dim), target.get(dim).size - part.get(own).size
+    want = [own if name == dim else name for name in target.names]
+    piece = jnp.transpose(piece, reorder(part.names, want))
+    first = jnp.clip(start, 0, last)
+    here = lax.dynamic_slice_in_dim(x, first, piece.shape[at], at)
+    piece = jnp.where(start == first, piece, here)
+    return lax.dynamic_update_slice_in_dim(x, piece, first, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "take": _take,
+    "update": _update,
+    "scatter_add": _scatter("add", "sum"),
+    "scatter_max": _scatter("max", "max"),
+    "scatter_min": _scatter("min", "min"),
+}

@@ -1,0 +1,53 @@
+"""Reductions over named dims of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import is_differentiable
+
+
+def _reduction(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        local = instruction.inputs[0].local
+        at = tuple(local.position(n) for n in instruction.params["over"])
+        x, dtype = inputs[0], instruction.outputs[0].dtype
+        wider = {} if x.dtype == dtype else {"dtype": dtype}
+        return compute(x, axis=at, **wider).astype(dtype)
+
+    return emit
+
+
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """The product, as mantissas and exponents where it may have left the range on the way."""
+    x, local = jnp.asarray(inputs[0]), instruction.inputs[0].local
+    at = tuple(local.position(n) for n in instruction.params["over"])
+    found = jnp.prod(x, axis=at, dtype=x.dtype)
+    if not is_differentiable(x.dtype):
+        return found
+    return lax.cond(lost(found), lambda x: scaled(*product(*parted(x), at)), lambda x: found, x)
+
+
+def _arg(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        return compute(inputs[0], axis=at).astype(jnp.int32)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sum": _reduction(jnp.sum),
+    "prod": _prod,
+    "argmax": _arg(jnp.argmax),
+    "argmin": _arg(jnp.argmin),
+    "max": _reduction(jnp.max),
+    "min": _reduction(jnp.min),
+}

@@ -1,0 +1,41 @@
+"""Order along one dim of a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.lowering.backends.jax.collectives import to_key
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import is_float
+
+
+def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    (x,), params = inputs, instruction.params
+    at = instruction.inputs[0].local.position(params["dim"])
+    places = lax.broadcasted_iota(jnp.int32, x.shape, at)
+    if params["descending"]:  # turned round twice, equal elements keep their order
+        x, places = jnp.flip(x, at), jnp.flip(places, at)
+    found = lax.sort((x, places), dimension=at, num_keys=1, is_stable=True)
+    return [jnp.flip(each, at) for each in found] if params["descending"] else found
+
+
+def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Numbers are ordered as integers, of which none is NaN and none a second zero."""
+    at = instruction.inputs[0].local.position(instruction.params["dim"])
+    x = jnp.moveaxis(jnp.asarray(inputs[0]), at, -1)
+    keys = to_key(jnp.where(x == 0, 0, x), "max") if is_float(x.dtype) else x
+    count = instruction.outputs[0].local.get(instruction.params["into"]).size
+    _, places = lax.top_k(keys, count)
+    values = jnp.take_along_axis(x, places, -1)
+    return jnp.moveaxis(values, -1, at), jnp.moveaxis(places.astype(jnp.int32), -1, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sort": _sort,
+    "top_k": _top_k,
+}

@@ -1,0 +1,52 @@
+"""Reductions over named dims of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.program import Instruction
+
+
+def _reduction(function: Any) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+        local = instruction.inputs[0].local
+        at = tuple(local.position(n) + 1 for n in instruction.params["over"])
+        x = wide(inputs[0])
+        return function.reduce(x, axis=at, dtype=x.dtype).astype(instruction.outputs[0].dtype)
+
+    return emit
+
+
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """The product, as mantissas and exponents where it may have left the range on the way."""
+    x, local = inputs[0], instruction.inputs[0].local
+    at = tuple(local.position(n) + 1 for n in instruction.params["over"])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        found = np.multiply.reduce(x, axis=at, dtype=x.dtype)
+    if not lost(found):
+        return found
+    rows = np.moveaxis(x, at, range(len(at)))
+    return scaled(*product(*parted(rows.reshape(-1, *rows.shape[len(at) :]))))
+
+
+def _arg(function: Any) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+        at = instruction.inputs[0].local.position(instruction.params["dim"]) + 1
+        return function(wide(inputs[0]), axis=at).astype(np.int32)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sum": _reduction(np.add),
+    "prod": _prod,
+    "argmax": _arg(np.argmax),
+    "argmin": _arg(np.argmin),
+    "max": _reduction(np.maximum),
+    "min": _reduction(np.minimum),
+}

@@ -1,0 +1,62 @@
+"""Bit operations on aligned dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Emitter
+from meshdsl.lowering.backends.tf.operations.elementwise import elementwise
+
+
+def _population_count(x: tf.Tensor) -> tf.Tensor:
+    """Adds up bits beside each other, then pairs of them, and so on (Warren 2012, 5-1)."""
+    width = 8 * x.dtype.size
+    bits = x if x.dtype.is_unsigned else tf.bitcast(x, tf.dtypes.as_dtype(f"uint{width}"))
+    if width < 32:
+        bits, width = tf.cast(bits, tf.uint32), 32
+    shift = 1
+    while shift < width:
+        low = int(np.sum([1 << i for i in range(width) if (i // shift) % 2 == 0], dtype=object))
+        mask = tf.constant(low, bits.dtype)
+        upper = tf.bitwise.right_shift(bits, tf.constant(shift, bits.dtype))
+        bits = tf.bitwise.bitwise_and(bits, mask) + tf.bitwise.bitwise_and(upper, mask)
+        shift *= 2
+    return tf.cast(bits, x.dtype)
+
+
+def _shift(compute: object) -> Emitter:
+    """Returns the emitter of a shift; by as many bits as there are or more, none is left."""
+
+    def emit(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
+        right = compute is tf.bitwise.right_shift
+        width = tf.constant(8 * x.dtype.size, by.dtype)
+        far = by >= width
+        found = compute(x, tf.where(far, tf.zeros_like(by), by))  # type: ignore[operator]
+        left = tf.zeros_like(x)
+        if right and not x.dtype.is_unsigned:
+            left = tf.where(x < 0, tf.ones_like(x) * -1, tf.zeros_like(x))
+        return tf.where(far, left, found)
+
+    return elementwise(emit)
+
+
+def _logical(on_bools: object, on_bits: object) -> Emitter:
+    def emit(*inputs: tf.Tensor) -> tf.Tensor:
+        compute = on_bools if inputs[0].dtype == tf.bool else on_bits
+        return compute(*inputs)  # type: ignore[operator]
+
+    return elementwise(emit)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "bit_and": _logical(tf.logical_and, tf.bitwise.bitwise_and),
+    "bit_not": _logical(tf.logical_not, tf.bitwise.invert),
+    "bit_or": _logical(tf.logical_or, tf.bitwise.bitwise_or),
+    "bit_xor": _logical(tf.math.logical_xor, tf.bitwise.bitwise_xor),
+    "population_count": elementwise(_population_count),
+    "shift_left": _shift(tf.bitwise.left_shift),
+    "shift_right": _shift(tf.bitwise.right_shift),
+}

@@ -1,0 +1,293 @@
+"""Elementwise instructions: TensorFlow's on aligned dims.
+
+TensorFlow lacks some of its functions for some dtypes. Half precision is computed in float32 and
+rounded, small and unsigned integers in 64 bits, from which they wrap as they would have by
+themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, tf_dtype
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import is_complex, is_integer
+
+_HALF = (tf.bfloat16, tf.float16)
+_SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
+
+
+def widened(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor in a dtype that TensorFlow computes in."""
+    if x.dtype in _HALF:
+        return tf.cast(x, tf.float32)
+    return tf.cast(x, tf.int64) if x.dtype in _SMALL else x
+
+
+def elementwise(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of a function of tensors that broadcast by position."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        (out,) = instruction.outputs
+        aligned = [
+            a if not v.shape else align(a, v.local, out.local)
+            for a, v in zip(inputs, instruction.inputs, strict=True)
+        ]
+        result = compute(*aligned)
+        if result.shape != out.local.sizes:
+            result = tf.broadcast_to(result, out.local.sizes)
+        return result if result.dtype == tf_dtype(out.dtype) else tf.cast(result, out.dtype)
+
+    return emit
+
+
+def wide(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of a function that TensorFlow has for wide dtypes only."""
+    return elementwise(lambda *inputs: compute(*map(widened, inputs)))
+
+
+def _negative(x: tf.Tensor) -> tf.Tensor:
+    return tf.zeros_like(x) - x if x.dtype.is_unsigned else tf.negative(x)
+
+
+def _cbrt(x: tf.Tensor) -> tf.Tensor:
+    """One step of Newton's after the power, which misses by some units."""
+    size = tf.abs(x)
+    root = tf.pow(size, tf.constant(1 / 3, x.dtype))
+    safe = tf.where((root > 0) & tf.math.is_finite(root), root, tf.ones_like(root))
+    better = safe - (safe - size / (safe * safe)) / 3
+    return tf.where(root == safe, better, root) * tf.sign(x)
+
+
+def _trunc(x: tf.Tensor) -> tf.Tensor:
+    return tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x))
+
+
+def _logarithm(base: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda x: tf.math.log(x) / tf.constant(math.log(base), x.dtype)
+
+
+def _hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    x, y = tf.abs(x), tf.abs(y)
+    large, small = largest(x, y), least(x, y)
+    plain = (large > 0) & tf.math.is_finite(large)
+    safe = tf.where(plain, large, tf.ones_like(large))
+    found = safe * tf.sqrt(1 + tf.square(small / safe))
+    infinite = tf.math.is_inf(x) | tf.math.is_inf(y)
+    return tf.where(infinite, tf.constant(np.inf, x.dtype), tf.where(plain, found, large + small))
+
+
+def _logaddexp(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    large, gap = largest(x, y), x - y
+    apart = tf.where(x == y, tf.zeros_like(gap), -tf.abs(gap))  # of equal infinities as well
+    return tf.where(tf.math.is_inf(large), large, large + tf.math.log1p(tf.exp(apart)))
+
+
+def largest(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the larger of two numbers; NaN, if one is."""
+    return _extreme(tf.maximum, x, y)
+
+
+def least(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns the smaller of two numbers; NaN, if one is."""
+    return _extreme(tf.minimum, x, y)
+
+
+def _extreme(choose: Callable[..., Any], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    if x.dtype == tf.bool:
+        return x | y if choose is tf.maximum else x & y
+    found = choose(x, y)
+    if not x.dtype.is_floating:
+        return found
+    unordered = tf.math.is_nan(x) | tf.math.is_nan(y)
+    return tf.where(unordered, tf.constant(np.nan, x.dtype), found)
+
+
+def _whole(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Of whole numbers, a division by 0 gives 0."""
+
+    def divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        if x.dtype.is_floating:
+            return compute(x, y)
+        none = tf.equal(y, tf.zeros_like(y))
+        found = compute(x, tf.where(none, tf.ones_like(y), y))
+        return tf.where(none, tf.zeros_like(found), found)
+
+    return divide
+
+
+def _remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    found = tf.math.floormod(x, y)
+    if not x.dtype.is_floating:
+        return found
+    return tf.where(tf.math.is_inf(y) & tf.math.is_finite(x), _beside_infinity(x, y), found)
+
+
+def _beside_infinity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.where((x == 0) | (tf.sign(x) == tf.sign(y)), x + 0 * tf.sign(y), y)
+
+
+def _floor_divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    if not x.dtype.is_floating:
+        return tf.math.floordiv(x, y)
+    exact = tf.round((x - _remainder(x, y)) / y)
+    return tf.where((y == 0) | ~tf.math.is_finite(x / y), tf.math.floor(x / y), exact)
+
+
+def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    if x.dtype.is_floating or x.dtype.is_complex:
+        return tf.pow(x, tf.cast(y, x.dtype))
+    below = y < 0
+    found = _integer_power(x, tf.where(below, tf.zeros_like(y), y))
+    return tf.where(below, tf.zeros_like(found), found)
+
+
+def _integer_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Multiplies by squares of squares, one for every bit of the exponent."""
+    y = tf.cast(y, x.dtype)
+    result, square, one = tf.ones_like(x + y), x, tf.ones_like(y)
+    for bit in range(8 * x.dtype.size - 1):
+        odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(y, one * bit), one) == one
+        result = tf.where(odd, result * square, result)
+        square = square * square
+    return result
+
+
+def cast(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
+    """Converts numbers; of floats that no integer of a dtype is, the nearest, and 0 of NaN."""
+    target = tf_dtype(dtype)
+    if x.dtype == target:
+        return x
+    if x.dtype.is_complex and not is_complex(dtype):
+        x = tf.math.real(x)
+        if dtype.kind == "b":
+            return x != 0
+    if not (is_integer(dtype) and x.dtype.is_floating):
+        return tf.cast(x, target)
+    x, limits = widened(x), np.iinfo(dtype)
+    above = x >= tf.constant(2.0**limits.bits / (2 if limits.min else 1), x.dtype)
+    below = x <= tf.constant(float(limits.min), x.dtype)
+    x = tf.where(above | below | tf.math.is_nan(x), tf.zeros_like(x), x)
+    by = tf.int64 if limits.bits < 64 else target
+    ends = (tf.constant(np.asarray(end, dtype)) for end in (limits.max, limits.min))
+    found, most, fewest = (tf.cast(tf.cast(v, by), target) for v in (x, *ends))
+    return tf.where(above, most, tf.where(below, fewest, found))
+
+
+def _bools(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of a function of truths, which other numbers are where they are not 0."""
+    return elementwise(lambda *inputs: compute(*(cast_to_bool(x) for x in inputs)))
+
+
+def cast_to_bool(x: tf.Tensor) -> tf.Tensor:
+    """Returns whether numbers are not 0."""
+    return x if x.dtype == tf.bool else x != tf.zeros_like(x)
+
+
+def _real(x: tf.Tensor) -> tf.Tensor:
+    return tf.math.real(x) if x.dtype.is_complex else x
+
+
+def _imaginary(x: tf.Tensor) -> tf.Tensor:
+    return tf.math.imag(x) if x.dtype.is_complex else tf.zeros_like(x)
+
+
+def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], other: bool) -> Emitter:
+    """Returns the emitter of a question that has one answer for all whole numbers."""
+
+    def ask(x: tf.Tensor) -> tf.Tensor:
+        if x.dtype.is_complex:
+            parts = compute(tf.math.real(x)), compute(tf.math.imag(x))
+            return parts[0] & parts[1] if other else parts[0] | parts[1]
+        return compute(x) if x.dtype.is_floating else tf.fill(x.shape, other)
+
+    return wide(ask)
+
+
+def _arithmetic(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of what every dtype but small integers and bools can do."""
+
+    def emit(*inputs: tf.Tensor) -> tf.Tensor:
+        return compute(*(widened(x) if x.dtype in _SMALL else x for x in inputs))
+
+    return elementwise(emit)
+
+
+def _select(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.where(cast_to_bool(condition), x, y)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "abs": wide(tf.abs),
+    "acos": wide(tf.acos),
+    "acosh": wide(tf.acosh),
+    "add": _arithmetic(tf.add),
+    "asin": wide(tf.asin),
+    "asinh": wide(tf.asinh),
+    "atan": wide(tf.atan),
+    "atan2": wide(tf.atan2),
+    "atanh": wide(tf.atanh),
+    "cast": lambda machine, instruction, inputs: cast(inputs[0], instruction.outputs[0].dtype),
+    "cbrt": wide(_cbrt),
+    "ceil": wide(tf.math.ceil),
+    "complex": elementwise(lambda x, y: tf.complex(*_together(x, y))),
+    "conj": elementwise(tf.math.conj),
+    "cos": wide(tf.cos),
+    "cosh": wide(tf.cosh),
+    "divide": _arithmetic(tf.divide),
+    "equal": elementwise(tf.equal),
+    "exp": wide(tf.exp),
+    "exp2": wide(lambda x: tf.pow(tf.constant(2, x.dtype), x)),
+    "expm1": wide(tf.math.expm1),
+    "floor": wide(tf.math.floor),
+    "floor_divide": wide(_whole(_floor_divide)),
+    "greater": wide(tf.greater),
+    "greater_equal": wide(tf.greater_equal),
+    "hypot": wide(_hypot),
+    "imag": elementwise(_imaginary),
+    "isfinite": _of_floats(tf.math.is_finite, True),
+    "isinf": _of_floats(tf.math.is_inf, False),
+    "isnan": _of_floats(tf.math.is_nan, False),
+    "less": wide(tf.less),
+    "less_equal": wide(tf.less_equal),
+    "log": wide(tf.math.log),
+    "log10": wide(_logarithm(10)),
+    "log1p": wide(tf.math.log1p),
+    "log2": wide(_logarithm(2)),
+    "logaddexp": wide(_logaddexp),
+    "logical_and": _bools(tf.logical_and),
+    "logical_not": _bools(tf.logical_not),
+    "logical_or": _bools(tf.logical_or),
+    "logical_xor": _bools(tf.math.logical_xor),
+    "maximum": wide(largest),
+    "minimum": wide(least),
+    "multiply": _arithmetic(tf.multiply),
+    "negative": elementwise(_negative),
+    "not_equal": elementwise(tf.not_equal),
+    "power": wide(_power),
+    "real": elementwise(_real),
+    "remainder": wide(_whole(_remainder)),
+    "round": wide(tf.round),
+    "rsqrt": wide(tf.math.rsqrt),
+    "select": elementwise(_select),
+    "sigmoid": wide(tf.sigmoid),
+    "sign": wide(tf.sign),
+    "sin": wide(tf.sin),
+    "sinh": wide(tf.sinh),
+    "sqrt": wide(tf.sqrt),
+    "square": _arithmetic(tf.square),
+    "subtract": _arithmetic(tf.subtract),
+    "tan": wide(tf.tan),
+    "tanh": wide(tf.tanh),
+    "trunc": wide(_trunc),
+}
+
+
+def _together(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    sizes = tf.broadcast_static_shape(x.shape, y.shape)
+    return tf.broadcast_to(x, sizes), tf.broadcast_to(y, sizes)

@@ -1,0 +1,275 @@
+"""Linear algebra on the matrices of one shard: tf.linalg.
+
+Matrices that a function cannot deal with give NaN. No matrices of float32 are multiplied here, as a
+TPU would round them to bfloat16; within the functions of tf.linalg, XLA does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dims import Shape
+
+
+def _factors(function: Callable[[tf.Tensor], Any]) -> Emitter:
+    """Returns the emitter of a function of matrices in the two last dims."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+        local, names = instruction.inputs[0].local, _matrix(instruction)
+        ordered = Shape([*local.without(names), *local.select(names)])
+        results = function(align(inputs[0], local, ordered))
+        if instruction.op == "cholesky":
+            return align(results, ordered, local)
+        return tuple(results)
+
+    return emit
+
+
+def _matrix(instruction: Instruction) -> list[str]:
+    return [instruction.params["rows"], instruction.params["columns"]]
+
+
+def _solve(function: Callable[[Instruction, tf.Tensor, tf.Tensor], tf.Tensor]) -> Emitter:
+    """Returns the emitter of a solver, which takes right sides as the columns of a matrix."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        left, right = (value.local for value in instruction.inputs)
+        (out,), (row, column) = instruction.outputs, left.select(_matrix(instruction))
+        batch = left.without([row.name, column.name])
+        sides = right.without([row.name, *batch.names])
+        a = align(inputs[0], left, Shape([*batch, row, column]))
+        b = align(inputs[1], right, Shape([*batch, row, *sides]))
+        flat = tf.reshape(b, [*batch.sizes, row.size, sides.volume])
+        x = function(instruction, a, flat)
+        x = tf.reshape(x, [*batch.sizes, column.size, *sides.sizes])
+        return align(x, Shape([*batch, column, *sides]), out.local)
+
+    return emit
+
+
+def _where(sound: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns what was found of the matrices that are sound, and NaN of the others."""
+    mask = tf.reshape(sound, [*sound.shape, *(1,) * (len(x.shape) - len(sound.shape))])
+    return tf.where(mask, x, tf.constant(np.nan, x.dtype))
+
+
+def _of_finite(function: Callable[[tf.Tensor], Sequence[tf.Tensor]]) -> Emitter:
+    """Returns the emitter of a function that fails, or never ends, if a number is not finite."""
+
+    def compute(x: tf.Tensor) -> Sequence[tf.Tensor]:
+        sound = tf.reduce_all(tf.math.is_finite(x), [-2, -1])
+        safe = tf.where(sound[..., None, None], x, tf.zeros_like(x))
+        return [_where(sound, found) for found in function(safe)]
+
+    return _factors(compute)
+
+
+def _scale(x: tf.Tensor) -> tf.Tensor:
+    """Returns the largest numbers of matrices [..., 1, 1], by which squares become finite."""
+    largest = tf.reduce_max(tf.abs(x), [-2, -1], keepdims=True)
+    return tf.where(largest == 0, tf.ones_like(largest), largest)
+
+
+def _triangular(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    lower = instruction.params["lower"]
+    if not instruction.params["unit_diagonal"]:
+        return _substituted(a, b, lower)
+    return tf.linalg.triangular_solve(_with_unit_diagonal(a), b, lower=lower)
+
+
+def _with_unit_diagonal(a: tf.Tensor) -> tf.Tensor:
+    return tf.linalg.set_diag(a, tf.ones(a.shape[:-1], a.dtype))
+
+
+def _substituted(a: tf.Tensor, b: tf.Tensor, lower: bool) -> tf.Tensor:
+    sound = tf.reduce_all(tf.linalg.diag_part(a) != 0, -1)
+    return _where(sound, tf.linalg.triangular_solve(a, b, lower=lower))
+
+
+def _solver(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Of a = qr and b side by side, the triangular factor is r and, beside it, qᴴ b."""
+    size = a.shape[-1]
+    _, r = tf.linalg.qr(tf.concat([a, b], -1))
+    return _substituted(r[..., :size], r[..., size:], lower=False)
+
+
+def _symmetric(x: tf.Tensor) -> tf.Tensor:
+    return (x + tf.linalg.matrix_transpose(x)) / 2
+
+
+def _cholesky(x: tf.Tensor) -> tf.Tensor:
+    low = tf.linalg.cholesky(_symmetric(x))
+    return _where(tf.reduce_all(tf.math.is_finite(tf.linalg.diag_part(low)), -1), low)
+
+
+def _qr(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    q, r = tf.linalg.qr(x)
+    sign = _sign(tf.linalg.diag_part(r))
+    return q * sign[..., None, :], r * sign[..., None]
+
+
+def _sign(x: tf.Tensor) -> tf.Tensor:
+    return tf.where(x < 0, tf.constant(-1, x.dtype), tf.constant(1, x.dtype))
+
+
+def _signs(vectors: tf.Tensor) -> tf.Tensor:
+    """Returns the signs of the elements of largest magnitude: [..., 1, vectors]."""
+    rows = tf.linalg.matrix_transpose(vectors)
+    at = tf.argmax(tf.abs(rows), -1, tf.int32)
+    largest = tf.gather(rows, at, axis=-1, batch_dims=len(at.shape))
+    return _sign(largest)[..., None, :]
+
+
+def _eigh(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Doubles are shifted, by which they are all positive, for the rotations to tell them apart."""
+    scale = _scale(x)
+    x = _symmetric(x / scale)
+    values, vectors = tf.linalg.eigh(x)
+    if x.dtype == tf.float64:
+        shift = 2 * tf.norm(x, axis=[-2, -1])[..., None]
+        images = tf.linalg.matmul(x, vectors) + shift[..., None] * vectors
+        images, vectors = _rotated(images, vectors)
+        values = tf.reduce_sum(images * vectors, -2) - shift
+        order = tf.argsort(values)
+        values, vectors = _ordered(values, order), _ordered(vectors, order)
+    return values * scale[..., 0], vectors * _signs(vectors)
+
+
+def _svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    if x.shape[-2] < x.shape[-1]:
+        v, s, u = _tall_svd(tf.linalg.matrix_transpose(x))
+    else:
+        u, s, v = _tall_svd(x)
+    signs = _signs(u)
+    return u * signs, s, tf.linalg.matrix_transpose(v * signs)
+
+
+def _tall_svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    scale = _scale(x)
+    x = x / scale
+    s, u, v = tf.linalg.svd(x)
+    if x.dtype == tf.float64:
+        images, v = _rotated(tf.linalg.matmul(x, v), v)
+        s = tf.norm(images, axis=-2)
+        order = tf.argsort(s, direction="DESCENDING")
+        s, v, images = (_ordered(found, order) for found in (s, v, images))
+        u, _ = _qr(images)
+    return u, s * scale[..., 0], v
+
+
+def _ordered(x: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
+    """Returns numbers [..., n], or the columns of matrices [..., m, n], in another order."""
+    if x.shape.rank == order.shape.rank:
+        return tf.gather(x, order, axis=-1, batch_dims=x.shape.rank - 1)
+    rows = tf.gather(tf.linalg.matrix_transpose(x), order, axis=-2, batch_dims=x.shape.rank - 2)
+    return tf.linalg.matrix_transpose(rows)
+
+
+def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rotates the columns of both until those of `images` are at right angles: Hestenes 1958.
+
+    XLA's eigenvectors and singular vectors of doubles are only as good as those of floats; those
+    of hosts are right, and nothing is rotated.
+    """
+    height, size = images.shape[-2:]
+    rounds = _tournament(size)
+    orders, inverses = (tf.constant(t, tf.int32) for t in (rounds, np.argsort(rounds)))
+
+    def unfinished(sweep: tf.Tensor, both: tf.Tensor) -> tf.Tensor:
+        columns = both[..., :height, :]
+        products = tf.abs(tf.linalg.matmul(columns, columns, transpose_a=True))
+        norms = tf.sqrt(tf.linalg.diag_part(products))
+        larger = tf.maximum(norms[..., :, None], norms[..., None, :])
+        limit = size * 2e-15 * tf.reduce_max(norms, -1)[..., None, None] * larger
+        off = tf.linalg.set_diag(products, tf.zeros_like(norms))
+        return (sweep < 20) & tf.reduce_any(off > limit)
+
+    def sweep(count: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def turn(k: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            turned = _turned(tf.gather(both, orders[k], axis=-1), height)
+            return k + 1, tf.gather(turned, inverses[k], axis=-1)
+
+        start = (tf.constant(0), both)
+        return count + 1, tf.while_loop(lambda k, _: k < len(rounds), turn, start)[1]
+
+    start = (tf.constant(0), tf.concat([images, vectors], -2))
+    both = tf.while_loop(unfinished, sweep, start)[1]
+    return both[..., :height, :], both[..., height:, :]
+
+
+def _tournament(size: int) -> np.ndarray:
+    """Returns orders of all columns [rounds, size]; in each, the first half meets the second.
+
+    In some round, every two columns meet. Of an odd number of them, one is idle, the last.
+    """
+    others = size - 1 + size % 2
+    turn, steps = np.arange(others)[:, None], np.arange(1, others // 2 + 1)
+    first, second = (turn + steps) % others, (turn - steps) % others
+    if size % 2:
+        return np.concatenate([first, second, turn], 1)
+    return np.concatenate([first, turn, second, np.full_like(turn, size - 1)], 1)
+
+
+def _turned(both: tf.Tensor, height: int) -> tf.Tensor:
+    """Rotates pairs of columns by the angles at which their first `height` rows are orthogonal."""
+    half = both.shape[-1] // 2
+    one, other, idle = both[..., :half], both[..., half : 2 * half], both[..., 2 * half :]
+    x, y = one[..., :height, :], other[..., :height, :]
+    product = tf.reduce_sum(x * y, -2, keepdims=True)
+    apart = tf.reduce_sum(y * y - x * x, -2, keepdims=True)
+    crossed = tf.where(product == 0, tf.ones_like(product), 2 * product)
+    ratio = apart / crossed
+    sign = tf.where(ratio < 0, -tf.ones_like(ratio), tf.ones_like(ratio))
+    tangent = sign / (tf.abs(ratio) + tf.sqrt(1 + ratio * ratio))
+    tangent = tf.where(product == 0, tf.zeros_like(tangent), tangent)
+    cosine = tf.math.rsqrt(1 + tangent * tangent)
+    sine = cosine * tangent
+    return tf.concat([cosine * one - sine * other, sine * one + cosine * other, idle], -1)
+
+
+def _slogdet(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Eliminates one column after another, each by the row in which it is largest.
+
+    The sign is that of the pivots, and changes once for every row left that is before the pivot's.
+    """
+    depth, size = x.shape[:-2], x.shape[-1]
+    index = tf.range(size, dtype=tf.int32)
+
+    def step(
+        k: tf.Tensor, left: tf.Tensor, a: tf.Tensor, sign: tf.Tensor, log: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        column = tf.where(left, tf.gather(a, k, axis=-1), tf.zeros([], a.dtype))
+        size_of = tf.where(tf.math.is_nan(column), tf.constant(np.inf, a.dtype), tf.abs(column))
+        at = tf.argmax(size_of, -1, tf.int32)
+        pivot, row = tf.gather(column, at, batch_dims=1), tf.gather(a, at, batch_dims=1)
+        before = tf.reduce_sum(tf.cast(left & (index < at[:, None]), tf.int32), -1)
+        turned = tf.where(before % 2 == 0, tf.ones_like(sign), -tf.ones_like(sign))
+        left &= index != at[:, None]
+        safe = tf.where(pivot == 0, tf.ones_like(pivot), pivot)
+        factor = tf.where(left, column / safe[:, None], tf.zeros([], a.dtype))
+        a -= factor[:, :, None] * row[:, None, :]
+        return k + 1, left, a, sign * turned * tf.sign(pivot), log + tf.math.log(tf.abs(pivot))
+
+    count = depth.num_elements()
+    start = tf.ones([count], x.dtype), tf.zeros([count], x.dtype)
+    a, left = tf.reshape(x, [count, size, size]), tf.ones([count, size], tf.bool)
+    state = (tf.constant(0), left, a, *start)
+    *_, sign, log = tf.while_loop(lambda k, *_: k < size, step, state)
+    return tf.reshape(sign, depth), tf.reshape(log, depth)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "cholesky": _factors(_cholesky),
+    "qr": _factors(_qr),
+    "eigh": _of_finite(_eigh),
+    "svd": _of_finite(_svd),
+    "slogdet": _factors(_slogdet),
+    "solve": _solve(_solver),
+    "triangular_solve": _solve(_triangular),
+}

@@ -1,0 +1,64 @@
+"""Reductions over named dims of one shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.tf.operations.elementwise import widened
+from meshdsl.lowering.backends.tf.operations.scaling import in_rows, parted, product, scaled
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.dtypes import is_differentiable, is_float
+
+
+def _reduction(compute: Callable[..., Any]) -> Emitter:
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        local, dtype = instruction.inputs[0].local, instruction.inputs[0].dtype
+        at = [local.position(n) for n in instruction.params["over"]]
+        if dtype.kind == "b":
+            compute_bools = {tf.reduce_max: tf.reduce_any, tf.reduce_min: tf.reduce_all}
+            return compute_bools[compute](inputs[0], axis=at)
+        return tf.cast(compute(widened(inputs[0]), axis=at), instruction.outputs[0].dtype)
+
+    return emit
+
+
+def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """The product, as mantissas and exponents: on the way it may leave the range."""
+    x, local = inputs[0], instruction.inputs[0].local
+    at = [local.position(n) for n in instruction.params["over"]]
+    if not is_differentiable(instruction.inputs[0].dtype):
+        return tf.cast(tf.reduce_prod(widened(x), axis=at), x.dtype)
+    mantissa, exponent = parted(x)
+    return scaled(*product(in_rows(mantissa, at), in_rows(exponent, at)))
+
+
+def _arg(compute: Callable[..., Any]) -> Emitter:
+    """The first NaN wins, as it does in numpy."""
+
+    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        x = widened(inputs[0])
+        if x.dtype == tf.bool:
+            x = tf.cast(x, tf.int32)
+        found = compute(x, axis=at, output_type=tf.int32)
+        if not is_float(instruction.inputs[0].dtype):
+            return found
+        unordered = tf.math.is_nan(x)
+        first = tf.argmax(tf.cast(unordered, tf.int32), axis=at, output_type=tf.int32)
+        return tf.where(tf.reduce_any(unordered, at), first, found)
+
+    return emit
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sum": _reduction(tf.reduce_sum),
+    "prod": _prod,
+    "argmax": _arg(tf.argmax),
+    "argmin": _arg(tf.argmin),
+    "max": _reduction(tf.reduce_max),
+    "min": _reduction(tf.reduce_min),
+}

@@ -1,0 +1,48 @@
+"""Order along one dim of a shard.
+
+Numbers are ordered by integers, of which none is NaN and none a second zero. TensorFlow finds the
+largest, of equal ones the first; the smallest are the largest of the integers with all bits
+inverted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
+from meshdsl.lowering.backends.tf.operations.words import as_keys
+from meshdsl.lowering.program import Instruction
+
+_KEYS = ("int8", "int16", "int32", "int64")
+
+
+def _largest(x: tf.Tensor, count: int, at: int, ascending: bool = False) -> list[tf.Tensor]:
+    """Returns the largest of x along an axis, or the smallest, in order, and where they were."""
+    rows = move(x, at, -1)
+    if rows.dtype.is_floating:
+        rows = tf.where(rows == 0, tf.zeros_like(rows), rows)
+    keys = as_keys(rows, "max", _KEYS)
+    places = tf.math.top_k(tf.bitwise.invert(keys) if ascending else keys, count).indices
+    values = tf.gather(move(x, at, -1), places, axis=-1, batch_dims=len(x.shape) - 1)
+    return [move(values, -1, at), move(places, -1, at)]
+
+
+def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    (x,), params = inputs, instruction.params
+    at = instruction.inputs[0].local.position(params["dim"])
+    return _largest(x, x.shape[at], at, not params["descending"])
+
+
+def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    params = instruction.params
+    at = instruction.inputs[0].local.position(params["dim"])
+    count = instruction.outputs[0].local.get(params["into"]).size
+    return _largest(inputs[0], count, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "sort": _sort,
+    "top_k": _top_k,
+}

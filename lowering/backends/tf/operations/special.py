@@ -1,0 +1,73 @@
+"""Special functions: those of tf.math on aligned dims, and SciPy's values where those differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from meshdsl.lowering.backends.tf.machine import Emitter
+from meshdsl.lowering.backends.tf.operations.elementwise import wide
+
+
+def _number(value: float, like: tf.Tensor) -> tf.Tensor:
+    return tf.constant(value, like.dtype)
+
+
+def _erf(x: tf.Tensor) -> tf.Tensor:
+    """Large numbers are less first, as their squares would be infinite."""
+    bounded = tf.clip_by_value(x, _number(-10, x), _number(10, x))
+    return tf.where(tf.math.is_nan(x), x, tf.math.erf(bounded))
+
+
+def _erf_inv(x: tf.Tensor) -> tf.Tensor:
+    """Near 1 and -1 from the distance to them, near 0 with a step of Newton's."""
+    size = tf.abs(x)
+    far = -tf.sign(x) * tf.math.ndtri((1 - size) / 2) / math.sqrt(2)
+    near = tf.math.erfinv(tf.where(size < 0.5, x, tf.zeros_like(x)))
+    near -= (_erf(near) - x) * tf.exp(tf.square(near)) * (math.sqrt(math.pi) / 2)
+    return tf.where(size < 0.5, near, far)
+
+
+def _times(logarithm: Callable[[tf.Tensor], tf.Tensor]) -> Emitter:
+    """Returns the emitter of a product with a logarithm: 0 times any number is 0."""
+
+    def compute(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        nothing = (x == 0) & ~tf.math.is_nan(y)
+        return tf.where(nothing, _number(0, x), x * logarithm(y))
+
+    return wide(compute)
+
+
+def _zeta(s: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+    """It is infinite where one of its terms is, and 0 where all are."""
+    pole = (s == 1) | ((s > 1) & (q <= 0) & (q == tf.math.floor(q)))
+    none = (s > 1) & (q == np.inf)
+    found = tf.math.zeta(*(tf.where(pole | none, _number(2, v), v) for v in (s, q)))
+    return tf.where(pole, _number(np.inf, q), tf.where(none, _number(0, q), found))
+
+
+def _polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Abramowitz and Stegun, equation 6.4.10."""
+    half = n / 2
+    sign = tf.where(half == tf.math.floor(half), _number(-1, n), _number(1, n))
+    sign = tf.where(n == tf.math.floor(n), sign, _number(np.nan, n))
+    found = sign * tf.exp(tf.math.lgamma(n + 1)) * _zeta(n + 1, x)
+    return tf.where(n == 0, tf.math.digamma(x), found)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "bessel_i0e": wide(tf.math.bessel_i0e),
+    "bessel_i1e": wide(tf.math.bessel_i1e),
+    "digamma": wide(tf.math.digamma),
+    "erf": wide(_erf),
+    "erf_inv": wide(_erf_inv),
+    "erfc": wide(tf.math.erfc),
+    "lgamma": wide(tf.math.lgamma),
+    "polygamma": wide(_polygamma),
+    "xlog1py": _times(tf.math.log1p),
+    "xlogy": _times(tf.math.log),
+    "zeta": wide(_zeta),
+}

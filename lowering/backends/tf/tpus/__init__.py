@@ -1,0 +1,1 @@
+"""Programs on the cores of a TPU."""

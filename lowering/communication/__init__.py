@@ -1,0 +1,1 @@
+"""Communication: the cheapest moves from one layout of a tensor to another."""

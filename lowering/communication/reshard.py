@@ -1,0 +1,153 @@
+"""Resharding: the cheapest chain of moves from one layout of a tensor to another.
+
+A chain is what the compiler may choose; its two ends are not. It has the least wire bytes, where a
+byte that crosses a slow axis of the mesh counts for `SLOWER` (so a sum over a slow and a fast axis
+is scattered inside, reduced across, and gathered inside); among equals the fewest moves, then the
+fewest collectives (a permute counts for two, as the least regular one), then the first in a fixed
+order, so that equal questions have equal answers in every process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.reshard_search import SLOWER, Problem
+from meshdsl.lowering.program import Pairs, wire_bytes
+from meshdsl.tensors.dims import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step of a chain: a collective, or a local and free `slice`.
+
+    The `params` of a collective are those that `program` lists. A `slice` has `axes` and `dim`:
+    replicated axes are appended, minor, to dim. A slice over no axes leaves every block where it is
+    and only renames the layout: nothing but axes of size 1 has changed place.
+
+    The `pairs` of a permute are a bijection of all devices, sorted by source, in which a device
+    that already holds its block is its own source. Its `axes` are those along which a shard moves,
+    in mesh order; never a partial one.
+    """
+
+    op: str
+    params: Mapping[str, Any] = field(hash=False)
+    result: TensorLayout
+    wire_bytes: float
+
+
+def reshard(
+    shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
+) -> tuple[Move, ...]:
+    """Returns the moves, of least wire bytes, that take a tensor from `start` to `goal`.
+
+    The partial axes of `start` have one kind, not `varying`; `goal` may keep some or all of them,
+    and has no others.
+    """
+    here, moves = start, []
+    for move in _chain(shape, itemsize, start, goal, mesh):
+        if move.op == "permute":
+            pairs = _pairs(here, move.result, mesh)
+            move = replace(move, params={**move.params, "pairs": pairs, "mesh_axes": mesh.names})
+        moves.append(move)
+        here = move.result
+    return tuple(moves)
+
+
+@lru_cache(maxsize=1 << 16)
+def reshard_cost(
+    shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
+) -> float:
+    """Returns the bytes that one device sends on the cheapest way from `start` to `goal`.
+
+    Those that cross a slow axis count for `SLOWER`.
+    """
+    return math.fsum(
+        move.wire_bytes * (1 if mesh.slow.isdisjoint(move.params["axes"]) else SLOWER)
+        for move in _chain(shape, itemsize, start, goal, mesh)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _chain(
+    shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
+) -> tuple[Move, ...]:
+    """Returns the moves; of permutes without the pairs, of which there is one per device."""
+    kinds = {kind for _, kind in start.partial}
+    assert len(kinds) <= 1 and "varying" not in kinds, f"cannot move a tensor that is {start}"
+    assert set(goal.partial) <= set(start.partial), f"`{goal}` is partial where `{start}` is not"
+    for end in (start, goal):
+        assert {dim for dim, _ in end.splits} <= set(shape.names), f"`{end}` is not of {shape}"
+    if start == goal:
+        return ()
+    problem = Problem.between(shape, start, goal, mesh)
+    here, state, moves = start, problem.start, []
+    others = start.local(shape, mesh).volume // problem.volume(state[0])
+    for step in problem.shortcut() or problem.cheapest():
+        there = problem.layout(step.state)
+        payload = problem.payload(step, state) * others * itemsize
+        params: dict[str, Any] = {"axes": step.axes, **problem.named(step)}
+        if step.op == "all_reduce":
+            params["kind"] = problem.kind
+        elif step.op == "permute":
+            params = {"axes": _targets(here, there, mesh)[0]}
+        devices = 1 if step.op == "slice" else mesh.extent(params["axes"])
+        moves.append(Move(step.op, params, there, wire_bytes(step.op, payload, devices)))
+        here, state = there, step.state
+    assert here == goal
+    return tuple(moves)
+
+
+def _moving(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Mesh:
+    """Returns the axes along which shards may move: those that split either layout."""
+    moving = here.split_axes | there.split_axes
+    return Mesh(tuple((axis, size) for axis, size in mesh.axes if axis in moving))
+
+
+def _targets(
+    here: TensorLayout, there: TensorLayout, mesh: Mesh
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the axes of the permute between two layouts, and where devices send.
+
+    Along axes that split neither layout all is repeated: the devices are those that differ along
+    the others. Every device that holds the block it needs keeps it; the others, in order, send to
+    those, in order, that lack the block they hold.
+    """
+    part = _moving(here, there, mesh)
+    index = np.indices(tuple(part.sizes.values())).reshape(len(part.axes), part.size)
+    along = dict(zip(part.names, index, strict=True))
+    dims = sorted({dim for dim, _ in here.splits + there.splits})
+
+    def blocks(layout: TensorLayout) -> np.ndarray:
+        """Numbers the block of each device."""
+        number = np.zeros(part.size, np.int64)
+        for axis in [axis for dim in dims for axis in layout.axes(dim)]:
+            number = number * mesh.sizes[axis] + along[axis]
+        return number
+
+    has, needs = blocks(here), blocks(there)
+    away = np.flatnonzero(has != needs)
+    sources = away[np.argsort(has[away], kind="stable")]
+    target = np.arange(part.size)
+    target[sources] = away[np.argsort(needs[away], kind="stable")]
+    axes = [axis for axis in part.names if (along[axis] != along[axis][target]).any()]
+    return tuple(axes), target
+
+
+@lru_cache(maxsize=4)  # each lists all devices: 65,536 take 10 MB
+def _pairs(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Pairs:
+    """Returns where each device of a mesh sends in the permute between two layouts."""
+    part, target = _moving(here, there, mesh), _targets(here, there, mesh)[1]
+    devices = np.arange(mesh.size).reshape(tuple(mesh.sizes.values()))
+    first = sorted(range(len(mesh.axes)), key=lambda i: mesh.names[i] in part.sizes)
+    moved = devices.transpose(first).reshape(-1, part.size)  # [other places, moving places]
+    found = np.empty(mesh.size, np.int64)
+    found[moved] = moved[:, target]
+    return Pairs(enumerate(found.tolist()))

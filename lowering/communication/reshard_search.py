@@ -1,0 +1,414 @@
+"""The search for the cheapest chain of moves between two layouts of a tensor; see `reshard`.
+
+The search is A* over layouts. It is kept small by what it leaves alone: an axis that is idle at
+both ends, an axis that both ends keep partial or in one place (major to where a dim's splits begin
+to differ), and every dim split alike at both ends, except two that may hold axes on the way.
+Costs are compared as exact integers, so a tie is a tie whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain, combinations, permutations
+from typing import Any, NamedTuple, TypeAlias
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import Kind, TensorLayout
+from meshdsl.lowering.program import wire_bytes
+from meshdsl.tensors.dims import Shape
+
+# What a byte on a slow axis counts: about the ratio of a chip's links to its share of the network.
+SLOWER = 16
+
+Splits: TypeAlias = tuple[tuple[str, ...], ...]
+State: TypeAlias = tuple[Splits, tuple[str, ...]]
+_Cost: TypeAlias = tuple[int, int, int]  # wire, moves, collectives
+_COLLECTIVES = {"slice": 0, "permute": 2}
+
+
+class Step(NamedTuple):
+    """A move of a `Problem`, and the state it leads to; `at` are places among the dims."""
+
+    op: str
+    axes: tuple[str, ...]
+    at: tuple[int, ...]
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What differs between two layouts of a tensor.
+
+    Layouts whose dims have equally many shards form a class: a permute leads from each to each of
+    the others, at one price.
+
+    A state is, for each of `dims`, the axes beyond those `kept`, and the axes yet to be reduced.
+
+    Attributes:
+        dims: the dims that a chain may split.
+        room: for each of them, its size in the shard of `kept`.
+        sizes: the axes that a chain may use, in mesh order.
+        kept: what both ends have in common, and with them every layout on the way.
+        kind: the kind of the partial axes, if there are any.
+    """
+
+    dims: tuple[str, ...]
+    room: tuple[int, ...]
+    sizes: dict[str, int]
+    kept: TensorLayout
+    kind: Kind | None
+    start: State
+    goal: State
+    slow: frozenset[str] = frozenset()
+    known_shards: dict[tuple[str, ...], int] = field(default_factory=dict)
+    known_choices: dict[Any, dict[tuple[int, ...], list[tuple[str, ...]]]] = field(
+        default_factory=dict
+    )
+
+    @staticmethod
+    def between(shape: Shape, start: TensorLayout, goal: TensorLayout, mesh: Mesh) -> Problem:
+        """Sets aside what both ends have in common."""
+        shared = {dim: _prefix(start.axes(dim), goal.axes(dim)) for dim in shape.names}
+        first = {dim: start.axes(dim)[len(shared[dim]) :] for dim in shape.names}
+        last = {dim: goal.axes(dim)[len(shared[dim]) :] for dim in shape.names}
+        pending = set(start.partial_axes) - set(goal.partial_axes)
+        used = pending.union(*first.values(), *last.values())
+        sizes = {axis: size for axis, size in mesh.axes if axis in used}
+        kept = TensorLayout.of(shared, dict(goal.partial))
+        room = dict(zip(shape.names, kept.local(shape, mesh).sizes, strict=True))
+
+        dims = [dim for dim in shape.names if first[dim] or last[dim]]
+        idle = [dim for dim in shape.names if dim not in dims]
+        extent = math.prod(sizes.values())
+        dims += sorted(idle, key=lambda dim: math.gcd(room[dim], extent), reverse=True)[:2]
+        return Problem(
+            dims=tuple(dims),
+            room=tuple(room[dim] for dim in dims),
+            sizes=sizes,
+            kept=kept,
+            kind=start.partial[0][1] if start.partial else None,
+            start=(tuple(first[dim] for dim in dims), tuple(a for a in sizes if a in pending)),
+            goal=(tuple(last[dim] for dim in dims), ()),
+            slow=mesh.slow,
+        )
+
+    def layout(self, state: State) -> TensorLayout:
+        """Returns the layout that a state stands for."""
+        splits, pending = state
+        whole = {d: self.kept.axes(d) + axes for d, axes in zip(self.dims, splits, strict=True)}
+        layout = TensorLayout.of({**dict(self.kept.splits), **whole}, dict(self.kept.partial))
+        return layout.add_partial(pending, self.kind) if self.kind else layout
+
+    def shortcut(self) -> list[Step]:
+        """Returns the chain where it is plain: one all_reduce, or slices; else an empty list."""
+        splits, pending = self.start
+        across = self.slow.intersection(pending)
+        if splits == self.goal[0] and not (across and across != set(pending)):
+            return [Step("all_reduce", pending, (), self.goal)]
+        steps = []
+        if not pending and not any(splits):
+            for at, axes in enumerate(self.goal[0]):
+                if axes:
+                    splits = _put(splits, at, axes)
+                    steps.append(Step("slice", axes, (at,), (splits, ())))
+        return steps
+
+    def named(self, step: Step) -> dict[str, str]:
+        """Returns the dims among the params of a step."""
+        names = ("concat", "split") if step.op == "all_to_all" else ("dim",)
+        return {name: self.dims[at] for name, at in zip(names, step.at, strict=False)}
+
+    def cheapest(self) -> tuple[Step, ...]:
+        """Returns the cheapest chain, searched once for all problems that differ in scale.
+
+        Without pads only the common divisors of a dim and the axes matter: all costs are
+        proportional to what is left.
+        """
+        room = tuple(
+            size if padded else math.gcd(size, self.extent)
+            for size, padded in zip(self.room, self.padded, strict=True)
+        )
+        sizes = tuple(self.sizes.items())
+        return _searched(room, sizes, self.kind == "sum", self.start, self.goal, self.slow)
+
+    def search(self) -> list[Step]:
+        """Returns the cheapest chain, by A*."""
+        best: dict[State, _Cost] = {self.start: (0, 0, 0)}
+        came: dict[State, tuple[State, Step]] = {}
+        queue = [(self.missing(self.start), 0, 0, self.start)]
+        done: set[State] = set()
+        permuted: dict[object, _Cost] = {}
+        while self.goal not in done:
+            *_, state = heapq.heappop(queue)
+            if state in done:
+                continue
+            done.add(state)
+            wire, moves, collectives = cost = best[state]
+            steps = self.steps(state)
+            # Where a member of its class was reached at no more, permutes from there are as good.
+            alike = self.alike(state)
+            if alike not in permuted or cost < permuted[alike]:
+                permuted[alike] = cost
+                steps = chain(steps, self.permutes(state))
+            for sent, step in steps:
+                there = step.state
+                if there in done:
+                    continue
+                cost = (wire + sent, moves + 1, collectives + _COLLECTIVES.get(step.op, 1))
+                if there not in best or cost < best[there]:
+                    best[there] = cost
+                    came[there] = state, step
+                    heapq.heappush(queue, (cost[0] + self.missing(there), *cost[1:], there))
+        found: list[Step] = []
+        state = self.goal
+        while state != self.start:
+            state, step = came[state]
+            found.append(step)
+        return found[::-1]
+
+    def steps(self, state: State) -> Iterator[tuple[int, Step]]:
+        """Yields every move from a state but permutes, with its wire bytes."""
+        splits, pending = state
+        volume = self.volume(splits)
+        free = tuple(
+            [a for a in self.sizes if a not in pending and not any(a in s for s in splits)]
+        )
+        scattered = _selections(pending) if self.kind == "sum" else ()
+        for at, held in enumerate(splits):
+            rest = volume // self.block(at, held)
+            for axes in _selections(free):
+                if self.fits(at, held + axes):
+                    there = (_put(splits, at, held + axes), pending)
+                    yield 0, Step("slice", axes, (at,), there)
+            for axes in scattered:
+                if self.fits(at, held + axes):
+                    there = (_put(splits, at, held + axes), _without(pending, axes))
+                    payload = self.shards(axes) * rest * self.block(at, held + axes)
+                    sent = self.wire("reduce_scatter", axes, payload)
+                    yield sent, Step("reduce_scatter", axes, (at,), there)
+            for cut in range(len(held)):
+                axes, left = held[cut:], held[:cut]
+                if not self.fits(at, left):
+                    continue
+                without = _put(splits, at, left)
+                sent = self.wire("all_gather", axes, self.shards(axes) * volume)
+                yield sent, Step("all_gather", axes, (at,), (without, pending))
+                for to in range(len(splits)):
+                    if to == at or not self.fits(to, splits[to] + axes):
+                        continue
+                    after = splits[to] + axes
+                    others = volume // self.block(to, splits[to])
+                    payload = others * self.shards(axes) * self.block(to, after)
+                    there = (_put(without, to, after), pending)
+                    sent = self.wire("all_to_all", axes, payload)
+                    yield sent, Step("all_to_all", axes, (at, to), there)
+        for length in range(1, len(pending) + 1):
+            for axes in combinations(pending, length):
+                there = (splits, _without(pending, axes))
+                yield self.wire("all_reduce", axes, volume), Step("all_reduce", axes, (), there)
+
+    def permutes(self, state: State) -> Iterator[tuple[int, Step]]:
+        """Yields every permute from a state; a slice where only axes of size 1 change place."""
+        splits, pending = state
+        proper = [self.proper(axes) for axes in splits]
+        movable = tuple([axis for axis in self.sizes if axis not in pending])
+        sent = self.wire("permute", (), self.volume(splits))
+        for there in self.arrangements(self.cut(splits), movable):
+            if there != splits:
+                if [self.proper(axes) for axes in there] == proper:
+                    yield 0, Step("slice", (), (0,), (there, pending))
+                else:
+                    yield sent, Step("permute", (), (), (there, pending))
+
+    def alike(self, state: State) -> object:
+        """Returns what states have in common from which the same permutes lead on at one price."""
+        splits, pending = state
+        # Between layouts that differ in axes of size 1 only, a slice moves nothing.
+        places = tuple([self.proper(axes) for axes in splits]) if self.idle else ()
+        return self.cut(splits), pending, places
+
+    def arrangements(
+        self, shards: tuple[tuple[int, ...], ...], axes: tuple[str, ...]
+    ) -> Iterator[Splits]:
+        """Yields every way of splitting the dims over some of `axes` into such shards each."""
+        if not shards:
+            yield ()
+            return
+        for chosen in self.choices(self.room[-len(shards)], shards[0], axes):
+            rest = _without(axes, chosen)
+            for others in self.arrangements(shards[1:], rest):
+                yield (chosen, *others)
+
+    def choices(
+        self, room: int, shards: tuple[int, ...], axes: tuple[str, ...]
+    ) -> Sequence[tuple[str, ...]]:
+        """Returns the selections of some axes that split a dim into such shards."""
+        if (room, axes) not in self.known_choices:
+            found: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+            for chosen in ((), *_selections(axes)):
+                found.setdefault(self.cuts(chosen, room), []).append(chosen)
+            self.known_choices[room, axes] = found
+        return self.known_choices[room, axes].get(shards, ())
+
+    def cut(self, splits: Splits) -> tuple[tuple[int, ...], ...]:
+        return tuple([self.cuts(axes, room) for axes, room in zip(splits, self.room, strict=True)])
+
+    def fits(self, at: int, axes: tuple[str, ...]) -> bool:
+        """Returns whether axes divide a dim, or it has pads at an end."""
+        return self.padded[at] or self.room[at] % self.shards(axes) == 0
+
+    @cached_property
+    def padded(self) -> tuple[bool, ...]:
+        """Tells of each dim whether it has pads at one of the ends."""
+        ends = zip(self.room, self.start[0], self.goal[0], strict=True)
+        return tuple(
+            any(room % self.shards(axes) for axes in (first, last)) for room, first, last in ends
+        )
+
+    def wire(self, op: str, axes: tuple[str, ...], payload: int) -> int:
+        """Returns the wire bytes of a move, in units in which all costs are integers."""
+        devices = 2 if op == "permute" else self.shards(axes)
+        sent = round(wire_bytes(op, payload * self.extent, devices))
+        across = self.slow and not self.slow.isdisjoint(axes or self.sizes)
+        return sent * SLOWER if across else sent
+
+    def payload(self, step: Step, state: State) -> int:
+        """Returns the larger of local operand and result as sent, with all pads, in elements."""
+        before, after = self.volume(state[0]), self.volume(step.state[0])
+        devices = self.shards(step.axes)
+        if step.op == "all_gather":
+            return devices * before
+        if step.op == "reduce_scatter":
+            return devices * after
+        if step.op == "all_to_all":
+            at = step.at[1]
+            here, there = (self.block(at, splits[at]) for splits in (state[0], step.state[0]))
+            return before // here * devices * there
+        return max(before, after)
+
+    def missing(self, state: State) -> int:
+        """Returns a lower bound on the wire bytes from a state to the goal, in the same units.
+
+        No device sends less than some device must receive: the part of its goal block that it does
+        not hold, or all of it as long as no value is complete. Blocks of a dim are nested where the
+        axes of one begin with those of the other; otherwise some device holds nothing it needs.
+        Where there are pads, what a device needs may be nothing but pads. The first device along
+        all axes needs none: its blocks begin at 0, in every layout.
+
+        Nor does it send less than all send on average. An element in p partial sums is sent p - 1
+        times until it is complete, and once more to each further device that needs it. The same
+        holds of what crosses slow axes, with groups of devices between which they lie.
+        """
+        splits, pending = state
+        needed = self.extent * self.volume(self.goal[0])
+        slow = (SLOWER - 1) * self.crossing(state) if self.slow else 0
+        if self.proper(pending):
+            copies = self.extent // math.prod(map(self.shards, self.goal[0]))
+            sent = math.prod(self.room) * (self.shards(pending) + copies - 2)
+            return max(needed, sent) + slow
+        needed += slow
+        if any(self.padded):
+            pairs = zip(splits, self.goal[0], strict=True)
+            blocks = [min(self.block(n, a), self.block(n, b)) for n, (a, b) in enumerate(pairs)]
+            return needed - self.extent * math.prod(blocks)
+        held = []
+        for have, want in zip(splits, self.goal[0], strict=True):
+            shorter, longer = sorted((self.proper(have), self.proper(want)), key=len)
+            if longer[: len(shorter)] != shorter:
+                return needed
+            held.append(longer)
+        return needed - self.extent * self.volume(tuple(held))
+
+    def crossing(self, state: State) -> int:
+        """Returns a lower bound on what crosses slow axes, in units of wire bytes as they are."""
+        splits, pending = state
+        slow = [axis for axis in self.sizes if axis in self.slow]
+        sums = self._across(pending)
+        held = math.prod([self.sizes[axis] for axis in slow]) // sums
+        wanted = held * sums
+        for have, want in zip(splits, self.goal[0], strict=True):
+            held //= self._across(have)
+            wanted //= self._across(want)
+        sent = sums + wanted - 2 if sums > 1 else max(0, wanted - held)
+        return math.prod(self.room) * sent
+
+    def _across(self, axes: tuple[str, ...]) -> int:
+        """Returns between how many groups the slow ones of some axes lie."""
+        return self.shards(tuple([axis for axis in axes if axis in self.slow]))
+
+    def volume(self, splits: Splits) -> int:
+        """Returns the elements of a shard, along `dims`."""
+        return math.prod([self.block(at, axes) for at, axes in enumerate(splits)])
+
+    def block(self, at: int, axes: tuple[str, ...]) -> int:
+        """Returns the size of one dim in a shard."""
+        return -(-self.room[at] // self.shards(axes))
+
+    def cuts(self, axes: tuple[str, ...], room: int) -> tuple[int, ...]:
+        """Returns what tells the shards of a dim; with pads, they depend on each cut."""
+        shards = self.shards(axes)
+        if room % shards == 0:
+            return (shards,)
+        return tuple([self.sizes[axis] for axis in self.proper(axes)])
+
+    def shards(self, axes: tuple[str, ...]) -> int:
+        known = self.known_shards.get(axes)
+        if known is None:
+            known = self.known_shards[axes] = math.prod([self.sizes[axis] for axis in axes])
+        return known
+
+    def proper(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the axes that do split: those with a size above 1."""
+        return tuple([axis for axis in axes if self.sizes[axis] > 1]) if self.idle else axes
+
+    @cached_property
+    def idle(self) -> bool:
+        """Whether some axes have size 1."""
+        return 1 in self.sizes.values()
+
+    @cached_property
+    def extent(self) -> int:
+        return math.prod(self.sizes.values())
+
+
+@lru_cache(maxsize=1 << 14)
+def _searched(
+    room: tuple[int, ...],
+    sizes: tuple[tuple[str, int], ...],
+    sums: bool,
+    start: State,
+    goal: State,
+    slow: frozenset[str],
+) -> tuple[Step, ...]:
+    kind: Kind = "sum" if sums else "max"
+    names = tuple(map(str, range(len(room))))
+    problem = Problem(names, room, dict(sizes), TensorLayout(), kind, start, goal, slow)
+    return tuple(problem.search())
+
+
+def _prefix(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the axes with which both begin."""
+    same = 0
+    while same < min(len(first), len(second)) and first[same] == second[same]:
+        same += 1
+    return first[:same]
+
+
+def _without(axes: tuple[str, ...], gone: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([axis for axis in axes if axis not in gone])
+
+
+def _put(splits: Splits, at: int, axes: tuple[str, ...]) -> Splits:
+    """Returns the splits with those of one dim replaced."""
+    return (*splits[:at], axes, *splits[at + 1 :])
+
+
+@lru_cache(maxsize=1 << 10)
+def _selections(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Returns some or all of the axes, in every order."""
+    lengths = range(1, len(axes) + 1)
+    return tuple([chosen for length in lengths for chosen in permutations(axes, length)])

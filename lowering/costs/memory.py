@@ -1,0 +1,506 @@
+"""Memory: the most bytes that one device holds at once, from the lifetimes of a program's values.
+
+The model is that of a compiler that runs the instructions in the order written:
+
+* The program's inputs are held throughout. An output takes the place of a donated input of the same
+  dims, dtype and layout, unless that is read once more later.
+* Every other value has a buffer from its instruction to its last use; the program's outputs keep
+  theirs to the end. Renaming, reshaping and barriers make views and need none. What is computed
+  before a barrier has a buffer there: no compiler computes it in passing behind the barrier.
+* An elementwise result, or a window of a shard, needs no buffer where all its readers compute it in
+  passing: elementwise instructions, reductions and products, each of which computes it again. What
+  is computed in passing keeps its operands alive until it is read. Views are looked through: a
+  slice of a stack of float32 weights that is cast for a product is held as its cast alone. An
+  elementwise result may take the place of an operand used for the last time.
+* What a collective makes has a buffer beside its operand. Where it takes the place of a donated
+  input, it is written there from that buffer, one tensor after the other. Of a joined
+  reduce_scatter each tensor leaves as soon as it is there: compilers take these apart.
+* Attention holds a block of scores (`lowering.attention_sizes`); backwards, also their gradient, in
+  the dtype of the queries. Scores that are one block are computed once by an attention that is
+  computed again and its gradient, and held between these.
+* A scan holds its results while it runs, the carry in place of its start where that is not used
+  again, and on top of them the peak of its body. The body reads one slice of each stacked input at
+  a time and writes one slice of each stacked result as soon as it is computed. A while loop does
+  the same with its carry, on top of the larger of its condition and its body.
+* A cond holds its results while it runs, which its branches write, and on top of them what the
+  branch that needs more needs.
+
+That is XLA's compiler for TPUs. On CPUs, what is joined stays together, products read their
+operands from memory, and what is costly (exp, tanh, divide, ...) is computed once unless it has a
+single reader; `target` chooses.
+
+What is left out: compilers reorder (XLA:TPU computes gradients of weights late in the backward pass
+of a layer, and holds what they are made of instead), copy into other orders of dims, and prefetch.
+`tests.benchmarks.memory` prints this model beside the TPU compiler's own account of whole training
+steps. CPUs compute bfloat16 in float32, and take about twice.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from meshdsl.lowering.attention_sizes import AttentionSizes
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tracing.graph import Work
+from meshdsl.tracing.source import UNKNOWN, Source
+
+_MADE = frozenset("broadcast transpose full iota device_index window local_slice".split())
+_MOVES = frozenset(["window", "local_slice"])  # what they read has another place than their result
+_ATTENTION = frozenset(["attention", "attention_gradient"])
+_REDUCED = frozenset(["sum", "max", "min"])
+_VIEWS = frozenset(["rename", "reshape", "barrier"])
+
+Target: TypeAlias = Literal["tpu", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One buffer at the peak: the value it is for, the line that made it, and its bytes.
+
+    `kind` is "input", or "forward" or "backward" after that line; `path` is that of an input. What
+    the body of a running scan holds is listed like everything else.
+    """
+
+    value: Value
+    source: Source
+    bytes: int
+    kind: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The moment at which a device holds the most.
+
+    Attributes:
+        peak_bytes: what it holds then.
+        source: the line whose instruction runs then.
+        held: the buffers of that moment, largest first; their bytes add up to `peak_bytes`.
+        curve: what it holds while each instruction runs, those of bodies included.
+    """
+
+    peak_bytes: int
+    source: Source
+    held: tuple[Held, ...]
+    curve: Mapping[Instruction, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def by_kind(self) -> Mapping[str, int]:
+        """Bytes of inputs, of forward values and of backward values."""
+        found = {"input": 0, "forward": 0, "backward": 0}
+        for one in self.held:
+            found[one.kind] += one.bytes
+        return found
+
+
+def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
+    """Returns what one device holds at the program's peak.
+
+        memory(f.lower(x), target="cpu").peak_bytes
+
+    Args:
+        target: whose compiler's fusion is assumed.
+    """
+    block = program.block
+    paths = dict(zip(block.inputs, program.input_paths, strict=True))
+    liveness = _Liveness(block, block.outputs, target)
+    liveness.owned = list(block.inputs)
+    liveness.kept = set(block.inputs)
+    liveness.places = _places(program)
+    curve: dict[Instruction, int] = {}
+    peak = liveness.run(0, curve)
+    held = [
+        Held(value, source, value.bytes, "input", paths[value])
+        if value in paths
+        else Held(value, source, value.bytes, "backward" if source.backward else "forward")
+        for value, source in peak.held
+        if value.bytes
+    ]
+    ordered = sorted(held, key=lambda one: -one.bytes)
+    return Memory(peak.bytes, peak.source, tuple(ordered), curve)
+
+
+def _places(program: SpmdProgram) -> dict[Value, Value]:
+    """Returns the outputs that can take the place of a donated input, with that input."""
+    free: dict[tuple, collections.deque[Value]] = collections.defaultdict(collections.deque)
+    donated = program.details.get("donated", ())
+    for value, given in zip(program.block.inputs, donated, strict=False):
+        if given:
+            free[value.shape, value.dtype, value.layout].append(value)
+    given_back = set(program.block.inputs)
+    found = {}
+    for value in dict.fromkeys(program.block.outputs):
+        inputs = free[value.shape, value.dtype, value.layout]
+        if inputs and value not in given_back:
+            found[value] = inputs.popleft()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    bytes: int
+    source: Source
+    held: tuple[tuple[Value, Source], ...]
+
+
+_NOTHING = _Peak(0, UNKNOWN, ())
+
+
+class _Liveness:
+    """The lifetimes of one block's buffers.
+
+    Attributes:
+        last: the outputs that are held to the end.
+        target: the compiler that decides what is computed in passing.
+        owned: inputs whose buffers count here (the others count where they were made).
+        kept: inputs that are never free.
+        places: outputs that may be written over an input.
+        elsewhere: buffers that count outside of this block.
+    """
+
+    def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
+        self.target = target
+        self.whole = _apart(block, target)
+        self.block = block = replace(block, instructions=tuple(self.whole))
+        self.owned: list[Value] = []
+        self.kept: set[Value] = set()
+        self.places: dict[Value, Value] = {}
+        self.elsewhere: set[Value] = set()
+        self.maker = {v: i for i in block.instructions for v in i.outputs}
+        self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
+        for instruction in block.instructions:
+            for value in instruction.inputs:
+                self.readers[value].append(instruction)
+        self.last = set(last)
+        for value in last:
+            self.readers[value].append(None)
+        self.passing: dict[Value, bool] = {}
+        self.fused: set[Value] = set()
+        for instruction in reversed(block.instructions):
+            if instruction.op in _VIEWS:
+                for value in instruction.outputs:
+                    self._in_passing(value)
+            if _fusible(instruction) and self._in_passing(instruction.outputs[0]):
+                self.fused.update(instruction.outputs)
+        self.scores = self._scores()
+        self.ends = self._ends()
+
+    def _in_passing(self, value: Value) -> bool:
+        """Whether the readers of a value can compute it as they go, so that it has no buffer."""
+        known = self.passing.get(value)
+        if known is None:
+            known = self.passing[value] = self._computed_by_readers(value)
+        return known
+
+    def _computed_by_readers(self, value: Value) -> bool:
+        if not value.shape:
+            return True
+        readers = self.readers[value]
+        if self.target == "cpu" and len(set(readers)) > 1:
+            maker = self.maker.get(value)
+            if maker is not None and _costly(maker):
+                return False
+        return all([reader is not None and self._passes(reader, value) for reader in readers])
+
+    def _passes(self, reader: Instruction, value: Value) -> bool:
+        """Whether a reader computes what it reads as it goes."""
+        if _fusible(reader):
+            return True
+        if reader.op == "barrier" and self._is_computed(value):
+            return False
+        if reader.op in _VIEWS:
+            pairs = zip(reader.inputs, reader.outputs, strict=True)
+            return all(self._in_passing(out) for shown, out in pairs if shown is value)
+        if reader.op == "einsum":
+            return self.target == "tpu"
+        return reader.op in _REDUCED
+
+    def _is_computed(self, value: Value) -> bool:
+        """Whether this block computes a value, rather than reads or moves what is there."""
+        maker = self.maker.get(value)
+        return maker is not None and maker.op not in _VIEWS and maker.op not in _MOVES
+
+    def _through(self, value: Value) -> Sequence[Value] | None:
+        """Returns what is read in place of a value that has no buffer; None: it has one."""
+        maker = self.maker.get(value)
+        if maker is None or not (value in self.fused or maker.op in _VIEWS):
+            return None
+        if maker.op == "barrier":
+            return (maker.inputs[maker.outputs.index(value)],)
+        return maker.inputs
+
+    def _reads(
+        self, values: Sequence[Value], wanted: Callable[[Value], bool] = lambda value: True
+    ) -> list[Value]:
+        """Returns the buffers that reading values reads, each once, in order.
+
+        Args:
+            wanted: whether what is behind a value is looked at; it must hold for all that reads a
+                value for which it holds.
+        """
+        found, seen = [], set()
+        front = list(reversed(values))
+        while front:
+            value = front.pop()
+            if value in seen or not wanted(value):
+                continue
+            seen.add(value)
+            inputs = self._through(value)
+            if inputs is None:
+                found.append(value)
+            else:
+                front.extend(reversed(inputs))
+        return found
+
+    def _ends(self) -> dict[Value, int]:
+        """Returns, for every value, the position of the instruction that reads its buffers last.
+
+        What has no buffer is read where its readers are, so the positions go from readers to what
+        they read. Buffers that are never read have none.
+        """
+        end = len(self.block.instructions)
+        ends: dict[Value, int] = dict.fromkeys(self.last, end)
+        for position, instruction in zip(
+            range(end - 1, -1, -1), reversed(self.block.instructions), strict=True
+        ):
+            # What there is already is from later positions.
+            if instruction in self.scores:
+                ends.setdefault(self.scores[instruction], position)
+            if not self._passing(instruction):
+                for value in instruction.inputs:
+                    ends.setdefault(value, position)
+                continue
+            for output in instruction.outputs:
+                if output in ends:
+                    for value in self._through(output) or ():
+                        ends[value] = max(ends.get(value, -1), ends[output])
+        return ends
+
+    def _passing(self, instruction: Instruction) -> bool:
+        """Whether an instruction does nothing at its own place in the program."""
+        return instruction.op in _VIEWS or instruction.outputs[0] in self.fused
+
+    def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
+        """Returns the buffers that reading values at a position reads for the last time."""
+        if position not in [self.ends[value] for value in values]:
+            return []
+        return self._reads(values, lambda value: self.ends[value] == position)
+
+    def _scores(self) -> dict[Instruction, Value]:
+        """Returns the scores of attentions and gradients of the same operands that share them."""
+        first: dict[tuple[Value, ...], Instruction] = {}
+        found: dict[Instruction, Value] = {}
+        for instruction in self.block.instructions:
+            if instruction.op == "attention":
+                first[instruction.inputs] = instruction
+            if instruction.op == "attention_gradient":
+                same = first.get(instruction.inputs[:-3])
+                if same is not None and AttentionSizes.of(same).at_once:
+                    found[same] = found[instruction] = found.get(same) or _scores_of(same)
+        return found
+
+    def _in_place(self, value: Value, position: int) -> bool:
+        """Whether an output is written over an input that is not read any more."""
+        place = self.places.get(value)
+        return place is not None and self.ends.get(place, -1) <= position
+
+    def _beside(self, instruction: Instruction) -> _Peak:
+        """Returns what an instruction holds besides operands and results.
+
+        Those are an attention's blocks of scores, and what a collective leaves before it is written
+        to the place of an input.
+        """
+        values: list[Value] = []
+        if not (instruction.is_collective or instruction.op in _ATTENTION):
+            return _NOTHING
+        if instruction.op in _ATTENTION:
+            scores = _scores_of(instruction)
+            if instruction not in self.scores:
+                values.append(scores)
+            if instruction.op == "attention_gradient":
+                values.append(replace(scores, dtype=instruction.inputs[0].dtype))
+        else:
+            values = [value for value in instruction.outputs if value in self.places]
+        held = tuple((value, instruction.source) for value in values)
+        return _Peak(sum(value.bytes for value in values), instruction.source, held)
+
+    def _starts(self, loop: Instruction, dying: Sequence[Value], position: int) -> set[Value]:
+        """Returns the buffers of the starts of a loop's carries that the carries take."""
+        free = set(dying)
+        first, count = loop.params.get("consts", 0), loop.params.get("carries", 0)
+        return {
+            buffer
+            for start in loop.inputs[first : first + count]
+            for buffer in self._dying([start], position)
+            if buffer in free and buffer.bytes == start.bytes
+        }
+
+    def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
+        """Goes through the block once, on top of `base` bytes; adds to the curve."""
+        held = _History(dict.fromkeys(self.owned, UNKNOWN))
+        total = sum(v.bytes for v in held)
+        peak, at_peak = _Peak(total, UNKNOWN, ()), held.moment
+        for position, instruction in enumerate(self.block.instructions):
+            if self._passing(instruction):
+                continue
+            read = self._dying(instruction.inputs, position)
+            if (
+                self.scores
+                and instruction in self.scores
+                and self.ends[self.scores[instruction]] == position
+            ):
+                read.append(self.scores[instruction])
+            dying = [v for v in read if v in held and v not in self.kept] if read else []
+            made = _made(instruction)
+            for value in instruction.outputs:
+                if value in self.elsewhere or self._in_place(value, position):
+                    del made[value]
+            if instruction.op == "attention" and instruction in self.scores:
+                made[self.scores[instruction]] = instruction.source
+            replaced: Collection[Value] = ()
+            if made and instruction.bodies:
+                replaced = self._starts(instruction, dying, position)
+            elif made:
+                replaced = _replaced(instruction, dying)
+            for value in replaced:
+                held.drop(value)
+                total -= value.bytes
+            held.add(made)
+            for value in made:
+                total += value.bytes
+            inner = self._beside(instruction)
+            if instruction.bodies:
+                inside = _inside(instruction, self.target)
+                peaks = [one.run(base + total, curve) for one in inside]
+                inner = max(peaks, key=lambda p: p.bytes)
+            whole = self.whole[instruction]
+            curve[whole] = max(curve.get(whole, 0), base + total + inner.bytes)
+            if total + inner.bytes > peak.bytes:
+                peak = _Peak(total + inner.bytes, instruction.source, inner.held)
+                at_peak = held.moment
+            for value in (*dying, *made):
+                if value in held and self.ends.get(value, -1) <= position:
+                    held.drop(value)
+                    total -= value.bytes
+        return replace(peak, held=(*held.at(at_peak), *peak.held))
+
+
+class _History:
+    """What is held, and what was held at any moment before.
+
+    A peak may be passed at every instruction, so that a copy at each would take quadratic time.
+    """
+
+    def __init__(self, start: Mapping[Value, Source]) -> None:
+        self._now = set(start)
+        self._changes: list[tuple[Value, Source | None]] = list(start.items())  # None: it is freed
+
+    @property
+    def moment(self) -> int:
+        return len(self._changes)
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self._now
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._now)
+
+    def add(self, made: Mapping[Value, Source]) -> None:
+        self._now.update(made)
+        self._changes.extend(made.items())
+
+    def drop(self, value: Value) -> None:
+        self._now.remove(value)
+        self._changes.append((value, None))
+
+    def at(self, moment: int) -> Iterable[tuple[Value, Source]]:
+        """Returns what was held at a moment, with the lines that made it, in order."""
+        held: dict[Value, Source] = {}
+        for value, source in self._changes[:moment]:
+            if source is None:
+                del held[value]
+            else:
+                held[value] = source
+        return held.items()
+
+
+def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
+    """Returns a block's instructions in order, joined ones tensor by tensor, with what joins them.
+
+    On TPU, where each of these runs by itself, what is scattered leaves as soon as it is there.
+    """
+    if all(len(one.parts) == 1 for one in block.instructions if one.is_collective):
+        return dict(zip(block.instructions, block.instructions, strict=True))
+    rows: list[tuple[float, Instruction, Instruction]] = []
+    made = {v: place for place, one in enumerate(block.instructions) for v in one.outputs}
+    for place, one in enumerate(block.instructions):
+        if not one.is_collective:
+            rows.append((place, one, one))
+            continue
+        parts = one.parts
+        early = target == "tpu" and one.op == "reduce_scatter" and len(parts) > 1
+        for part in parts:
+            rows.append((made.get(part.inputs[0], -1) + 0.5 if early else place, part, one))
+    return {part: one for _, part, one in sorted(rows, key=operator.itemgetter(0))}
+
+
+def _fusible(instruction: Instruction) -> bool:
+    return instruction.op in ELEMENTWISE or instruction.op in _MADE
+
+
+def _costly(instruction: Instruction) -> bool:
+    """Whether a result is not computed again for every reader."""
+    known = ELEMENTWISE.get(instruction.op)
+    return known is not None and known.work >= Work.DIVISION
+
+
+def _made(instruction: Instruction) -> dict[Value, Source]:
+    """Returns the results of an instruction with their lines; of bodies, with those inside."""
+    if not instruction.bodies:
+        return dict.fromkeys(instruction.outputs, instruction.source)
+    body = instruction.body or instruction.bodies[0]
+    inside = {v: s for i in body.instructions for v, s in _made(i).items()}
+    results = zip(instruction.outputs, body.outputs, strict=True)
+    return {outer: inside.get(inner, instruction.source) for outer, inner in results}
+
+
+def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
+    """Returns the dying operand whose buffer a result takes, if there is one."""
+    if instruction.op in ("local_update", "update"):
+        return {value for value in instruction.inputs[:1] if value in dying}
+    if not _fusible(instruction) or instruction.op in _MOVES:
+        return set()
+    (out,) = instruction.outputs
+    return set([value for value in dying if value.bytes == out.bytes][:1])
+
+
+def _scores_of(attention: Instruction) -> Value:
+    """Returns a block of the scores that an attention or its gradient computes."""
+    return AttentionSizes.of(attention).block
+
+
+def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
+    """Yields the blocks that an instruction runs, on top of its own inputs and results.
+
+    A loop keeps its carry's next value beside the present one; a branch writes the cond's results.
+    """
+    params = instruction.params
+    if instruction.op == "cond":
+        for branch in instruction.bodies:
+            inner = _Liveness(branch, branch.outputs, target)
+            written = ((out, inner._reads([out])) for out in branch.outputs)
+            inner.elsewhere = {b for out, reads in written for b in reads if b.bytes == out.bytes}
+            yield inner
+        return
+    if instruction.op == "while":
+        yield _Liveness(params["condition"], params["condition"].outputs, target)
+    body, carries = params["body"], params["carries"]
+    inner = _Liveness(body, body.outputs[:carries], target)
+    slices = body.inputs[params["consts"] + carries :]
+    inner.owned = [value for value in slices if not inner._in_passing(value)]
+    yield inner

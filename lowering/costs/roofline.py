@@ -1,0 +1,158 @@
+"""Roofline: what one device's own work takes, instruction by instruction.
+
+An instruction takes as long as its arithmetic at the hardware's peak, or as its bytes at the
+bandwidth of its memory, whichever is more (Williams et al. 2009, "Roofline"). The arithmetic is
+that of products (einsum, convolution, attention, linear algebra, Fourier transforms); elementwise
+work and reductions are taken to be as fast as memory.
+
+Bytes are what a compiler that fuses has to read and write:
+
+* Renaming, reshaping and barriers cost nothing.
+* An elementwise result whose readers are elementwise instructions or reductions of the same block
+  is computed in passing: not written, and its readers read its operands. A costly one (exp, tanh,
+  divide, ...) only where it has a single reader.
+* A result of a product whose only reader is elementwise is handed on, neither written nor read.
+* A look-up or a slice reads as much as it results in; an update in place moves the piece alone.
+
+The compiler for TPU v5e counts 1.2 times these bytes for the step of a transformer with one layer
+of 512 features, and 2.5 times for that of a ResNet whose few channels it pads to 128.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshdsl.layouts.hardware import Hardware
+from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.program import Block, Instruction, Value
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tracing.graph import Work
+
+_FREE = frozenset("rename reshape barrier print".split())
+_PLAIN = frozenset("broadcast transpose full literal iota device_index window local_slice".split())
+_PARTS = frozenset("window local_slice slice take".split())  # read a part of their first operand
+_REDUCTIONS = frozenset("sum max min".split())
+_PRODUCTS = frozenset("einsum convolve".split())
+_ADDING = _REDUCTIONS | frozenset(  # arithmetic that is as fast as memory
+    "prod scatter_add scatter_max scatter_min cumsum cumprod cummax cummin linear_recurrence "
+    "window_sum window_max window_match".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """The work of one instruction: arithmetic that counts, in flops, and the bytes it moves."""
+
+    flops: int
+    bytes: int
+
+    def seconds(self, hardware: Hardware, instruction: Instruction) -> tuple[float, str]:
+        """Returns the time, and what takes it: `compute` or `memory`."""
+        computing = self.flops / hardware.peak(instruction.inputs[0].dtype) if self.flops else 0.0
+        moving = self.bytes / hardware.memory_bandwidth
+        return (computing, "compute") if computing > moving else (moving, "memory")
+
+
+def local_work(block: Block) -> dict[Instruction, LocalWork]:
+    """Returns the work of a block's own instructions; collectives and bodies are left out."""
+    fusion = _Fusion(block)
+    found = {}
+    for one in block.instructions:
+        if one.is_collective or one.bodies:
+            continue
+        flops = 0 if _fusible(one) or one.op in _ADDING else instruction_flops(one)
+        found[one] = LocalWork(flops, fusion.bytes_of(one))
+    return found
+
+
+class _Fusion:
+    """Which values of a block are never written.
+
+    Attributes:
+        passing: values that their readers compute from the operands.
+        handed: results of products that their one reader takes over.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.maker = {value: one for one in block.instructions for value in one.outputs}
+        self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
+        for one in block.instructions:
+            for value in one.inputs:
+                self.readers[value].append(one)
+        for value in block.outputs:
+            self.readers[value].append(None)
+        self.passing: set[Value] = set()
+        self.handed: set[Value] = set()
+        for one in reversed(block.instructions):
+            if one.op in _FREE:
+                continue
+            for value in one.outputs:
+                readers = self._through_views(value)
+                if _fusible(one) and self._in_passing(one, readers):
+                    self.passing.add(value)
+                elif one.op in _PRODUCTS and len(readers) == 1 and _is_fusible(readers[0]):
+                    self.handed.add(value)
+
+    def _through_views(self, value: Value) -> list[Instruction | None]:
+        """Returns who reads a value in the end; None: somebody outside of the block."""
+        found: dict[Instruction | None, None] = {}
+        for reader in self.readers[value]:
+            if reader is not None and reader.op in _FREE:
+                place = reader.inputs.index(value) if reader.op == "barrier" else 0
+                for out in reader.outputs[place : place + 1]:
+                    found.update(dict.fromkeys(self._through_views(out)))
+            else:
+                found[reader] = None
+        return list(found)
+
+    def _in_passing(self, maker: Instruction, readers: Iterable[Instruction | None]) -> bool:
+        readers = list(readers)
+        known = ELEMENTWISE.get(maker.op)
+        if known is not None and known.work >= Work.DIVISION and len(readers) > 1:
+            return False
+        casts = maker.op in ("cast", "broadcast")  # products convert and repeat as they read
+        return all(
+            _is_fusible(reader)
+            or (reader is not None and reader.op in _REDUCTIONS)
+            or (casts and reader is not None and reader.op in _PRODUCTS)
+            for reader in readers
+        )
+
+    def bytes_of(self, one: Instruction) -> int:
+        """Returns what an instruction reads and writes."""
+        if one.op in _FREE or one.outputs[0] in self.passing:
+            return 0
+        if one.op in ("local_update", "update"):
+            return 2 * sum(value.bytes for value in self._read(one.inputs[1], set()))
+        written = sum(value.bytes for value in one.outputs if value not in self.handed)
+        seen: set[Value] = set()
+        read = 0
+        for place, value in enumerate(one.inputs):
+            size = sum(v.bytes for v in self._read(value, seen))
+            part = place == 0 and one.op in _PARTS
+            read += min(size, one.outputs[0].bytes) if part else size
+        return read + written
+
+    def _read(self, value: Value, seen: set[Value]) -> Iterable[Value]:
+        """Yields the values in memory that reading one reads, each once."""
+        if value in seen:
+            return
+        seen.add(value)
+        maker = self.maker.get(value)
+        if maker is not None and maker.op == "barrier":
+            yield from self._read(maker.inputs[maker.outputs.index(value)], seen)
+        elif maker is not None and (maker.op in _FREE or value in self.passing):
+            for operand in maker.inputs:
+                yield from self._read(operand, seen)
+        elif value not in self.handed:
+            yield value
+
+
+def _fusible(one: Instruction) -> bool:
+    return one.op in ELEMENTWISE or one.op in _PLAIN
+
+
+def _is_fusible(one: Instruction | None) -> bool:
+    return one is not None and _fusible(one)

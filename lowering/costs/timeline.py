@@ -1,0 +1,245 @@
+"""Timeline: the step of one device as intervals of its own work and of collectives, and its time.
+
+Intervals follow each other in the order of the program. Consecutive instructions of one source line
+are one interval; a loop is one interval with those of its body inside, told once with their count.
+The time of own work is that of `lowering.costs.roofline`, of a collective that of its wire bytes
+on the hardware's links (`layouts.hardware`).
+
+So the total counts nothing as overlapped. `overlapped_seconds` is the other end: all that is sent
+travels beside the work, and every network at the same time. A real step is slower than the second,
+and compilers bring it below the first.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from meshdsl.layouts.hardware import Hardware
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.roofline import local_work
+from meshdsl.lowering.naming import Names
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, payload_bytes, wire_bytes
+from meshdsl.tensors.dtypes import BFLOAT16
+from meshdsl.tracing.source import Source
+
+LOCAL = ("compute", "memory")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Something that a device does for a while; the figures are those of one execution.
+
+    Attributes:
+        kind: `local` work, a collective, or `scan`, `while`, `cond`.
+        name: the last tensor it makes, or what is sent; of a scan, its dim.
+        phase: forward, backward or update.
+        count: how often its block runs it: of a loop, how often it runs what is inside.
+        times: what takes how long: `compute`, `memory` (bandwidth), or mesh axes, as `over model`.
+        axes: those of a collective.
+        flops, bytes: operations of products, and bytes moved to and from memory.
+        wire_bytes: what the device sends.
+        held_bytes: the most that the device holds meanwhile; None where that is not known.
+        inside: the intervals of a loop's body, or of the branch of a cond that takes longer.
+    """
+
+    kind: str
+    name: str
+    source: Source
+    phase: str
+    count: int = 1
+    times: Mapping[str, float] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
+    flops: int = 0
+    bytes: int = 0
+    wire_bytes: float = 0.0
+    held_bytes: int | None = None
+    inside: tuple[Interval, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """The time of one execution; of a loop, of all its iterations."""
+        return sum(self.times.values())
+
+    @property
+    def limit(self) -> str:
+        """What takes most of its time."""
+        return max(self.times, key=lambda what: self.times[what], default="memory")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step of one device: its intervals, and the hardware they are for.
+
+    Attributes:
+        slow: the mesh axes that cross the slow network.
+    """
+
+    hardware: Hardware
+    slow: frozenset[str]
+    intervals: tuple[Interval, ...]
+
+    @cached_property
+    def times(self) -> Mapping[str, float]:
+        """Seconds by what takes them, most first."""
+        found: collections.Counter[str] = collections.Counter()
+        for interval in self.intervals:
+            found.update(interval.times)
+        return dict(found.most_common())
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step, if nothing overlaps."""
+        return sum(self.times.values())
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """The time of the step, if everything that is sent travels beside the work."""
+        local = sum(self.times.get(what, 0.0) for what in LOCAL)
+        return max([local, *(t for what, t in self.times.items() if what not in LOCAL)])
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the step: `compute`, `memory`, or `over` mesh axes; else empty."""
+        return next(iter(self.times), "")
+
+    def used(self, flops: float) -> float:
+        """Returns which part of the half-precision peak some flops per step are."""
+        peak = self.hardware.peak(BFLOAT16)
+        return flops / (self.seconds * peak) if self.seconds else 0.0
+
+    def walk(self) -> Iterator[Interval]:
+        """Yields every interval, outer ones first."""
+        waiting = list(reversed(self.intervals))
+        while waiting:
+            interval = waiting.pop()
+            yield interval
+            waiting += reversed(interval.inside)
+
+
+def timeline(
+    program: SpmdProgram,
+    hardware: Hardware,
+    names: Names,
+    phases: Mapping[Instruction, str],
+) -> Timeline:
+    """Returns the step of a program on some hardware.
+
+    Args:
+        names: what its values are called.
+        phases: the phase of every instruction of the outermost block.
+    """
+    writer = _Writer(program, hardware, names)
+    found = [
+        interval
+        for phase, run in itertools.groupby(program.block.instructions, phases.__getitem__)
+        for interval in writer.intervals(run, program.block, phase)
+    ]
+    return Timeline(hardware, hardware.slow_axes(program.mesh), tuple(found))
+
+
+def over(axes: Iterable[str], mesh: Mesh) -> str:
+    """Returns what takes the time of a collective: `over data+model`, in the order of the mesh."""
+    return f"over {'+'.join(sorted(axes, key=mesh.names.index))}"
+
+
+class _Writer:
+    def __init__(self, program: SpmdProgram, hardware: Hardware, names: Names) -> None:
+        self.mesh = program.mesh
+        self.hardware = hardware
+        self.names = names
+        self.curve = program.memory.curve
+        self.work = {}
+        for block in _blocks(program.block):
+            self.work.update(local_work(block))
+
+    def intervals(
+        self, instructions: Iterable[Instruction], block: Block, phase: str
+    ) -> Iterator[Interval]:
+        """Yields the intervals of a row of instructions."""
+
+        def key(one: Instruction) -> tuple[object, ...]:
+            return (one,) if one.is_collective or one.bodies else (one.source,)
+
+        timed = (i for i in instructions if not self._takes_nothing(i))
+        for _, run in itertools.groupby(timed, key):
+            first, *rest = run
+            if first.is_collective:
+                yield self._collective(first, phase)
+            elif first.bodies:
+                yield self._loop(first, phase)
+            else:
+                yield self._local([first, *rest], phase)
+
+    def _takes_nothing(self, one: Instruction) -> bool:
+        work = self.work.get(one)
+        return work is not None and not work.flops and not work.bytes
+
+    def _local(self, run: list[Instruction], phase: str) -> Interval:
+        times: collections.Counter[str] = collections.Counter()
+        for one in run:
+            seconds, limit = self.work[one].seconds(self.hardware, one)
+            times[limit] += seconds  # type: ignore[assignment]
+        named = [self.names[v] for one in run for v in one.outputs if v in self.names]
+        return Interval(
+            kind="local",
+            name=named[-1] if named else run[-1].op,
+            source=run[0].source,
+            phase=phase,
+            times=dict(times),
+            flops=sum(self.work[one].flops for one in run),
+            bytes=sum(self.work[one].bytes for one in run),
+            held_bytes=self._held(run),
+        )
+
+    def _collective(self, one: Instruction, phase: str) -> Interval:
+        axes = tuple(one.params["axes"])
+        sent = wire_bytes(one.op, payload_bytes(one, self.mesh), self.mesh.extent(axes))
+        seconds = self.hardware.seconds(one.op, sent, axes, self.mesh)
+        return Interval(
+            kind=one.op,
+            name=", ".join(dict.fromkeys(self.names.get(v, "") for v in one.inputs)),
+            source=one.source,
+            phase=phase,
+            times={over(axes, self.mesh): seconds},
+            axes=axes,
+            wire_bytes=sent,
+            held_bytes=self._held([one]),
+        )
+
+    def _loop(self, one: Instruction, phase: str) -> Interval:
+        bodies = [tuple(self.intervals(b.instructions, b, phase)) for b in one.bodies]
+        if one.op == "cond":
+            inside = max(bodies, key=lambda body: sum(i.seconds for i in body))
+        else:
+            inside = tuple(itertools.chain(*bodies))
+        times: collections.Counter[str] = collections.Counter()
+        for interval in inside:
+            for what, seconds in interval.times.items():
+                times[what] += one.runs * seconds  # type: ignore[assignment]
+        return Interval(
+            kind=one.op,
+            name=one.params.get("dim", ""),
+            source=one.source,
+            phase=phase,
+            count=one.runs,
+            times=dict(times),
+            flops=sum(i.flops for i in inside) * one.runs,
+            bytes=sum(i.bytes for i in inside) * one.runs,
+            wire_bytes=sum(i.wire_bytes for i in inside) * one.runs,
+            held_bytes=self._held([one]),
+            inside=inside,
+        )
+
+    def _held(self, run: Iterable[Instruction]) -> int | None:
+        return max((self.curve[one] for one in run if one in self.curve), default=None)
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
+    for instruction in block.instructions:
+        for body in instruction.bodies:
+            yield from _blocks(body)

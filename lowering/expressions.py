@@ -1,0 +1,157 @@
+"""Expressions: the instructions of one statement, folded into formulas that read like it.
+
+A value that is read once, by an instruction of the same statement, is written where it is read:
+`x * rsqrt(sum(square(x), embed) / 256 + 1e-06)` instead of five lines. Collectives, scans, what
+they read, and what a block returns are never folded away, and a formula that grows long is broken.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping
+
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import short
+from meshdsl.tracing.formulas import ATOM, Formula, number, operate
+from meshdsl.tracing.statements import statement_at
+
+LONGEST = 60
+_NAME = "x" * 8  # what a value not yet named counts for
+
+_NEVER_FOLDED = frozenset([*COLLECTIVES, "cond", "scan", "while", "barrier", "slice"])
+
+
+class Expressions:
+    """The formulas of one block.
+
+    Attributes:
+        lines: the instructions that have a line of their own, in order.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.maker = {v: i for i in block.instructions for v in i.outputs}
+        self._reads = collections.Counter(v for i in block.instructions for v in i.inputs)
+        self._outputs = frozenset(block.outputs)
+        self._folded: set[Value] = set()
+        self._length: dict[Value, int] = {}
+        for instruction in block.instructions:
+            self._fold_operands(instruction)
+        self.lines = tuple(i for i in block.instructions if i.outputs[0] not in self._folded)
+
+    def text(self, instruction: Instruction, names: Mapping[Value, str]) -> str:
+        """Returns what an instruction computes, as a formula of named values."""
+        return self._write(instruction, lambda value: self._operand(value, names))[0]
+
+    def operand(self, value: Value, names: Mapping[Value, str]) -> str:
+        """Returns a value's name, or its formula where it has none."""
+        return self._operand(value, names)[0]
+
+    def _operand(self, value: Value, names: Mapping[Value, str]) -> Formula:
+        if value in self._folded:
+            return self._write(self.maker[value], lambda inner: self._operand(inner, names))
+        return names[value], ATOM
+
+    def _fold_operands(self, instruction: Instruction) -> None:
+        """Folds the operands of an instruction into it, the longest ones last."""
+        foldable = (v for v in instruction.inputs if self._may_fold(v, instruction))
+        candidates = dict.fromkeys(foldable)
+        total = 12 + len(_NAME) * (len(instruction.inputs) - len(candidates))
+        for value in sorted(candidates, key=lambda v: self._length[v]):
+            if total + self._length[value] <= LONGEST or _is_nothing(self.maker[value]):
+                self._folded.add(value)
+                total += self._length[value]
+            else:
+                total += len(_NAME)
+        text, _ = self._write(instruction, self._measured)
+        for value in instruction.outputs:
+            self._length[value] = len(text)
+
+    def _measured(self, value: Value) -> Formula:
+        return "x" * (self._length[value] if value in self._folded else len(_NAME)), ATOM
+
+    def _may_fold(self, value: Value, reader: Instruction) -> bool:
+        maker = self.maker.get(value)
+        if maker is None or value in self._outputs or maker.op in _NEVER_FOLDED:
+            return False
+        if len(maker.outputs) > 1:  # a formula has one value
+            return False
+        if _is_nothing(maker):
+            return True
+        if reader.op in _NEVER_FOLDED or self._reads[value] > 1:
+            return False
+        return statement_at(maker.source) == statement_at(reader.source)
+
+    def _write(self, instruction: Instruction, operand: Callable[[Value], Formula]) -> Formula:
+        op, inputs = instruction.op, instruction.inputs
+        if op in ELEMENTWISE:  # which broadcast by name anyhow
+            inputs = tuple(self._unbroadcast(value) for value in inputs)
+        symbol = ELEMENTWISE[op].symbol if op in ELEMENTWISE else ""
+        if symbol:
+            return operate(symbol, [operand(value) for value in inputs])
+        if op == "full":
+            return number(instruction.params["value"]), ATOM
+        arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
+        called = instruction.params["definition"].name if op == "local" else _CALLED.get(op, op)
+        return f"{called}({', '.join(arguments)})", ATOM
+
+    def _unbroadcast(self, value: Value) -> Value:
+        while value in self._folded and self.maker[value].op == "broadcast":
+            (value,) = self.maker[value].inputs
+        return value
+
+
+def _is_nothing(instruction: Instruction) -> bool:
+    """Whether an instruction is a constant or this device's place: written wherever it is read."""
+    return instruction.op in ("full", "device_index")
+
+
+_CALLED = {"select": "where"}
+_ALONG_ONE_DIM = frozenset(
+    (
+        "take update scatter_add scatter_max scatter_min argmax argmin sort top_k "
+        "cumsum cumprod cummax cummin linear_recurrence concat assemble local_slice local_update"
+    ).split()
+)
+
+
+def _extras(instruction: Instruction) -> list[str]:
+    """Returns what stands after the operands: dims, axes, dtypes."""
+    op, params, (out, *_) = instruction.op, instruction.params, instruction.outputs
+    if op == "einsum":
+        have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
+        over = [name for name in have.names if out.shape.find(name) is None]
+        return [f"over={'+'.join(over)}"] if over else []
+    if op in ("attention", "attention_gradient"):
+        window = [f"window={params['window']}"] if params["window"] else []
+        return [params["memory"], *(["causal"] if params["causal"] else []), *window]
+    if op in COLLECTIVES or op == "slice":
+        dims = [params[key] for key in ("dim", "concat", "split") if params.get(key)]
+        kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
+        moved = " -> ".join(dims)
+        return [word for word in (*kind, moved, "+".join(params["axes"])) if word]
+    if op in ("sum", "prod", "max", "min"):
+        return list(params["over"])
+    if op in _ALONG_ONE_DIM:
+        return [params["dim"]]
+    if op in ("fft", "ifft", "rfft", "irfft"):
+        return [params["dim"]]
+    if op == "window":
+        start, stride = params["start"], params["stride"]
+        stop = start + stride * out.local.get(params["dim"]).size
+        step = f":{stride}" if stride != 1 else ""
+        spread = [f"1 in {params['dilation']}"] if params["dilation"] > 1 else []
+        return [f"{params['dim']}[{start}:{stop}{step}]", *spread]
+    if op == "device_index":
+        return ["+".join(params["axes"])]
+    if op == "rename":
+        return [f"{old} -> {new}" for old, new in params["names"]]
+    if op == "cast":
+        return [short(out.dtype)]
+    if op == "broadcast":
+        return list(out.shape.without(instruction.inputs[0].shape.names).names)
+    if op in ("reshape", "transpose", "iota"):
+        return list(out.shape.names)
+    return []

@@ -1,0 +1,1 @@
+"""Graph rewrites: what is made simpler, shared or moved before anything is placed."""

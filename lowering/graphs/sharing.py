@@ -1,0 +1,320 @@
+"""Sharing: what the forward pass has moved or reduced, the backward pass need not move again.
+
+The backward loop over layers reads values that the forward loop stacked, and computes others again.
+Where both passes move one value in the same way (the input of a product that is gathered along
+`length`), the forward loop stacks what it has moved; where a value is computed again and that would
+reduce a partial sum again, it stacks the sum, if the checkpoint asks for that
+(`md.checkpoint(..., collectives=True)`). Values are found to be the same by what they are computed
+from. Stored weights are no business of this module: they are gathered again (see `storage`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.placement.partial_sums import Planned
+from meshdsl.lowering.program import exact
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation, TracedTensor
+
+_Reader = tuple[Operation, int]
+
+
+@dataclass
+class Shared:
+    """A graph in which the backward pass reads what the forward pass kept for it.
+
+    Attributes:
+        places: where the tensors are that it keeps.
+    """
+
+    graph: Graph
+    places: dict[Tensor, TensorLayout] = field(default_factory=dict)
+
+
+def share(planned: Planned) -> Shared:
+    """Returns an equal graph that sends less, by keeping more."""
+    shared = Shared(planned.graph)
+    shared.graph = _Sharing(planned, shared.places).rewrite(planned.graph)
+    return shared
+
+
+class _Sharing:
+    def __init__(self, planned: Planned, places: dict[Tensor, TensorLayout]) -> None:
+        self.planned = planned
+        self.places = places
+        self.known: dict[Hashable, int] = {}
+
+    def rewrite(self, graph: Graph) -> Graph:
+        numbers = self._numbers(graph, {})
+        operations = list(graph.operations)
+        for position, op in enumerate(operations):
+            bodies = {
+                name: self.rewrite(body) if isinstance(body, Graph) else body
+                for name, body in op.params.items()
+            }
+            if any(bodies[name] is not op.params[name] for name in bodies):
+                operations[position] = replace(op, params=bodies)
+        operations = self._same_graph(operations, numbers)
+        scans = [position for position, op in enumerate(operations) if op.name == "scan"]
+        for count, later in enumerate(scans):
+            for earlier in scans[:count]:
+                if self._follows(operations[earlier], operations[later]):
+                    pair = self._pair(operations[earlier], operations[later], numbers)
+                    operations[earlier], operations[later] = pair
+        if all(a is b for a, b in zip(operations, graph.operations, strict=True)):
+            return graph
+        return replace(graph, operations=tuple(operations))
+
+    # What is the same value: numbers of what it is computed from.
+
+    def _numbers(self, graph: Graph, given: Mapping[Tensor, int]) -> dict[Tensor, int]:
+        """Returns the number of every tensor of a graph, given those of some of its inputs."""
+        numbers = {t: given.get(t, self._number(id(t))) for t in graph.inputs}
+        for op in graph.operations:
+            if op.name == "barrier":
+                numbers.update((b, numbers[a]) for a, b in zip(op.inputs, op.outputs, strict=True))
+                continue
+            key = _key(op, [numbers[t] for t in op.inputs])
+            for place, tensor in enumerate(op.outputs):
+                numbers[tensor] = self._number((key, place) if key is not None else id(tensor))
+        return numbers
+
+    def _number(self, key: Hashable) -> int:
+        return self.known.setdefault(key, len(self.known))
+
+    # Within one graph: what a checkpoint would reduce again.
+
+    def _same_graph(
+        self, operations: list[Operation], numbers: Mapping[Tensor, int]
+    ) -> list[Operation]:
+        again = _Recomputed(operations)
+        if not again.keeping:
+            return operations
+        first: dict[int, tuple[int, Tensor]] = {}
+        kept: dict[Operation, dict[Tensor, Tensor]] = defaultdict(dict)  # through which barrier
+        instead: dict[Tensor, Tensor] = {}
+        place = {op: position for position, op in enumerate(operations)}
+        for position, op in enumerate(operations):
+            for tensor in op.outputs:
+                if tensor not in again.keeping:
+                    first.setdefault(numbers[tensor], (position, tensor))
+                elif numbers[tensor] in first and self._reduced(op, tensor):
+                    made, before = first[numbers[tensor]]
+                    barrier = again.keeping[tensor]
+                    if made > place[barrier]:
+                        instead[tensor] = before
+                        continue
+                    fresh = TracedTensor(before.shape, before.dtype, before.source)
+                    instead[tensor] = kept[barrier].setdefault(before, fresh)
+        return [_reading(_with_more(op, kept.get(op, {})), instead) for op in operations]
+
+    # Between two loops.
+
+    @staticmethod
+    def _follows(forward: Operation, backward: Operation) -> bool:
+        """Whether a loop goes over what another one stacked."""
+        if forward.params["dim"] != backward.params["dim"]:
+            return False
+        stacked = forward.outputs[forward.params["carries"] :]
+        first = backward.params["consts"] + backward.params["carries"]
+        return not set(stacked).isdisjoint(backward.inputs[first:])
+
+    def _pair(
+        self, forward: Operation, backward: Operation, outside: Mapping[Tensor, int]
+    ) -> tuple[Operation, Operation]:
+        """Returns the two loops with all that the first keeps for the second."""
+        ahead: Graph = forward.params["body"]
+        behind: Graph = backward.params["body"]
+        made = self._numbers(ahead, self._inputs(forward, outside, {}))
+        stacks = forward.outputs[forward.params["carries"] :]
+        inner = ahead.outputs[forward.params["carries"] :]
+        slices = {stack: made[t] for stack, t in zip(stacks, inner, strict=True)}
+        used = self._numbers(behind, self._inputs(backward, outside, slices))
+        twins = {number: tensor for tensor, number in reversed(made.items())}
+        again = _Recomputed(behind.operations)
+        kept: list[tuple[Tensor, Tensor, TensorLayout, list[_Reader]]] = []
+        for tensor, readers in _readers(behind).items():
+            twin = twins.get(used[tensor])
+            if twin is None or twin.shape.find(forward.params["dim"].name) is not None:
+                continue
+            for where, some in self._kept(tensor, twin, readers, ahead, again):
+                kept.append((tensor, twin, where, some))
+        return self._keep(forward, backward, kept) if kept else (forward, backward)
+
+    def _inputs(
+        self, loop: Operation, outside: Mapping[Tensor, int], slices: Mapping[Tensor, int]
+    ) -> dict[Tensor, int]:
+        """Returns the numbers of what a loop's body is given: of its own carries there are none."""
+        consts, carries = loop.params["consts"], loop.params["carries"]
+        found = {}
+        for position, (outer, inner) in enumerate(
+            zip(loop.inputs, loop.params["body"].inputs, strict=True)
+        ):
+            number = outside.get(outer, self._number(id(outer)))  # kept by a loop before
+            if position < consts:
+                found[inner] = self._number(("whole", number))
+            elif position >= consts + carries:
+                known = slices.get(outer)
+                found[inner] = self._number(("slice", number)) if known is None else known
+        return found
+
+    def _kept(
+        self,
+        tensor: Tensor,
+        twin: Tensor,
+        readers: Sequence[_Reader],
+        ahead: Graph,
+        again: _Recomputed,
+    ) -> Iterator[tuple[TensorLayout, list[_Reader]]]:
+        """Yields the layouts in which a value is kept, with those that read it so."""
+        layouts, size, mesh = self.planned.layouts, tensor.dtype.itemsize, self.planned.mesh
+        if tensor in self.planned.stored or twin in self.planned.stored:
+            return
+        if tensor in again.computed and tensor not in again.keeping:
+            return
+        home = layouts[tensor]
+        maker = again.maker.get(tensor)
+        moved = self._taken(_readers(ahead).get(twin, ()))
+        wanted = self._taken(readers)
+        left = list(readers)
+        for where, some in wanted.items():
+            if where not in moved or not reshard_cost(tensor.shape, size, home, where, mesh):
+                continue
+            if not reshard_cost(tensor.shape, size, where, home, mesh):
+                yield where, list(readers)  # the others take a slice of it
+                return
+            yield where, some
+            left = [reader for reader in left if reader not in some]
+        if left and maker is not None and tensor in again.keeping and self._reduced(maker, tensor):
+            yield home, left
+
+    def _taken(self, readers: Sequence[_Reader]) -> dict[TensorLayout, list[_Reader]]:
+        found: dict[TensorLayout, list[_Reader]] = defaultdict(list)
+        for op, position in readers:
+            plan = self.planned.plans.get(op)
+            if plan is not None:
+                found[plan.operands[position].complete()].append((op, position))
+        return found
+
+    def _reduced(self, maker: Operation, tensor: Tensor) -> bool:
+        """Whether what makes a tensor leaves a partial sum."""
+        plan = self.planned.plans.get(maker)
+        if plan is None:
+            return False
+        made = zip(maker.outputs, plan.results, strict=True)
+        return any(left.partial for output, left in made if output is tensor)
+
+    def _keep(
+        self,
+        forward: Operation,
+        backward: Operation,
+        kept: Sequence[tuple[Tensor, Tensor, TensorLayout, list[_Reader]]],
+    ) -> tuple[Operation, Operation]:
+        dim = forward.params["dim"]
+        ahead: Graph = forward.params["body"]
+        behind: Graph = backward.params["body"]
+        instead: dict[_Reader, Tensor] = {}
+        twins, stacks, slices = [], [], []
+        for tensor, twin, where, readers in kept:
+            stack = TracedTensor(Shape([dim, *twin.shape]), twin.dtype, twin.source)
+            piece = TracedTensor(twin.shape, twin.dtype, tensor.source)
+            twins.append(twin)
+            stacks.append(stack)
+            slices.append(piece)
+            self.places[stack] = self.places[piece] = where
+            instead.update(dict.fromkeys(readers, piece))
+        operations = tuple(
+            replace(
+                op, inputs=tuple(instead.get((op, i), tensor) for i, tensor in enumerate(op.inputs))
+            )
+            for op in behind.operations
+        )
+        ahead = replace(ahead, outputs=(*ahead.outputs, *twins))
+        behind = replace(behind, inputs=(*behind.inputs, *slices), operations=operations)
+        forward = replace(
+            forward,
+            outputs=(*forward.outputs, *stacks),
+            params={**forward.params, "body": ahead},
+        )
+        backward = replace(
+            backward,
+            inputs=(*backward.inputs, *stacks),
+            params={**backward.params, "body": behind},
+        )
+        return forward, backward
+
+
+class _Recomputed:
+    """What a graph computes again.
+
+    Attributes:
+        maker: of each tensor.
+        computed: what is computed from what a checkpoint kept.
+        keeping: of this, what belongs to checkpoints that keep the results of collectives, with
+            the last barrier before it.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.maker: dict[Tensor, Operation] = {}
+        self.computed: set[Tensor] = set()
+        self.keeping: dict[Tensor, Operation] = {}
+        place: dict[Operation, int] = {}
+        for op in operations:
+            place[op] = len(place)
+            self.maker.update(dict.fromkeys(op.outputs, op))
+            if op.name == "barrier":
+                self.computed.update(op.outputs)
+                if op.params.get("collectives"):
+                    self.keeping.update(dict.fromkeys(op.outputs, op))
+            elif not op.source.backward:
+                if any(t in self.computed for t in op.inputs):
+                    self.computed.update(op.outputs)
+                behind = [self.keeping[t] for t in op.inputs if t in self.keeping]
+                if behind:
+                    self.keeping.update(
+                        dict.fromkeys(op.outputs, max(behind, key=place.__getitem__))
+                    )
+
+
+def _with_more(barrier: Operation, more: Mapping[Tensor, Tensor]) -> Operation:
+    """Returns a barrier through which more values pass, given with what they are behind it."""
+    if not more:
+        return barrier
+    inputs, outputs = (*barrier.inputs, *more), (*barrier.outputs, *more.values())
+    return replace(barrier, inputs=inputs, outputs=outputs)
+
+
+def _reading(op: Operation, instead: Mapping[Tensor, Tensor]) -> Operation:
+    """Returns an operation that reads other tensors where `instead` says so."""
+    if not any(t in instead for t in op.inputs):
+        return op
+    return replace(op, inputs=tuple(instead.get(t, t) for t in op.inputs))
+
+
+def _readers(graph: Graph) -> dict[Tensor, list[_Reader]]:
+    found: dict[Tensor, list[_Reader]] = defaultdict(list)
+    for op in graph.operations:
+        for position, tensor in enumerate(op.inputs):
+            found[tensor].append((op, position))
+    return found
+
+
+def _key(op: Operation, inputs: Sequence[int]) -> Hashable | None:
+    """Returns what tells an operation's results from others; None for what is done each time."""
+    if op.effect or op.bodies:
+        return None
+    items = []
+    for name in sorted(op.params):
+        value = op.params[name]
+        if isinstance(value, np.ndarray):
+            return None
+        items.append((name, exact(value)))
+    return op.name, tuple(inputs), tuple(items)

@@ -1,0 +1,154 @@
+"""Wide sums: partial sums of half precision are held, added up and reduced in float32.
+
+One device adds up in float32 what it rounds to float16 once. Devices that round their partial sums
+may overflow where the sum does not: 4e4 + 4e4 - 4e4 - 4e4. So where the result of a sum, a product,
+a convolution or a scatter is left as a partial sum, it is made in float32; so is what passes it on,
+and a cast after its reduction rounds it. What only picks elements (`take`, `index`) adds zeros to
+them, and is left as it is.
+
+A partial sum that crosses the border of a loop's or a branch's body is reduced there. A cast to
+float32 reads the wide sum itself: gradients that are added up in float32 stay partial across loops.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.placement.partial_sums import Planned
+from meshdsl.ops.elementwise.arithmetic import CAST
+from meshdsl.tensors.dtypes import BFLOAT16, is_float
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation, TracedTensor
+
+_WIDE = np.dtype("float32")
+_NARROW = {
+    "auto": frozenset([np.dtype("float16")]),
+    "float32": frozenset([np.dtype("float16"), BFLOAT16]),
+    "same": frozenset[np.dtype](),
+}
+_SUMS = frozenset(["sum", "einsum", "convolve", "scatter_add"])
+
+
+@dataclass
+class Widened:
+    """A graph whose partial sums are wide.
+
+    Attributes:
+        places: the layouts of the tensors that have become wide.
+    """
+
+    graph: Graph
+    places: dict[Tensor, TensorLayout] = field(default_factory=dict)
+
+
+def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Options) -> Widened:
+    """Returns a graph that reduces partial sums of half precision in float32.
+
+        widen(planned, place_reductions(planned), Options(reduce_dtype="float32")).graph
+
+    Args:
+        keep: the axes over which tensors pass partial sums on; see `partial_sums`.
+
+    Returns:
+        What leaves some operations and tensors unused, if it is another graph; see `prune`.
+    """
+    widened = Widened(planned.graph)
+    widening = _Widening(planned, keep, _NARROW[options.reduce_dtype], widened.places)
+    widened.graph = widening.rewrite(planned.graph)
+    return widened
+
+
+@dataclass
+class _Widening:
+    planned: Planned
+    keep: Mapping[Tensor, frozenset[str]]
+    dtypes: frozenset[np.dtype]
+    places: dict[Tensor, TensorLayout]
+    wide: dict[Tensor, Tensor] = field(default_factory=dict)
+    instead: dict[Tensor, Tensor] = field(default_factory=dict)
+
+    def rewrite(self, graph: Graph) -> Graph:
+        found: list[Operation] = []
+        for op in graph.operations:
+            found += self._operation(op)
+        outputs = self._now(graph.outputs)
+        before, after = (*graph.operations, *graph.outputs), (*found, *outputs)
+        if len(before) == len(after) and all(map(operator.is_, before, after)):
+            return graph
+        return replace(graph, operations=tuple(found), outputs=outputs)
+
+    def _operation(self, op: Operation) -> list[Operation]:
+        """Returns the operations that stand for one."""
+        inputs = self._now(op.inputs)
+        if any(new is not old for new, old in zip(inputs, op.inputs, strict=True)):
+            given = replace(op, inputs=inputs)
+        else:
+            given = op
+        if op.bodies:
+            return [self._with_bodies(given)]
+        if op.name == "cast" and inputs[0] in self.wide and _holds(op.outputs[0].dtype):
+            return self._read_wide(given)
+        if len(op.outputs) > 1 or op.outputs[0].dtype not in self.dtypes:
+            return [given]
+        passes = op.outputs[0] in self.keep and any(t in self.wide for t in inputs)
+        if not passes and not (op.name in _SUMS and self._leaves_a_sum(op)):
+            return [given]
+        before: list[Operation] = []
+        if passes:
+            inputs = tuple(self._widened(t, op, before) for t in inputs)
+        (out,) = op.outputs
+        sums = TracedTensor(out.shape, _WIDE, out.source)
+        self.wide[out] = sums
+        self.places[sums] = self.planned.layouts[out]
+        whole = replace(op, inputs=inputs, outputs=(sums,))
+        return [*before, whole, _cast(op, sums, out)]
+
+    def _with_bodies(self, op: Operation) -> Operation:
+        bodies = {
+            name: self.rewrite(body) for name, body in op.params.items() if isinstance(body, Graph)
+        }
+        if all(body is op.params[name] for name, body in bodies.items()):
+            return op
+        return replace(op, params={**op.params, **bodies})
+
+    def _read_wide(self, op: Operation) -> list[Operation]:
+        (tensor,), (out,) = op.inputs, op.outputs
+        if out.dtype != _WIDE:
+            return [replace(op, inputs=(self.wide[tensor],))]
+        self.instead[out] = self.wide[tensor]
+        return []
+
+    def _leaves_a_sum(self, op: Operation) -> bool:
+        """Whether devices are left with summands that differ from the result."""
+        mesh = self.planned.mesh
+        axes = [axis for axis, _ in self.planned.plans[op].results[0].partial]
+        return any(mesh.sizes[axis] > 1 for axis in axes)
+
+    def _widened(self, tensor: Tensor, op: Operation, before: list[Operation]) -> Tensor:
+        """Returns an operand in float32, cast by an operation that is added to `before`."""
+        if tensor in self.wide:
+            return self.wide[tensor]
+        if tensor.dtype not in self.dtypes:
+            return tensor
+        sums = TracedTensor(tensor.shape, _WIDE, tensor.source)
+        before.append(_cast(op, tensor, sums))
+        return sums
+
+    def _now(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.instead.get(t, t) for t in tensors)
+
+
+def _holds(dtype: np.dtype) -> bool:
+    return is_float(dtype) and dtype.itemsize >= _WIDE.itemsize
+
+
+def _cast(op: Operation, tensor: Tensor, out: Tensor) -> Operation:
+    return replace(
+        op, primitive=CAST, inputs=(tensor,), outputs=(out,), params={"dtype": out.dtype}
+    )

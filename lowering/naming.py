@@ -1,0 +1,229 @@
+"""Naming: the values of a program, called as the user's source calls them.
+
+* An input has the shortest name its path allows: `query`, or `mu.query` where several end alike.
+  An output that takes an input's place is `new_query`.
+* The last value of a statement has the name that it assigns to, or that of the function around
+  it; what leads up to it adds its operation: `weights.max`, `weights.exp`.
+* A moved value has a prime: `h'` is `h` somewhere else. A second `x` is `x.2`.
+* In the backward pass a value that has the dims of something its statement read forward is that
+  one's gradient, `w_in_grad`; others are `h_grad` after the statement.
+* `h[layers]` holds the `h` of every iteration of a scan over `layers`.
+
+Names are unique in their block and depend on nothing but the program and the text of its source.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator, Sequence
+
+from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
+from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.paths import path_names
+from meshdsl.tracing.statements import Statement, statement_at
+
+_MOVES = frozenset([*COLLECTIVES, "slice"])
+# One run of a statement: the base names of the values that it reads, with their dims.
+_Reads = dict[str, frozenset[Dimension]]
+
+
+class Names(dict[Value, str]):
+    """The name of every value that is not folded into a formula, over all blocks of a program.
+
+    Attributes:
+        expressions: the formulas of every block.
+        replacing: the outputs that take an input's place: same path, dims, dtype and layout.
+    """
+
+    def __init__(self, program: SpmdProgram) -> None:
+        super().__init__()
+        self.expressions: dict[Block, Expressions] = {}
+        self._bases: dict[Value, str] = {}
+        self._read_at: dict[tuple[str, int], list[_Reads]] = collections.defaultdict(list)
+        inputs = path_names(program.input_paths)
+        scope = _Scope(self)
+        for value, name in zip(program.block.inputs, inputs, strict=True):
+            scope.define(value, name)
+        replaced = _replaced(program)
+        given = {
+            value: f"new_{inputs[number]}"
+            for value, number in replaced.items()
+            if value not in program.block.inputs
+        }
+        self.replacing = frozenset(
+            value
+            for value, number in replaced.items()
+            if _kind(value) == _kind(program.block.inputs[number])
+        )
+        self._name_block(program.block, scope, given)
+
+    def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
+        expressions = self.expressions[block] = Expressions(block)
+        for statement, run in _runs(expressions.lines):
+            own = [i for i in run if not (i.op in _MOVES or i.op == "barrier" or i.bodies)]
+            target = statement.names[0]
+            reads = self._reads(run, expressions.maker)
+            if not statement.backward:
+                self._read_at[statement.file, statement.line].append(reads)
+            for instruction in run:
+                if instruction.op == "scan":
+                    self._name_scan(instruction, scope)
+                elif instruction.op == "while":
+                    self._name_while(instruction, scope, given)
+                elif instruction.op == "cond":
+                    self._name_cond(instruction, scope, given, statement)
+                elif instruction.op in _MOVES or instruction.op == "barrier":
+                    self._name_moved(instruction, scope, given, target)
+                elif instruction.outputs[0] in given:
+                    scope.define(instruction.outputs[0], given[instruction.outputs[0]])
+                elif statement.backward:
+                    base = self._gradient(statement, instruction, reads) or target
+                    base = base if base.endswith("_grad") else f"{base}_grad"
+                    scope.define(instruction.outputs[0], base, base)
+                elif 1 < len(statement.names) == len(own):
+                    scope.define(instruction.outputs[0], statement.names[own.index(instruction)])
+                elif instruction is own[-1]:
+                    scope.define(instruction.outputs[0], target)
+                else:
+                    scope.define(instruction.outputs[0], f"{target}.{instruction.op}", target)
+                for beside in instruction.outputs[1:]:
+                    if beside not in self:
+                        scope.define(beside, self._bases[instruction.outputs[0]])
+
+    def _name_moved(
+        self, instruction: Instruction, scope: _Scope, given: dict[Value, str], target: str
+    ) -> None:
+        for before, after in zip(instruction.inputs, instruction.outputs, strict=True):
+            if after in given:
+                scope.define(after, given[after])
+            else:
+                name = self.get(before) or target
+                scope.define(after, f"{name}'", self._bases.get(before, name), primes=True)
+
+    def _gradient(self, statement: Statement, instruction: Instruction, reads: _Reads) -> str:
+        """Returns what a backward value is the gradient of: what has its dims where it was read.
+
+        Of several runs of a statement, the one that shares most with what is read here is meant.
+        Where that leaves a doubt, the answer is empty.
+        """
+        runs = self._read_at[statement.file, statement.line]
+        shared = [len(run.keys() & reads.keys()) for run in runs]
+        meant = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
+        dims = frozenset(instruction.outputs[0].shape)
+        found = {name for run in meant for name, has in run.items() if has == dims}
+        for name, has in reads.items():
+            if has == dims and name not in statement.names and not name.endswith("_grad"):
+                found.add(name)
+        return found.pop() if len(found) == 1 else ""
+
+    def _reads(self, run: Sequence[Instruction], maker: dict[Value, Instruction]) -> _Reads:
+        """Returns what some lines read, formulas included."""
+        found: _Reads = {}
+        seen: set[Value] = set()
+        waiting = [value for instruction in run for value in instruction.inputs]
+        while waiting:
+            value = waiting.pop()
+            if value in seen or not value.shape:
+                continue
+            seen.add(value)
+            if value in self:
+                found[self._bases[value]] = frozenset(value.shape)
+            elif value in maker:
+                waiting += maker[value].inputs
+        return found
+
+    def _name_scan(self, scan: Instruction, scope: _Scope) -> None:
+        body: Block = scan.params["body"]
+        consts, carries = scan.params["consts"], scan.params["carries"]
+        stacked = f"[{scan.params['dim']}]"
+        inner = _Scope(self)
+        for position, (outside, inside) in enumerate(zip(scan.inputs, body.inputs, strict=True)):
+            base = self._bases.get(outside, "carry")
+            moves = consts <= position < consts + carries
+            name = base if moves else self.get(outside, base).removesuffix(stacked)
+            inner.define(inside, name, base.removesuffix(stacked))
+        self._name_block(body, inner, {})
+        for position, (inside, outside) in enumerate(zip(body.outputs, scan.outputs, strict=True)):
+            if position < carries:
+                base = self._bases.get(scan.inputs[consts + position]) or self._bases[inside]
+                scope.define(outside, base)
+            else:
+                scope.define(outside, self[inside] + stacked, self._bases[inside] + stacked)
+
+    def _name_while(self, loop: Instruction, scope: _Scope, given: dict[Value, str]) -> None:
+        consts = loop.params["consts"]
+        for body in loop.bodies:
+            inner = _Scope(self)
+            for position, (outside, inside) in enumerate(
+                zip(loop.inputs, body.inputs, strict=True)
+            ):
+                base = self._bases.get(outside, "carry")
+                inner.define(inside, self.get(outside, base) if position < consts else base, base)
+            self._name_block(body, inner, {})
+        for start, outside in zip(loop.inputs[consts:], loop.outputs, strict=True):
+            scope.define(outside, given.get(outside) or self._bases.get(start, "carry"))
+
+    def _name_cond(
+        self, cond: Instruction, scope: _Scope, given: dict[Value, str], statement: Statement
+    ) -> None:
+        for body in cond.bodies:
+            inner = _Scope(self)
+            for outside, inside in zip(cond.inputs[1:], body.inputs, strict=True):
+                base = self._bases.get(outside, "value")
+                inner.define(inside, self.get(outside, base), base)
+            self._name_block(body, inner, {})
+        count = len(cond.outputs)
+        called = statement.names if len(statement.names) == count else statement.names[:1] * count
+        for inside, outside, name in zip(cond.bodies[0].outputs, cond.outputs, called, strict=True):
+            own = self._bases[inside] if statement.backward else name
+            scope.define(outside, given.get(outside) or own)
+
+
+class _Scope:
+    """The names in use in one block."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.used: set[str] = set()
+
+    def define(self, value: Value, name: str, base: str = "", primes: bool = False) -> None:
+        """Names a value; a name in use gets a number, or another prime."""
+        wanted, number = name, 1
+        unique = wanted
+        while unique in self.used:
+            number += 1
+            unique = wanted + "'" * (number - 1) if primes else f"{wanted}.{number}"
+        self.used.add(unique)
+        self.names[value] = unique
+        self.names._bases[value] = base or wanted
+
+
+def _runs(lines: Sequence[Instruction]) -> Iterator[tuple[Statement, list[Instruction]]]:
+    """Yields the instructions statement by statement of the source."""
+    for statement, run in itertools.groupby(lines, lambda line: statement_at(line.source)):
+        yield statement, list(run)
+
+
+def _replaced(program: SpmdProgram) -> dict[Value, int]:
+    """Returns, for outputs whose path is that of an input, roots aside, the input's number."""
+    numbers = {_without_root(path): n for n, path in enumerate(program.input_paths)}
+    numbers |= {path: n for n, path in enumerate(program.input_paths)}
+    found: dict[Value, int] = {}
+    for value, path in zip(program.block.outputs, program.output_paths, strict=True):
+        number = numbers.get(path)
+        if number is None and not path.startswith("gradients/"):
+            number = numbers.get(_without_root(path))
+        if path and number is not None:
+            found.setdefault(value, number)
+    return found
+
+
+def _kind(value: Value) -> tuple[object, ...]:
+    return value.shape, value.dtype, value.layout
+
+
+def _without_root(path: str) -> str:
+    """Returns a path without its first part, if at least two are left."""
+    return path.split("/", 1)[1] if path.count("/") > 1 else path

@@ -1,0 +1,1 @@
+"""Partition rules of attention, and the schedules of ring attention."""

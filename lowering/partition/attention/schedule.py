@@ -1,0 +1,166 @@
+"""Schedules of ring attention: which block of the memory a device attends to at which step.
+
+The queries of a device stay; blocks of the memory travel past them, a device further in every step.
+At the step of shift j device i has the block of device i - j. What is known of positions before the
+program runs decides here which blocks are hidden from whom: hidden blocks are not computed, and
+what no device needs is not sent. Blocks that all who see them see in full need no mask, and those
+that lie equally far back everywhere need no positions, so that fused kernels fit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from meshdsl.lowering.communication.exchange import Interval
+
+# What is masked in a block: nothing, what `causal` and the window hide at a distance that is known,
+# or what they hide by positions that come along. `none`: nobody sees any of it.
+Way = Literal["all", "shifted", "positions", "none"]
+
+
+class Step(NamedTuple):
+    """What devices attend to after `shift` moves: forwards, or backwards if it is negative.
+
+    Attributes:
+        offset: of the first query's position from the block's first, where the way is `shifted`.
+        active: which devices see something; None: all of them, or as the positions tell.
+    """
+
+    shift: int
+    way: Way
+    offset: int = 0
+    active: tuple[bool, ...] | None = None
+
+    @property
+    def alike(self) -> tuple[Way, int, bool]:
+        """What steps of one loop have in common."""
+        return self.way, self.offset, self.active is None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is known of who sees what.
+
+    Attributes:
+        columns: the positions of each device's block of the memory, without pads.
+        block: how many there are with pads.
+        rows: the positions of each device's queries, without pads; None: known as they run only.
+    """
+
+    causal: bool
+    window: int | None
+    columns: tuple[Interval, ...]
+    block: int
+    rows: tuple[Interval, ...] | None = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether positions hide anything."""
+        return self.causal or self.window is not None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a ring.
+
+    Attributes:
+        own: the step at which every device has its own block.
+        ahead: those of blocks that move forwards: shifts 1, 2, ...
+        behind: those of blocks that move backwards: shifts -1, -2, ...
+        pads: whether pads of the memory would be seen.
+        circular: whether every device needs every block.
+    """
+
+    own: Step
+    ahead: tuple[Step, ...]
+    behind: tuple[Step, ...]
+    pads: bool
+    circular: bool = False
+
+    @property
+    def hops(self) -> int:
+        """How often a device sends its block, or that of another."""
+        return len(self.ahead) + len(self.behind)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (self.own, *self.ahead, *self.behind)
+
+    @property
+    def by_positions(self) -> bool:
+        """Whether some step needs the positions of queries and memory."""
+        return any(step.way == "positions" for step in self.steps)
+
+    def wraps(self, steps: Sequence[Step]) -> bool:
+        """Whether something travels from the last device to the first, or back, to be seen."""
+        return self.circular or any(
+            on and not 0 <= device - step.shift < len(step.active or ())
+            for step in steps
+            if step.way != "none"
+            for device, on in enumerate(step.active or [True])
+        )
+
+
+@lru_cache(maxsize=1 << 10)
+def schedule(sight: Sight) -> Schedule:
+    """Returns the steps that send the fewest blocks, forwards where that is as good."""
+    devices = len(sight.columns)
+    found = [_step(sight, shift) for shift in range(devices)]
+    steps = [step for step, _ in found]
+    needed = [shift for shift in range(1, devices) if steps[shift].way != "none"]
+    gaps = pairwise([0, *needed, devices])
+    last, first = max(gaps, key=lambda gap: (gap[1] - gap[0], gap[1]))
+    behind = [steps[shift]._replace(shift=shift - devices) for shift in range(first, devices)]
+    own = steps[0]
+    if own.way == "none":
+        own = Step(0, "all", active=(False,) * devices)
+    used = [0, *range(1, last + 1), *range(first, devices)]
+    pads = any(found[shift][1] for shift in used)
+    return Schedule(own, tuple(steps[1 : last + 1]), tuple(reversed(behind)), pads)
+
+
+def _step(sight: Sight, shift: int) -> tuple[Step, bool]:
+    """Returns the step of a shift, and whether somebody would see pads in it."""
+    start, stop = (np.roll(bound, shift) for bound in _bounds(sight.columns))
+    padded = stop - start < sight.block
+    if sight.rows is None:
+        if sight.masked:
+            return Step(shift, "positions"), bool(padded.any())
+        active = start < stop
+        return _made(shift, "all", 0, active), bool((active & padded).any())
+    low, high = _bounds(sight.rows)
+    active, full = (start < stop) & (low < high), np.ones(len(low), bool)
+    if sight.causal:
+        active &= start < high
+        full &= stop - 1 <= low
+    if sight.window is not None:
+        active &= low - stop + 1 < sight.window
+        full &= high - 1 - start < sight.window
+        if not sight.causal:
+            active &= start - high + 1 < sight.window
+            full &= stop - 1 - low < sight.window
+    offsets = set((low - start)[active].tolist())
+    hidden = np.zeros_like(padded) if not sight.causal else high <= stop
+    if not active.any():
+        return Step(shift, "none"), False
+    if full[active].all():
+        return _made(shift, "all", 0, active), bool((active & padded).any())
+    way: Way = "shifted" if len(offsets) == 1 else "positions"
+    offset = offsets.pop() if len(offsets) == 1 else 0
+    return _made(shift, way, offset, active), bool((active & padded & ~hidden).any())
+
+
+def _bounds(intervals: Sequence[Interval]) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.array(intervals, np.int64).reshape(-1, 2).T)  # type: ignore[return-value]
+
+
+def _made(shift: int, way: Way, offset: int, active: np.ndarray) -> Step:
+    if active.all():
+        return Step(shift, way, offset)
+    return Step(shift, way, offset, tuple(active.tolist()))

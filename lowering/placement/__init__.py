@@ -1,0 +1,1 @@
+"""Placement: where tensors are kept, and where partial sums are reduced."""

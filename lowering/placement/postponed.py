@@ -1,0 +1,261 @@
+"""Postponed moves: a tensor keeps for a while how it came to be split, until less is left to move.
+
+A dim that is renamed to a name without a rule, or split into parts without one, is not split by the
+layout rules, so its tensor would be gathered at once, before the slice or the sum that makes it
+small. What only operations around it see may stay as it was split: it is then gathered where its
+readers need it, or not at all. Inputs, outputs (once returned), named and stored tensors, and what
+loops and branches pass on are always where the layout rules put them.
+
+Which tensors stay split is a minimum cut. A tensor that stays split (source side) pays for being
+moved while some reader needs it as the rules say, once for each layout that it is needed in; one
+that does not pays for the gather. Sums over what stays split pay for being reduced. A tensor is
+split further than the rules say, never otherwise, so the way there is always free. Of equally good
+cuts that one is taken in which the fewest tensors are elsewhere than the rules say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Mapping, Sequence
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition.shape import led_by_operand
+from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
+from meshdsl.lowering.placement.reads import START
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation
+
+_RESHAPED = frozenset(["rename", "split", "merge"])
+# What follows its operand's layout, in the dims that it leaves alone.
+_FOLLOWS = frozenset(
+    "transpose broadcast sum max min window index fft ifft rfft irfft einsum".split()
+).union(ELEMENTWISE)
+
+_Layouts = Mapping[Tensor, TensorLayout]
+
+
+def postponed(
+    graph: Graph,
+    layouts: _Layouts,
+    plans: Mapping[Operation, Plan],
+    mesh: Mesh,
+    fixed: Container[Tensor],
+    constant: Container[Tensor],
+) -> dict[Tensor, TensorLayout]:
+    """Returns the tensors of a graph and its bodies that stay split, with their layouts.
+
+    Args:
+        fixed: tensors that are where the rules say, beside those that have names.
+        constant: tensors that are made where they are read.
+    """
+    found = _Postponed(graph, layouts, plans, mesh, fixed, constant, ()).solve()
+    bodies = [body for op in graph.operations for body in op.bodies]
+    while bodies:
+        body = bodies.pop()
+        found |= _Postponed(body, layouts, plans, mesh, fixed, constant, body.outputs).solve()
+        bodies += [inner for op in body.operations for inner in op.bodies]
+    return found
+
+
+class _Postponed:
+    """The cut of one graph.
+
+    Nodes: a tensor (it stays split), ("from", tensor, layout) (something needs it moved there),
+    ("to", tensor, layout) (nothing needs it gathered in order to be as the rules say), and
+    ("result", operation) (some operand stays split).
+
+    Attributes:
+        places: where a tensor is if it stays split; for those that may.
+        paid: what some reader has moved whatever stays split.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        layouts: _Layouts,
+        plans: Mapping[Operation, Plan],
+        mesh: Mesh,
+        fixed: Container[Tensor],
+        constant: Container[Tensor],
+        results: Sequence[Tensor],
+    ) -> None:
+        self.graph = graph
+        self.layouts = layouts
+        self.plans = plans
+        self.mesh = mesh
+        self.fixed = fixed
+        self.ends = {*results, *graph.names}  # which cannot stay split
+        self.places: dict[Tensor, TensorLayout] = {}
+        self.constant = constant
+        self.paid: set[tuple[Tensor, TensorLayout]] = set()
+        self.cut = CutGraph()
+
+    def solve(self) -> dict[Tensor, TensorLayout]:
+        """Returns the tensors that stay split."""
+        self._spread()
+        if not self.places:
+            return {}
+        touched = []
+        for op in self.graph.operations:
+            if any(t in self.places for t in (*op.inputs, *op.outputs)):
+                touched.append(op)
+            elif op in self.plans:
+                self.paid.update(zip(op.inputs, self.plans[op].operands, strict=True))
+        for op in touched:
+            self._add(op)
+        for tensor in self.graph.outputs:
+            self._needed(tensor, self.layouts[tensor])
+        kept = self.cut.source_side()
+        return {tensor: place for tensor, place in self.places.items() if tensor in kept}
+
+    # Which tensors may stay split, and how.
+
+    def _spread(self) -> None:
+        for op in self.graph.operations:
+            if not op.bodies and op.outputs and op.outputs[0] in self.constant:
+                continue
+            if op.name in _RESHAPED:
+                if self._at(op.inputs[0]).splits:
+                    self._offer(op.outputs[0], self._reshaped(op))
+            elif op.name in _FOLLOWS and self._any(op.inputs):
+                self._offer(op.outputs[0], self._following(op))
+
+    def _offer(self, tensor: Tensor, place: TensorLayout) -> None:
+        """Notes where a tensor may stay, if that splits it further than the rules do."""
+        home = self.layouts[tensor]
+        if tensor in self.ends or tensor in self.fixed or place == home:
+            return
+        if all(place.axes(name)[: len(axes)] == axes for name, axes in home.splits):
+            self.places[tensor] = place
+
+    def _any(self, tensors: Sequence[Tensor]) -> bool:
+        return bool(self.places) and any(t in self.places for t in tensors)
+
+    def _at(self, tensor: Tensor) -> TensorLayout:
+        return self.places.get(tensor) or self.layouts[tensor]
+
+    def _reshaped(self, op: Operation) -> TensorLayout:
+        home = tuple(self.layouts[t] for t in op.outputs)
+        return led_by_operand(Case(op, (self._at(op.inputs[0]),), home, self.mesh))
+
+    def _following(self, op: Operation) -> TensorLayout:
+        """Returns the layout of a result that is split as the rules say, and as operands are."""
+        (result,) = op.outputs
+        place = self.layouts[result]
+        for tensor in op.inputs:
+            if tensor not in self.places:
+                continue
+            for name, axes in self.places[tensor].splits:
+                held = place.axes(name)
+                dim = result.shape.find(name)
+                if dim is None or dim not in tensor.shape or axes[: len(held)] != held:
+                    continue
+                if place.split_axes.isdisjoint(axes[len(held) :]):
+                    place = place.split(name, axes)
+        return place
+
+    # The cut.
+
+    def _add(self, op: Operation) -> None:
+        moving = [t for t in dict.fromkeys(op.inputs) if t in self.places]
+        known = op.name in _RESHAPED or op.name in _FOLLOWS
+        if not known:
+            plan = self.plans.get(op)
+            homes = plan.operands if plan else tuple(self.layouts[t] for t in op.inputs)
+            for tensor, where in zip(op.inputs, homes, strict=True):
+                self._needed(tensor, where)
+        elif not moving:
+            self._begin(op)
+        else:
+            self._continue(op, moving)
+
+    def _needed(self, tensor: Tensor, where: TensorLayout) -> None:
+        """A reader needs a tensor in one layout, whatever else stays split."""
+        if tensor in self.places:
+            self._move(tensor, where, CutGraph.SINK)
+
+    def _move(self, tensor: Tensor, where: TensorLayout, reader: Hashable) -> None:
+        """A reader needs a tensor moved if that stays split, unless it stays split itself."""
+        cost = self._sent(tensor, self.places[tensor], where)
+        cost -= self._sent(tensor, self.layouts[tensor], where)
+        if cost > 0:
+            node = ("from", tensor, where)
+            self.cut.edge_once(tensor, node, cost)
+            self.cut.edge(node, reader, INFINITE)
+
+    def _begin(self, op: Operation) -> None:
+        """An operation gathers what it reads, unless its result stays split."""
+        (result,) = op.outputs
+        usual, split = self.plans[op], self._plan(op, (), stays=True)
+        for tensor, where in zip(op.inputs, usual.operands, strict=True):
+            cost = self._sent(tensor, self.layouts[tensor], where)
+            if cost and (tensor, where) not in self.paid:
+                node = ("to", tensor, where)
+                self.cut.edge_once(CutGraph.SOURCE, node, cost)
+                self.cut.edge(node, result, INFINITE)
+        self.cut.edge(CutGraph.SOURCE, result, self._left(op, usual, self.layouts[result]))
+        cost = self._left(op, split, self.places[result])
+        cost += sum(
+            self._sent(tensor, self.layouts[tensor], where)
+            for tensor, where in zip(op.inputs, split.operands, strict=True)
+        )
+        self.cut.edge(result, CutGraph.SINK, cost)
+
+    def _continue(self, op: Operation, moving: Sequence[Tensor]) -> None:
+        """An operation reads what stays split: it may as well, or pays for moving it or itself."""
+        (result,) = op.outputs
+        stays = result in self.places
+        usual = self.plans[op]
+        alone = self._plan(op, moving, stays=False)
+        along = self._plan(op, moving, stays=True) if stays else alone
+        rows = zip(op.inputs, alone.operands, along.operands, strict=True)
+        for tensor, where, there in rows:
+            if tensor not in self.places:
+                continue
+            if there != self.places[tensor]:
+                self._move(tensor, there, CutGraph.SINK)
+            elif where != there:
+                self._move(tensor, where, result)
+        base = self._rest(op, usual, moving) + self._left(op, usual, self.layouts[result])
+        last = self._rest(op, alone, moving) + self._left(op, alone, self.layouts[result])
+        node = ("result", op)
+        for tensor in moving:
+            self.cut.edge(tensor, node, INFINITE)
+        if stays:
+            both = self._rest(op, along, moving) + self._left(op, along, self.places[result])
+            self.cut.edge(node, CutGraph.SINK, max(both - base, 0.0))
+            self.cut.edge(node, result, max(last - max(both, base), 0.0))
+        else:
+            self.cut.edge(node, CutGraph.SINK, max(last - base, 0.0))
+
+    def _plan(self, op: Operation, moving: Sequence[Tensor], stays: bool) -> Plan:
+        """Returns the plan if some operands, and perhaps the result, stay split."""
+        operands = tuple(self.places[t] if t in self.places else self.layouts[t] for t in op.inputs)
+        results = tuple(self._at(t) if stays else self.layouts[t] for t in op.outputs)
+        return RULES[op.name](Case(op, operands, results, self.mesh))
+
+    def _rest(self, op: Operation, plan: Plan, moving: Sequence[Tensor]) -> float:
+        """Returns what is sent for operands that cannot stay split."""
+        rows = zip(op.inputs, plan.operands, strict=True)
+        return sum(
+            self._sent(t, self.layouts[t], where)
+            for t, where in rows
+            if not any(t is other for other in moving)
+        )
+
+    def _left(self, op: Operation, plan: Plan, place: TensorLayout) -> float:
+        """Returns what is sent to take an operation's result to its place."""
+        (result,) = op.outputs
+        sent = self._sent(result, plan.results[0], place)
+        if op.name == "window" and place.axes(op.params["dim"]):  # shards exchange what they need
+            sent += place.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
+        return sent
+
+    def _sent(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
+        if before == after or tensor in self.constant:
+            return 0.0
+        sent = reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
+        return sent + START if sent else 0.0

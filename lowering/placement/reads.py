@@ -1,0 +1,100 @@
+"""Reads: what operations read elsewhere than where the layout rules put it.
+
+The cut that decides where partial sums are reduced asks for it. An operation that a partial sum
+over an axis passes through may need its other operands gathered over that axis; one that none
+passes through may need its operand moved. What has been moved to a layout once serves all readers,
+so a read is known by its tensor and its layout. Costs are in bytes on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.placement.partial_sums import Planned
+
+# What starting one collective counts, in bytes on the wire; it favours few and large ones.
+START = 1024.0
+
+
+class Read(NamedTuple):
+    """A tensor in a layout other than its own; a stored one is gathered again for gradients."""
+
+    tensor: Tensor
+    where: TensorLayout
+    again: bool
+
+
+class Reads:
+    """The reads of a planned graph, its bodies included.
+
+    Attributes:
+        outer: of what a body captures, the tensor around it, which is moved before the body runs.
+        times: how often the graph runs that has a captured tensor.
+    """
+
+    def __init__(self, planned: Planned) -> None:
+        self.planned = planned
+        self.outer: dict[Tensor, Tensor] = {}
+        self.times: dict[Tensor, int] = {}
+        self._survey(planned.graph, 1)
+
+    def _survey(self, graph: Graph, times: int) -> None:
+        for op in graph.operations:
+            for body in op.bodies:
+                inputs = op.inputs[1:] if op.name == "cond" else op.inputs
+                captured = op.params.get("consts", len(inputs))
+                for inner, outer in zip(body.inputs[:captured], inputs[:captured], strict=True):
+                    if inner not in self.planned.stored:  # those are moved in the body
+                        self.outer[inner] = outer
+                        self.times[outer] = times
+                self._survey(body, times * (op.params["dim"].size if op.name == "scan" else 1))
+
+    @cached_property
+    def usual(self) -> dict[Operation, frozenset[Read]]:
+        """What operations read if no partial sum passes through them."""
+        found = {op: self.of(op, plan) for op, plan in self.planned.plans.items()}
+        return {op: reads for op, reads in found.items() if reads}
+
+    def of(self, op: Operation, plan: Plan, summands: Iterable[Tensor] = ()) -> frozenset[Read]:
+        """Returns what an operation reads elsewhere by a plan, apart from partial summands."""
+        layouts = self.planned.layouts
+        rows = zip(op.inputs, plan.operands, strict=True)
+        moved = [(tensor, where) for tensor, where in rows if where != layouts[tensor]]
+        if not moved:  # as of most operations
+            return frozenset()
+        partial = set(summands)
+        return frozenset(self.read(op, *row) for row in moved if row[0] not in partial)
+
+    def read(self, op: Operation, tensor: Tensor, where: TensorLayout) -> Read:
+        """Returns the read by which an operation takes a tensor in a layout."""
+        again = tensor in self.planned.stored and op.source.backward
+        while tensor in self.outer:
+            tensor = self.outer[tensor]
+        return Read(tensor, where, again)
+
+    def cost(self, read: Read, times: int) -> float:
+        """Returns the bytes of a read, all `times` that the reader runs."""
+        if read.tensor in self.planned.constant:
+            return 0.0
+        sent = self.between(read.tensor, self.planned.layouts[read.tensor], read.where)
+        return self.times.get(read.tensor, times) * (sent + START) if sent else 0.0
+
+    def between(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
+        """Returns the bytes of moving a tensor from one layout to another."""
+        return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.planned.mesh)
+
+    def through(self, op: Operation, axis: str) -> Plan:
+        """Returns the plan of an operation through which a partial sum over `axis` passes."""
+        layouts = self.planned.layouts
+        before = tuple(layouts[tensor].drop([axis]) for tensor in op.inputs)
+        after = tuple(layouts[tensor].drop([axis]) for tensor in op.outputs)
+        return RULES[op.name](Case(op, before, after, self.planned.mesh))

@@ -1,0 +1,445 @@
+"""Storage: which tensors live where the layout keeps parameters, gradients and optimizer state.
+
+A scoped rule (`params/embed:data`) says where a tensor with a path is: an input, an output, or what
+`md.name` and differentiation name. What has its dims and is elementwise of it, a slice of it or a
+stack of slices, may live there too: an updated moment, a parameter cast before it is gathered, the
+gradient that a backward scan stacks. Which of them do is a minimum cut: a tensor that is stored
+pays for being gathered while some reader needs it as the rules without a scope say; a partial sum
+pays less for being reduced into storage than for being made whole. So gathers stand on the cheaper
+side of a cast, optimizers run on shards, and gradients are reduce-scattered straight into storage.
+
+What microbatches add up stays partial, and is reduced once, unless memory is short.
+A stack of layers is never gathered as a whole, unless gathered weights are to be kept: its slices
+are gathered in the loop that uses them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
+from meshdsl.lowering.writing.loops import is_sum
+from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation
+
+# What starting one gather counts, in bytes on the wire.
+_START = 1024.0
+# What computing on a whole tensor costs against computing on its shard, per byte: to break ties.
+_WORK = 1e-3
+# What gathering again counts for, for keeping what is made of the first gather takes memory.
+_AGAIN = 0.98
+# What keeps inputs and named tensors where they are; finite, should two rules disagree.
+_FIXED = 1e18
+# What reads a stored tensor where it is.
+_ANYWHERE = frozenset(["sum", "max", "min", "barrier"])
+
+_Map = Callable[[TensorLayout], TensorLayout | None]
+
+
+def stored(
+    graph: Graph, layout: Layout, mesh: Mesh, keep: bool, reduce_each: bool
+) -> dict[Tensor, TensorLayout]:
+    """Returns the tensors that live in storage, with their layouts there.
+
+    Args:
+        keep: whether what is gathered is kept, so that one gather serves all of its readers.
+        reduce_each: whether what a loop adds up is added up in storage, rather than as partial sums
+            that are reduced once after the loop.
+    """
+    if not any(rule.scope for rule in layout.rules):
+        return {}
+    return _Storage(graph, layout, mesh, keep, reduce_each).solve()
+
+
+def named(graph: Graph) -> Iterator[tuple[Tensor, str]]:
+    """Yields the tensors of a graph and its bodies that have paths, with these."""
+    yield from zip(graph.inputs, graph.input_paths, strict=False)
+    yield from zip(graph.outputs, graph.output_paths, strict=False)
+    yield from graph.names.items()
+    for op in graph.operations:
+        for body in op.bodies:
+            yield from named(body)
+
+
+class _Storage:
+    """The cut. Nodes: a tensor (it is stored), ("moved", tensor, phase) (nothing needs it moved).
+
+    Attributes:
+        places: where a tensor is if it is stored; for those that may be.
+        stacks: tensors of which a loop takes slices.
+    """
+
+    def __init__(
+        self, graph: Graph, layout: Layout, mesh: Mesh, keep: bool, reduce_each: bool
+    ) -> None:
+        self.graph = graph
+        self.layout = layout
+        self.mesh = mesh
+        self.keep = keep
+        self.reduce_each = reduce_each
+        self.places: dict[Tensor, TensorLayout] = {}
+        self.stacks: set[Tensor] = set()
+        self.paid: set[tuple] = set()
+        self.related: dict[Tensor, list[tuple[Tensor, _Map]]] = defaultdict(list)
+        self.cut = CutGraph()
+
+    def solve(self) -> dict[Tensor, TensorLayout]:
+        """Returns the tensors that are stored."""
+        self._relate(self.graph)
+        self._reach()
+        if not self.places:
+            return {}
+        self._fix()
+        self._add(self.graph, 1, phased=True)
+        for tensor, path in zip(self.graph.outputs, self.graph.output_paths, strict=False):
+            if tensor in self.places:
+                where = self.layout.assign(tensor.shape, path)
+                if where == self.places[tensor]:
+                    self.cut.edge(CutGraph.SOURCE, tensor, self._cost(tensor, back=True))
+                else:
+                    self._read(tensor, 1, 1)
+        kept = self.cut.source_side()
+        return {tensor: where for tensor, where in self.places.items() if tensor in kept}
+
+    # Which tensors may be stored, and where.
+
+    def _relate(self, graph: Graph) -> None:
+        for op in graph.operations:
+            for one, other, onwards, backwards in _relations(op):
+                self.related[one].append((other, onwards))
+                self.related[other].append((one, backwards))
+            for one, other in _sums(op):
+                self.related[one].append((other, self._added_up(other)))
+                self.related[other].append((one, self._added_up(one)))
+            if op.name == "scan":
+                consts, carries = op.params["consts"], op.params["carries"]
+                self.stacks.update(op.inputs[consts + carries :])
+            for body in op.bodies:
+                self._relate(body)
+            if op.name == "scan":
+                inner = zip(op.inputs[:consts], op.params["body"].inputs[:consts], strict=True)
+                self.stacks.update(outside for outside, inside in inner if inside in self.stacks)
+
+    def _reach(self) -> None:
+        """Spreads the places of tensors with paths to what is related to them, nearest first."""
+        front = []
+        for tensor, path in named(self.graph):
+            where = self.layout.assign(tensor.shape, path)
+            if where != self._whole(tensor):
+                front.append((tensor, where))
+        while front:
+            following = []
+            for tensor, where in front:
+                if tensor in self.places:
+                    continue
+                self.places[tensor] = where
+                for other, of in self.related[tensor]:
+                    place = of(where)
+                    if other not in self.places and place is not None:
+                        following.append((other, place))
+            front = following
+        for tensor in [t for t, where in self.places.items() if where == self._whole(t)]:
+            del self.places[tensor]
+
+    def _added_up(self, tensor: Tensor) -> _Map:
+        """Returns what a loop adds up where: in storage if each part is reduced into that at once.
+
+        Or if it would not be reduced there at all, since storage splits it no further.
+        """
+        return lambda layout: layout if self._stays(tensor, layout) else None
+
+    def _stays(self, tensor: Tensor, place: TensorLayout) -> bool:
+        return self.reduce_each or not self._splits_further(tensor, place)
+
+    def _splits_further(self, tensor: Tensor, place: TensorLayout) -> bool:
+        """Whether a tensor is split in storage where it is not elsewhere."""
+        splits = set(self._whole(tensor).splits)
+        return any(split not in splits for split in place.splits)
+
+    def _whole(self, tensor: Tensor) -> TensorLayout:
+        """Returns where a tensor is that is not stored."""
+        return self.layout.assign(tensor.shape)
+
+    # The cut.
+
+    def _fix(self) -> None:
+        inputs = set(self.graph.inputs)
+        outputs = set(self.graph.outputs)
+        for tensor, path in named(self.graph):
+            place = self.places.get(tensor)
+            if place is None or (tensor in outputs and tensor not in inputs):
+                continue
+            rules = [self.layout.rule_for(name, path) for name in tensor.shape.names]
+            if tensor in inputs or any(rule is not None and rule.scope for rule in rules):
+                at = self.layout.assign(tensor.shape, path)
+                if at == place:
+                    self.cut.edge(CutGraph.SOURCE, tensor, _FIXED)
+                else:
+                    self.cut.edge(tensor, CutGraph.SINK, _FIXED)
+
+    def _add(self, graph: Graph, times: int, phased: bool) -> None:
+        """Adds what a graph that runs so often reads and makes.
+
+        Args:
+            phased: whether a forward and a backward pass follow one another in it.
+        """
+        phase = 0
+        for op in graph.operations:
+            if phased and op.source.backward and not self.keep:
+                phase = 1
+            self._operation(op, times, phase)
+            for tensor in op.outputs:
+                self._make(op, tensor, times)
+            if op.name in _BODIES:
+                _BODIES[op.name](self, op, times, phase)
+            for body in op.bodies:
+                runs = op.params["dim"].size if op.name == "scan" else 1
+                self._add(body, times * runs, phased and not op.source.backward)
+
+    def _operation(self, op: Operation, times: int, phase: int) -> None:
+        if op.bodies or op.name in _ANYWHERE:
+            if op.name == "barrier":
+                for before, after in zip(op.inputs, op.outputs, strict=True):
+                    self._tie(before, after)
+            return
+        result = op.outputs[0]
+        for tensor in dict.fromkeys(op.inputs):
+            if tensor not in self.places:
+                continue
+            stored = self.places.get(result)
+            if stored is not None and any(
+                other is result and of(self.places[tensor]) == stored
+                for other, of in self.related[tensor]
+            ):
+                self._read(tensor, times, phase, result)
+            elif not self._takes(op, tensor):
+                self._read(tensor, times, phase)
+            elif not self._splits_further(tensor, self.places[tensor]):
+                more = self._sent(op, {}) - self._sent(op, {tensor: self.places[tensor]})
+                self.cut.edge(CutGraph.SOURCE, tensor, times * max(more, 0.0))
+
+    def _sent(self, op: Operation, stored: Mapping[Tensor, TensorLayout]) -> float:
+        """Returns what an operation sends if some of its operands are where they are stored."""
+        operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
+        results = tuple(self._whole(t) for t in op.outputs)
+        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        rows = [*zip(op.inputs, operands, plan.operands, strict=True)]
+        rows += zip(op.outputs, plan.results, results, strict=True)
+        return sum(
+            reshard_cost(t.shape, t.dtype.itemsize, before, after, self.mesh)
+            for t, before, after in rows
+        )
+
+    def _takes(self, op: Operation, tensor: Tensor) -> bool:
+        """Whether an operation takes a tensor where it is stored, as a look-up may."""
+        if op.name in ELEMENTWISE:
+            return False
+        place = self.places[tensor]
+        operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
+        results = tuple(self._whole(t) for t in op.outputs)
+        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        taken = zip(op.inputs, plan.operands, strict=True)
+        return all(where == place for one, where in taken if one is tensor)
+
+    def _read(self, tensor: Tensor, times: int, phase: int, result: Tensor | None = None) -> None:
+        """A reader takes a tensor moved; if it has a `result`, unless that is stored as well."""
+        moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
+        if moved not in self.paid:
+            self.paid.add(moved)
+            again = _AGAIN if phase else 1.0
+            self.cut.edge(tensor, moved, again * times * self._cost(tensor))
+            self.cut.edge(back, tensor, times * self._cost(tensor, back=True))
+        self.cut.edge(moved, CutGraph.SINK if result is None else result, INFINITE)
+        if result is not None:
+            self.cut.edge(result, back, INFINITE)
+
+    def _cost(self, tensor: Tensor, back: bool = False) -> float:
+        """Returns what it costs to move a tensor out of storage, or back there."""
+        ends = self.places[tensor], self._whole(tensor)
+        size = tensor.dtype.itemsize
+        cost = reshard_cost(tensor.shape, size, *(ends[::-1] if back else ends), self.mesh)
+        return cost + _START if cost else _WORK
+
+    def _make(self, op: Operation, tensor: Tensor, times: int) -> None:
+        """A tensor is made in storage for what it costs less, or more, than elsewhere."""
+        place = self.places.get(tensor)
+        if place is None:
+            return
+        whole = self._whole(tensor)
+        rest = place.local(tensor.shape, self.mesh).volume
+        saved = (whole.local(tensor.shape, self.mesh).volume - rest) * tensor.dtype.itemsize * _WORK
+        if not op.bodies and op.name not in ELEMENTWISE and op.name != "barrier":
+            saved += self._saved(op, tensor, whole, place)
+        if saved > 0:
+            self.cut.edge(CutGraph.SOURCE, tensor, times * saved)
+        else:
+            self.cut.edge(tensor, CutGraph.SINK, -times * saved)
+
+    def _saved(
+        self, op: Operation, tensor: Tensor, whole: TensorLayout, place: TensorLayout
+    ) -> float:
+        """Returns what is not sent if an operation leaves its result in storage."""
+        operands = tuple(self._whole(t) for t in op.inputs)
+
+        def plan(where: TensorLayout) -> tuple[Plan, TensorLayout]:
+            results = tuple(where if t is tensor else self._whole(t) for t in op.outputs)
+            found = RULES[op.name](Case(op, operands, results, self.mesh))
+            made = zip(op.outputs, found.results, strict=True)
+            return found, next(left for t, left in made if t is tensor)
+
+        def moved(tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
+            return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
+
+        def taken(found: Plan) -> float:
+            rows = zip(op.inputs, operands, found.operands, strict=True)
+            return sum(moved(t, before, after) for t, before, after in rows)
+
+        usual, left = plan(whole)
+        if any(kind == "varying" for _, kind in left.partial):
+            return 0.0
+        saved = moved(tensor, left, whole) - moved(tensor, left, place)
+        if not self._splits_further(tensor, place):
+            other, there = plan(place)  # operands may then stay where they are
+            there_saved = moved(tensor, left, whole) - moved(tensor, there, place)
+            saved = max(saved, there_saved + taken(usual) - taken(other))
+        return saved
+
+    def _scan(self, op: Operation, times: int, phase: int) -> None:
+        body: Graph = op.params["body"]
+        consts, carries = op.params["consts"], op.params["carries"]
+        for position, (outer, inner) in enumerate(zip(op.inputs, body.inputs, strict=True)):
+            if position < consts:
+                self._captured(outer, inner, times, phase)
+            elif position < consts + carries:
+                where = self.places.get(inner)
+                if is_sum(body, position, position - consts) and not (
+                    where is not None and self._stays(inner, where)
+                ):
+                    continue
+                self._tie(outer, inner)
+                self._tie(body.outputs[position - consts], inner)
+                self._tie(op.outputs[position - consts], inner)
+            elif inner in self.places and not self.keep:
+                self._tie(outer, inner)
+            elif outer in self.places:
+                self._read(outer, times, phase, inner if inner in self.places else None)
+        for inner, outer in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
+            if inner in self.places:
+                self._tie(inner, outer)
+
+    def _captured(self, outer: Tensor, inner: Tensor, times: int, phase: int) -> None:
+        if inner in self.stacks and not self.keep:
+            self._tie(outer, inner)
+        elif outer in self.places:
+            self._read(outer, times, phase, inner if inner in self.places else None)
+
+    def _cond(self, op: Operation, times: int, phase: int) -> None:
+        for body in op.bodies:
+            for outer, inner in zip(op.inputs[1:], body.inputs, strict=True):
+                self._captured(outer, inner, times, phase)
+            for inner, outer in zip(body.outputs, op.outputs, strict=True):
+                self._tie(inner, outer)
+
+    def _while(self, op: Operation, times: int, phase: int) -> None:
+        consts = op.params["consts"]
+        for body in op.bodies:
+            for position, (outer, inner) in enumerate(zip(op.inputs, body.inputs, strict=True)):
+                if position < consts:
+                    self._captured(outer, inner, times, phase)
+                else:
+                    self._tie(outer, inner)
+        body = op.params["body"]
+        for tensors in zip(op.inputs[consts:], body.outputs, op.outputs, strict=True):
+            self._tie(tensors[0], tensors[1])
+            self._tie(tensors[0], tensors[2])
+
+    def _tie(self, one: Tensor, other: Tensor) -> None:
+        """Both are stored, or neither is; one that cannot be keeps the other from it."""
+        for here, there in ((one, other), (other, one)):
+            if here in self.places:
+                self.cut.edge(here, there if there in self.places else CutGraph.SINK, INFINITE)
+
+
+_BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
+
+
+def _sums(op: Operation) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields pairs of what a loop adds up: before it, in it, and after it."""
+    if op.name == "scan":
+        yield from _carried(op, sums=True)
+
+
+def _carried(scan: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields pairs of what a loop hands on: its sums, or all else."""
+    body: Graph = scan.params["body"]
+    consts = scan.params["consts"]
+    for number in range(scan.params["carries"]):
+        if sums == is_sum(body, consts + number, number):
+            start, before = scan.inputs[consts + number], body.inputs[consts + number]
+            after, result = body.outputs[number], scan.outputs[number]
+            yield from ((start, before), (before, after), (after, result))
+
+
+def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
+    """Yields pairs of tensors that are stored alike, and how either's layout follows.
+
+    Those that a loop adds up are not among them: see `_sums`.
+    """
+
+    def alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:
+        for one, other in zip(ones, others, strict=True):
+            yield one, other, _same, _same
+
+    def slices(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:
+        for one, other in zip(ones, others, strict=True):
+            yield one, other, _restricted(other), _same
+
+    params = op.params
+    if op.name == "scan":
+        body, consts, end = params["body"], params["consts"], params["consts"] + params["carries"]
+        carries = params["carries"]
+        yield from alike(op.inputs[:consts], body.inputs[:consts])
+        for one, other in _carried(op, sums=False):
+            yield one, other, _same, _same
+        yield from slices(op.inputs[end:], body.inputs[end:])
+        yield from slices(op.outputs[carries:], body.outputs[carries:])
+    elif op.name == "while_loop":
+        consts = params["consts"]
+        for body in op.bodies:
+            yield from alike(op.inputs, body.inputs)
+        yield from alike(op.outputs, params["body"].outputs)
+        yield from alike(op.outputs, op.inputs[consts:])
+    elif op.name == "cond":
+        for body in op.bodies:
+            yield from alike(op.inputs[1:], body.inputs)
+            yield from alike(op.outputs, body.outputs)
+    elif op.name == "barrier":
+        yield from alike(op.inputs, op.outputs)
+    elif op.name == "rename":
+        names: Mapping[str, str] = params["names"]
+        back = {v: k for k, v in names.items()}
+        yield op.inputs[0], op.outputs[0], _renamed(names), _renamed(back)
+    elif op.name in ELEMENTWISE or op.name == "transpose":
+        (result,) = op.outputs
+        for tensor in dict.fromkeys(op.inputs):
+            if tensor.shape == result.shape or set(tensor.shape) == set(result.shape):
+                yield tensor, result, _same, _same
+
+
+def _same(layout: TensorLayout) -> TensorLayout:
+    return layout
+
+
+def _restricted(tensor: Tensor) -> _Map:
+    return lambda layout: layout.restrict(tensor.shape.names)
+
+
+def _renamed(names: Mapping[str, str]) -> _Map:
+    return lambda layout: layout.rename(names)

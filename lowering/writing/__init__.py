@@ -1,0 +1,1 @@
+"""Writing: the instructions of a program, block by block."""

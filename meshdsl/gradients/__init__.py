@@ -1,0 +1,1 @@
+"""Gradients and other derivatives: graphs made of graphs."""

@@ -1,0 +1,1 @@
+"""Operations with bodies: loops, branches, checkpoints, and functions of a user's own."""

@@ -1,0 +1,108 @@
+"""Bodies: functions of tensors traced by themselves, to become part of an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.ops.creation import as_tensor
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, TracedTensor
+from meshdsl.tracing.source import Source, caller, definition, is_machinery
+from meshdsl.tracing.trace import Trace, current, tracing
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a tree is a tensor, or an array to be made one."""
+    return isinstance(leaf, Tensor)
+
+
+def leaves_of(tree: Any) -> tuple[list[Tensor], Any]:
+    """Returns a tree's leaves as tensors, and its structure."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_array)
+    return [as_tensor(leaf) for leaf in leaves], structure
+
+
+def results_of(tree: Any, source: Source) -> tuple[list[Tensor], Any]:
+    """Returns what a traced function returns as `leaves_of` does.
+
+    Args:
+        source: where the function is defined, or is used.
+
+    Raises:
+        ValueError: leaves that are no tensors; all of these are told.
+    """
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
+    problems = [
+        f"{path_of(keys, 'result')} is of type {type(leaf).__name__}"
+        for keys, leaf in keyed
+        if not isinstance(leaf, Tensor | complex | float | int | np.generic)
+    ]
+    if problems:
+        raise ValueError(
+            f"a traced function returns tensors, but {'; '.join(problems)}: return a tensor, a "
+            "Python number, or md.named(array, dims), which gives an array's dims their names\n"
+            f"  in the function of {source}  {source.code}".rstrip()
+        )
+    return leaves_of(tree)
+
+
+def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...], Any]:
+    """Traces a function of tensors by itself.
+
+    Returns:
+        Its graph (inputs: captured tensors, then one per `like`), the captured tensors as the
+        enclosing trace has them, and the structure of the result.
+    """
+    inner = Trace(current())
+    with tracing(inner):
+        inputs = [inner.input(t.shape, t.dtype, t.source) for t in like]
+        result = function(*inputs)
+        source = definition(function)
+        source = caller() if is_machinery(source.file) else source  # one of ours around the user's
+        outputs, structure = results_of(result, source)
+        graph, consts = inner.finish(outputs)
+    return graph, consts, structure
+
+
+def check_carry(
+    carry: Any, before: Sequence[Tensor], tree: Any, after: Sequence[Tensor], out_tree: Any
+) -> None:
+    """Raises ValueError unless a loop's carry keeps its structure, dims and dtypes."""
+    if tree != out_tree:
+        raise ValueError(f"the body returns a carry of another structure: {out_tree}, not {tree}")
+    paths = [path_of(keys, "carry") for keys, _ in jax.tree_util.tree_flatten_with_path(carry)[0]]
+    problems = [
+        f"{path} goes in as {old} and comes out as {new} (made at {new.source})"
+        for path, old, new in zip(paths, before, after, strict=True)
+        if set(old.shape) != set(new.shape) or old.dtype != new.dtype
+    ]
+    if problems:
+        raise ValueError("the carry must keep its dims and dtypes: " + "; ".join(problems))
+
+
+def share_captured(
+    traced: Sequence[tuple[Graph, Sequence[Tensor]]],
+) -> tuple[list[Graph], tuple[Tensor, ...]]:
+    """Gives several bodies one list of captured tensors.
+
+    Args:
+        traced: bodies with the tensors that they capture, their first inputs.
+
+    Returns:
+        The bodies, each with an input for every captured tensor first, and these tensors.
+    """
+    everything = tuple(dict.fromkeys(t for _, captured in traced for t in captured))
+    graphs = []
+    for graph, captured in traced:
+        known = dict(zip(captured, graph.inputs, strict=False))
+        first = [
+            known[t] if t in known else TracedTensor(t.shape, t.dtype, t.source) for t in everything
+        ]
+        own = graph.inputs[len(captured) :]
+        graphs.append(Graph((*first, *own), graph.operations, graph.outputs))
+    return graphs, everything

@@ -1,0 +1,272 @@
+"""Checkpoint: rematerialisation (Chen et al. 2016, "Training deep nets with sublinear memory").
+
+A `checkpoint` operation keeps only its inputs for the backward pass, and the values whose names it
+is told to keep; the backward pass replays its body from these. The replay starts at a `barrier`.
+These values pass through it together with the cotangents of the operation's outputs. So no later
+pass, and no compiler, merges the replay with the forward computation or begins it before the
+gradient arrives that needs it.
+
+Kept values are further outputs of the forward body. In the replayed body a `kept` operation stands
+in the place of the operation that made them: its values are those kept, its gradient is that of
+the operation, which finds its results in them, and lowering drops what nothing else needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from meshdsl.gradients.replay import Cotangents, Replay, passes
+from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
+from meshdsl.ops.control.body import is_array, subgraph
+from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.operation import at_once, operation, told_as
+from meshdsl.tensors.dims import Shape, did_you_mean
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Graph, Operation, Primitive, TracedTensor, Work
+from meshdsl.tracing.trace import bind, bind_one
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checkpoint(
+    function: Callable[P, R],
+    keep: Sequence[str] = (),
+    collectives: bool = False,
+    products: bool = False,
+) -> Callable[P, R]:
+    """Returns `function` so that its gradient computes its intermediate values again.
+
+    Tensors among its arguments are kept; numbers, flags and the like belong to the function.
+
+        layer = md.checkpoint(layer, keep=["attention_out"])  # md.name(x, "attention_out") in it
+
+    Args:
+        keep: names of values, given by `md.name`, that are kept too. Those in the bodies of scans
+            and other checkpoints inside `function` count; those in branches of `md.cond` are
+            always computed again.
+        collectives: whether values are kept that a layout makes collectives of, rather than moved
+            or reduced again. Which these are, lowering knows.
+        products: whether the results of matrix products, convolutions and attention are kept, so
+            that only what is cheap is computed again. Those in loops and branches as for `keep`.
+
+    Raises:
+        ValueError: when called: nothing in `function` has one of the names.
+    """
+    keep = (keep,) if isinstance(keep, str) else tuple(keep)
+
+    @at_once
+    @functools.wraps(function)
+    def rematerialised(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        inputs = [as_tensor(leaves[i]) for i in places]
+
+        def of_tensors(*tensors: Tensor) -> Any:
+            for i, tensor in zip(places, tensors, strict=True):
+                leaves[i] = tensor
+            given, named = jax.tree.unflatten(tree, leaves)
+            return function(*given, **named)
+
+        graph, consts, out_tree = subgraph(of_tensors, inputs)
+        with told_as("checkpoint"):
+            _check_names(keep, graph, getattr(function, "__name__", "the function"))
+        params = {
+            "body": graph.prune(),
+            "keep": keep,
+            "products": products,
+            "collectives": collectives,
+        }
+        outputs = bind(CHECKPOINT, [*consts, *inputs], params).outputs
+        return jax.tree.unflatten(out_tree, outputs)
+
+    return rematerialised
+
+
+@operation
+def name(x: Tensor, name: str) -> Tensor:
+    """Returns x, under a name for `md.checkpoint(..., keep=[name])`.
+
+    x = md.name(md.attention(q, k, v, over="memory_length"), "attention_out")
+    """
+    return bind_one(NAME, (x,), {"name": name})
+
+
+def _check_names(keep: Sequence[str], graph: Graph, function: str) -> None:
+    known = sorted(set(_names(graph)))
+    problems = [
+        f"nothing in {function} is named {one!r}{did_you_mean(one, known)}"
+        for one in keep
+        if one not in known
+    ]
+    if problems:
+        told = f"; its names: {', '.join(known)}" if known else ""
+        raise ValueError("; ".join(problems) + told)
+
+
+def _names(graph: Graph) -> Iterator[str]:
+    """Yields the names given in a graph and its bodies."""
+    for op in graph.operations:
+        if op.name == "name":
+            yield op.params["name"]
+        for body in op.bodies:
+            yield from _names(body)
+
+
+def _replay(
+    op: Operation, arguments: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[Sequence[Tensor], Callable]:
+    body, choice = op.params["body"], _Choice(frozenset(op.params["keep"]), op.params["products"])
+    given = bind(CHECKPOINT, arguments, {**op.params, "body": _showing(body, choice)}).outputs
+    outputs, kept = given[: len(op.outputs)], given[len(op.outputs) :]
+
+    def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
+        arriving = [c for c in cotangents if c is not None]
+        params = {"collectives": op.params["collectives"]}
+        behind = iter(bind(BARRIER, [*arguments, *kept, *arriving], params).outputs)
+        again = list(itertools.islice(behind, len(arguments) + len(kept)))
+        late = [None if c is None else next(behind) for c in cotangents]
+        replayed = Replay(_taking(body, choice), again, [*wanted, *(False for _ in kept)])
+        reaching = zip(late, replayed.active_outputs, strict=True)
+        return replayed.backward([c if on else None for c, on in reaching])[: len(arguments)]
+
+    return outputs, pullback
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is kept of a graph: names, products, and nothing that has a dim of a loop around it."""
+
+    names: frozenset[str]
+    products: bool
+    loops: frozenset[str] = frozenset()
+
+    def inside(self, op: Operation) -> _Choice:
+        """Returns what is kept of an operation's body; a scan stacks it along its dim."""
+        if op.name != "scan":
+            return self
+        dim = op.params["dim"].name
+        if dim in self.loops:
+            return _Choice(frozenset(), False)
+        return replace(self, loops=self.loops | {dim})
+
+    def of(self, graph: Graph) -> set[Operation]:
+        """Returns the operations whose results are kept: for a name, the one that made it."""
+        makers = {t: op for op in graph.operations for t in op.outputs}
+        found = set()
+        for op in graph.operations:
+            if op.name == "name" and op.params["name"] in self.names:
+                maker = makers.get(op.inputs[0])
+                found.add(maker if maker is not None and _can_be_kept(maker) else op)
+            elif self.products and _is_product(op):
+                found.add(op)
+        return {op for op in found if not any(self.loops & {*t.shape.names} for t in op.outputs)}
+
+
+def _can_be_kept(op: Operation) -> bool:
+    """Whether keeping all results of an operation keeps the one that is named, and little else."""
+    single = len(op.outputs) == 1 or op.name == "attention"
+    return single and passes(op) and op.primitive.gradient is not None and not op.effect
+
+
+def _is_product(op: Operation) -> bool:
+    if op.name == "einsum":
+        contracted = {name for t in op.inputs for name in t.shape.names}
+        return not contracted <= {*op.outputs[0].shape.names}
+    return op.name in ("convolve", "attention")
+
+
+def _showing(graph: Graph, choice: _Choice) -> Graph:
+    """Returns a graph that also returns the values chosen, those in loops stacked."""
+    operations: list[Operation] = []
+    shown: list[Tensor] = []
+    kept = choice.of(graph)
+    for op in graph.operations:
+        if op in kept:
+            shown += op.outputs
+        elif op.name in ("scan", "checkpoint"):
+            body = _showing(op.params["body"], choice.inside(op))
+            extra = [_outside(op, t) for t in body.outputs[len(op.params["body"].outputs) :]]
+            op = replace(op, outputs=(*op.outputs, *extra), params={**op.params, "body": body})
+            shown += extra
+        operations.append(op)
+    return replace(graph, operations=tuple(operations), outputs=(*graph.outputs, *shown))
+
+
+def _taking(graph: Graph, choice: _Choice) -> Graph:
+    """Returns a graph that takes what `_showing` makes it return as further inputs."""
+    operations: list[Operation] = []
+    taken: list[Tensor] = []
+    kept = choice.of(graph)
+    for op in graph.operations:
+        if op.name == "print":  # the forward pass does that
+            continue
+        if op in kept:
+            values = [TracedTensor(t.shape, t.dtype, t.source) for t in op.outputs]
+            params = {"primitive": op.primitive, "params": op.params, "outputs": len(values)}
+            op = Operation(KEPT, (*op.inputs, *values), op.outputs, params, op.source)
+            taken += values
+        elif op.name in ("scan", "checkpoint"):
+            body = _taking(op.params["body"], choice.inside(op))
+            extra = [_outside(op, t) for t in body.inputs[len(op.params["body"].inputs) :]]
+            op = replace(op, inputs=(*op.inputs, *extra), params={**op.params, "body": body})
+            taken += extra
+        operations.append(op)
+    return replace(graph, operations=tuple(operations), inputs=(*graph.inputs, *taken))
+
+
+def _outside(op: Operation, inner: Tensor) -> Tensor:
+    """Returns what a tensor of an operation's body is outside of it."""
+    dims = [op.params["dim"], *inner.shape] if op.name == "scan" else inner.shape
+    return TracedTensor(Shape(dims), inner.dtype, inner.source)
+
+
+def _kept_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Sequence[Aval]:
+    count = params["outputs"]
+    return [(t.shape, t.dtype) for t in inputs[len(inputs) - count :]]
+
+
+def _kept_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cotangents:
+    """Returns the gradient of the operation in whose place it stands."""
+    count = len(op.inputs) - len(op.outputs)
+    primitive, params = op.params["primitive"], op.params["params"]
+    made = Operation(primitive, op.inputs[:count], op.outputs, params, op.source)
+    found = primitive.gradient(made, cotangents, wanted[:count])
+    return [*found, *(None for _ in op.outputs)]
+
+
+def _push(
+    op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    active = [t is not None for t in tangents]
+    pushed = PushedBody(op.params["body"], active)
+    moving, results = pushed.moving, len(op.outputs)
+    graph = pushed.graph(pushed.taking(0, len(active)), pushed.giving(0, results, moving))
+    operands = with_tangents(arguments, tangents, active)
+    return apart(bind(CHECKPOINT, operands, {**op.params, "body": graph}).outputs, moving)
+
+
+CHECKPOINT = Primitive(
+    "checkpoint",
+    lambda inputs, params: [(t.shape, t.dtype) for t in params["body"].outputs],
+    replay=_replay,
+    push=_push,
+)
+NAME = Primitive(
+    "name",
+    lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)],
+    lambda op, cotangents, wanted: list(cotangents),
+    work=Work.NONE,
+)
+KEPT = Primitive("kept", _kept_rule, _kept_gradient, work=Work.NONE)
+BARRIER = Primitive(
+    "barrier",
+    lambda inputs, params: [(t.shape, t.dtype) for t in inputs],
+    lambda op, cotangents, wanted: list(cotangents),
+)

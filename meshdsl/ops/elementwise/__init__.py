@@ -1,0 +1,1 @@
+"""Elementwise operations, and how their operands broadcast by name."""

@@ -1,0 +1,72 @@
+"""Complex numbers and their parts.
+
+A cotangent of z is dL/d(real z) - i dL/d(imag z); see `elementwise`.
+"""
+
+from __future__ import annotations
+
+from meshdsl.ops.creation import zeros
+from meshdsl.ops.elementwise.arithmetic import atan2, cast, conjugate
+from meshdsl.ops.elementwise.broadcasting import binary, unary
+from meshdsl.ops.operation import operation
+from meshdsl.tensors.dtypes import complex_dtype, is_complex, need_kind, real_dtype
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Work
+
+__all__ = ["angle", "complex", "conj", "imag", "real"]
+
+_real = unary(
+    "real",
+    lambda g, y, x: cast(g, x.dtype),
+    "c",
+    "The real part.",
+    work=Work.NONE,
+    result=real_dtype,
+    linear=(0,),
+)
+_imag = unary(
+    "imag",
+    lambda g, y, x: -cast(g, x.dtype) * 1j,
+    "c",
+    "The imaginary part.",
+    work=Work.NONE,
+    result=real_dtype,
+    linear=(0,),
+)
+complex = binary(
+    "complex",
+    [lambda g, z, x, y: _real(g), lambda g, z, x, y: -_imag(g)],
+    "f",
+    "Returns x + iy: complex64 of float32 parts, complex128 of float64 ones.",
+    work=Work.NONE,
+    result=complex_dtype,
+    linear=(0, 1),
+    additive=True,
+)
+
+
+@operation
+def real(x: Tensor) -> Tensor:
+    """Returns the real part: float32 of complex64; a real number is its own. `md.real(z)`."""
+    need_kind(x.dtype, "cf")
+    return _real(x) if is_complex(x.dtype) else x
+
+
+@operation
+def imag(x: Tensor) -> Tensor:
+    """Returns the imaginary part: float32 of complex64, and 0 of real numbers. `md.imag(z)`."""
+    need_kind(x.dtype, "cf")
+    return _imag(x) if is_complex(x.dtype) else zeros(x.shape, x.dtype)
+
+
+@operation
+def conj(x: Tensor) -> Tensor:
+    """Returns the complex conjugate; a real number is its own. `md.conj(z)`."""
+    need_kind(x.dtype, "cf")
+    return conjugate(x) if is_complex(x.dtype) else x
+
+
+@operation
+def angle(x: Tensor) -> Tensor:
+    """Returns the angle of complex numbers, from -pi to pi. `md.angle(z)`."""
+    return atan2(imag(x), real(x))

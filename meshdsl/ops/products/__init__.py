@@ -1,0 +1,1 @@
+"""Products: einsum, convolution, pooling, attention, linear algebra, Fourier transforms."""

@@ -1,0 +1,1 @@
+"""Reductions, cumulative sums, counts and statistics along dims."""

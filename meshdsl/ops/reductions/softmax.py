@@ -1,0 +1,42 @@
+"""Softmax and its kin, over any dims, without overflow.
+
+They are sums of exponentials after the largest element has been taken off, so over a split dim they
+move one number per position and reduction, never the operand.
+"""
+
+from __future__ import annotations
+
+from meshdsl.ops.elementwise.arithmetic import exp, isfinite, log, stop_gradient, where
+from meshdsl.ops.operation import operation
+from meshdsl.ops.reductions.reduction import max, need_float, sum
+from meshdsl.tensors.dims import DimsLike
+from meshdsl.tensors.tensor import Tensor
+
+
+@operation
+def logsumexp(x: Tensor, over: DimsLike) -> Tensor:
+    """Returns log(sum(exp(x))) over some dims, without overflow.
+
+    `md.logsumexp(logits, "vocab")`.
+    """
+    need_float(x)
+    largest = stop_gradient(_finite(max(x, over)))
+    return log(sum(exp(x - largest), over)) + largest
+
+
+@operation
+def softmax(x: Tensor, over: DimsLike) -> Tensor:
+    """Returns exp(x) divided by its sum over some dims. `md.softmax(logits, "vocab")`."""
+    need_float(x)
+    scaled = exp(x - stop_gradient(max(x, over)))
+    return scaled / sum(scaled, over)
+
+
+@operation
+def log_softmax(x: Tensor, over: DimsLike) -> Tensor:
+    """Returns the logarithm of `softmax`. `md.log_softmax(logits, "vocab")`."""
+    return x - logsumexp(x, over)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return where(isfinite(x), x, 0)

@@ -1,0 +1,90 @@
+"""Statistics over named dims: var, std, norm, median."""
+
+from __future__ import annotations
+
+import math
+
+from meshdsl.ops.creation import full
+from meshdsl.ops.elementwise.arithmetic import abs, cast, sqrt, square, where
+from meshdsl.ops.indexing import take
+from meshdsl.ops.operation import operation
+from meshdsl.ops.reductions.reduction import any, max, mean, need_float, sum
+from meshdsl.ops.sorting import sort
+from meshdsl.tensors.dims import DimLike, DimsLike
+from meshdsl.tensors.dtypes import accumulator
+from meshdsl.tensors.tensor import Tensor
+
+
+@operation
+def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tensor:
+    """Returns the variance over some dims, or over all: `md.var(x, "embed")`.
+
+    The mean squared distance from the mean; half precision is computed in float32.
+
+    Args:
+        correction: taken off the number of elements that the sum is divided by; 1 for the unbiased
+            estimate from a sample.
+
+    Raises:
+        ValueError: x is not floating-point, or there are no more elements than `correction`.
+    """
+    need_float(x)
+    count = x.shape.volume if over is None else x.shape.select(over).volume
+    if not count > correction:
+        raise ValueError(f"{count} elements are too few for a correction of {correction}")
+    wide = cast(x, accumulator(x.dtype))
+    found = mean(square(wide - mean(wide, over)), over)
+    return cast(found * (count / (count - correction)) if correction else found, x.dtype)
+
+
+@operation
+def std(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tensor:
+    """Returns the standard deviation, the root of `var`; where it is 0, so is its gradient.
+
+    `md.std(x, "embed")`.
+    """
+    need_float(x)
+    wide = cast(x, accumulator(x.dtype))
+    return cast(_root(var(wide, over, correction)), x.dtype)
+
+
+@operation
+def norm(x: Tensor, over: DimsLike | None = None, order: float = 2) -> Tensor:
+    """Returns a norm over some dims, or over all: `md.norm(x, "embed")`.
+
+    Args:
+        order: 1, the sum of magnitudes; 2, the root of the sum of squares; `math.inf`, the largest
+            magnitude. The gradient of each is 0 at 0. Half precision is summed in float32.
+    """
+    need_float(x)
+    if order not in (1, 2, math.inf):
+        raise ValueError(f"order must be 1, 2 or math.inf, not {order}")
+    wide = cast(x, accumulator(x.dtype))
+    if order == 2:
+        return cast(_root(sum(square(wide), over)), x.dtype)
+    return cast((sum if order == 1 else max)(abs(wide), over), x.dtype)
+
+
+@operation
+def median(x: Tensor, dim: DimLike) -> Tensor:
+    """Returns the median along a dim, the mean of the two middle elements if its size is even.
+
+    `md.median(x, "length")`.
+
+    NaN if any element is NaN. The dim is made whole to be sorted; see `sort`.
+    """
+    need_float(x)
+    found = x.shape.get(dim)
+    ordered = sort(x, found)
+    low, high = (
+        take(ordered, full([], place, "int32"), found)
+        for place in ((found.size - 1) // 2, found.size // 2)
+    )
+    middle = low if found.size % 2 else low * 0.5 + high * 0.5
+    return where(any(x != x, found), math.nan, middle)
+
+
+def _root(x: Tensor) -> Tensor:
+    """Returns the square root of what is not negative, with slope 0 at 0."""
+    zero = x == 0
+    return where(zero, 0, sqrt(where(zero, 1, x)))

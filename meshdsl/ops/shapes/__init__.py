@@ -1,0 +1,1 @@
+"""Operations that lay data out anew: shapes, slices, joins and windows."""

@@ -1,0 +1,194 @@
+"""Operations that put tensors together along a dim and take them apart again."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.elementwise.arithmetic import add
+from meshdsl.ops.operation import operation
+from meshdsl.ops.shapes.shape import broadcast, merge
+from meshdsl.ops.shapes.slicing import index, window
+from meshdsl.tensors.dims import Dimension, DimLike, Shape, unused
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.trace import bind, bind_one
+
+# Copies that are put side by side by name; more of them are a dim of their own that is merged in.
+_FEW = 8
+
+
+def _concat_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    name, first = params["dim"], inputs[0]
+    total = Dimension(name, sum(x.shape.get(name).size for x in inputs))
+    return [(Shape(total if d.name == name else d for d in first.shape), first.dtype)]
+
+
+def _concat_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+    name = op.params["dim"]
+    found = _parts(cotangents[0], name, [x.shape.get(name).size for x in op.inputs], wanted)
+    return [next(found) if on else None for on in wanted]
+
+
+def _split_into_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    (x,), name = inputs, params["dim"]
+    return [
+        (Shape(Dimension(name, size) if d.name == name else d for d in x.shape), x.dtype)
+        for _, size in params["parts"]
+    ]
+
+
+def _split_into_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+    (x,), name = op.inputs, op.params["dim"]
+    size = x.shape.get(name).size
+    order = x.shape.names
+    given = [
+        (start, part, g.transpose(order))
+        for (start, part), g in zip(op.params["parts"], cotangents, strict=True)
+        if g is not None
+    ]
+    if sum(part for _, part, _ in given) == size:
+        return [_concat([g for _, _, g in given], name)]
+    padded = [window(g, name, -start, size) for start, _, g in given]
+    return [functools.reduce(add, padded)]
+
+
+def _concat(tensors: Sequence[Tensor], name: str) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else bind_one(CONCAT, tensors, {"dim": name})
+
+
+def _parts(x: Tensor, name: str, sizes: Sequence[int], wanted: Sequence[bool]) -> Iterator[Tensor]:
+    """Yields the wanted ones of the consecutive parts of a dim."""
+    starts = itertools.accumulate(sizes, initial=0)
+    every = zip(starts, sizes, wanted, strict=False)
+    parts = tuple((start, size) for start, size, on in every if on)
+    if len(parts) == 1:
+        return iter([window(x, name, *parts[0])])
+    return iter(bind(SPLIT_INTO, (x,), {"dim": name, "parts": parts}).outputs)
+
+
+def _stack_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    dim = Dimension(params["dim"], len(inputs))
+    return [(Shape([dim, *inputs[0].shape]), inputs[0].dtype)]
+
+
+def _stack_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
+    name = op.params["dim"]
+    return [index(cotangents[0], name, at) if on else None for at, on in enumerate(wanted)]
+
+
+CONCAT = Primitive("concat", _concat_rule, _concat_gradient, work=Work.NONE)
+SPLIT_INTO = Primitive("split_into", _split_into_rule, _split_into_gradient, work=Work.NONE)
+STACK = Primitive("stack", _stack_rule, _stack_gradient, work=Work.NONE)
+
+
+@operation
+def concat(tensors: Sequence[Any], dim: DimLike) -> Tensor:
+    """Puts tensors one after the other along a dim: `md.concat([past, recent], "length")`.
+
+    Their other dims are the same; the result has them in the order of the first tensor.
+    """
+    first, *_ = parts = _alike(tensors)
+    name = dim if isinstance(dim, str) else dim.name
+    rest = first.shape.without([first.shape.get(name).name])
+    for number, part in enumerate(parts, 1):
+        held = part.shape.get(name)
+        _same_dims(rest, part.shape.without([held.name]), number)
+    found = _concat([part.transpose(first.shape.names) for part in parts], name)
+    found.shape.get(dim)
+    return found
+
+
+@operation
+def stack(tensors: Sequence[Any], dim: DimLike) -> Tensor:
+    """Puts tensors of the same dims side by side, along one more dim: `md.stack([x, y], "pair")`.
+
+    That dim leads the result; the others are in the order of the first tensor.
+    """
+    first, *_ = parts = _alike(tensors)
+    name = dim if isinstance(dim, str) else dim.name
+    if name in first.shape.names:
+        raise ValueError(f"the tensors have a dim `{name}` already; md.concat joins along it")
+    if not isinstance(dim, str) and dim.size != len(parts):
+        raise ValueError(f"{len(parts)} tensors do not make {dim}")
+    for number, part in enumerate(parts, 1):
+        _same_dims(first.shape, part.shape, number)
+    order = first.shape.names
+    return bind_one(STACK, [part.transpose(order) for part in parts], {"dim": name})
+
+
+@operation
+def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
+    """Returns x at every position of a dim, without it: `query, key = md.unstack(both, "pair")`."""
+    held = x.shape.get(dim)
+    return [index(x, held.name, at) for at in range(held.size)]
+
+
+@operation
+def split_into(x: Tensor, dim: DimLike, sizes: int | Sequence[int]) -> list[Tensor]:
+    """Cuts a dim into consecutive parts: `gate, up = md.split_into(x, "d_ff", 2)`.
+
+    Args:
+        sizes: those of the parts, which add up to the dim's; or the number of equal parts.
+    """
+    held = x.shape.get(dim)
+    if isinstance(sizes, int):
+        if sizes < 1 or held.size % sizes:
+            raise ValueError(f"{held} has no {sizes} equal parts")
+        sizes = [held.size // sizes] * sizes
+    if sum(sizes) != held.size or min(sizes, default=0) < 1:
+        raise ValueError(f"parts of {list(sizes)} do not make up {held}")
+    return list(_parts(x, held.name, sizes, [True] * len(sizes)))
+
+
+@operation
+def repeat(x: Tensor, dim: DimLike, times: int) -> Tensor:
+    """Returns x with each element of a dim `times` in a row: [a, b] -> [a, a, b, b].
+
+    `md.repeat(key, "heads", 4)`.
+    """
+    return _copies(x, x.shape.get(dim), times, minor=True)
+
+
+@operation
+def tile(x: Tensor, dim: DimLike, times: int) -> Tensor:
+    """Returns x `times` in a row along a dim: [a, b] -> [a, b, a, b]. `md.tile(x, "width", 2)`."""
+    held = x.shape.get(dim)
+    if 1 < times <= _FEW:
+        return _concat([x] * times, held.name)
+    return _copies(x, held, times, minor=False)
+
+
+def _copies(x: Tensor, dim: Dimension, times: int, minor: bool) -> Tensor:
+    if times < 1:
+        raise ValueError(f"`times` must be 1 or more, got {times}")
+    if times == 1:
+        return x
+    copy = Dimension(unused("copy", x.shape), times)
+    pair = [dim, copy] if minor else [copy, dim]
+    at = x.shape.position(dim.name)
+    spread = broadcast(x, [*x.shape[:at], *pair, *x.shape[at + 1 :]])
+    return merge(spread, pair, dim.name)
+
+
+def _alike(tensors: Sequence[Any]) -> list[Tensor]:
+    """Returns the operands as tensors of one dtype."""
+    parts = [as_tensor(tensor) for tensor in tensors]
+    if not parts:
+        raise ValueError("give at least one tensor")
+    for number, part in enumerate(parts, 1):
+        if part.dtype != parts[0].dtype:
+            raise ValueError(
+                f"tensor 1 is {short(parts[0].dtype)}, but tensor {number} is "
+                f"{short(part.dtype)}; cast one of them"
+            )
+    return parts
+
+
+def _same_dims(expected: Shape, found: Shape, number: int) -> None:
+    if set(expected) != set(found):
+        raise ValueError(f"tensor {number} has the dims {found} where tensor 1 has {expected}")

@@ -1,0 +1,130 @@
+"""Operations that change dims but compute nothing: rename, split, merge, broadcast, transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshdsl.ops.creation import as_tensor, sized
+from meshdsl.ops.operation import operation
+from meshdsl.ops.reductions.reduction import sum_to
+from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, Shape, as_list
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.trace import bind_one
+
+
+def _reshaped(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    return [(params["shape"], inputs[0].dtype)]
+
+
+def _rename_dims(shape: Shape, names: Mapping[str, str]) -> Shape:
+    return Shape(Dimension(names.get(dim.name, dim.name), dim.size) for dim in shape)
+
+
+def _rename_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [rename(cotangents[0], {new: old for old, new in op.params["names"].items()})]
+
+
+def _merge_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [merge(cotangents[0], op.params["parts"], op.params["whole"])]
+
+
+def _split_back(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    return [split(cotangents[0], op.params["whole"], op.params["parts"])]
+
+
+RENAME = Primitive(
+    "rename",
+    lambda inputs, params: [(_rename_dims(inputs[0].shape, params["names"]), inputs[0].dtype)],
+    _rename_back,
+    work=Work.NONE,
+)
+BROADCAST = Primitive(
+    "broadcast",
+    _reshaped,
+    lambda op, cotangents, wanted: [sum_to(cotangents[0], op.inputs[0].shape)],
+    work=Work.NONE,
+)
+TRANSPOSE = Primitive(
+    "transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents), work=Work.NONE
+)
+SPLIT = Primitive("split", _reshaped, _merge_back, work=Work.NONE)
+MERGE = Primitive("merge", _reshaped, _split_back, work=Work.NONE)
+
+
+def _name(dim: DimLike) -> str:
+    return dim if isinstance(dim, str) else dim.name
+
+
+@operation
+def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
+    """Returns x with dims renamed: `md.rename(x, length="memory_length")`."""
+    asked = {**(mapping or {}), **names}
+    kept = {}
+    for name, other in asked.items():
+        found = x.shape.get(name)
+        if isinstance(other, Dimension) and other.size != found.size:
+            raise ValueError(f"dim `{name}` has size {found.size}, but {other} is to name it")
+        if _name(other) != name:
+            kept[name] = _name(other)
+    return bind_one(RENAME, (x,), {"names": kept}) if kept else x
+
+
+@operation
+def broadcast(x: Any, dims: DimsLike) -> Tensor:
+    """Returns x with the dims that it lacks added, in the order of `dims`.
+
+    `md.broadcast(x, [batch, length])`.
+    """
+    x = as_tensor(x)
+    shape = Shape(x.shape.get(d) if isinstance(d, str) else d for d in as_list(dims))
+    for dim in x.shape:
+        if dim.name not in shape.names:
+            raise ValueError(f"dim `{dim.name}` of the tensor is missing in {shape}")
+        shape.get(dim)
+    return x if shape == x.shape else bind_one(BROADCAST, (x,), {"shape": shape})
+
+
+@operation
+def transpose(x: Tensor, dims: DimsLike) -> Tensor:
+    """Returns x with its dims in another order; this changes storage, never meaning.
+
+    `md.transpose(x, ["length", "batch"])`.
+    """
+    shape = x.shape.select(dims)
+    if len(shape) != len(x.shape):
+        missing = x.shape.without(shape.names)
+        raise ValueError(f"every dim must be listed; {missing} is missing")
+    return x if shape == x.shape else bind_one(TRANSPOSE, (x,), {"shape": shape})
+
+
+@operation
+def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
+    """Returns x with one dim split into several, major first.
+
+    `md.split(x, "embed", [heads, kv])`; the sizes must multiply to that of the dim.
+    """
+    whole = x.shape.get(dim)
+    parts = sized(into)
+    if parts.volume != whole.size:
+        raise ValueError(f"{parts} has {parts.volume} elements, but the dim is {whole}")
+    at = x.shape.position(whole.name)
+    shape = Shape([*x.shape[:at], *parts, *x.shape[at + 1 :]])
+    return bind_one(SPLIT, (x,), {"whole": whole.name, "parts": parts, "shape": shape})
+
+
+@operation
+def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
+    """Returns x with several dims merged into one, the first being the major one.
+
+    `md.merge(x, ["heads", "kv"], "embed")`; the merged dim stands where the first of them stood.
+    """
+    parts = x.shape.select(dims)
+    if not parts:
+        raise ValueError("give at least one dim to merge")
+    whole = Dimension(_name(into), parts.volume)
+    if isinstance(into, Dimension) and into != whole:
+        raise ValueError(f"{parts} has {parts.volume} elements, but they are to make {into}")
+    shape = Shape(whole if dim == parts[0] else dim for dim in x.shape if dim not in parts[1:])
+    return bind_one(MERGE, (x,), {"whole": whole.name, "parts": parts, "shape": shape})

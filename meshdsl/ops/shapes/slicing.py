@@ -1,0 +1,363 @@
+"""Operations that move along one dim by position: slice, index, pad, flip, shift, diff.
+
+Nearly all of them are one primitive, the *window*: position p of the result has element
+(start + p * stride) / dilation of x where that is a whole number inside of x, and a constant
+elsewhere; or, wrapped, that element modulo the size. The gradient of a window is a window, with
+stride and dilation exchanged.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ops.creation import arange, as_tensor
+from meshdsl.ops.elementwise.arithmetic import add, cast, clip, remainder, where
+from meshdsl.ops.elementwise.broadcasting import outer
+from meshdsl.ops.indexing import overwrite, take
+from meshdsl.ops.operation import operation
+from meshdsl.ops.shapes.shape import broadcast
+from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, Shape, unused
+from meshdsl.tensors.dtypes import is_float, is_integer, short
+from meshdsl.tensors.idioms import refuse
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.trace import bind_one
+
+
+def _window_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    (x,) = inputs
+    dim = Dimension(params["dim"], params["size"])
+    return [(Shape(dim if d.name == dim.name else d for d in x.shape), x.dtype)]
+
+
+def _window_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    """Solves q = (start + p * stride) / dilation for p."""
+    given, size = op.params, op.inputs[0].shape.get(op.params["dim"]).size
+    sign = 1 if given["stride"] > 0 else -1
+    back = {
+        "start": -sign * given["start"],
+        "stride": sign * given["dilation"],
+        "dilation": sign * given["stride"],
+        "wrap": given["wrap"],
+    }
+    return [window(cotangents[0], given["dim"], size=size, **back)]
+
+
+def _index_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
+    return [(inputs[0].shape.without([params["dim"]]), inputs[0].dtype)]
+
+
+def _index_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    (x,), (dim, at) = op.inputs, (op.params["dim"], op.params["at"])
+    there = arange(x.shape.get(dim)) == at
+    return [where(there, cotangents[0].broadcast(x.shape), 0)]
+
+
+WINDOW = Primitive("window", _window_rule, _window_gradient, work=Work.NONE)
+INDEX = Primitive("index", _index_rule, _index_gradient, work=Work.NONE)
+
+
+def window(
+    x: Tensor,
+    dim: str,
+    start: int,
+    size: int,
+    stride: int = 1,
+    dilation: int = 1,
+    fill: float | bool = 0,
+    wrap: bool = False,
+) -> Tensor:
+    """Returns element (start + p * stride) / dilation of x at each position p of `dim`, or `fill`.
+
+    With `wrap`, which needs x's own size and neither stride nor dilation, the elements beyond one
+    end are those from the other.
+    """
+    if (start, size, stride, dilation) == (0, x.shape.get(dim).size, 1, 1):
+        return x
+    params = {"dim": dim, "start": start, "size": size, "stride": stride, "dilation": dilation}
+    return bind_one(WINDOW, (x,), {**params, "fill": fill, "wrap": wrap})
+
+
+@operation
+def slice(
+    x: Tensor, dim: DimLike, start: int | None = None, stop: int | None = None, step: int = 1
+) -> Tensor:
+    """Returns a part of a dim, as Python slices: `md.slice(x, "length", 1, -1)`.
+
+    `x["length", 1:-1]` is the same. Negative positions count from the end, positions beyond an end
+    mean that end, and a negative step goes backwards. A dim cannot be empty: a slice of nothing is
+    an error.
+    """
+    held = x.shape.get(dim)
+    _whole(start, stop, step, instead="md.dynamic_slice")
+    chosen = range(*builtins.slice(start, stop, step).indices(held.size))
+    if not chosen:
+        asked = ":".join("" if v is None else str(v) for v in (start, stop, step))
+        raise ValueError(f"[{asked}] holds nothing of {held}, and a dim cannot be empty")
+    return window(x, held.name, chosen.start, len(chosen), chosen.step)
+
+
+@operation
+def index(x: Tensor, dim: DimLike, at: int) -> Tensor:
+    """Returns x at one position of a dim, without that dim: `md.index(x, "length", -1)`.
+
+    `x["length", -1]` is the same. Negative positions count from the end; one outside of the dim is
+    an error. For positions that are tensors there is `md.take`.
+    """
+    held = x.shape.get(dim)
+    _whole(at, instead="md.take")
+    if not -held.size <= at < held.size:
+        raise ValueError(f"position {at} is outside of {held}")
+    return bind_one(INDEX, (x,), {"dim": held.name, "at": int(at) % held.size})
+
+
+@operation
+def pad(
+    x: Tensor,
+    dim: DimLike,
+    low: int = 0,
+    high: int = 0,
+    value: float | bool = 0,
+    mode: str = "constant",
+    interior: int = 0,
+) -> Tensor:
+    """Returns x with elements added at the ends of a dim: `md.pad(x, "height", 1, 1)`.
+
+    Args:
+        low, high: how many before the first and after the last element; negative ones take
+            elements away instead.
+        value: what they are, in the mode "constant".
+        mode: "constant", or as `numpy.pad`: "edge" repeats the outermost element, "reflect"
+            mirrors at it, "symmetric" mirrors beyond it, "wrap" goes on at the other end.
+        interior: how many to add between every two elements as well, in the mode "constant".
+
+    Raises:
+        ValueError: nothing would be left; or, in the other modes, the ends are negative or more
+            than x has elements for.
+    """
+    held = x.shape.get(dim)
+    if interior < 0:
+        raise ValueError(f"interior must be 0 or more, got {interior}")
+    size = low + (held.size - 1) * (interior + 1) + 1 + high
+    if size < 1:
+        raise ValueError(f"taking {-low} and {-high} away leaves nothing of {held}")
+    if mode == "constant":
+        fill = _number(value, x.dtype)
+        return window(x, held.name, -low, size, dilation=interior + 1, fill=fill)
+    if mode not in _REACH:
+        known = ", ".join(map(repr, ["constant", *_REACH]))
+        raise ValueError(f"the mode is one of {known}, not {mode!r}")
+    if interior or value != 0:
+        raise ValueError(f"value and interior belong to the mode 'constant', not to {mode!r}")
+    most = held.size + _REACH[mode]
+    if min(low, high) < 0 or (mode != "edge" and max(low, high) > most):
+        limit = "" if mode == "edge" else f" to {most}"
+        raise ValueError(
+            f"in the mode {mode!r} {held} can be padded by 0{limit or ' or more'}, "
+            f"not by {low} and {high}"
+        )
+    return _continued(x, held, low, size, mode)
+
+
+# How many elements more than the dim has each mode can add.
+_REACH = {"edge": 0, "reflect": -1, "symmetric": 0, "wrap": 0}
+
+
+def _continued(x: Tensor, dim: Dimension, low: int, size: int, mode: str) -> Tensor:
+    """Pads with elements of x itself: one window in the middle, one for each end."""
+    middle = window(x, dim.name, -low, size)
+    ends: tuple[Tensor, Tensor]
+    if mode == "edge":
+        ends = (index(x, dim, 0), index(x, dim, -1))
+    elif mode == "wrap":
+        starts = (dim.size - low, -low - dim.size)
+        ends = (window(x, dim.name, starts[0], size), window(x, dim.name, starts[1], size))
+    else:
+        between = 0 if mode == "reflect" else 1  # the outermost element itself is mirrored, or not
+        starts = (low - between, low + 2 * dim.size - 2 + between)
+        ends = (
+            window(x, dim.name, starts[0], size, stride=-1),
+            window(x, dim.name, starts[1], size, stride=-1),
+        )
+    position = arange(Dimension(dim.name, size))
+    result = middle
+    if low:
+        result = where(position < low, ends[0], result)
+    if size > low + dim.size:
+        result = where(position >= low + dim.size, ends[1], result)
+    return result.transpose(middle.shape.names)
+
+
+def _number(value: Any, dtype: np.dtype) -> float | bool:
+    """Returns a constant as a number that `dtype` holds; errors as for operands."""
+    if isinstance(value, Tensor):
+        raise ValueError(f"the value must be a number, got {value!r}")
+    number = value.item() if isinstance(value, np.generic) else value
+    if dtype == np.bool_ and number == 0:  # the default
+        number = False
+    as_tensor(number, dtype)  # checked as an operand would be
+    return float(number) if is_float(dtype) else number
+
+
+@operation
+def flip(x: Tensor, over: DimsLike) -> Tensor:
+    """Returns x with the elements of some dims in reverse order: `md.flip(x, "width")`."""
+    for dim in x.shape.select(over):
+        x = window(x, dim.name, dim.size - 1, dim.size, stride=-1)
+    return x
+
+
+@operation
+def shift(x: Tensor, dim: DimLike, by: Any, wrap: bool = False) -> Tensor:
+    """Returns x moved along a dim: element i goes to i + by. `md.shift(tokens, "length", 1)`.
+
+    Args:
+        by: a whole number, or an integer tensor without dims.
+        wrap: what leaves at one end comes in at the other; else zeros come in.
+    """
+    held = x.shape.get(dim)
+    if isinstance(by, int | np.integer):
+        by = int(by)
+        if wrap:
+            start = -by % held.size
+            return window(x, held.name, start, held.size, wrap=True) if start else x
+        return window(x, held.name, max(-held.size, min(held.size, -by)), held.size)
+    source = arange(held) - _scalar(by, "by")
+    if wrap:
+        source = remainder(source, held.size)
+    whole, spare = _apart(x, held)
+    return take(whole, source, spare).transpose(x.shape.names)
+
+
+@operation
+def diff(x: Tensor, dim: DimLike) -> Tensor:
+    """Returns the differences of neighbours along a dim, which becomes one shorter.
+
+    `md.diff(heights, "length")`: element i + 1 minus element i.
+    """
+    held = x.shape.get(dim)
+    if held.size == 1:
+        raise ValueError(f"{held} has no neighbours")
+    return window(x, held.name, 1, held.size - 1) - window(x, held.name, 0, held.size - 1)
+
+
+@operation
+def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
+    """Returns `size` positions of a dim from `start` on: `md.dynamic_slice(x, "length", at, 4)`.
+
+    Args:
+        start: an integer tensor, or a number. It is limited to [0, dim - size], so that the slice
+            lies inside the dim, as XLA limits it. Its dims, which x must lack, lead the result.
+    """
+    held = x.shape.get(dim)
+    if not 0 < size <= held.size:
+        raise ValueError(f"a slice of {held} has 1 to {held.size} positions, not {size}")
+    if isinstance(start, int | np.integer):
+        return window(x, held.name, max(0, min(int(start), held.size - size)), size)
+    first = clip(_integers(start, "start"), 0, held.size - size)
+    part = Dimension(unused(held.name, x.shape, first.shape), size)
+    found = take(x, outer(add, first, arange(part)), held.name)
+    return found.rename({part.name: held.name}).transpose([*first.shape.names, *x.shape.names])
+
+
+@operation
+def dynamic_update_slice(x: Tensor, update: Tensor, dim: DimLike, start: Any) -> Tensor:
+    """Returns x with the positions of a dim from `start` on replaced by those of `update`.
+
+    `md.dynamic_update_slice(cache, key, "length", at)`.
+
+    Args:
+        update: as x, but shorter along `dim`. Dims that it lacks are filled with the same.
+        start: an integer tensor without dims, or a number; limited to [0, x's dim - update's], so
+            that the update lies inside of x, as XLA limits it.
+    """
+    held = x.shape.get(dim)
+    part = update.shape.get(held.name)
+    x.shape.select(update.shape.without([held.name]))
+    if update.dtype != x.dtype:
+        raise ValueError(f"x is {short(x.dtype)}, but the update is {short(update.dtype)}")
+    if part.size > held.size:
+        raise ValueError(f"an update of {part} does not fit into {held}")
+    last = held.size - part.size
+    if isinstance(start, int | np.integer):
+        first = max(0, min(int(start), last))
+        position = arange(held)
+        inside = (position >= first) & (position < first + part.size)
+        there = window(update, held.name, -first, held.size)
+        return where(inside, there, x).transpose(x.shape.names)
+    begin = clip(_scalar(start, "start"), 0, last)
+    piece, spare = _apart(update, part)
+    piece = broadcast(piece, [*x.shape.without([held.name]), *piece.shape.select([spare])])
+    return overwrite(x, piece, begin, held.name, spare)
+
+
+def _apart(x: Tensor, dim: Dimension) -> tuple[Tensor, str]:
+    """Returns x with a dim under a name that no layout splits, to be looked up by position."""
+    spare = unused(dim.name, x.shape)
+    return x.rename({dim.name: spare}), spare
+
+
+def _whole(*positions: Any, instead: str) -> None:
+    """Raises ValueError unless positions are known while tracing."""
+    for position in positions:
+        if position is not None and not isinstance(position, int | np.integer):
+            raise ValueError(f"positions are whole numbers, not {position}; for tensors: {instead}")
+
+
+def _integers(value: Any, role: str) -> Tensor:
+    tensor = as_tensor(value)
+    if not is_integer(tensor.dtype):
+        raise ValueError(f"`{role}` must be integers, got {short(tensor.dtype)}")
+    return cast(tensor, "int32")
+
+
+def _scalar(value: Any, role: str) -> Tensor:
+    tensor = _integers(value, role)
+    if tensor.shape:
+        raise ValueError(f"`{role}` must be without dims, got {tensor.shape}")
+    return tensor
+
+
+def _how_to_pick(x: Tensor, key: Any) -> str:
+    """Returns what to write instead of `x[0]`, `x[:, 0]` or `x[mask]`."""
+    names = x.shape.names or ("length",)
+    if isinstance(getattr(key, "dims", None), Shape) and key.dtype == np.bool_:
+        return "a mask leaves a size that depends on numbers: write md.where(mask, x, 0)"
+    dim, part = names[0], "0" if isinstance(key, int) else "1:5"
+    if isinstance(key, tuple) and len(key) <= len(names):
+        pairs = zip(names, key, strict=False)
+        picked = [(n, k) for n, k in pairs if not _is_every_position(k)]
+        if picked and all(type(k) is int for _, k in picked):
+            said = "".join(f"[{name!r}, {k}]" for name, k in picked)
+            return f"dims have names, not numbers: write x{said}"
+    if isinstance(key, str):
+        dim = key
+    if any(map(_are_positions, key if isinstance(key, tuple) else (key,))):
+        part = "indices"
+    return f"name the dim and what of it: write x[{dim!r}, {part}]"
+
+
+def _is_every_position(key: Any) -> bool:
+    return isinstance(key, builtins.slice) and key == builtins.slice(None)
+
+
+def _are_positions(key: Any) -> bool:
+    return isinstance(key, list | np.ndarray) or isinstance(getattr(key, "dims", None), Shape)
+
+
+def pick(x: Tensor, key: Any) -> Tensor:
+    """Returns `x["length", 1:5]` (a slice), `x["length", 0]` or `x["length", indices]`."""
+    named_first = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str | Dimension)
+    if not named_first:
+        refuse(_how_to_pick(x, key))
+    dim, chosen = key
+    if isinstance(chosen, builtins.slice):
+        step = 1 if chosen.step is None else chosen.step
+        return slice(x, dim, chosen.start, chosen.stop, step)
+    if isinstance(chosen, int | np.integer):
+        return index(x, dim, int(chosen))
+    return take(x, as_tensor(chosen), dim)

@@ -1,0 +1,1 @@
+"""Reports: what a program says of itself, and many programs compared."""

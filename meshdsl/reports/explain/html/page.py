@@ -1,0 +1,69 @@
+"""Page: the report as one HTML file, and as a fragment that a notebook shows.
+
+Style and script are written into it, and nothing is fetched, so it works from a disk and offline.
+All rules of the style stand below `.meshdsl`, and the script touches nothing outside of it and uses
+no ids, so several reports, and a notebook around them, do not disturb each other. Without the
+script everything is shown and folds; sorting, filtering and reading the strip need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from meshdsl.reports.explain.comparison import Comparison
+from meshdsl.reports.explain.html import comparing, sections
+from meshdsl.reports.explain.html.elements import Child, Html, joined, tag
+
+if TYPE_CHECKING:
+    from meshdsl.reports.explain.explanation import Explanation
+
+
+def page(report: Explanation | Comparison) -> str:
+    """Returns a whole page.
+
+    Path("report.html").write_text(page(explain(program)), encoding="utf-8")
+    """
+    title = f"{report.name} on {report.mesh}" if report.mesh.axes else report.name
+    return document(title, *_content(report))
+
+
+def fragment(report: Explanation | Comparison) -> str:
+    """Returns the report for a notebook's cell."""
+    return str(_styled(_content(report), "meshdsl"))
+
+
+def document(title: str, *content: Child) -> str:
+    """Returns a whole page with some content, in the style of the reports."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+    )
+    body = tag("body", _styled(content, "meshdsl meshdsl-page"), style="margin: 0")
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _content(report: Explanation | Comparison) -> list[Child]:
+    if isinstance(report, Comparison):
+        return list(comparing.everything(report))
+    return [sections.header(report), *sections.everything(report)]
+
+
+def _styled(content: Iterable[Child], kind: str) -> Html:
+    return tag(
+        "div",
+        tag("style", Html(_file("style.css"))),
+        tag("main", joined(content)),
+        tag("script", Html(_file("script.js"))),
+        class_=kind,
+    )
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,238 @@
+"""Strips: a row of intervals drawn to scale, coloured by what takes their time.
+
+Loops are one segment with bands for what takes their time. Segments too narrow to see are joined
+with their neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.timeline import Interval
+from meshdsl.lowering.costs.units import show_bytes, show_flops, show_seconds, show_share
+from meshdsl.reports.explain.html.elements import (
+    Html,
+    joined,
+    tag,
+)
+from meshdsl.reports.explain.limits import called
+
+_COLOURS = 8
+_NARROW = 0.001  # of the width: joined with its neighbours
+_LABELLED = 0.07
+_TOLD = 0.001  # of the time: what takes less is drawn, and not told in the legend
+_PARTED = 0.006  # wide enough for a gap behind it
+
+
+def colour(what: str, mesh: Mesh) -> str:
+    """Returns the CSS background for what takes time: `compute`, `memory`, `over model`."""
+    if not what.startswith("over "):
+        return f"var(--{what})"
+    axes = what.removeprefix("over ").split("+")
+    shades = [axis_colour(axis, mesh) for axis in axes]
+    if len(shades) == 1:
+        return shades[0]
+    stops = ", ".join(f"{shade} {5 * n}px {5 * n + 5}px" for n, shade in enumerate(shades))
+    return f"repeating-linear-gradient(135deg, {stops})"
+
+
+def axis_colour(axis: str, mesh: Mesh) -> str:
+    """Returns the CSS colour of a mesh axis."""
+    return f"var(--axis-{mesh.names.index(axis) % _COLOURS})"
+
+
+def legend(times: Mapping[str, float], mesh: Mesh) -> Html:
+    """Returns what the colours mean, with the time and share of each."""
+    total = sum(times.values())
+    bar = [
+        tag("span", style=f"flex: {seconds / total:.5f}; background: {colour(what, mesh)}")
+        for what, seconds in times.items()
+        if total
+    ]
+    items = [
+        tag(
+            "li",
+            tag("i", style=f"background: {colour(what, mesh)}"),
+            f"{called(what)} ",
+            tag("b", show_seconds(seconds)),
+            tag("span", f" {show_share(seconds / total if total else 0)}", class_="quiet"),
+        )
+        for what, seconds in times.items()
+        if seconds >= _TOLD * total
+    ]
+    return joined([tag("div", bar, class_="bar"), tag("ul", items, class_="legend")])
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Intervals drawn as one, from `start` on; usually one."""
+
+    intervals: tuple[Interval, ...]
+    start: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a strip is drawn to: seconds from side to side, bytes from floor to ceiling."""
+
+    seconds: float
+    bytes: float
+
+
+def _segments(intervals: Sequence[Interval], scale: Scale) -> list[_Segment]:
+    least = scale.seconds * _NARROW
+    even = not scale.seconds  # no interval takes time: all are drawn alike
+    found: list[_Segment] = []
+    start = 0.0
+    for interval in intervals:
+        width = 1 / len(intervals) if even else interval.seconds
+        last = found[-1] if found else None
+        loop = bool(interval.inside) or (last is not None and bool(last.intervals[-1].inside))
+        if last and not even and not loop and width < least and last.width < least:
+            found[-1] = _Segment((*last.intervals, interval), last.start, last.width + width)
+        else:
+            found.append(_Segment((interval,), start, width))
+        start += width
+    return found
+
+
+def strip(
+    intervals: Sequence[Interval], mesh: Mesh, scale: Scale, label: str, first_loop: int | None = 0
+) -> Html:
+    """Returns intervals as segments, with the phases above and a scale of time below.
+
+    Args:
+        label: what the strip shows, for those who do not see it.
+        first_loop: None, if its loops cannot be unfolded.
+    """
+    whole = scale.seconds or 1.0
+    segments = _segments(intervals, scale)
+    loops = itertools.count()
+    drawn = [
+        _drawn(
+            segment,
+            mesh,
+            whole,
+            next(loops) if first_loop is not None and segment.intervals[0].inside else None,
+        )
+        for segment in segments
+    ]
+    return tag(
+        "div",
+        _phases(segments, whole),
+        tag("div", drawn, class_="strip", role="group", aria_label=label, tabindex="0"),
+        class_="timeline",
+    )
+
+
+def _span(start: float, width: float, whole: float) -> str:
+    return f"left: {100 * start / whole:.4f}%; width: {100 * width / whole:.4f}%"
+
+
+def _drawn(segment: _Segment, mesh: Mesh, whole: float, loop: int | None) -> Html:
+    first, share = segment.intervals[0], segment.width / whole
+    kinds = ["segment"]
+    background = colour(first.limit, mesh)
+    name = ""
+    if first.inside:
+        kinds.append("loop")
+        background = _bands(first, mesh)
+        name = loop_name(first)
+    elif share > _LABELLED:
+        name = first.name if first.kind == "local" else first.kind
+    if first.axes:
+        kinds.append("sent")
+    if share > _PARTED:
+        kinds.append("parted")
+    tip = told(first) if len(segment.intervals) == 1 else _told_together(segment)
+    return tag(
+        "span",
+        tag("span", name) if name and share > _LABELLED else None,
+        class_=" ".join(kinds),
+        style=f"{_span(segment.start, segment.width, whole)}; background: {background}",
+        title=tip,
+        data_loop=loop,
+    )
+
+
+def _bands(loop: Interval, mesh: Mesh) -> str:
+    """Returns bands as high as the shares of what takes a loop's time."""
+    total, done, stops = loop.seconds or 1.0, 0.0, []
+    for what, seconds in sorted(loop.times.items(), key=lambda item: -item[1]):
+        # A gradient cannot hold another one: several axes show the colour of the first.
+        shade = colour("+".join(what.split("+")[:1]), mesh)
+        share = 100 * seconds / total
+        stops.append(f"{shade} {done:.2f}% {done + share:.2f}%")
+        done += share
+    return f"linear-gradient({', '.join(stops)})" if stops else "var(--memory)"
+
+
+def loop_name(loop: Interval) -> str:
+    """Returns what a loop is called: its dim, and how often it runs."""
+    times = f" ×{loop.count:,}" if loop.count > 1 else ""
+    return f"{loop.name or loop.kind}{times}"
+
+
+def told(interval: Interval) -> str:
+    """Returns one line about an interval."""
+    if interval.inside:
+        head = f"{interval.kind} {loop_name(interval)}"
+    elif interval.axes:
+        head = f"{interval.kind} of {few(interval.name)} over {'+'.join(interval.axes)}"
+    else:
+        head = interval.name
+    facts = [show_seconds(interval.seconds)]
+    if interval.wire_bytes:
+        facts.append(f"{show_bytes(interval.wire_bytes)} sent")
+    if interval.flops:
+        facts.append(show_flops(interval.flops))
+    if interval.bytes and not interval.inside:
+        facts.append(f"{show_bytes(interval.bytes)} to and from memory")
+    if not interval.axes:
+        facts.append(f"limited by {called(interval.limit)}")
+    if interval.held_bytes is not None:
+        facts.append(f"{show_bytes(interval.held_bytes)} held")
+    facts.append(str(interval.source) if interval.source.line else interval.phase)
+    return f"{head}: {' · '.join(facts)}"
+
+
+def _told_together(segment: _Segment) -> str:
+    names = list(dict.fromkeys(i.name for i in segment.intervals if i.name))
+    seconds = sum(i.seconds for i in segment.intervals)
+    return f"{len(segment.intervals)} short intervals ({few(', '.join(names))}): " + show_seconds(
+        seconds
+    )
+
+
+def few(names: str) -> str:
+    """Returns the first of many names."""
+    listed = names.split(", ")
+    return names if len(listed) < 4 else f"{', '.join(listed[:3])} + {len(listed) - 3} more"
+
+
+def _phases(segments: Sequence[_Segment], whole: float) -> Html | None:
+    """Returns brackets with the phases of the step, if there are several."""
+    found = [
+        (phase, list(run))
+        for phase, run in itertools.groupby(segments, lambda s: s.intervals[0].phase)
+    ]
+    if len({phase for phase, _ in found}) < 2:
+        return None
+    joined_runs: list[tuple[str, float, float]] = []
+    for phase, run in found:
+        start, end = run[0].start, run[-1].start + run[-1].width
+        joined_runs.append((phase, start, end - start))
+    return tag(
+        "div",
+        [
+            tag("span", phase, style=_span(start, width, whole), title=phase)
+            for phase, start, width in joined_runs
+            if width / whole > 0.02
+        ],
+        class_="phases",
+        aria_hidden="true",
+    )

@@ -1,0 +1,96 @@
+"""Limits: what a step spends its time on, in words, and the next thing to try.
+
+Like all advice, this names only what can be read off the program, and promises no figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.costs.timeline import LOCAL, Timeline, over
+from meshdsl.lowering.costs.units import show_bytes, show_seconds, show_share
+from meshdsl.lowering.program import SpmdProgram
+from meshdsl.tensors.dtypes import BFLOAT16
+
+if TYPE_CHECKING:
+    from meshdsl.reports.explain.explanation import Explanation, Traffic
+
+_FLOAT32 = np.dtype("float32")
+_HALF = "--policy=params=float32,compute=bfloat16"
+
+
+def what_limits(timeline: Timeline) -> str:
+    """Returns what takes most of a step: `memory bandwidth (41 % of the time)`."""
+    if not timeline.seconds:
+        return "nothing"
+    part = show_share(timeline.times[timeline.limit] / timeline.seconds)
+    return f"{called(timeline.limit)} ({part} of the time)"
+
+
+def called(what: str) -> str:
+    """Returns the words for what takes time."""
+    words = {"compute": "products of matrices", "memory": "memory bandwidth"}
+    kind = "axes" if "+" in what else "axis"
+    return words.get(what) or f"the network {what.replace('over ', f'over {kind} ')}"
+
+
+def step_time(explanation: Explanation) -> str:
+    """Returns one sentence about the time of a step."""
+    timeline = explanation.timeline
+    text = f"{show_seconds(timeline.seconds)} per step"
+    if explanation.traffic:
+        best = show_seconds(timeline.overlapped_seconds)
+        text += f" ({best} if all that is sent travels beside the work)"
+    return f"{text}; most is spent on {what_limits(timeline)}"
+
+
+def too_large(explanation: Explanation) -> str:
+    """Returns what to say if the peak is more than a device has, else an empty string."""
+    peak, room = explanation.memory.peak_bytes, explanation.timeline.hardware.memory_bytes
+    if peak <= room:
+        return ""
+    return f"does not fit: {explanation.timeline.hardware.title} has {show_bytes(room)}"
+
+
+def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic]) -> str:
+    """Returns one suggestion about what takes most of the step, or an empty string."""
+    limit, hardware = timeline.limit, timeline.hardware
+    used = {axis for rule in program.layout.rules for axis in rule.axes}
+    for axis, size in program.mesh.axes:
+        if size > 1 and used and axis not in used:
+            return f"no rule splits a dim over axis `{axis}`: its {size:,} devices do the same work"
+    if limit in LOCAL:
+        if _multiplies(program) != _FLOAT32:
+            return ""
+        quick = hardware.peak(BFLOAT16) / hardware.peak(_FLOAT32)
+        if limit == "memory":
+            return f"half precision moves half the bytes ({_HALF})"
+        return f"{_HALF} multiplies {quick:.1f} times as fast" if quick > 1 else ""
+    inputs = zip(program.block.inputs, program.input_paths, strict=True)
+    found = [t for t in traffic if over(t.axes, program.mesh) == limit]
+    if not found:
+        return ""
+    most = max(found, key=lambda t: t.wire_bytes)
+    dims = f"[{','.join(most.dims.names)}]" if most.dims else ""
+    text = (
+        f"most of that is the {most.kind} of {most.what[0]} {dims} at {most.source.place}"
+    ).replace("  ", " ")
+    too_wide = timeline.slow.intersection(most.axes) - program.mesh.slow
+    weights = [frozenset(v.shape) for v, path in inputs if "params" in path.split("/")]
+    if most.dims and any(frozenset(most.dims) <= shape for shape in weights):
+        text += "; a larger batch sends no more of it, and spreads it over more work"
+    elif too_wide:
+        text += f"; the fast network joins {hardware.joined:,} devices: keep this axis inside them"
+    else:
+        text += "; with more devices on other axes and fewer on this one, each sends less"
+    return text
+
+
+def _multiplies(program: SpmdProgram) -> np.dtype | None:
+    """Returns the dtype of the operands of the largest product."""
+    products = [i for i, _ in program.block.walk() if i.op in ("einsum", "convolve", "attention")]
+    return max(products, key=instruction_flops).inputs[0].dtype if products else None

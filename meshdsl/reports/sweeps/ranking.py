@@ -1,0 +1,58 @@
+"""Ranking: which candidates come first, and which of them nothing beats in both bytes.
+
+Those that fit come first, the fastest of them at the top; then those that do not fit, as ordered;
+then those without figures. Equal times are told apart by bytes on the wire, then by memory, then
+by their texts, so that the order does not depend on who was measured first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshdsl.reports.sweeps.result import Result
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A result with its place, from 1, and whether it is on the Pareto front.
+
+    The front has those results with figures of which no other holds as little and sends as little,
+    and one of the two less.
+    """
+
+    rank: int
+    front: bool
+    result: Result
+
+
+def ranked(results: Iterable[Result]) -> list[Ranked]:
+    """Returns results in their order."""
+    ordered = sorted(results, key=_order)
+    measured = [one for one in ordered if not one.reason]
+    points = [(float(one.peak_bytes or 0), one.wire) for one in measured]
+    marks = dict(zip((one.candidate for one in measured), front(points), strict=True))
+    return [
+        Ranked(rank, marks.get(one.candidate, False), one) for rank, one in enumerate(ordered, 1)
+    ]
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Returns for each point whether no other is as small in both numbers and smaller in one.
+
+    >>> front([(1, 4), (2, 4), (3, 1), (3, 1)])
+    [True, False, True, True]
+    """
+    least: dict[tuple[float, float], bool] = {}
+    lowest = float("inf")
+    for point in sorted(set(points)):
+        least[point] = point[1] < lowest
+        lowest = min(lowest, point[1])
+    return [least[point] for point in points]
+
+
+def _order(one: Result) -> tuple[bool, bool, float, float, int, str, str, str]:
+    seconds = float("inf") if one.seconds is None else one.seconds
+    peak = one.peak_bytes or 0
+    texts = one.topology, one.mesh, one.layout
+    return bool(one.reason), not one.fits, seconds, one.wire, peak, *texts

@@ -1,0 +1,1 @@
+"""Running: functions compiled, called, and checked; operations that run at once."""

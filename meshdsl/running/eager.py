@@ -1,0 +1,409 @@
+"""Eager: operations on NamedArrays outside of a trace run at once.
+
+Each call is a small program: traced, lowered and compiled like a function under `jit`, and kept,
+so a call like an earlier one goes straight to its executable. Nothing else differs from `md.jit`,
+the numbers included.
+
+* **Where it runs.** Arrays on a mesh stay there: a dim is split in the result as it is in the
+  operands. Where two operands disagree, the later one yields and is moved: a dim is split as in the
+  first operand that splits it, and an axis that two dims want belongs to the first. Data that no
+  mesh holds (numpy's, or on one device) is laid out like that of the others. Renamed, split and
+  merged dims keep their axes. Two meshes in one call are an error.
+* **What is kept.** A call of an operation by its operands' dims, dtypes and places and its other
+  arguments. What runs a user's function (`md.grad(f)(x)`, `md.scan`) is traced at each call, since
+  the function may read anything; the program is compiled once for equal graphs. The numbers
+  in `x * 0.1` and, along a whole dim, `x["length", 3]` are operands: another number is not another
+  program.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from meshdsl.layouts.layout import Layout, Rule
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.ops.control.body import leaves_of
+from meshdsl.ops.indexing import TAKE
+from meshdsl.ops.operation import told_as
+from meshdsl.running.calling import MISS, attempt
+from meshdsl.running.runnable import Runnable, bare
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.idioms import answered
+from meshdsl.tensors.named_array import NamedArray, need_every_dim
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation, TracedTensor
+from meshdsl.tracing.trace import ArrayTrace, tracing
+
+_LIMIT = 1024  # how many calls, and how many programs, are kept
+_WIDE = frozenset(["float64", "int64", "uint64", "complex128"])
+_PLAIN = frozenset([str, int, bool, type(None), Dimension, np.dtype, Shape])
+# What takes a number as an operand: XLA computes them alike with a constant and with an argument.
+_WITH_NUMBER = frozenset(
+    "add subtract multiply maximum minimum less less_equal greater greater_equal equal "
+    "not_equal select".split()
+)
+
+
+class _Unkeyed(Exception):
+    """A call has an argument that cannot be compared with that of another call."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is kept of a call.
+
+    Attributes:
+        inputs: for each input of the program: which of the call's arrays, or the array itself.
+        tree: the structure of the result.
+        single: whether the result is one array.
+    """
+
+    runnable: Runnable
+    inputs: Sequence[int | NamedArray]
+    tree: Any
+    single: bool
+
+    def __call__(self, arrays: Sequence[NamedArray]) -> Any:
+        given = [arrays[i] if type(i) is int else i for i in self.inputs]
+        direct = self.runnable.direct
+        results = MISS if direct is None else attempt(direct, given)
+        if results is MISS:
+            results = self.runnable(bare(given))
+        return results[0] if self.single else self.tree.unflatten(results)
+
+
+_calls: dict[Hashable, _Call] = {}
+_programs: dict[Hashable, Runnable] = {}
+_held: set[type] = set()  # types of data on devices
+
+
+def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure: bool) -> Any:
+    """Runs a function of the language on NamedArrays.
+
+    Args:
+        pure: whether the result depends on nothing but the arguments.
+    """
+    arrays: list[NamedArray] = []
+    try:
+        key: Hashable = None
+        if pure:
+            key = (function, *[_key(value, arrays) for value in args])
+            if kwargs:  # a key that no arguments by position have
+                key = (key, _key(kwargs, arrays))
+        call = _calls.get(key)
+    except (_Unkeyed, TypeError):
+        key = call = None
+    if call is None:
+        call = _prepare(function, args, kwargs, arrays)
+        if key is not None:
+            _keep(_calls, key, call)
+    return call(arrays)
+
+
+def clear_cache() -> None:
+    """Forgets every program compiled for operations outside of a trace."""
+    _calls.clear()
+    _programs.clear()
+
+
+def _keep(cache: dict, key: Hashable, value: Any) -> None:
+    if len(cache) >= _LIMIT:  # the older half goes
+        for old in list(itertools.islice(cache, _LIMIT // 2)):
+            cache.pop(old, None)
+    cache[key] = value
+
+
+def _key(value: Any, arrays: list[NamedArray]) -> Hashable:
+    """Returns what tells one argument from another, and collects the arrays in it."""
+    kind = type(value)
+    if kind is NamedArray:
+        if arrays:
+            for number, array in enumerate(arrays):
+                if array is value:
+                    return NamedArray, number
+        arrays.append(value)
+        data = value.data
+        where = type(data)
+        if where not in _held:
+            if isinstance(data, jax.core.Tracer):
+                raise _Unkeyed
+            if not hasattr(data, "sharding"):
+                return NamedArray, value.dims, value.cuts, data.dtype
+            _held.add(where)
+        return NamedArray, value.dims, value.cuts, data.dtype, data.sharding
+    if kind in _PLAIN:
+        return kind, value
+    if kind is float or kind is complex:
+        return kind, repr(value)  # 0.0 and -0.0 are equal, but not the same
+    if kind is tuple or kind is list:
+        return kind, *[_key(item, arrays) for item in value]
+    if kind is dict:
+        return dict, *[(name, _key(item, arrays)) for name, item in value.items()]
+    if kind is slice:
+        return slice, _key((value.start, value.stop, value.step), arrays)
+    if isinstance(value, np.generic):
+        return kind, repr(value)
+    if isinstance(value, type):
+        return value
+    raise _Unkeyed
+
+
+def _prepare(
+    function: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    arrays: Sequence[NamedArray],
+) -> _Call:
+    """Traces a call and finds or compiles its program."""
+    for array in arrays:
+        need_every_dim(array)
+    trace = ArrayTrace()
+    with tracing(trace):
+        with answered():
+            result = function(*args, **kwargs)
+        outputs, tree = leaves_of(result)
+        graph, _ = trace.finish(outputs)
+    graph = Graph(
+        graph.inputs,
+        graph.operations,
+        graph.outputs,
+        getattr(function, "__name__", ""),
+        tuple(f"operand{i}" for i in range(len(graph.inputs))),
+        ("result",) * len(graph.outputs),
+    ).prune()
+    given = list(trace.arrays)
+    graph, given = _with_numbers(graph, given)
+    place = {id(array): number for number, array in enumerate(arrays)}
+    places = [_place(array) for array in given]
+    with told_as(graph.name, (*args, *kwargs.values())):
+        devices = _devices(places)
+        _need_width(given)
+    runnable = _program(graph, given, places, devices)
+    inputs = [place.get(id(array), array) for array in given]
+    for i in range(len(trace.arrays), len(given)):  # numbers wait where the program takes them
+        inputs[i] = NamedArray(runnable.put(given[i].data, i), Shape())
+    single = tree.num_nodes == tree.num_leaves == 1
+    return _Call(runnable, inputs, tree, single)
+
+
+def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:
+    """Makes the numbers that one operation is done with its operands."""
+    *fulls, last = graph.operations or (None,)
+    numbers: list[tuple[Tensor, Any]] = []
+    if last is not None and last.name in _WITH_NUMBER:
+        if all(op.name == "full" and not op.params["shape"] for op in fulls):
+            numbers = [(op.outputs[0], op.params["value"]) for op in fulls]
+    elif last is not None and last.name == "index" and len(graph.operations) == 1 and given:
+        where, dim = given[0].layout, last.params["dim"]
+        if where is None or not where.axes(dim):  # else it would be a sum over devices
+            at = TracedTensor(Shape(), np.dtype("int32"), last.source)
+            numbers = [(at, last.params["at"])]
+            last = Operation(TAKE, (*last.inputs, at), last.outputs, {"dim": dim}, last.source)
+    if last is None or not numbers:
+        return graph, list(given)
+    inputs = (*graph.inputs, *(tensor for tensor, _ in numbers))
+    paths = tuple(f"operand{i}" for i in range(len(inputs)))
+    changed = Graph(inputs, (last,), graph.outputs, graph.name, paths, graph.output_paths)
+    made = [NamedArray(np.array(value, t.dtype), t.shape) for t, value in numbers]
+    return changed, [*given, *made]
+
+
+def _program(
+    graph: Graph,
+    given: Sequence[NamedArray],
+    places: Sequence[Any],
+    devices: jax.sharding.Mesh | None,
+) -> Runnable:
+    """Returns a program for a graph; one compiled for an equal graph will do."""
+    if any(isinstance(array.data, jax.core.Tracer) for array in given):
+        return Runnable.inline(graph)  # JAX is tracing: the program becomes part of what it traces
+    key = (fingerprint(graph), tuple(places))
+    found = _programs.get(key)
+    if found is None:
+        mesh = Mesh(tuple(devices.shape.items())) if devices is not None else Mesh()
+        layout = layout_of([array.layout for array in given], graph, mesh)
+        found = Runnable.of(graph, mesh, layout, "jax", devices)
+        _keep(_programs, key, found)
+    return found
+
+
+def _place(array: NamedArray) -> Any:
+    """Returns the sharding of data that a mesh or a device holds."""
+    data = array.data
+    return None if isinstance(data, jax.core.Tracer) else getattr(data, "sharding", None)
+
+
+def _need_width(given: Sequence[NamedArray]) -> None:
+    """Raises ValueError if JAX would cut the operands to 32 bits."""
+    wide = sorted({a.dtype.name for a in given if a.dtype.name in _WIDE})
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            f"JAX turns {', '.join(wide)} into 32 bits unless told otherwise: name arrays of 32 "
+            "bits, as in md.named(x.astype(np.float32), dims), or call "
+            "jax.config.update('jax_enable_x64', True) first"
+        )
+
+
+def _devices(places: Sequence[Any]) -> jax.sharding.Mesh | None:
+    """Returns the mesh that the operands are on; that of the first's device, if it is on none.
+
+    Raises:
+        ValueError: they are on several meshes.
+    """
+    meshes: list[jax.sharding.Mesh] = [
+        p.mesh  # type: ignore[misc]
+        for p in places
+        if isinstance(p, NamedSharding) and p.mesh.size > 1
+    ]
+    distinct = list(dict.fromkeys(meshes))
+    if len(distinct) > 1:
+        told = " and ".join(_show(mesh) for mesh in distinct)
+        raise ValueError(
+            f"the operands are on different meshes: {told}; move one with "
+            "md.place(x, mesh, layout), or give it as np.asarray(x) with its dims"
+        )
+    if distinct:
+        return distinct[0]
+    single = [device for p in places if p is not None for device in p.device_set]
+    return jax.make_mesh((), (), devices=single[:1]) if single else None
+
+
+def _show(mesh: jax.sharding.Mesh) -> str:
+    devices = ", ".join(str(device.id) for device in mesh.devices.flat)
+    return f"{Mesh(tuple(mesh.shape.items()))} (devices {devices})"
+
+
+def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
+    """Returns the layout that operands have together; see the module's docstring.
+
+    Args:
+        operands: per input of the graph, its `TensorLayout`, or None for one without a place.
+    """
+    rules: dict[str, Rule] = {}
+    claimed: set[str] = set()
+
+    def give(dim: str, axes: Sequence[str], optional: bool) -> None:
+        if dim not in rules and axes:
+            rules[dim] = Rule("", dim, tuple(axes), optional or not claimed.isdisjoint(axes))
+            claimed.update(axes)
+
+    for where in operands:
+        for dim, axes in where.splits if where is not None and mesh.size > 1 else ():
+            give(dim, axes, False)
+    for dim, axes in _inherited(graph, {name: rule.axes for name, rule in rules.items()}):
+        give(dim, axes, True)
+    layout = Layout(tuple(rules.values()))
+    shapes = {tensor.shape for tensor in _tensors(graph)}
+    layout = Layout(tuple(rule for rule in layout.rules if _acts(rule, layout, shapes)))
+    scoped = []
+    for where, tensor, path in zip(operands, graph.inputs, graph.input_paths, strict=True):
+        wanted = layout.assign(tensor.shape, path)
+        for dim in tensor.shape.names if where is not None and where != wanted else ():
+            if where.axes(dim) != wanted.axes(dim):
+                scoped.append(Rule(path, dim, where.axes(dim)))
+    return Layout((*layout.rules, *scoped)) if mesh.size > 1 else Layout()
+
+
+def _acts(rule: Rule, layout: Layout, shapes: Collection[Shape]) -> bool:
+    """Whether a rule splits something; an optional one may find its axes taken everywhere."""
+    return not rule.optional or any(
+        layout.assign(shape).axes(rule.dim) for shape in shapes if shape.find(rule.dim)
+    )
+
+
+def _tensors(graph: Graph) -> Iterator[Tensor]:
+    yield from graph.inputs
+    for op in graph.operations:
+        for body in op.bodies:
+            yield from _tensors(body)
+        yield from op.outputs
+
+
+def _inherited(graph: Graph, known: dict[str, Sequence[str]]) -> Sequence[tuple[str, Any]]:
+    """Returns dims made of others, with the axes of what they are made of."""
+    found = []
+    for op in graph.operations:
+        for dim, sources in _made_dims(op):
+            axes = [axis for source in sources for axis in known.get(source, ())]
+            if axes and dim not in known:
+                known[dim] = tuple(dict.fromkeys(axes))
+                found.append((dim, known[dim]))
+        for body in op.bodies:
+            found += _inherited(body, known)
+    return found
+
+
+def _made_dims(op: Operation) -> Sequence[tuple[str, Sequence[str]]]:
+    if op.name == "rename":
+        return [(after, [before]) for before, after in op.params["names"].items()]
+    if op.name in ("split", "merge"):
+        before, after = op.inputs[0].shape, op.outputs[0].shape
+        gone = [dim.name for dim in before if after.find(dim.name) is None]
+        made = [dim.name for dim in after if before.find(dim.name) is None]
+        return [(made[0], gone)] if made else []
+    return []
+
+
+# Equal graphs.
+
+
+def fingerprint(graph: Graph) -> Hashable:
+    """Returns what two graphs share exactly if they compute the same, source lines aside."""
+    numbers: dict[Tensor, int] = {}
+
+    def number(tensor: Tensor) -> int:
+        return numbers.setdefault(tensor, len(numbers))
+
+    def of(tensors: Sequence[Tensor]) -> Hashable:
+        return tuple((number(t), t.shape, t.dtype) for t in tensors)
+
+    inputs = of(graph.inputs)
+    operations = tuple(
+        (
+            op.primitive,
+            of(op.inputs),
+            of(op.outputs),
+            _frozen(op.params),
+            op.source if op.effect else None,  # a report of one names its line
+        )
+        for op in graph.operations
+    )
+    return inputs, operations, of(graph.outputs)
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, Graph):
+        return fingerprint(value)
+    if isinstance(value, Mapping):
+        return tuple((name, _frozen(value[name])) for name in sorted(value, key=str))
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, float | complex | np.generic):
+        return type(value), repr(value)
+    if isinstance(value, list | tuple) and not isinstance(value, Shape):
+        return type(value), tuple(_frozen(item) for item in value)
+    try:
+        hash(value)
+    except TypeError:
+        return _Same(value)
+    return type(value), value
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to what holds the same object; holding it keeps its identity from being used again."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value

@@ -1,0 +1,566 @@
+"""jit: trace, lower, compile, run.
+
+`md.jit(f, mesh, layout)` is called with trees of NamedArrays and returns trees of NamedArrays. Its
+stages can be had one by one, as with `jax.jit`: `.trace(*args)` gives the `Graph`, `.lower(*args)`
+the `SpmdProgram`, and `.lower(*args).compile()` the executable. Each signature (tree, dims, dtypes)
+is compiled once. To type checkers the result has the parameters and the result of `f`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import update_wrapper
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    overload,
+)
+
+import jax
+import numpy as np
+
+from meshdsl.layouts.mesh import Mesh, MeshLike
+from meshdsl.ops.control.body import results_of
+from meshdsl.running.calling import MISS, Direct, Order
+from meshdsl.running.garbage import paused
+from meshdsl.running.runnable import Runnable, bare, devices_of, lowered, lowering_of
+from meshdsl.tensors import mirrors
+from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.idioms import answered
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.named_array import NamedArray, Spec, need_every_dim, number
+from meshdsl.tensors.signature import Signature, Trees, paths_of, taking_leaves
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Aval, Graph
+from meshdsl.tracing.source import definition
+from meshdsl.tracing.trace import Trace, is_tracing, tracing
+
+if TYPE_CHECKING:
+    from meshdsl.layouts.layout import LayoutLike
+    from meshdsl.lowering.options import Options as Options
+    from meshdsl.lowering.program import SpmdProgram
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")  # an object whose method is compiled
+Q = ParamSpec("Q")  # the rest of that method's parameters
+
+
+@overload
+def jit(
+    function: Callable[P, R],
+    mesh: MeshLike | None = None,
+    layout: LayoutLike | None = None,
+    backend: str = "jax",
+    donate: str | Sequence[str] = (),
+    check_finite: bool = False,
+    options: Options | None = None,
+    steps_per_call: int = 1,
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    function: None = None,
+    mesh: MeshLike | None = None,
+    layout: LayoutLike | None = None,
+    backend: str = "jax",
+    donate: str | Sequence[str] = (),
+    check_finite: bool = False,
+    options: Options | None = None,
+    steps_per_call: int = 1,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+def jit(
+    function: Callable | None = None,
+    mesh: MeshLike | None = None,
+    layout: LayoutLike | None = None,
+    backend: str = "jax",
+    donate: str | Sequence[str] = (),
+    check_finite: bool = False,
+    options: Options | None = None,
+    steps_per_call: int = 1,
+) -> Any:
+    """Compiles a function of named tensors for a mesh.
+
+    `step = md.jit(train_step, mesh="data:2,model:4", layout="batch:data; d_ff:model")`.
+
+    It is a decorator, too: `@md.jit`, or `@md.jit(mesh="data:2", layout="batch:data")`. On a method
+    of a `md.Module`, the module is the first argument, and its leaves have paths `self/...`.
+
+    Layout rules know an argument's leaf by the parameter's name and its place in the tree,
+    `params/mlp/w_in`, and a result's by its place in the returned tree. Two trees that mirror one
+    another are one to the rules:
+
+    * A returned tree with the structure, dims and dtypes of one argument has its paths: after
+      `return loss, params`, results `params/...` lie where the arguments do. Names above it come
+      first: `return {"new": params}` gives `new/params/...`.
+    * A tree with the structure and dims of the tree `params` has that name in its paths, so that
+      rules for parameters hold for it too: `optimizer/m/w` becomes `optimizer/m/params/w`. None may
+      stand for a leaf. Where several arguments are alike (`params` and a momentum), so are results:
+      `return loss, params, momentum` gives `1/params/...` and `2/params/...`.
+
+    `print(f.lower(...))` and `explain` report trees that look alike but follow other rules.
+    `meshdsl.tensors.mirrors` has the rules in full.
+
+    Args:
+        function: takes and returns trees whose leaves are tensors. Without it, `jit` returns the
+            decorator.
+        mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
+            whose devices are used; None runs on one device.
+        layout: the layout, its text (`"batch:data; d_ff:model"`), or its axes by dim (`{"batch":
+            "data"}`). Its dims are checked without a mesh, too.
+        backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
+            sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
+            every device; the reference).
+        donate: names of parameters whose buffers the caller gives up.
+        check_finite: whether a call whose results have a NaN or an infinity raises a
+            FloatingPointError, which names the operation that made the first one, forward or
+            backward, with its line and the steps of the loops around it; see `md.check_finite` for
+            the cost. Buffers are not given up then.
+        options: what lowering may trade, such as bytes on the wire for memory.
+        steps_per_call: how often a call runs the function, without the host in between. What is
+            donated goes from one run to the next, by its path in arguments and results; other
+            arguments have a first dim `steps`, of which each run takes a slice, and other results
+            get one.
+
+    Raises:
+        ValueError: `function` is no function, malformed mesh or layout, unknown backend, unknown
+            parameter in `donate`, or `steps_per_call` is less than 1, or goes with `check_finite`.
+    """
+    rest = mesh, layout, backend, donate, check_finite, options, steps_per_call
+
+    def decorate(function: Callable[P, R]) -> Jitted[P, R]:
+        return Jitted(function, *rest)
+
+    return decorate if function is None else decorate(function)
+
+
+def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
+    """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
+
+    Operations on them outside of traced functions then run where they are.
+
+    Args:
+        tree: NamedArrays, on a mesh or not; a leaf's path in the tree is what scopes apply to.
+        layout: rules for dims that no array has are left out.
+
+    Raises:
+        ValueError: malformed mesh or layout, an unknown axis, two dims of one array on one axis, or
+            fewer devices than the mesh has.
+    """
+    from meshdsl.layouts.layout import Layout
+    from meshdsl.lowering.backends import load
+
+    backend = load("jax")
+    devices = devices_of(mesh)
+    mesh = Mesh.of(mesh)
+    devices = devices or backend.device_mesh(mesh)
+    rules = Layout.of(layout)
+    keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    dims = {dim.name for _, array in keyed for dim in array.dims}
+    rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
+    placed = []
+    for keys, array in keyed:
+        where = rules.assign(array.dims, path_of(keys), mesh)
+        stored = backend.Storage.of(array.dims, where, mesh, devices)
+        placed.append(NamedArray(stored.put(array), array.dims, stored.cuts))
+    return jax.tree.unflatten(structure, placed)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An executable program, called like the function it came from."""
+
+    jitted: Jitted
+    signature: Signature
+    program: SpmdProgram
+    executable: Any
+    direct: Direct = field(default_factory=Direct, repr=False, compare=False)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.direct.function is not None:
+            found = self.direct.call(args)
+            if found is not MISS:
+                return found
+        leaves, signature = self.jitted.flatten(args)
+        self.signature.check(signature)
+        self.direct.note(self, leaves, args)
+        return self.run(leaves)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs on flat array leaves."""
+        arrays = Runnable(self.program, self.executable)(leaves)
+        return jax.tree.unflatten(self.program.details["output_tree"], arrays)
+
+    def as_text(self) -> str:
+        """Returns the backend's optimised program; HLO for JAX."""
+        return self.executable.as_text()
+
+    def memory_analysis(self) -> Any:
+        """Returns the backend's account of the memory of one device."""
+        return self.executable.memory_analysis()
+
+
+def _ends(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
+    """Returns the leaves of a tree with their paths, its Nones among them."""
+
+    def ends(value: Any) -> bool:
+        return value is None or _is_leaf(value)
+
+    following = iter(avals)
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=ends)[0]
+    return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
+
+
+class Jitted(Generic[P, R]):
+    """A function with its mesh and layout; see `jit`.
+
+    It has the name, the docstring and the signature of the function.
+    """
+
+    __name__: str
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        mesh: MeshLike | None,
+        layout: LayoutLike | None,
+        backend: str,
+        donate: str | Sequence[str],
+        check_finite: bool = False,
+        options: Options | None = None,
+        steps_per_call: int = 1,
+    ) -> None:
+        from meshdsl.layouts.layout import Layout
+        from meshdsl.lowering import backends
+        from meshdsl.lowering.options import Options
+
+        if not callable(function):
+            raise ValueError(
+                f"jit compiles a function, not {function!r}: write md.jit(f, mesh, layout), or "
+                "name the rest in a decorator, as in @md.jit(mesh=..., layout=...)"
+            )
+        update_wrapper(self, function, updated=())  # the fields of a callable module are its own
+        self.function = function
+        self.mesh = Mesh.of(mesh)
+        self._devices = devices_of(mesh) if backend in ("jax", "jax_auto") else None
+        parsed = Layout.of(layout)
+        self.layout = parsed if mesh is not None else Layout()
+        self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
+        self.backend = backend
+        self._backend = backends.load(backend)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._parameters = inspect.signature(function)
+        self.check_finite = check_finite
+        if not isinstance(options, Options | None):
+            raise ValueError(
+                f"options are given as md.Options(memory=16 * 2**30), not as {options!r}"
+            )
+        self.options = options
+        self.steps_per_call = steps_per_call
+        if steps_per_call < 1:
+            raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
+        if check_finite and steps_per_call > 1:
+            raise ValueError(
+                "check_finite looks at the arguments of one run: leave out steps_per_call"
+            )
+        self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
+        names = list(self._parameters.parameters)
+        for name in self.donate:
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise ValueError(
+                    f"donate={name!r} is no parameter of {self.name}({', '.join(names)}){hint}"
+                )
+        self._compiled: dict[Signature, Compiled] = {}
+        self._direct = Direct()
+        self._order = Order(self._parameters.parameters)
+        self._traces: dict[Signature, tuple[Graph, Any]] | None = None  # see `on`
+
+    @property
+    def runtime(self) -> Any:
+        """What the backend knows of the processes and devices: its module `runtime`."""
+        return self._backend.runtime
+
+    def __repr__(self) -> str:
+        parameters = ", ".join(self._parameters.parameters)
+        where = f"mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, backend={self.backend!r}"
+        count = len(self._compiled)
+        programs = f"{count} program{'s' * (count != 1)} compiled"
+        return f"<md.jit of {self.name}({parameters}): {where}, {programs}>"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Jitted[Concatenate[S, Q], R], instance: S, owner: type
+    ) -> JittedMethod[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Returns the method of an object, as functions do."""
+        return self if instance is None else JittedMethod(self, instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if is_tracing():  # inside another function's trace it is an ordinary function
+            return self.function(*args, **kwargs)
+        given = self._order(args, kwargs) if kwargs else args
+        if self._direct.function is not None and given is not None:
+            result = self._direct.call(given)
+            if result is not MISS:
+                return result
+        leaves, signature = self.flatten(args, kwargs)
+        data = [leaf.data if type(leaf) is NamedArray else leaf for leaf in leaves]
+        if any(isinstance(each, jax.core.Tracer) for each in data):
+            return self._inside_jax(leaves, signature)
+        compiled = self._compiled.get(signature)
+        if compiled is None:
+            compiled = self._compile(signature)
+        self._direct.note(compiled, leaves, given)
+        return compiled.run(leaves)
+
+    def _inside_jax(self, leaves: Sequence[Any], signature: Signature) -> Any:
+        """Runs on what JAX traces (`jax.jit`, `jax.grad`): the program becomes part of that.
+
+        Raises:
+            ValueError: the backend is not JAX's, or the arrays lack a dim, as under `jax.vmap`.
+        """
+        if self.backend not in ("jax", "jax_auto"):
+            raise ValueError(
+                f"{self.name} is compiled for backend {self.backend!r}, which cannot run inside of "
+                "what JAX traces: call it outside, or use backend='jax'"
+            )
+        arrays = [
+            leaf if isinstance(leaf, NamedArray) else NamedArray(leaf, shape)
+            for leaf, (shape, _) in zip(leaves, signature.avals, strict=True)
+        ]
+        for array in arrays:
+            need_every_dim(array)
+        program = self._lower(signature)
+        run = self._backend.function(program, self._devices)
+        results = run(*[array.unpadded() for array in arrays])
+        tree = program.details["output_tree"]
+        ends = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
+        return tree.unflatten([NamedArray(data, value.shape) for data, value in ends])
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """Returns the graph for arguments like these (`md.spec` leaves will do)."""
+        return self._trace(self._of_one_run(self.flatten(args, kwargs)[1]))[0]
+
+    def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
+        """Returns the program for arguments like these (`md.spec` leaves will do)."""
+        return self._lower(self.flatten(args, kwargs)[1])
+
+    def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
+        """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
+
+        All that come from one function trace it once for arguments of one signature.
+        """
+        if self._traces is None:
+            self._traces = {}
+        rest = self.donate, self.check_finite, self.options, self.steps_per_call
+        other: Jitted[P, R] = Jitted(self.function, mesh, layout, self.backend, *rest)
+        other._traces = self._traces
+        return other
+
+    def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
+        """Returns the program as a plain, jittable JAX function of the leaves.
+
+        It takes and returns global arrays without pads (`x.unpadded()`), in the order of the
+        trees' leaves, and checks nothing of `md.check_finite`. It is for the dims and dtypes that
+        it was made for; other arrays are a ValueError that names the arguments and dims.
+
+        Raises:
+            ValueError: the function runs several times in a call.
+        """
+        if self.steps_per_call > 1:
+            raise ValueError("as_jax gives one run of the function: leave out steps_per_call")
+        from meshdsl.lowering.backends import load
+
+        graph = self.trace(*args, **kwargs)
+        name = "jax_auto" if self.backend == "jax_auto" else "jax"
+        program = lowering_of(name)(graph, self.mesh, self.layout, self.options)
+        avals = [(tensor.shape, tensor.dtype) for tensor in graph.inputs]
+        run = load(name).function(program, self._devices)
+        return taking_leaves(run, self.name, graph.input_paths, avals)
+
+    def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
+        """Returns the array leaves of the arguments (see `bare`) and their signature."""
+        bound = self._parameters.bind(*args, **(kwargs or {}))
+        found, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
+        try:
+            avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
+        except AttributeError:
+            found = self._name_scalars(found, tree)
+            avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
+        return bare(found), Signature(tree, avals)
+
+    def _name_scalars(self, found: list[Any], tree: Any) -> list[Any]:
+        """Lets plain numbers stand for tensors without dims; tells every other nameless leaf."""
+        result, problems = [], []
+        for leaf, path in zip(found, paths_of(tree), strict=True):
+            if _is_leaf(leaf):
+                result.append(leaf)
+            elif isinstance(leaf, bool | int | float | np.generic):
+                result.append(number(leaf))
+            elif hasattr(leaf, "shape"):
+                what = f"{type(leaf).__name__}{list(leaf.shape)}"
+                problems.append(f"  {path}: {what} has no dim names; use md.named(array, dims)")
+            else:
+                what = f"{type(leaf).__name__} is no array and no tree of arrays"
+                problems.append(
+                    f"  {path}: {what}; use md.named(array, dims) for arrays, and a md.Module, "
+                    "dict, list or tuple for what holds them"
+                )
+        if problems:
+            raise ValueError("\n".join([f"{self.name}: arguments without names:", *problems]))
+        return result
+
+    @paused()
+    def _trace(self, signature: Signature) -> tuple[Graph, Any]:
+        trace = Trace()
+        with tracing(trace):
+            source = definition(self.function)
+            inputs = [trace.input(shape, dtype, source) for shape, dtype in signature.avals]
+            arguments = jax.tree.unflatten(signature.tree, inputs)
+            call = self._parameters.bind_partial()
+            call.arguments.update(arguments)
+            with answered():
+                result = self.function(*call.args, **call.kwargs)
+            outputs, tree = results_of(result, source)
+            graph, captured = trace.finish(outputs)
+        trace.forget()
+        assert not captured
+        given = _ends(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
+        returned = _ends(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
+        names = {op.outputs[0]: op.params["name"] for op in graph.operations if op.name == "name"}
+        places = (path for path, aval in returned if aval is not None)
+        called = {p: names[t] for p, t in zip(places, outputs, strict=True) if t in names}
+        taken, left = mirrors.paths(given, returned, called)
+        graph = replace(graph, name=self.name, input_paths=taken, output_paths=left)
+        return graph, tree
+
+    def _traced(self, signature: Signature) -> tuple[Graph, Any]:
+        if self._traces is None:
+            return self._trace(signature)
+        if signature not in self._traces:
+            self._traces[signature] = self._trace(signature)
+        return self._traces[signature]
+
+    @paused()
+    def _lower(self, signature: Signature) -> SpmdProgram:
+        graph, tree = self._traced(self._of_one_run(signature))
+        if self._unused.rules:
+            from meshdsl.lowering.lower import validate
+
+            axes = dict.fromkeys(axis for rule in self._unused.rules for axis in rule.axes)
+            ones = Mesh(tuple((axis, 1) for axis in axes))
+            validate(graph, ones, self._unused, mesh_given=False)
+        given_up = () if self.check_finite else self.donate
+        program = lowered(
+            graph,
+            self.mesh,
+            self.layout,
+            self.backend,
+            self._devices,
+            check_finite=self.check_finite,
+            options=self.options,
+            donated=[p.split("/")[0] in given_up for p in graph.input_paths],
+        )
+        if self.steps_per_call > 1:
+            from meshdsl.lowering.writing.repeat import repeated
+
+            carried = [p for p in program.input_paths if p.split("/")[0] in given_up]
+            program = repeated(program, self.steps_per_call, carried)
+        details = {
+            **program.details,
+            "output_tree": tree,
+            "compiler_flags": self.options.compiler_flags if self.options else (),
+            "compile": lambda program: self._finish(signature, program),
+        }
+        return replace(program, details=details)
+
+    def _of_one_run(self, signature: Signature) -> Signature:
+        """Returns what each of several runs takes: slices of all that is not donated.
+
+        Raises:
+            ValueError: an argument has not as many slices as there are runs; all are told.
+        """
+        if self.steps_per_call == 1:
+            return signature
+        avals, problems = [], []
+        for path, (shape, dtype) in zip(paths_of(signature.tree), signature.avals, strict=True):
+            if path.split("/")[0] in self.donate:
+                avals.append((shape, dtype))
+                continue
+            avals.append((shape.without([STEPS]), dtype))
+            if not shape or shape[0] != Dimension(STEPS, self.steps_per_call):
+                problems.append(f"  {path}: {short(dtype)}{shape}")
+        if problems:
+            told = f"{self.name} runs {self.steps_per_call} times in a call, so its arguments need"
+            first = f"{told} a first dim `{STEPS}` of that size, unless they are donated:"
+            raise ValueError("\n".join([first, *problems]))
+        return Signature(signature.tree, tuple(avals))
+
+    def _compile(self, signature: Signature) -> Compiled:
+        return self._finish(signature, self._lower(signature))
+
+    def _finish(self, signature: Signature, program: SpmdProgram) -> Compiled:
+        from meshdsl.lowering import backends
+
+        details, trees = program.details, None
+        if "blame" not in details:
+            trees = Trees.of(signature.tree, self._parameters, details["output_tree"])
+        executable = backends.executable(
+            self._backend, program, details["donated"], self._devices, trees
+        )
+        compiled = Compiled(self, signature, program, executable)
+        self._compiled[signature] = compiled
+        return compiled
+
+
+class JittedMethod(Generic[P, R]):
+    """A compiled method of one object, `model.step(batch)`: the object is its first argument."""
+
+    def __init__(self, jitted: Jitted[..., R], instance: Any) -> None:
+        update_wrapper(self, jitted, updated=())
+        self.__func__ = jitted
+        self.__self__ = instance
+
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} of {type(self.__self__).__name__}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """Returns the graph for arguments like these; see `Jitted.trace`."""
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
+        """Returns the program for arguments like these; see `Jitted.lower`."""
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
+        """Returns the program as a function of JAX, the object's leaves first."""
+        return self.__func__.as_jax(self.__self__, *args, **kwargs)
+
+    def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> JittedMethod[P, R]:
+        """Returns the same method for another mesh and layout; see `Jitted.on`."""
+        return JittedMethod(self.__func__.on(mesh, layout), self.__self__)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor | Spec)

@@ -1,0 +1,145 @@
+"""Runnable: a graph, lowered and compiled, which runs on arrays without the structure of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from meshdsl.layouts.mesh import Mesh, MeshLike
+from meshdsl.running.finite import watched
+from meshdsl.tensors.cuts import Cuts
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.signature import Trees
+from meshdsl.tracing.graph import Graph
+
+if TYPE_CHECKING:
+    from meshdsl.layouts.layout import Layout
+    from meshdsl.lowering.options import Options
+    from meshdsl.lowering.program import SpmdProgram
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A compiled program of arrays without structure."""
+
+    program: SpmdProgram
+    executable: Any
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        mesh: Mesh,
+        layout: Layout,
+        backend: str = "jax",
+        devices: jax.sharding.Mesh | None = None,
+    ) -> Runnable:
+        """Lowers and compiles a graph; for certain devices, if not for the first ones."""
+        from meshdsl.lowering import backends
+
+        program = lowered(graph, mesh, layout, backend, devices)
+        one = Trees(tuple, list) if "blame" not in program.details else None
+        run = backends.load(backend)
+        return Runnable(program, backends.executable(run, program, (), devices, one))
+
+    @staticmethod
+    def inline(graph: Graph) -> Runnable:
+        """Lowers a graph for one device, to be run on what JAX traces."""
+        from meshdsl.layouts.layout import Layout
+        from meshdsl.lowering import backends
+        from meshdsl.lowering.lower import lower
+
+        program = lower(graph, Mesh(), Layout())
+        function = backends.load("jax").function(program)
+        return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
+
+    @cached_property
+    def direct(self) -> Callable | None:
+        """The executable as a function of NamedArrays; None where they need a look."""
+        return getattr(self.executable, "direct", None)
+
+    def put(self, data: Any, number: int) -> Any:
+        """Returns data where the program takes its input of that number."""
+        if isinstance(self.executable, _Inline):
+            return data
+        return jax.device_put(data, self.executable.shardings[number])
+
+    def __call__(self, leaves: Sequence[Any]) -> list[NamedArray]:
+        results, blame = self.executable.call_flat(leaves), self.program.details.get("blame")
+        if blame is not None:
+            *results, counts = results
+            if np.asarray(counts).any():
+                raise FloatingPointError(blame(leaves))
+        ends = zip(results, self.program.block.outputs, self.executable.cuts, strict=False)
+        return [NamedArray(data, value.shape, cuts) for data, value, cuts in ends]
+
+
+def lowered(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    backend: str,
+    devices: jax.sharding.Mesh | None = None,
+    check_finite: bool = False,
+    options: Options | None = None,
+    donated: Sequence[bool] = (),
+) -> SpmdProgram:
+    """Returns a graph's program with its checks; `details["blame"]` explains one that fails."""
+    from meshdsl.lowering import backends
+
+    lower = lowering_of(backend)
+    watching = watched(graph, outputs=check_finite)
+    if watching is None:
+        return lower(graph, mesh, layout, options, donated)
+
+    def blame(leaves: Sequence[Any]) -> str:
+        held = [leaf.data if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        if any(getattr(data, "is_deleted", bool)() for data in held):
+            return (
+                "check_finite: a value is not finite; its inputs were donated, so what made it "
+                "cannot be found: leave out `donate` to learn it"
+            )
+        everything = watched(graph, outputs=False, everything=True)
+        assert everything is not None
+        program = lower(everything.graph, mesh, layout)
+        executable = backends.load(backend).Executable(program, (), devices)
+        return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
+
+    program = lower(watching.graph, mesh, layout, options, donated)
+    return replace(program, details={**program.details, "blame": blame})
+
+
+def lowering_of(backend: str) -> Callable[..., SpmdProgram]:
+    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors."""
+    from meshdsl.lowering.lower import lower
+    from meshdsl.lowering.whole import lower_whole
+
+    return lower_whole if backend == "jax_auto" else lower
+
+
+@dataclass(frozen=True)
+class _Inline:
+    """A program as a JAX function, in an executable's place."""
+
+    function: Callable
+    cuts: Sequence[Cuts]
+
+    def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        held = [leaf.unpadded() if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        return self.function(*held)
+
+
+def devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
+    """Returns the devices of a mesh of JAX's, which may have others than the first ones."""
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return None
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # whatever the types of its axes
+
+
+def bare(arrays: Sequence[Any]) -> list[Any]:
+    """Returns what executables take: the data of arrays; an array with pads as it is."""
+    return [array if getattr(array, "cuts", True) else array.data for array in arrays]

@@ -1,0 +1,1 @@
+"""Tensors: dims with names, dtypes, arrays with data, and trees of them."""

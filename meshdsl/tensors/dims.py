@@ -1,0 +1,230 @@
+"""Dimensions and shapes: the named half of every tensor.
+
+A `Dimension` is a name with a size; a `Shape` is an ordered tuple of dimensions with distinct
+names. Both are immutable and hashable. There is one object for all dimensions of one name and size,
+so that comparing and hashing shapes takes no Python code. Names are what layouts, models and
+reports speak of; order matters only to how data is stored and to `np.asarray`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+STEPS = "steps"  # the dim of what several runs in one call take and return
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Dimension:
+    """One named dim of a tensor, with its global size.
+
+    Raises:
+        ValueError: the name is not an identifier, or the size is not a positive integer.
+    """
+
+    name: str
+    size: int
+
+    def __new__(cls, name: str, size: int) -> Dimension:
+        if type(size) is int and (known := _known.get((name, size))) is not None:
+            return known
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a dim: use letters, digits and underscores, "
+                "not starting with a digit"
+            )
+        if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
+            raise ValueError(f"dim `{name}` needs a positive integer size, got {size!r}")
+        self = object.__new__(cls)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "size", int(size))
+        return _known.setdefault((name, int(size)), self)
+
+    def __reduce__(self) -> tuple:
+        return Dimension, (self.name, self.size)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+_known: dict[tuple[str, int], Dimension] = {}
+DimLike: TypeAlias = Dimension | str
+DimsLike: TypeAlias = DimLike | Sequence[DimLike]
+
+
+class Shape(tuple[Dimension, ...]):
+    """Ordered dimensions with distinct names: `Shape([batch, embed])`.
+
+    Raises:
+        ValueError: one name occurs twice.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, dims: Iterable[Dimension] = ()) -> Shape:
+        self = super().__new__(cls, dims)
+        if len(self) > 1 and len({dim.name for dim in self}) != len(self):
+            twice = sorted({d.name for d in self if sum(e.name == d.name for e in self) > 1})
+            raise ValueError(
+                f"a tensor cannot have two dims of one name: `{', '.join(twice)}` occurs twice in "
+                f"{self}. Rename one of them, as in x.rename(length='memory_length')"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dim.name for dim in self)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self)
+
+    @property
+    def volume(self) -> int:
+        """The number of elements."""
+        total = 1
+        for dim in self:
+            total *= dim.size
+        return total
+
+    def find(self, name: str) -> Dimension | None:
+        """Returns the dim called `name`, or None."""
+        for dim in self:
+            if dim.name == name:
+                return dim
+        return None
+
+    def get(self, dim: DimLike) -> Dimension:
+        """Returns the dim meant by a `Dimension` or a name.
+
+        Raises:
+            ValueError: there is none of that name (nearest names shown), or its size differs.
+        """
+        name = dim if isinstance(dim, str) else dim.name
+        found = self.find(name)
+        if found is None:
+            raise ValueError(f"no dim `{name}` in {self}{did_you_mean(name, self.names)}")
+        if not isinstance(dim, str) and dim.size != found.size:
+            raise ValueError(f"dim `{name}` has size {found.size} in {self}, not {dim.size}")
+        return found
+
+    def select(self, dims: DimsLike) -> Shape:
+        """Returns the meant dims in the order given; errors as in `get`."""
+        return Shape(self.get(dim) for dim in as_list(dims))
+
+    def position(self, name: str) -> int:
+        """Returns the index of the dim called `name`, which must exist."""
+        return self.names.index(name)
+
+    def without(self, names: Iterable[str]) -> Shape:
+        """Returns the dims whose names are not among `names`, in order."""
+        gone = set(names)
+        return Shape(dim for dim in self if dim.name not in gone)
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(map(str, self)) + "]"
+
+    __repr__ = __str__
+
+
+def dims(**sizes: int) -> tuple[Dimension, ...]:
+    """Makes dimensions in keyword order.
+
+    >>> batch, embed = dims(batch=8, embed=256)
+    >>> print(batch, embed)
+    batch=8 embed=256
+    """
+    return tuple(Dimension(name, size) for name, size in sizes.items())
+
+
+def unused(name: str, *shapes: Shape) -> str:
+    """Returns a name for a dim of an operation's own: like `name`, ending in `_`, in no shape."""
+    found = f"{name.rstrip('_')}_"
+    while any(shape.find(found) is not None for shape in shapes):
+        found += "_"
+    return found
+
+
+def as_list(dims: DimsLike) -> list[DimLike]:
+    """Returns one dim or several as a list."""
+    if isinstance(dims, str | Dimension):
+        return [dims]
+    if not isinstance(dims, Iterable):
+        raise ValueError(f"a dim is a Dimension or a name, and dims a list of them; got {dims!r}")
+    return list(dims)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `. Did you mean ...?` for the nearest known names, or an empty string."""
+    listed = list(known)
+    near = difflib.get_close_matches(name, listed, n=2, cutoff=0.6)
+    near = near or [other for other in listed if _has_letters_of(name, other)][:2]
+    return f". Did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
+
+
+def misspelt(one: str, other: str) -> bool:
+    """Whether two names are most likely meant to be one: `embed` and `emebd`, `head` and `heads`.
+
+    They differ in one word of four letters or more, by the order of its letters, by one letter
+    inside or by a plural's s; or by an underscore (`d_ff`, `dff`), or a doubled letter (`d_fff`).
+    Numbers, first and last letters and short words tell names apart on purpose: `a1` and `a2`,
+    `row` and `rows`, `x_in` and `y_in`.
+    """
+    pairs = list(zip(one.split("_"), other.split("_"), strict=False))
+    if one.count("_") != other.count("_"):
+        bare = one.replace("_", ""), other.replace("_", "")
+        return (
+            bare[0] == bare[1] and len(bare[0]) > 2 and (one[0], one[-1]) == (other[0], other[-1])
+        )
+    apart = [pair for pair in pairs if pair[0] != pair[1]]
+    if len(apart) != 1 or not all(map(str.isalpha, apart[0])):
+        return False
+    short, long = sorted(apart[0], key=len)
+    return _slip(short, long) or _doubled(short, long) or (len(short) > 3 and long == f"{short}s")
+
+
+def slips(one: Shape, other: Shape) -> list[tuple[Dimension, Dimension]]:
+    """Returns the dims of two shapes that would pair up but for a slip in a name.
+
+    Those have one size; neither name is in the other shape.
+    """
+    if set(one.names) == set(other.names):
+        return []
+    return [
+        (mine, theirs)
+        for mine in one.without(other.names)
+        for theirs in other.without(one.names)
+        if mine.size == theirs.size and misspelt(mine.name, theirs.name)
+    ]
+
+
+def _doubled(short: str, long: str) -> bool:
+    """Whether words differ by a letter that one has once more in a row: `ff` and `fff`."""
+    near = [n for n in range(1, len(long)) if long[n] == long[n - 1]]
+    return len(short) > 1 and any(long[:n] + long[n + 1 :] == short for n in near)
+
+
+def _slip(short: str, long: str) -> bool:
+    """Whether words differ by the order of their letters, or by one letter inside."""
+    if len(short) < 4 or len(long) - len(short) > 1:
+        return False
+    if sorted(short) == sorted(long):
+        return True
+    start = next(
+        (i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short)
+    )
+    inside = 0 < start < len(short)
+    rest = start + 1 if len(short) == len(long) else start
+    return inside and rest < len(short) and short[rest:] == long[start + 1 :]
+
+
+def _has_letters_of(name: str, other: str) -> bool:
+    """Whether names begin alike and have nearly the same letters, in any order: `rwoo`, `row`."""
+    letters = difflib.SequenceMatcher(None, sorted(name), sorted(other))
+    return name[:1] == other[:1] and min(len(name), len(other)) > 2 and letters.ratio() >= 0.8

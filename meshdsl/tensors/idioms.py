@@ -1,0 +1,204 @@
+"""Idioms: what people write in Python, numpy and JAX, answered with our way of saying it.
+
+`Idioms` gives tensors the methods and protocols that other arrays have, where they mean something
+else here or nothing. Each raises an error of one sentence, with the fix, and the user's line. A
+missing attribute stays an `AttributeError`, so that `hasattr` says what there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NoReturn
+
+from meshdsl.late import late
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tracing.source import caller, raiser
+
+_REORDER = "dims have names, so no product needs it; to reorder them, write x.transpose({turned})"
+_RESIZE = "dims have names; write x.merge({dims}, 'name'), or x.split({last!r}, [first, second])"
+_UPDATE = "write md.scatter(x, indices, values, {first!r}) or md.where(mask, values, x)"
+_NUMBERS = "return the tensor from the traced function, then write np.asarray(x)"
+_ADVICE = {
+    "T": _REORDER,
+    "mT": _REORDER,
+    "swapaxes": _REORDER,
+    "moveaxis": _REORDER,
+    "permute": _REORDER,
+    "t": _REORDER,
+    "reshape": _RESIZE,
+    "flatten": _RESIZE,
+    "ravel": _RESIZE,
+    "view": _RESIZE,
+    "at": _UPDATE,
+    "dot": "write md.einsum(x, y, over='dim')",
+    "matmul": "write md.einsum(x, y, over='dim')",
+    "astype": "write x.cast('float32')",
+    "to": "write x.cast('float32'); for devices, md.place(x, mesh, layout)",
+    "ndim": "write len(x.dims)",
+    "size": "write x.dims.volume",
+    "squeeze": "write x[{first!r}, 0]",
+    "unsqueeze": "a dim of size 1 is not needed: operations broadcast by name",
+    "expand_dims": "a dim of size 1 is not needed: operations broadcast by name",
+    "expand": "write x.broadcast([..., dim])",
+    "numpy": "write np.asarray(x)",
+    "tolist": "write np.asarray(x).tolist()",
+    "block_until_ready": "write jax.block_until_ready(x)",
+    "copy": "tensors never change, so x itself will do",
+    "detach": "write md.stop_gradient(x)",
+    "backward": "write md.grad(loss)(params)",
+    "grad": "write md.grad(loss)(params)",
+    "sharding": "write x.layout or x.data.sharding",
+}
+_OF_TRACED = {
+    "item": _NUMBERS,
+    "tolist": _NUMBERS,
+    "numpy": _NUMBERS,
+    "data": _NUMBERS,
+    "unpadded": _NUMBERS,
+    "layout": "see it in md.jit(f, mesh, layout).lower(x)",
+    "sharding": "see it in md.jit(f, mesh, layout).lower(x)",
+    "block_until_ready": "a traced tensor is not computed yet",
+}
+_UFUNCS = {
+    "absolute": "abs",
+    "invert": "bit_not",
+    "bitwise_and": "bit_and",
+    "bitwise_or": "bit_or",
+    "bitwise_xor": "bit_xor",
+    "left_shift": "shift_left",
+    "right_shift": "shift_right",
+    "true_divide": "divide",
+    "conjugate": "conj",
+}
+_CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read what is in a NamedArray
+
+
+@functools.cache
+def ops() -> ModuleType:
+    """Returns the operations, which are made of tensors: one of the two is imported late."""
+    return late("operations")
+
+
+def refuse(text: str) -> NoReturn:
+    """Raises a ValueError with a text and the user's line."""
+    raise ValueError(_with_line(text))
+
+
+def need_names(axis: dict[str, Any], method: str) -> None:
+    """Raises ValueError if a method is given numpy's arguments, such as `axis=0`."""
+    if axis:
+        refuse(
+            f"dims have names, not numbers: write md.{method}(x, 'dim'), not {next(iter(axis))}="
+        )
+
+
+def answer_jax(what: str, numbers: str) -> Any:
+    """Answers JAX, which asks objects it does not know for `__jax_array__`."""
+    asking = sys._getframe(2)
+    asking = asking.f_back if asking.f_code.co_name == "<listcomp>" and asking.f_back else asking
+    if asking.f_code.co_name in _CONVERSIONS:
+        raise AttributeError("__jax_array__")
+    refuse(
+        f"functions of JAX do not take {what}: write md's, as in md.sin(x), md.grad(f), md.jit(f), "
+        f"or {numbers}"
+    )
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Answers functions of JAX in the user's code that report our tensors as no JAX values.
+
+    JAX asks its newer checks nothing, so the answer is given where its error arrives.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if "interpreting argument" not in str(error) or "<class 'meshdsl." not in str(error):
+            raise
+        source = raiser(error)
+        raise ValueError(
+            "functions of JAX do not take tensors with named dims: write md's, as in md.sin(x), "
+            f"or md.jit(f).as_jax(...) for JAX around it\n  at {source}  {source.code}".rstrip()
+        ) from None
+
+
+def _with_line(text: str) -> str:
+    source = caller(of_layer=True)
+    return f"{text}\n  at {source}  {source.code}".rstrip()
+
+
+class Idioms:
+    """What tensors answer that are used like other arrays."""
+
+    __slots__ = ()
+    dims: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in type(self).__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        names = list(self.dims.names)
+        advice = _ADVICE.get(name)
+        if not hasattr(type(self), "cuts"):
+            advice = _OF_TRACED.get(name, advice)
+        if advice is None and callable(getattr(ops(), name, None)) and not name.startswith("_"):
+            advice = f"write md.{name}(x, ...)"
+        if advice is None:
+            known = [n for n in dir(type(self)) if not n.startswith("_")]
+            hint = did_you_mean(name, known)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+        first, last = (names[0], names[-1]) if names else ("dim", "dim")
+        advice = advice.format(dims=names, turned=names[::-1], first=first, last=last)
+        raise AttributeError(_with_line(f"{self!r} has no `.{name}`: {advice}"))
+
+    def __matmul__(self, other: Any) -> Any:
+        _no_matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        _no_matmul(other, self)
+
+    def __len__(self) -> int:
+        raise TypeError(
+            _with_line(f"{self!r} has no first dim to count: write x.dims.get('dim').size")
+        )
+
+    def __contains__(self, value: Any) -> bool:
+        refuse("`in` goes through a first dim, which there is not: write md.any(x == value)")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        names = self.dims.names
+        refuse(f"tensors never change: {_UPDATE.format(first=names[0] if names else 'dim')}")
+
+    def __round__(self, digits: int | None = None) -> Any:
+        if digits:
+            refuse("tensors round to whole numbers: write md.round(x * 100) / 100")
+        return ops().round(self)
+
+
+def _no_matmul(x: Any, y: Any) -> NoReturn:
+    shared = [d.name for d in getattr(x, "dims", ()) if d in tuple(getattr(y, "dims", ()))]
+    over = repr(shared[-1]) if shared else "'dim'"
+    refuse(f"`@` does not say which dim is summed over: write md.einsum(x, y, over={over})")
+
+
+def by_name(
+    function: Any, method: str, inputs: tuple, kwargs: dict, what: str = "traced tensors"
+) -> Any:
+    """Returns what a ufunc of numpy does with named dims: the operation of that name.
+
+    Args:
+        what: what it is called with, for the message.
+
+    Raises:
+        ValueError: there is none, or it is asked for more than its result.
+    """
+    if function.__name__ == "matmul":
+        _no_matmul(*inputs)
+    name = _UFUNCS.get(function.__name__, function.__name__)
+    operation = getattr(ops(), name, None)
+    if method != "__call__" or kwargs or operation is None:
+        refuse(f"np.{function.__name__} does not know {what}: see md's operations")
+    return operation(*inputs)

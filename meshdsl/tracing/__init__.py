@@ -1,0 +1,1 @@
+"""Tracing: how a Python function becomes a graph, and how a graph reads."""

@@ -1,0 +1,276 @@
+"""Checkpoints: what a run needs to go on, on any mesh and with any layout, written by Orbax.
+
+A checkpoint holds the whole state, the position in the data, and a description of the job. Arrays
+are stored as they are by name, without the pads of a mesh; each process writes and reads what its
+own devices hold.
+
+Guarantees:
+    A checkpoint is there as a whole or not at all: Orbax writes it aside, and renames it.
+    Saving copies the state to the host and returns; the writing goes on behind the next steps.
+    What is restored is what was saved, to the bit: every file has a checksum, and a checkpoint that
+    is damaged is told, set aside under another name, and the one before it is taken. One that only
+    cannot be read is an error, which changes nothing; no run starts anew beside damaged ones.
+    A checkpoint is data: nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
+from meshdsl.training.checkpointing.seals import Damaged, missing
+from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
+from meshdsl.training.processes.joining import gathered, together
+from meshdsl.training.state import by_path, tree_like
+
+_MOST = 10  # differences that are told one by one
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be used, and another was."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held.
+
+    Attributes:
+        step: how many steps had been taken.
+        state: the tree that was saved.
+        position: that of the data, as it was given to `save`.
+        config: the description of the job that saved it.
+        folder: where it was.
+    """
+
+    step: int
+    state: Any
+    position: Any
+    config: dict[str, Any]
+    folder: Path
+
+
+class Checkpoints:
+    """The checkpoints of one run, closed by its with-block.
+
+        with Checkpoints("runs/first/checkpoints", keep=3) as checkpoints:
+            found = checkpoints.restore(spec)
+            ...
+            checkpoints.save(step, state, position)
+
+    Args:
+        folder: where they are kept, for all processes the same.
+        keep: how many of the latest are kept.
+        keep_best: how many are kept beside them, of those with the least `eval_loss`.
+        config: a description of the job, stored with each; what JSON can hold.
+        local: a folder for frequent ones, such as on a disk of this machine, which other processes
+            need not see; see `save`, and `LocalFolder`.
+
+    Raises:
+        ValueError: a folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        keep: int = 3,
+        keep_best: int = 1,
+        config: Mapping[str, Any] | None = None,
+        local: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.config = dict(config or {})
+        self._stack = ExitStack()
+        self._kept = self._stack.enter_context(SharedFolder(Path(folder), keep, keep_best))
+        self._local = None
+        if local is not None:
+            run = _name_of_run(self._kept.path)
+            self._local = self._stack.enter_context(LocalFolder(Path(local), run))
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        position: Any = None,
+        eval_loss: float | None = None,
+        local: bool = False,
+    ) -> None:
+        """Saves a tree of NamedArrays; returns when they may be given up.
+
+        Args:
+            step: how many steps have been taken. What is there for it already stays.
+            position: that of the data; what JSON can hold.
+            eval_loss: by which the best are chosen.
+            local: whether it goes to the local folder.
+        """
+        to_local = self._local if local else None
+        if to_local is not None:
+            to_local.prepare(step)
+        elif step in self._kept.steps():
+            return
+        arrays = by_path(state)
+        about = {
+            "step": step,
+            "arrays": {path: _told(array) for path, array in arrays.items()},
+            "position": position,
+            "config": self.config,
+        }
+        whole = {path: _whole(array) for path, array in arrays.items()}
+        if to_local is not None:
+            to_local.save(step, whole, about)
+        else:
+            self._kept.save(step, whole, about, eval_loss)
+
+    def restore(self, like: Any, places: Sequence[Any] | None = None) -> Restored | None:
+        """Returns the latest checkpoint that is whole, or None where there is none.
+
+        Args:
+            like: a tree of `md.spec` or of arrays, as was saved.
+            places: the sharding that each leaf is to have, of arrays without pads; without it, or
+                where one is None, numpy arrays are made.
+
+        Raises:
+            ValueError: the checkpoint is of another model, with every difference; or it cannot be
+                read for a reason that lies elsewhere, and stays as it is; or there are checkpoints,
+                but all of them are damaged.
+        """
+        self.wait()
+        wanted = by_path(like)
+        where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
+        folders = [folder for folder in (self._kept, self._local) if folder is not None]
+        found = [(step, folder) for folder in folders for step in folder.steps()]
+        problems = []
+        restored = None
+        for step, folder in sorted(found, key=lambda pair: pair[0], reverse=True):
+            path = folder.path / str(step)
+            try:
+                about = folder.about(step)
+                _check_same(about["arrays"], wanted, path)
+                arrays = folder.load(step, wanted, where)
+            except Damaged as damaged:
+                kept = folder.set_aside(step)
+                problems.append(f"checkpoint {path} is damaged: {damaged}; kept as {kept}")
+                _warn(problems[-1])
+                continue
+            except Unfit as unfit:
+                _warn(f"checkpoint {path} is not used: {unfit}")
+                continue
+            leaves = [NamedArray(arrays[name], leaf.dims) for name, leaf in wanted.items()]
+            state = tree_like(like, leaves)
+            restored = Restored(step, state, about["position"], about["config"], path)
+            break
+        if self._local is not None:
+            lacking = self._local.lacking(-1 if restored is None else restored.step)
+            if lacking:
+                _warn(lacking)
+        self._warn_if_missing(restored)
+        if restored is None:
+            _check_none_damaged(folders, problems)
+        return restored
+
+    def _warn_if_missing(self, restored: Restored | None) -> None:
+        """Warns if the newest checkpoint is gone; the first process looks."""
+        if jax.process_index() or (step := missing(self._kept.path)) is None:
+            return
+        if restored is not None and restored.step >= step:
+            return
+        instead = "starts anew" if restored is None else f"goes on from step {restored.step:,}"
+        _warn(
+            f"the newest checkpoint was of step {step:,}, and its folder "
+            f"{self._kept.path / str(step)} is gone; the run {instead}"
+        )
+
+    def wait(self) -> None:
+        """Returns when all that has been saved is on disk."""
+        for folder in (self._kept, self._local):
+            if folder is not None:
+                folder.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def _check_none_damaged(
+    folders: Sequence[SharedFolder | LocalFolder], problems: Sequence[str]
+) -> None:
+    """Raises ValueError if a run that starts anew would leave damaged checkpoints behind it."""
+    aside = [str(path) for folder in folders for path in sorted(folder.path.glob("damaged.*"))]
+    everyones = {path for text in gathered(json.dumps(aside)) for path in json.loads(text)}
+    told = [*problems, *sorted(p for p in everyones if not any(p in each for each in problems))]
+    if told:
+        first = (
+            "every checkpoint is damaged, and a run does not start anew beside them: choose "
+            "another workdir, put a copy back, or move these away"
+        )
+        raise ValueError("\n  ".join([first, *told]))
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CheckpointWarning, stacklevel=3)
+
+
+def _name_of_run(folder: Path) -> str:
+    """Returns what tells a run from others with the same settings; the first process makes it up.
+
+    Raises:
+        ValueError: it cannot be kept in the folder.
+    """
+    file = folder / "run.id"
+    found = ""
+    with together():
+        if jax.process_index() == 0:
+            try:
+                if not file.exists():
+                    file.write_text(uuid.uuid4().hex)
+                found = file.read_text()
+            except OSError as error:
+                raise ValueError(f"cannot keep {file}: {error.strerror}") from error
+    return gathered(found)[0]
+
+
+def _told(array: Any) -> dict[str, Any]:
+    return {
+        "dims": [[dim.name, dim.size] for dim in array.dims],
+        "dtype": np.dtype(array.dtype).name,
+    }
+
+
+def _whole(array: NamedArray) -> Any:
+    """Returns an array without pads, where it is; of other backends than JAX's, on the host."""
+    return array.unpadded() if isinstance(array.data, jax.Array) else np.asarray(array)
+
+
+def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError with every difference between what was saved and what is wanted."""
+    now = {path: _told(leaf) for path, leaf in wanted.items()}
+    told = [f"{path}: not in the checkpoint" for path in now if path not in saved]
+    told += [f"{path}: only in the checkpoint" for path in saved if path not in now]
+    told += [
+        f"{path}: {_shown(saved[path])} in the checkpoint, {_shown(now[path])} here"
+        for path in now
+        if path in saved and saved[path] != now[path]
+    ]
+    if told:
+        rest = [f"... and {len(told) - _MOST} more"] if len(told) > _MOST else []
+        raise ValueError(
+            "\n  ".join([f"checkpoint {folder} is of another model", *told[:_MOST], *rest])
+        )
+
+
+def _shown(about: Mapping[str, Any]) -> str:
+    dims = ", ".join(f"{name}={size}" for name, size in about["dims"])
+    return f"{short(np.dtype(about['dtype']))}[{dims}]"

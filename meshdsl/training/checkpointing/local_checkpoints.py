@@ -1,0 +1,248 @@
+"""Frequent checkpoints on disks that each process has for itself.
+
+Each process writes the blocks of arrays that its own devices hold, as safetensors, into a folder of
+its own (`process.0`, `process.1`, ...), so the disks need not be shared. A checkpoint is used if
+every process has its part of it and these blocks are all that it needs.
+
+Guarantees:
+    A part is there as a whole or not at all: it is written aside, with checksums, and renamed.
+    Saving copies the blocks to the host and returns; the writing goes on behind the next steps.
+    No process begins to save before every one has its part of the checkpoint before, and with
+    several processes two are kept: so there is one that all of them have, whenever they end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from meshdsl.training.checkpointing.blocks import array_of, blocks_of, covered
+from meshdsl.training.checkpointing.reading import damage_told, entries, reading
+from meshdsl.training.checkpointing.seals import Damaged, damage, seal
+from meshdsl.training.processes.joining import gathered, together
+
+_BLOCKS, _ABOUT = "state.safetensors", "about.json"
+_ENTRIES = ("run", "arrays", "position", "config", "blocks")
+
+
+class Unfit(Exception):
+    """A checkpoint is whole, and cannot be used here."""
+
+
+class LocalFolder:
+    """The part that this process has of local checkpoints.
+
+    Args:
+        path: the folder, where each process has one of its own.
+        run: what tells the run from all others.
+
+    Raises:
+        ValueError: it cannot be written to, or has checkpoints of another run; in all processes.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path = path.absolute() / f"process.{jax.process_index()}"
+        self._run = run
+        self._keep = 1 if jax.process_count() == 1 else 2
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._found_damaged: set[int] = set()
+        with together():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                for part in self.path.glob("*.part"):  # of a process that was killed
+                    shutil.rmtree(part)
+                self._check_owner()
+            except OSError as error:
+                raise ValueError(
+                    f"cannot keep checkpoints in {self.path}: {error.strerror}. Choose another "
+                    "folder"
+                ) from error
+
+    def _check_owner(self) -> None:
+        for step in self.own():
+            try:
+                run = self._read(step)["run"]
+            except Damaged:
+                continue
+            if run != self._run:
+                raise ValueError(
+                    f"{self.path} has local checkpoints of another run; choose another folder, or "
+                    "delete it"
+                )
+
+    def own(self) -> list[int]:
+        """Returns the steps that this process has its part of."""
+        return sorted(int(path.name) for path in self.path.glob("*") if path.name.isdigit())
+
+    def steps(self) -> list[int]:
+        """Returns the steps that every process has its part of; all of them must ask.
+
+        Raises:
+            ValueError: in every process, if one cannot look.
+        """
+        own = []
+        with together():
+            try:
+                own = self.own()
+            except OSError as error:
+                raise ValueError(
+                    f"cannot read the checkpoints in {self.path}: {error.strerror}"
+                ) from error
+        parts = [json.loads(text) for text in gathered(json.dumps(own))]
+        return sorted(set.intersection(*map(set, parts)))
+
+    def lacking(self, after: int) -> str | None:
+        """Returns what to tell of a later step that only some have; all of them must ask."""
+        parts = [json.loads(text) for text in gathered(json.dumps([str(self.path), self.own()]))]
+        later = {step for _, steps in parts for step in steps if step > after}
+        if not later or all(set(steps) >= later for _, steps in parts):
+            return None
+        latest = max(later)
+        without = [
+            f"process {number} in {path}"
+            for number, (path, steps) in enumerate(parts)
+            if latest not in steps
+        ]
+        return f"the local checkpoint of step {latest} is not used: {', '.join(without)} has none"
+
+    def prepare(self, step: int) -> None:
+        """Waits until every process has its part of what was saved before; all of them must ask.
+
+        Parts of later steps, of a run that this one has not gone on from, are deleted.
+
+        Raises:
+            ValueError: in one of them it could not be written.
+        """
+        with together():
+            self.wait()
+            for other in self.own():
+                if other >= step:
+                    shutil.rmtree(self.path / str(other))
+
+    def save(self, step: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+        """Copies what the devices of this process hold to the host, and has it written."""
+        blocks, regions = blocks_of(arrays)
+        told = {**about, "run": self._run, "blocks": regions}
+        self._writing = self._writer.submit(self._write, step, blocks, told)
+
+    def _write(self, step: int, blocks: Mapping[str, np.ndarray], about: Any) -> None:
+        aside, target = self.path / f"{step}.part", self.path / str(step)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        try:
+            save_file(dict(blocks), aside / _BLOCKS)
+            (aside / _ABOUT).write_text(json.dumps(about))
+            seal(aside, [aside / _BLOCKS, aside / _ABOUT])
+            for file in aside.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            aside.rename(target)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        for old in self.own()[: -self._keep]:
+            shutil.rmtree(self.path / str(old), ignore_errors=True)
+
+    def wait(self) -> None:
+        """Returns when this process has written its part of what was saved."""
+        if self._writing is None:
+            return
+        writing, self._writing = self._writing, None
+        try:
+            writing.result()
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ValueError(
+                f"cannot save a checkpoint in {self.path}: {reason}. Those before it are complete"
+            ) from error
+
+    def about(self, step: int) -> Any:
+        """Returns what stands beside the arrays; all processes must ask.
+
+        Raises:
+            Damaged: in every process, if a part is not as it was written.
+            ValueError: in every process, if one cannot be read.
+        """
+        with self._reading(step):
+            about = self._read(step)
+            if found := damage(self.path / str(step), alone=True):
+                raise Damaged(found)
+        return about
+
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Reads this process's part in its block, as `reading` does, and keeps if it is damaged."""
+        with reading(self.path / str(step)):
+            try:
+                yield
+            except Exception as error:
+                if damage_told(error) is not None:
+                    self._found_damaged.add(step)
+                raise
+
+    def _read(self, step: int) -> dict[str, Any]:
+        file = self.path / str(step) / _ABOUT
+        return entries(lambda: json.loads(file.read_text()), _ENTRIES)
+
+    def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arrays of a step; all processes must ask.
+
+        Raises:
+            Unfit: in every process, if one needs blocks that it does not have.
+            Damaged, ValueError: as in `about`.
+        """
+        with self._reading(step):
+            blocks = {
+                path: [tuple(map(tuple, region)) for region in regions]
+                for path, regions in self._read(step)["blocks"].items()
+            }
+        lacks = any(
+            not covered(leaf.dims.sizes, places[path], blocks[path]) for path, leaf in like.items()
+        )
+        if any(json.loads(text) for text in gathered(json.dumps(lacks))):
+            raise Unfit(
+                "it was saved with another mesh, layout or number of processes, and each process "
+                "has only its own part of it"
+            )
+        arrays = {}
+        with (
+            self._reading(step),
+            safe_open(self.path / str(step) / _BLOCKS, framework="numpy") as file,
+        ):
+            for path, leaf in like.items():
+                arrays[path] = array_of(file, path, leaf, places[path], blocks[path])
+        return arrays
+
+    def set_aside(self, step: int) -> Path:
+        """Renames this process's part, if it is that which is damaged."""
+        source, target = self.path / str(step), self.path / f"damaged.{step}"
+        for number in itertools.count(2):
+            if not target.exists():
+                break
+            target = self.path / f"damaged.{step}.{number}"
+        if step in self._found_damaged:
+            self._found_damaged.discard(step)
+            source.rename(target)
+        return target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()

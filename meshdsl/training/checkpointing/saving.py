@@ -1,0 +1,142 @@
+"""When a run saves, and how it goes on from what an earlier one has saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
+from meshdsl.training.processes.joining import gathered, together
+
+if TYPE_CHECKING:
+    from meshdsl.training.data.data_files import DataFiles
+
+FOLDER = "checkpoints"  # in the workdir
+DATA = "data_files"  # what the position of a checkpoint calls the state of them
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a run keeps of itself: `Saving(every=1000)`.
+
+    Attributes:
+        every: steps between two checkpoints. None: one at the end, or where the run is stopped.
+        keep, keep_best: as in `Checkpoints`.
+        local: a folder on a disk of this machine, for frequent checkpoints, of which the latest is
+            kept.
+        local_every: steps between two of these.
+        config: a description of the job, stored with every checkpoint. A run that finds another one
+            than its own in the checkpoint it is to go on from is an error that shows the
+            differences.
+        defaults: what settings mean that `config` lacks, by name.
+        override: take the checkpoint all the same, and warn.
+        resume: go on from the latest checkpoint in the workdir, if there is one.
+        data: the files that the run reads. A run that goes on with others, or whose bytes have
+            changed, is an error like that of `config`.
+    """
+
+    every: int | None = None
+    keep: int = 3
+    keep_best: int = 1
+    local: str | os.PathLike[str] | None = None
+    local_every: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    override: bool = False
+    resume: bool = True
+    data: DataFiles | None = None
+
+    def open(self, workdir: str | os.PathLike[str]) -> Checkpoints:
+        """Returns the checkpoints of a run.
+
+        Raises:
+            ValueError: a folder cannot be written to, or holds a run that is not to be gone on
+                with.
+        """
+        folder = Path(workdir) / FOLDER
+        if not self.resume and begun(workdir):
+            raise ValueError(
+                f"{folder} has checkpoints of an earlier run, which this one is not to go on from; "
+                "choose another workdir, or resume"
+            )
+        return Checkpoints(folder, self.keep, self.keep_best, self.config, self.local)
+
+    def find(
+        self, checkpoints: Checkpoints, like: Any, places: Sequence[Any] | None
+    ) -> Restored | None:
+        """Returns what the run goes on from, or None if it starts anew.
+
+        Raises:
+            ValueError: the checkpoint is of another job or model, or all are damaged.
+        """
+        found = checkpoints.restore(like, places)
+        if found is None:
+            return None
+        told = differences(found.config, self.config, self.defaults)
+        told += self._changed_data(found.position)
+        if told and not self.override:
+            raise ValueError(
+                "\n  ".join(
+                    [
+                        f"checkpoint {found.folder} is of a job with other settings; give them "
+                        "again, choose another workdir, or go on with the new ones (--override)",
+                        *told,
+                    ]
+                )
+            )
+        if told:
+            warnings.warn(f"going on with other settings: {'; '.join(told)}", stacklevel=2)
+            if self.data is not None:
+                self.data.accept()
+        return found
+
+    def _changed_data(self, position: Any) -> list[str]:
+        """Returns how the data differs from what is known of it; the first process looks."""
+        if self.data is None:
+            return []
+        own: list[str] = []
+        with together():
+            if jax.process_index() == 0:
+                own = self.data.differences(position.get(DATA))
+        found: list[str] = json.loads(gathered(json.dumps(own))[0])
+        return found
+
+    def due(self, step: int) -> bool:
+        return self.every is not None and step % self.every == 0
+
+    def due_locally(self, step: int) -> bool:
+        return self.local_every is not None and step % self.local_every == 0
+
+
+def begun(workdir: str | os.PathLike[str]) -> bool:
+    """Whether a run has left a checkpoint in a workdir."""
+    return any(path.name.isdigit() for path in (Path(workdir) / FOLDER).glob("*"))
+
+
+def differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Returns a line for every setting that differs: `learning_rate: 0.001 there, 0.01 here`.
+
+    Args:
+        defaults: what settings mean that are missing.
+    """
+    saved, now = {**defaults, **saved}, {**defaults, **now}
+    names = sorted({*saved, *now})
+    return [
+        f"{name}: {_shown(saved, name)} in the checkpoint, {_shown(now, name)} here"
+        for name in names
+        if saved.get(name) != now.get(name)
+    ]
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str:
+    value = settings.get(name)
+    return "none" if value is None else str(value)

@@ -1,0 +1,255 @@
+"""Weights in and out as safetensors: a model's parameters, to share and to start from.
+
+A tensor has the name that layouts and checkpoints give it, such as `blocks/attention/query`, and a
+file tells the names of its dims in its metadata, which the `safetensors` library shows to any
+program.
+
+Guarantees:
+    What is loaded is what was saved, to the bit, on any mesh; each process reads the blocks that
+    its own devices hold.
+    Tensors that are missing, that are not of the model, or of other dims are told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.tensors.dtypes import is_float, short
+from meshdsl.tensors.named_array import NamedArray
+from meshdsl.training.checkpointing.weight_files import (
+    DIMS,
+    SUFFIX,
+    Stored,
+    WeightFiles,
+    shards,
+    write,
+)
+from meshdsl.training.processes.joining import together
+from meshdsl.training.state import by_path, tree_like
+from meshdsl.training.trainable import Trainable, trained
+
+SHARD = 5 * 10**9  # bytes, as Hugging Face splits them
+_MOST = 20  # problems that are told one by one
+
+
+def save_weights(
+    out: str | os.PathLike[str],
+    params: Any,
+    dtype: Any = None,
+    max_shard_size: int = SHARD,
+    step: int | None = None,
+) -> list[Path]:
+    """Writes parameters as safetensors: `save_weights("weights", result.state.params)`.
+
+    Several processes all call it; the first of them writes.
+
+    Args:
+        out: a file, by its name `*.safetensors`, or a folder, which gets `model.safetensors`, or
+            several files with the index that Hugging Face writes.
+        params: a tree of NamedArrays.
+        dtype: what numbers of floating point are rounded to. None: they stay as they are.
+        max_shard_size: bytes of one file of a folder.
+        step: how many steps they were trained for, to be told in the files.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: there is something already, it cannot be written, or numbers are out of the
+            dtype's range.
+    """
+    arrays = by_path(params)
+
+    def fetch(names: Sequence[str]) -> dict[str, np.ndarray]:
+        return {name: on_host(arrays[name]) for name in names}
+
+    return write_weights(Path(out), arrays, fetch, dtype, max_shard_size, step)
+
+
+def write_weights(
+    out: Path,
+    specs: Mapping[str, Any],
+    fetch: Callable[[Sequence[str]], dict[str, np.ndarray]],
+    dtype: Any = None,
+    max_shard_size: int = SHARD,
+    step: int | None = None,
+) -> list[Path]:
+    """Writes the tensors that `fetch` returns for names; `specs` have their dims and dtypes."""
+    out = out.absolute()
+    wanted = None if dtype is None else np.dtype(dtype)
+    dtypes = {name: _written(np.dtype(spec.dtype), wanted) for name, spec in specs.items()}
+    sizes = {name: spec.dims.volume * dtypes[name].itemsize for name, spec in specs.items()}
+    groups = shards(sizes, None if out.suffix == SUFFIX else max_shard_size)
+    told = {"format": "np", "meshdsl_version": version("meshdsl")}
+    told |= {} if step is None else {"step": str(step)}
+
+    waiting: list[Sequence[str]] = list(groups)
+
+    def converted(names: Sequence[str]) -> dict[str, np.ndarray]:
+        waiting.remove(names)
+        return _rounded(fetch(names), dtypes)
+
+    def metadata(names: Sequence[str]) -> dict[str, str]:
+        return {**told, DIMS: json.dumps({name: list(specs[name].dims.names) for name in names})}
+
+    with together():
+        try:
+            if jax.process_index() == 0:
+                return write(out, groups, converted, metadata)
+        finally:  # processes that hold a part of an array fetch it together, whatever happens
+            for group in waiting if jax.process_count() > 1 else ():
+                fetch(group)
+    return []
+
+
+def load_weights(
+    path: str | os.PathLike[str], like: Any, places: Sequence[Any] | None = None
+) -> Any:
+    """Returns parameters from safetensors: `load_weights("weights", jitted.spec_of(init))`.
+
+    Args:
+        path: a file, or a folder of files.
+        like: a tree of `md.spec` or of arrays, of the dims and dtypes that are wanted. A file of
+            fewer bits (bfloat16 for float32) is taken, since nothing is lost.
+        places: the sharding that each leaf is to have, of arrays without pads; without it, or where
+            one is None, numpy arrays are made.
+
+    Raises:
+        ValueError: a file cannot be read or is not whole, or its tensors are not those of `like`;
+            all of them are told.
+    """
+    return Weights(path).load(like, places)
+
+
+class Weights:
+    """The weights in a file or a folder: `check` them early, `load` them when they are wanted."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.files = WeightFiles(path)
+
+    def check(self, like: Any, trainable: Trainable | None = None) -> frozenset[str]:
+        """Compares the files with a model; reads no numbers.
+
+        Args:
+            like: as in `load_weights`.
+            trainable: as in `training.trainable.trained`. If it is given, parameters that are
+                trained may be missing, such as the adapters that a pretrained model gets.
+
+        Returns:
+            The paths of the parameters that are missing, and may be.
+
+        Raises:
+            ValueError: something is not as in `like`; all of it is told.
+        """
+        wanted, found = by_path(like), self.files.tensors
+        missing = [name for name in wanted if name not in found]
+        learning = (
+            frozenset() if trainable is None else frozenset(by_path(trained(like, trainable)))
+        )
+        why = "" if trainable is None else ", and not trainable, so that nothing would ever set it"
+        told = [f"{name}: missing{why}" for name in missing if name not in learning]
+        told += [
+            f"{name}: not of the model (in {stored.file.name})"
+            for name, stored in found.items()
+            if name not in wanted
+        ]
+        told += [
+            f"{name}: {found[name]} in {found[name].file.name}, {_shown(leaf)} in the model"
+            for name, leaf in wanted.items()
+            if name in found and not _fits(found[name], leaf)
+        ]
+        if told:
+            rest = [f"... and {len(told) - _MOST} more"] if len(told) > _MOST else []
+            first = f"weights {self.files.path} are of another model"
+            if trainable is None and found and len(told) == len(missing):
+                rest.append(
+                    "parameters that `trainable` names may be missing; they are initialised"
+                )
+            raise ValueError("\n  ".join([first, *told[:_MOST], *rest]))
+        return frozenset(missing)
+
+    def load(self, like: Any, places: Sequence[Any] | None = None) -> Any:
+        """Returns a tree as `like`; see `load_weights`."""
+        self.check(like)
+        wanted = by_path(like)
+        where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
+        leaves = [
+            NamedArray(self._read(name, leaf, where[name]), leaf.dims)
+            for name, leaf in wanted.items()
+        ]
+        return tree_like(like, leaves)
+
+    def _read(self, name: str, leaf: Any, place: Any) -> Any:
+        sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
+        blocks: dict[Any, np.ndarray] = {}  # devices may hold the same
+
+        def block(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None
+            key = tuple(each.indices(size)[:2] for each, size in zip(index, sizes, strict=True))
+            if key not in blocks:
+                blocks[key] = self.files.read(name, key).astype(dtype, copy=False)
+            return blocks[key]
+
+        if place is None:
+            return np.array(block((slice(None),) * len(sizes)))
+        return jax.make_array_from_callback(sizes, place, block)
+
+
+def on_host(array: NamedArray) -> np.ndarray:
+    """Returns an array without pads on the host, also if other processes hold a part of it."""
+    data = array.unpadded()
+    if not getattr(data, "is_fully_addressable", True):
+        from jax.experimental import multihost_utils
+
+        data = multihost_utils.process_allgather(data, tiled=True)
+    return np.ascontiguousarray(data).reshape(array.dims.sizes)
+
+
+def _written(dtype: np.dtype, wanted: np.dtype | None) -> np.dtype:
+    return wanted if wanted is not None and is_float(dtype) else dtype
+
+
+def _rounded(
+    arrays: dict[str, np.ndarray], dtypes: Mapping[str, np.dtype]
+) -> dict[str, np.ndarray]:
+    """Returns arrays in their dtypes; takes them out of `arrays`, so that none is held twice.
+
+    Raises:
+        ValueError: finite numbers of some are out of the range; all of these are told.
+    """
+    found, problems = {}, []
+    for name in list(arrays):
+        array = arrays.pop(name)
+        with np.errstate(over="ignore"):
+            found[name] = array.astype(dtypes[name], copy=False)
+        if found[name].dtype != array.dtype:
+            lost = int(np.sum(np.isfinite(array) & ~np.isfinite(found[name])))
+            if lost:
+                problems.append(f"{name}: {lost} numbers are out of the range of {dtypes[name]}")
+    if problems:
+        raise ValueError("\n  ".join(["the weights cannot be written so", *problems]))
+    return found
+
+
+def _fits(stored: Stored, leaf: Any) -> bool:
+    """Whether a tensor of a file is one of the model's, without loss."""
+    if stored.sizes != leaf.dims.sizes or stored.dims not in (None, leaf.dims.names):
+        return False
+    wanted = np.dtype(leaf.dtype)
+    if stored.dtype is None or stored.dtype == wanted:
+        return stored.dtype is not None
+    widens = is_float(stored.dtype) and is_float(wanted)
+    return widens and np.promote_types(stored.dtype, wanted) == wanted
+
+
+def _shown(leaf: Any) -> str:
+    sizes = ", ".join(f"{dim.name}={dim.size}" for dim in leaf.dims)
+    return f"{short(np.dtype(leaf.dtype))}[{sizes}]"

@@ -1,0 +1,1 @@
+"""The processes of a job: they meet, agree, look after each other, and part."""

@@ -1,0 +1,345 @@
+"""The processes of a job on JAX: they join, agree on what they run, and part.
+
+They meet (`meeting`), then JAX's own runtime connects them. Each looks after others (`watching`)
+from the meeting on, also while JAX connects them.
+
+Guarantees:
+    Processes that do not come within the time to join are named, and end the others.
+    When a process has ended, the others end within a minute, whatever they wait for, and name it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.training.processes.meeting import Meeting
+from meshdsl.training.processes.watching import (
+    FAILED,
+    JobProcesses,
+    Look,
+    Watch,
+    report,
+    report_ended,
+)
+
+JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
+PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
+_MARGIN = 60  # seconds by which JAX, which ends a process with a stack trace, is later than we are
+_GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
+_PARTING = 60.0  # seconds in which the others are waited for at the end
+_JOINED: list[tuple[JobProcesses, Watch]] = []
+# How messages of JAX's runtime begin.
+_STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
+AUTOMATIC = "auto"
+
+
+def join(
+    coordinator: str,
+    processes: int | None = None,
+    index: int | None = None,
+    join_timeout: float = JOIN_TIMEOUT,
+    pause_timeout: float = PAUSE_TIMEOUT,
+) -> None:
+    """Joins the other processes of a job; JAX must not be in use yet.
+
+    Args:
+        coordinator: `host:port` of the first process, or "auto" where a TPU pod, GKE, Slurm or MPI
+            tell JAX all of this.
+        processes: how many there are.
+        index: which of them this is.
+        join_timeout: seconds in which all of them must have come. Those that are missing are
+            named; with "auto" only JAX knows where to ask, and they stay unnamed.
+        pause_timeout: seconds for which one may stand still, as one that is stopped or whose
+            machine migrates.
+
+    JAX itself cannot be interrupted while it connects. If it takes longer than `join_timeout`, this
+    process exits with code 1 and a line on standard error, and nothing is raised.
+
+    Raises:
+        ValueError: the job cannot be found out, or the others did not come. Nothing of the job
+            is left in this process then, which may go on alone or join again. Or it has joined a
+            job already.
+    """
+    if jax.distributed.is_initialized():
+        raise ValueError(
+            "this process has joined a job already, and is in one at a time: leave out the second "
+            "`join`, or let the block of `joined` end before"
+        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    jax.config.update("jax_enable_recoverability", True)  # we end the others, and say why
+    connect = functools.partial(
+        jax.distributed.initialize,
+        initialization_timeout=math.ceil(join_timeout) + _MARGIN,
+        heartbeat_timeout_seconds=math.ceil(pause_timeout) + _MARGIN,
+    )
+    own = _listening()
+    try:
+        with ExitStack() as undo:
+            undo.callback(JobProcesses(0, (), (), own).close)
+            undo.callback(jax.distributed.shutdown)  # a failed connection would prevent another
+            if coordinator == AUTOMATIC:
+                with _ending_after(join_timeout):
+                    connect()
+                    job = _job(own, _exchanged, jax.process_index(), pause_timeout)
+                watch = _watched(job, pause_timeout)
+            else:
+                if processes is None or index is None:
+                    raise ValueError("say how many processes there are, and which of them this is")
+                meeting = Meeting(coordinator, processes, index, join_timeout, report)
+                job = _job(own, meeting.meet, index, pause_timeout)
+                watch = _watched(job, pause_timeout)
+                undo.callback(watch.over.set)  # else it would end this process, which may go on
+                with _ending_after(join_timeout, job):
+                    connect(coordinator, processes, index)
+            undo.pop_all()
+    except (ValueError, RuntimeError) as error:
+        known = (
+            "what the environment tells"
+            if coordinator == AUTOMATIC
+            else f"coordinator {coordinator}"
+        )
+        raise ValueError(f"cannot join the processes of the job by {known}: {error}") from error
+    _JOINED[:] = [(job, watch)]
+
+
+def _watched(job: JobProcesses, pause_timeout: float) -> Watch:
+    """Returns what looks after the others from now on, until its own event is set."""
+    watch = Watch(job, pause_timeout, threading.Event(), _end)
+    watch.start()
+    return watch
+
+
+def _end(reason: str) -> None:
+    """Ends this process at once, whatever its other threads wait for."""
+    report(reason)
+    os._exit(FAILED)
+
+
+@contextmanager
+def _ending_after(seconds: float, job: JobProcesses | None = None) -> Iterator[None]:
+    """Exits this process if its block, in which JAX connects the processes, takes too long.
+
+    The block cannot be interrupted, so nothing is raised: the process writes a line to standard
+    error and exits at once with code 1, without `finally` blocks or exit handlers. JAX itself would
+    end it later, with a stack trace.
+    """
+
+    def end() -> None:
+        absent = [] if job is None else job.names(job.absent(job.neighbours()))
+        who = f"; {', '.join(absent)} cannot be reached" if absent else ""
+        _end(
+            f"JAX has not connected the processes of the job within {seconds:g} s{who}. See which "
+            "of them ended or were not started; --join_timeout waits longer"
+        )
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class Deserted(RuntimeError):
+    """Other processes of the job have ended, and this one cannot go on without them."""
+
+
+@contextmanager
+def joined(
+    coordinator: str = AUTOMATIC,
+    processes: int | None = None,
+    index: int | None = None,
+    join_timeout: float = JOIN_TIMEOUT,
+    pause_timeout: float = PAUSE_TIMEOUT,
+) -> Iterator[None]:
+    """Runs its block as one of the processes of a job: `with joined(): train(...)`.
+
+    At the end all wait for each other. One that fails does not wait, and the others are told of it
+    as soon as they miss it.
+
+    Arguments and errors are those of `join`.
+
+    Raises:
+        Deserted: what has failed here is that others are gone; they are named.
+    """
+    join(coordinator, processes, index, join_timeout, pause_timeout)
+    try:
+        yield
+        everywhere(True)
+    except BaseException as error:
+        if _of_devices(error) and (reason := _deserted(_JOINED[0][0], error)):
+            raise Deserted(reason) from error  # JAX may hang as it leaves: see `Watch`
+        _part(_GRACE)
+        raise
+    _JOINED[0][1].over.set()
+    _part(_PARTING)
+
+
+def _deserted(job: JobProcesses, error: BaseException) -> str | None:
+    """Returns the reason to report if others are gone, to which an error of JAX's is due then."""
+    looks = job.looks(job.watched)
+    gone = job.names([n for n, look in looks.items() if look is not Look.ANSWERS])
+    if not gone:
+        return None
+    if Look.SILENT not in looks.values():
+        return report_ended(gone)
+    # The host of a silent one has crashed, or it only stands still and the error has other causes.
+    return f"{report_ended(gone, what='has ended or cannot be reached')}. JAX reports: {error}"
+
+
+def _of_devices(error: BaseException) -> bool:
+    """Whether an error is one of JAX's runtime, which raises some of its own as ValueErrors."""
+    if isinstance(error, ValueError):
+        return _STATUS.match(str(error)) is not None
+    return isinstance(error, RuntimeError)
+
+
+def _part(seconds: float) -> None:
+    """Parts from the other processes; for so long the first, which the rest needs, lets them go."""
+    job, watch = _JOINED[0]
+    if jax.process_index() == 0:
+        others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
+        while len(job.absent(others)) < len(others) and time.monotonic() < end:
+            time.sleep(0.05)
+    try:
+        jax.distributed.shutdown()
+    finally:
+        watch.over.set()
+        job.close()
+
+
+def everywhere(true: bool) -> bool:
+    """Returns whether something holds in every process; all of them must ask."""
+    if jax.process_count() == 1:
+        return true
+    return all(json.loads(text) for text in gathered(json.dumps(bool(true))))
+
+
+def gathered(text: str) -> list[str]:
+    """Returns the texts of all processes, in their order; all of them must ask."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(data.size, np.int32)).reshape(-1)
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: data.size] = data
+    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Runs its block in every process; what is wrong in one of them ends all.
+
+    Raises:
+        ValueError: of the block, if it raises one here; else what it has raised elsewhere.
+    """
+    problem: ValueError | None = None
+    try:
+        yield
+    except ValueError as error:
+        problem = error
+    told: list[str | None] = []
+    if jax.process_count() > 1:
+        told = [json.loads(text) for text in gathered(json.dumps(problem and str(problem)))]
+    if problem is not None:
+        raise problem
+    wrong = [f"process {number}: {text}" for number, text in enumerate(told) if text is not None]
+    if wrong:
+        raise ValueError("\n".join(wrong))
+
+
+def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
+    """Checks that all processes run the same job.
+
+    Args:
+        facts: returns what has to be the same, by name; asked only if there are several.
+
+    Raises:
+        ValueError: in every process, with each difference and the process that has it.
+    """
+    if jax.process_count() == 1:
+        return
+    first, *others = [json.loads(text) for text in gathered(json.dumps(dict(facts())))]
+    told = [
+        f"process {number}: {name} is {other.get(name)}, in process 0 {first.get(name)}"
+        for number, other in enumerate(others, 1)
+        for name in sorted({*first, *other})
+        if first.get(name) != other.get(name)
+    ]
+    if told:
+        raise ValueError("\n  ".join(["the processes of the job do not run the same", *told]))
+
+
+def code_version() -> str:
+    """Returns a short name for the code of this package, that differs where a file does."""
+    folder = Path(__file__).resolve().parents[2]
+    total = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        total.update(str(file.relative_to(folder)).encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def _listening() -> socket.socket:
+    """Returns a socket on a port of its own, by which the others see that this process is there."""
+    own = socket.socket()
+    own.bind(("", 0))
+    own.listen(socket.SOMAXCONN)
+    return own
+
+
+def _exchanged(value: Any) -> list[Any]:
+    return [json.loads(text) for text in gathered(json.dumps(value))]
+
+
+def _job(
+    own: socket.socket, exchange: Callable[[Any], list[Any]], index: int, pause_timeout: float
+) -> JobProcesses:
+    """Returns the processes of the job, from what they say of themselves in an exchange."""
+    alone = JobProcesses(index, (), (), own)
+    threading.Thread(target=alone.answer, daemon=True).start()
+    said = exchange([[_address(), socket.gethostname()], own.getsockname()[1]])
+    hosts = tuple(tuple(filter(None, names)) for names, _ in said)
+    job = replace(alone, hosts=hosts, ports=tuple(int(port) for _, port in said))
+    neighbours = job.neighbours()
+    absent = job.absent(neighbours)
+    if absent:
+        warnings.warn(
+            f"this process cannot reach {', '.join(job.names(absent))} on ports of their own. If "
+            "one of them ends, only JAX's runtime notices, after "
+            f"{math.ceil(pause_timeout) + _MARGIN} s and without its name",
+            stacklevel=2,
+        )
+    return replace(job, watched=tuple(n for n in neighbours if n not in absent))
+
+
+def _address() -> str:
+    """Returns the address of this host in the network that most others are in, if there is one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # kept for examples (RFC 5737); nothing is sent
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])

@@ -1,0 +1,100 @@
+"""What a step spends its time on, and the advice about it."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl.reports.explain.explanation import explain
+from meshdsl.reports.explain.limits import called, step_time, too_large, what_limits
+from tests.reports.explain.steps import LARGE, explained
+
+
+def test_what_takes_time_has_words():
+    assert called("compute") == "products of matrices"
+    assert called("memory") == "memory bandwidth"
+    assert called("over data+model") == "the network over axes data+model"
+    assert called("over model") == "the network over axis model"
+
+
+def test_the_report_begins_with_the_time_and_what_takes_it():
+    _, found = explained()
+    line = found.timeline
+    text = str(found).replace("\n", " ")
+    assert "at the peaks of TPU v5p: " in text
+    assert "if all that is sent travels beside the work" in text
+    assert what_limits(line).startswith("the network over axis model (")
+    assert f"most is spent on {what_limits(line)}" in " ".join(text.split())
+
+
+def test_one_device_does_not_wait_for_others():
+    found = explained(mesh=None, layout=None)[1]
+    assert "travels" not in step_time(found)
+    assert what_limits(found.timeline).startswith("memory bandwidth (")
+    assert found.faster == (
+        "half precision moves half the bytes (--policy=params=float32,compute=bfloat16)"
+    )
+
+
+def test_half_precision_is_not_advised_twice():
+    n, m = md.dims(n=64, m=64)
+
+    def product(x, y):
+        return md.einsum(x, y, over="m")
+
+    half = [md.spec([n, m], "bfloat16"), md.spec([m], "bfloat16")]
+    assert explain(md.jit(product).lower(*half)).faster == ""
+
+
+def test_products_in_float32_are_met_with_half_precision_where_it_is_faster():
+    program, _ = explained(mesh="data:8 model:8", **LARGE)
+    assert explain(program, "v5p").timeline.limit == "compute"
+    assert explain(program, "v5p").faster == ""  # its products are one pass of bfloat16 anyway
+    assert explain(program, "h100").timeline.limit == "compute"
+    assert explain(program, "h100").faster == (
+        "--policy=params=float32,compute=bfloat16 multiplies 2.0 times as fast"
+    )
+
+
+def test_a_busy_axis_is_met_with_its_largest_collective():
+    _, found = explained()
+    assert found.faster.startswith("most of that is the all_reduce of ")
+    assert "tests/reports/explain/steps.py:" in found.faster
+    assert found.faster.endswith(
+        "with more devices on other axes and fewer on this one, each sends less"
+    )
+
+
+def test_gradients_on_the_wire_are_met_with_a_larger_batch():
+    _, found = explained(mesh="data:8", layout="batch:data", batch=8, length=2)
+    assert found.timeline.limit == "over data"
+    assert found.faster.endswith(
+        "a larger batch sends no more of it, and spreads it over more work"
+    )
+
+
+def test_an_axis_that_reaches_past_the_fast_network_is_told():
+    program, _ = explained(mesh="model:32", layout="d_ff:model; vocab:model", d_ff=256, vocab=128)
+    found = explain(program, "h100")
+    assert found.timeline.limit == "over model"
+    assert found.faster.endswith("the fast network joins 8 devices: keep this axis inside them")
+
+
+def test_a_peak_that_does_not_fit_is_told():
+    _, found = explained()
+    assert too_large(found) == ""
+    _, large = explained(mesh="data:2 model:4", **LARGE)
+    assert too_large(large) == "does not fit: TPU v5p has 95.0 GiB"
+    assert "; does not fit: TPU v5p has 95.0 GiB" in str(large)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "h100"])
+def test_the_hardware_is_named(hardware):
+    program, _ = explained()
+    assert {"cpu": "one CPU core", "h100": "NVIDIA H100 SXM"}[hardware] in str(
+        explain(program, hardware)
+    )
+
+
+def test_an_axis_that_splits_nothing_is_told():
+    assert explained(layout="batch:data")[1].faster == (
+        "no rule splits a dim over axis `model`: its 4 devices do the same work"
+    )

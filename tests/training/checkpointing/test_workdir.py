@@ -1,0 +1,54 @@
+"""One run at a time has a workdir, where the disk can tell."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+
+from meshdsl.training.checkpointing.workdir import held
+
+# Has the system refuse flock (73 on x86-64) with an error, as a disk without locks does.
+REFUSING = """
+import ctypes, struct, sys, warnings
+from meshdsl.training.checkpointing.workdir import held
+
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 73), (0x06, 0, 0, 0x50000 + int(sys.argv[2]))]
+code = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, 0x7FFF0000)])
+program = ctypes.create_string_buffer(code)
+filtered = struct.pack("HxxxxxxP", 4, ctypes.addressof(program))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, filtered, 0, 0):
+    sys.exit(77)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    with held(sys.argv[1]) as folder:
+        (folder / "file").write_text("")
+print(*(warning.message for warning in told))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of flock is x86-64's")
+@pytest.mark.parametrize("code", [37, 38])  # ENOLCK, ENOSYS
+def test_a_disk_without_locks_is_told_and_the_run_goes_on(code, tmp_path):
+    command = [sys.executable, "-c", REFUSING, str(tmp_path / "run"), str(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode == 77:
+        pytest.skip("the system lets no process filter its calls")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"workdir {tmp_path}/run cannot be locked ({os.strerror(code)}): see to it that no other "
+        "run uses it\n"
+    )
+    assert (tmp_path / "run" / "file").exists()
+
+
+def test_a_workdir_that_another_run_has_is_told_with_its_process(tmp_path):
+    with held(tmp_path):
+        told = re.escape(f"workdir {tmp_path} is in use by process {os.getpid()} on ")
+        with pytest.raises(ValueError, match=told), held(tmp_path):
+            pass
+    with held(tmp_path):
+        pass

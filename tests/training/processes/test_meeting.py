@@ -1,0 +1,149 @@
+"""Processes meet before JAX connects them; those that do not come are named to all others."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from meshdsl.training.processes.meeting import Meeting, listed
+from tests.lowering.backends.tf.hosts.test_cluster import free_ports
+
+
+@pytest.fixture
+def coordinator():
+    (port,) = free_ports(1)
+    return f"localhost:{port}"
+
+
+def met(coordinator, count, indices, timeout=10.0, report=lambda line: None):
+    """Returns what some processes, here threads, get out of a meeting: values or an error."""
+
+    def one(index):
+        try:
+            return Meeting(coordinator, count, index, timeout, report).meet(f"value {index}")
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(indices)) as pool:
+        return list(pool.map(one, indices))
+
+
+def visit(coordinator, text):
+    """Connects to the first process as soon as it listens, and says something."""
+    host, port = coordinator.split(":")
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)))
+        except OSError:
+            time.sleep(0.02)
+            continue
+        connection.sendall(text)
+        return connection
+
+
+def hello(process, count=3):
+    return json.dumps({"process": process, "count": count, "value": None}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_all_get_the_values_of_all_in_order(coordinator, count):
+    values = [f"value {index}" for index in range(count)]
+    assert met(coordinator, count, range(count)) == [values] * count
+
+
+def test_processes_that_do_not_come_are_named_to_all_others(coordinator):
+    for text in met(coordinator, 4, [0, 2], timeout=0.5):
+        assert "processes 1 and 3 did not join within 0.5 s" in text
+        assert "--join_timeout waits longer" in text
+
+
+def test_a_first_process_that_does_not_come_is_named(coordinator):
+    (text,) = met(coordinator, 2, [1], timeout=0.5)
+    assert f"process 0, the coordinator at {coordinator}, did not come within 0.5 s" in text
+    assert "Connection refused" in text
+
+
+def test_a_process_that_came_and_ended_is_missing_again(coordinator):
+    thread = threading.Thread(target=lambda: visit(coordinator, hello(1)).close())
+    thread.start()
+    (text,) = met(coordinator, 3, [0], timeout=1.0)
+    thread.join()
+    assert "processes 1 (was there, on 127.0.0.1, and has ended) and 2 did not join" in text
+
+
+def test_a_process_that_is_started_in_place_of_another_counts(coordinator):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(met, coordinator, 3, [0])
+        visit(coordinator, hello(1)).close()
+        time.sleep(0.3)
+        assert met(coordinator, 3, [1, 2]) == 2 * first.result()
+    assert first.result() == [["value 0", "value 1", "value 2"]]
+
+
+def test_who_is_missing_is_reported_while_waiting(coordinator, monkeypatch):
+    monkeypatch.setattr("meshdsl.training.processes.meeting._REPORT_AFTER", 0.1)
+    lines = []
+    met(coordinator, 3, [0, 1], timeout=0.6, report=lines.append)
+    assert "waiting for process 2 to join" in lines
+    lines.clear()
+    met(coordinator, 3, [1], timeout=0.6, report=lines.append)
+    assert lines == [f"waiting for process 0 at {coordinator}: Connection refused"]
+
+
+def test_two_processes_with_one_number_are_an_error_in_all(coordinator):
+    others = [visit_later(coordinator, hello(1)) for _ in range(2)]
+    (text,) = met(coordinator, 3, [0])
+    assert "two processes have the number 1, on 127.0.0.1 and on 127.0.0.1" in text
+    for other in others:
+        with other() as connection:
+            assert "two processes have the number 1" in json.loads(connection.recv(9999))["error"]
+
+
+def visit_later(coordinator, text):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(visit(coordinator, text)))
+    thread.start()
+
+    def result():
+        thread.join()
+        return found[0]
+
+    return result
+
+
+def test_processes_that_count_differently_are_an_error_in_all(coordinator):
+    other = visit_later(coordinator, hello(1, count=2))
+    (text,) = met(coordinator, 3, [0])
+    assert "process 1 on 127.0.0.1 was started with --num_processes=2, process 0 with 3" in text
+    with other() as connection:
+        assert "--num_processes=2" in json.loads(connection.recv(9999))["error"]
+
+
+@pytest.mark.parametrize(
+    "text", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"process": []}\n', b"x" * 2**17, b"7\n"]
+)
+def test_what_is_no_process_of_ours_is_let_go(coordinator, text):
+    other = visit_later(coordinator, text)
+    (found,) = met(coordinator, 2, [0], timeout=0.7)
+    assert "process 1 did not join" in found
+    other().close()
+
+
+def test_a_port_in_use_is_an_error_that_says_so(coordinator):
+    with socket.create_server(("", int(coordinator.split(":")[1]))):
+        (text,) = met(coordinator, 2, [0])
+    assert "process 0 cannot listen on port" in text and "a second process 0" in text
+
+
+@pytest.mark.parametrize("wrong", ["host0", "host0:", ":12", "host0:port", "host0:99999"])
+def test_a_coordinator_is_a_host_and_a_port(wrong):
+    (text,) = met(wrong, 2, [1])
+    assert f"coordinator {wrong!r}: it is host:port" in text
+
+
+def test_long_lists_of_processes_are_cut():
+    assert listed([3]) == "process 3"
+    assert listed(range(12)) == "processes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"

@@ -1,0 +1,151 @@
+"""A process that has ended is seen to have ended; one that stands still is waited for."""
+
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from meshdsl.training.processes import watching
+from meshdsl.training.processes.watching import JobProcesses, Look, Watch
+
+
+@pytest.fixture
+def listening():
+    """Returns what makes a socket that listens, until the test ends."""
+    made = []
+
+    def one():
+        own = socket.create_server(("localhost", 0))
+        made.append(own)
+        return own
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def port(own):
+    return own.getsockname()[1]
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as own:
+        return port(own)
+
+
+def test_looks_are_answered_however_often(listening):
+    own = listening()
+    hosts = ("localhost",), ("not.there.invalid",), ("not.there.invalid", "localhost")
+    job = JobProcesses(0, hosts, (port(own),) * 3, own)
+    thread = threading.Thread(target=job.answer, daemon=True)
+    thread.start()
+    for _ in range(20):
+        assert job.absent([0] * 16) == []
+    assert job.absent([0, 1, 2]) == [1]
+    job.close()
+    thread.join(10)
+    assert not thread.is_alive() and job.absent([0]) == [0]
+
+
+def test_a_process_that_stands_still_is_silent_and_not_ended(listening, monkeypatch):
+    monkeypatch.setattr(watching, "_SECONDS", 0.2)
+    still = listening()  # the system accepts for it, and nobody answers
+    job = JobProcesses(0, (("localhost",),) * 2, (port(still), free_port()), still)
+    assert job.looks([0, 1]) == {0: Look.SILENT, 1: Look.ENDED}
+
+
+def test_one_whose_names_cannot_be_looked_up_is_silent_and_not_ended(listening):
+    hosts = ("not.there.invalid",), (), ("not.there.invalid", "localhost")
+    job = JobProcesses(0, hosts, (free_port(),) * 3, listening())
+    assert job.looks([0, 1, 2]) == {0: Look.SILENT, 1: Look.SILENT, 2: Look.ENDED}
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Returns what runs a quick watch over a process with a port; it ends after some seconds."""
+    for name, value in {
+        "_SECONDS": 0.1,
+        "_EVERY": 0.05,
+        "_GRACE": 0.1,
+        "_REPORT_AFTER": 0.3,
+    }.items():
+        monkeypatch.setattr(watching, name, value)
+    lines, reasons = [], []
+    monkeypatch.setattr(watching, "report", lines.append)
+
+    def run(other, pause, seconds):
+        job = JobProcesses(0, (("localhost",),) * 2, (0, other), socket.socket(), watched=(1,))
+        over = threading.Event()
+        made = Watch(job, pause, over, reasons.append)
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        yield
+        thread.join(seconds)
+        over.set()
+        thread.join()
+        job.listening.close()
+
+    return run, lines, reasons
+
+
+def test_one_that_has_ended_is_named(watch):
+    run, lines, reasons = watch
+    list(run(free_port(), 60, 5))
+    (reason,) = reasons
+    assert "process 1 on localhost of the job has ended" in reason and not lines
+
+
+def test_one_that_stands_still_is_waited_for_and_named_meanwhile(watch, listening):
+    run, lines, reasons = watch
+    still = listening()
+    for _ in run(port(still), 60, 1.0):
+        time.sleep(0.8)
+        job = JobProcesses(1, (), (), still)
+        threading.Thread(target=job.answer, daemon=True).start()
+    job.close()
+    assert not reasons
+    assert lines == [
+        "process 1 on localhost does not answer; it is waited for up to 60 s (--pause_timeout)",
+        "process 1 on localhost answers again",
+    ]
+
+
+def test_one_that_stands_still_for_too_long_is_named(watch, listening):
+    run, _, reasons = watch
+    list(run(port(listening()), 0.5, 5))
+    (reason,) = reasons
+    assert "process 1 on localhost of the job has not answered for 0.5 s" in reason
+    assert "--pause_timeout waits longer" in reason
+
+
+@pytest.mark.parametrize("others_end_later", [False, True])
+def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
+    watch, listening, monkeypatch, others_end_later
+):
+    run, _, reasons = watch
+    other, jump = listening(), [0.0]
+    job = JobProcesses(1, (), (), other)
+    threading.Thread(target=job.answer, daemon=True).start()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump[0])
+    monkeypatch.setattr(watching, "time", clock)
+    for _ in run(port(other), 60, 5):
+        time.sleep(0.2)
+        if not others_end_later:
+            job.close()
+        jump[0] = 100.0
+        time.sleep(0.5)
+        job.close()
+    (reason,) = reasons
+    assert "process 1 on localhost of the job has ended" in reason
+    assert ("This process itself stood still for 100 s" in reason) != others_end_later
+
+
+def test_a_watch_that_is_over_leaves_another_of_the_same_process_at_work(watch):
+    run, _, reasons = watch
+    for _ in run(free_port(), 60, 0):
+        pass  # over at once
+    assert not reasons
+    list(run(free_port(), 60, 5))
+    assert len(reasons) == 1
