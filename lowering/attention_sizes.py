@@ -8,12 +8,14 @@ the lengths.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.program import Instruction
 
 # Numbers of one matrix of scores that is computed at once, and of one block of a larger one.
 DIRECT = 2**23
@@ -85,11 +87,10 @@ class AttentionSizes:
         return self.blocks == (self.rows.size, self.columns.size)
 
     @property
-    def block(self) -> Value:
-        """One block of scores."""
+    def block(self) -> Shape:
+        """The dims of one block of scores."""
         names = self.rows.name, self.columns.name
-        shape = Shape([*self.lead, *map(Dimension, names, self.blocks)])
-        return Value(shape, SCORES, TensorLayout(), shape)
+        return Shape([*self.lead, *map(Dimension, names, self.blocks)])
 
     def flops(self, products_of_features: int, products_of_values: int) -> int:
         """Returns the flops of products of scores with features, and with value features."""

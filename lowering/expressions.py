@@ -10,8 +10,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping
 
+from meshdsl.lowering.instructions import kind_of, named
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
 from meshdsl.tracing.formulas import ATOM, Formula, number, operate
@@ -20,7 +20,7 @@ from meshdsl.tracing.statements import statement_at
 LONGEST = 60
 _NAME = "x" * 8  # what a value not yet named counts for
 
-_NEVER_FOLDED = frozenset([*COLLECTIVES, "cond", "scan", "while", "barrier", "slice"])
+_NEVER_FOLDED = named(lambda kind: kind.own_line)
 
 
 class Expressions:
@@ -86,11 +86,11 @@ class Expressions:
 
     def _write(self, instruction: Instruction, operand: Callable[[Value], Formula]) -> Formula:
         op, inputs = instruction.op, instruction.inputs
-        if op in ELEMENTWISE:  # which broadcast by name anyhow
+        kind = kind_of(op)
+        if kind.elementwise:  # which broadcast by name anyhow
             inputs = tuple(self._unbroadcast(value) for value in inputs)
-        symbol = ELEMENTWISE[op].symbol if op in ELEMENTWISE else ""
-        if symbol:
-            return operate(symbol, [operand(value) for value in inputs])
+        if kind.symbol:
+            return operate(kind.symbol, [operand(value) for value in inputs])
         if op == "full":
             return number(instruction.params["value"]), ATOM
         arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
@@ -109,12 +109,6 @@ def _is_nothing(instruction: Instruction) -> bool:
 
 
 _CALLED = {"select": "where"}
-_ALONG_ONE_DIM = frozenset(
-    (
-        "take update scatter_add scatter_max scatter_min argmax argmin sort top_k "
-        "cumsum cumprod cummax cummin linear_recurrence concat assemble local_slice local_update"
-    ).split()
-)
 
 
 def _extras(instruction: Instruction) -> list[str]:
@@ -132,12 +126,8 @@ def _extras(instruction: Instruction) -> list[str]:
         kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
         moved = " -> ".join(dims)
         return [word for word in (*kind, moved, "+".join(params["axes"])) if word]
-    if op in ("sum", "prod", "max", "min"):
-        return list(params["over"])
-    if op in _ALONG_ONE_DIM:
-        return [params["dim"]]
-    if op in ("fft", "ifft", "rfft", "irfft"):
-        return [params["dim"]]
+    if along := kind_of(op).along:
+        return list(params[along]) if along == "over" else [params[along]]
     if op == "window":
         start, stride = params["start"], params["stride"]
         stop = start + stride * out.local.get(params["dim"]).size

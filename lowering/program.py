@@ -5,13 +5,8 @@ the local shard. An `Instruction` maps values to values; its `op` is a local pri
 five collectives. Programs nest only through the `Block`s of `scan`, `while` and `cond`. Everything
 is immutable, and every instruction keeps the source line it came from.
 
-Parameters of the collectives (axes are listed major first):
-    all_reduce      axes, kind            partial over axes -> replicated
-    reduce_scatter  axes, dim             partial sum over axes -> axes appended, minor, to dim
-    all_gather      axes, dim             the trailing axes of dim -> replicated
-    all_to_all      axes, concat, split   the trailing axes of dim `concat` -> appended to `split`
-    permute         axes, pairs, mesh_axes    whole shards move: (source, target) by device number
-and of the one local instruction that resharding uses:
+`lowering.instructions` declares every kind of instruction, and `lowering.collectives` what each
+collective does to layouts. Resharding uses one local instruction beside them:
     slice           axes, dim             replicated axes -> appended, minor, to dim
 
 A `scan` has `consts` operands that its body reads whole, `carries` that start its carries, and then
@@ -37,6 +32,8 @@ import numpy as np
 from meshdsl.late import late
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.collectives import COLLECTIVES
+from meshdsl.lowering.instructions import named
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -44,9 +41,9 @@ if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.costs.memory import Memory
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
-_LISTED = {"dim": "dims", "concat": "concats", "split": "splits"}  # one for each joined tensor
-EFFECTS = frozenset(["print"])  # done each time, in order, whether or not their results are needed
+# The parameters of collectives that name a dim, and how a joined one lists them.
+_LISTED = {name: f"{name}s" for kind in COLLECTIVES.values() for name in kind.dims}
+EFFECTS = named(lambda kind: kind.effect)  # done each time, in order, whoever needs their results
 
 
 class Pairs(tuple[tuple[int, int], ...]):
@@ -240,30 +237,20 @@ def payload_bytes(instruction: Instruction, mesh: Mesh) -> int:
     if len(parts) > 1:
         return sum(payload_bytes(part, mesh) for part in parts)
     (value,), (result,) = instruction.inputs, instruction.outputs
-    devices = mesh.extent(instruction.params["axes"])
-    if instruction.op == "all_gather":
-        return devices * value.bytes
-    if instruction.op == "reduce_scatter":
-        return devices * result.bytes
-    if instruction.op == "all_to_all":
-        split = instruction.params["split"]
-        blocks = devices * result.local.get(split).size
-        return value.bytes // value.local.get(split).size * blocks
-    return max(value.bytes, result.bytes)
+    params = instruction.params
+    return COLLECTIVES[instruction.op].payload(value, result, params, mesh.extent(params["axes"]))
 
 
 def wire_bytes(kind: str, payload: float, devices: int) -> float:
-    """Returns what a device sends: all_reduce 2(n-1)/n, permute 1, others (n-1)/n of the payload.
+    """Returns what a device sends, as `lowering.collectives` says for each kind.
 
     Args:
         payload: the larger of local operand and local result, in bytes.
         devices: the size n of one group.
     """
-    if devices <= 1:
+    if devices <= 1:  # nothing is sent; a local slice is no collective
         return 0.0
-    if kind == "permute":
-        return float(payload)
-    return (2 if kind == "all_reduce" else 1) * (devices - 1) / devices * payload
+    return COLLECTIVES[kind].wire(devices) * payload
 
 
 def wire_of(instruction: Instruction, mesh: Mesh) -> float:

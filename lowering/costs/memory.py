@@ -43,17 +43,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from meshdsl.lowering.attention_sizes import AttentionSizes
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.instructions import Fusion, named
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
-from meshdsl.tracing.graph import Work
 from meshdsl.tracing.source import UNKNOWN, Source
 
-_MADE = frozenset("broadcast transpose full iota device_index window local_slice".split())
-_MOVES = frozenset(["window", "local_slice"])  # what they read has another place than their result
-_ATTENTION = frozenset(["attention", "attention_gradient"])
-_REDUCED = frozenset(["sum", "max", "min"])
-_VIEWS = frozenset(["rename", "reshape", "barrier"])
+_PASSING = named(lambda kind: kind.fusion is Fusion.PASSING)
+_REDUCTIONS = named(lambda kind: kind.fusion is Fusion.REDUCTION)
+_VIEWS = named(lambda kind: kind.fusion is Fusion.VIEW)
+_ELSEWHERE = named(lambda kind: kind.elsewhere)
+_IN_PLACE = named(lambda kind: kind.in_place)
+_COSTLY = named(lambda kind: kind.costly)
+_ATTENTION = frozenset(["attention", "attention_gradient"])  # which compute blocks of scores
 
 Target: TypeAlias = Literal["tpu", "cpu"]
 
@@ -218,12 +220,12 @@ class _Liveness:
             return all(self._in_passing(out) for shown, out in pairs if shown is value)
         if reader.op == "einsum":
             return self.target == "tpu"
-        return reader.op in _REDUCED
+        return reader.op in _REDUCTIONS
 
     def _is_computed(self, value: Value) -> bool:
         """Whether this block computes a value, rather than reads or moves what is there."""
         maker = self.maker.get(value)
-        return maker is not None and maker.op not in _VIEWS and maker.op not in _MOVES
+        return maker is not None and maker.op not in _VIEWS and maker.op not in _ELSEWHERE
 
     def _through(self, value: Value) -> Sequence[Value] | None:
         """Returns what is read in place of a value that has no buffer; None: it has one."""
@@ -450,13 +452,12 @@ def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
 
 
 def _fusible(instruction: Instruction) -> bool:
-    return instruction.op in ELEMENTWISE or instruction.op in _MADE
+    return instruction.op in _PASSING
 
 
 def _costly(instruction: Instruction) -> bool:
     """Whether a result is not computed again for every reader."""
-    known = ELEMENTWISE.get(instruction.op)
-    return known is not None and known.work >= Work.DIVISION
+    return instruction.op in _COSTLY
 
 
 def _made(instruction: Instruction) -> dict[Value, Source]:
@@ -471,9 +472,9 @@ def _made(instruction: Instruction) -> dict[Value, Source]:
 
 def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
     """Returns the dying operand whose buffer a result takes, if there is one."""
-    if instruction.op in ("local_update", "update"):
+    if instruction.op in _IN_PLACE:
         return {value for value in instruction.inputs[:1] if value in dying}
-    if not _fusible(instruction) or instruction.op in _MOVES:
+    if not _fusible(instruction) or instruction.op in _ELSEWHERE:
         return set()
     (out,) = instruction.outputs
     return set([value for value in dying if value.bytes == out.bytes][:1])
@@ -481,7 +482,8 @@ def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
 
 def _scores_of(attention: Instruction) -> Value:
     """Returns a block of the scores that an attention or its gradient computes."""
-    return AttentionSizes.of(attention).block
+    block = AttentionSizes.of(attention).block
+    return Value(block, SCORES, TensorLayout(), block)
 
 
 def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:

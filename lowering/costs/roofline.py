@@ -26,19 +26,17 @@ from dataclasses import dataclass
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.instructions import Fusion, named
 from meshdsl.lowering.program import Block, Instruction, Value
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
-from meshdsl.tracing.graph import Work
 
-_FREE = frozenset("rename reshape barrier print".split())
-_PLAIN = frozenset("broadcast transpose full literal iota device_index window local_slice".split())
-_PARTS = frozenset("window local_slice slice take".split())  # read a part of their first operand
-_REDUCTIONS = frozenset("sum max min".split())
-_PRODUCTS = frozenset("einsum convolve".split())
-_ADDING = _REDUCTIONS | frozenset(  # arithmetic that is as fast as memory
-    "prod scatter_add scatter_max scatter_min cumsum cumprod cummax cummin linear_recurrence "
-    "window_sum window_max window_match".split()
-)
+_FREE = named(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
+_PASSING = named(lambda kind: kind.fusion is Fusion.PASSING or kind.constant)
+_PARTS = named(lambda kind: kind.reads_part)
+_REDUCTIONS = named(lambda kind: kind.fusion is Fusion.REDUCTION)
+_PRODUCTS = named(lambda kind: kind.fusion is Fusion.PRODUCT)
+_ADDING = named(lambda kind: kind.as_fast_as_memory)
+_IN_PLACE = named(lambda kind: kind.in_place)
+_COSTLY = named(lambda kind: kind.costly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +107,7 @@ class _Fusion:
 
     def _in_passing(self, maker: Instruction, readers: Iterable[Instruction | None]) -> bool:
         readers = list(readers)
-        known = ELEMENTWISE.get(maker.op)
-        if known is not None and known.work >= Work.DIVISION and len(readers) > 1:
+        if maker.op in _COSTLY and len(readers) > 1:
             return False
         casts = maker.op in ("cast", "broadcast")  # products convert and repeat as they read
         return all(
@@ -124,7 +121,7 @@ class _Fusion:
         """Returns what an instruction reads and writes."""
         if one.op in _FREE or one.outputs[0] in self.passing:
             return 0
-        if one.op in ("local_update", "update"):
+        if one.op in _IN_PLACE:
             return 2 * sum(value.bytes for value in self._read(one.inputs[1], set()))
         written = sum(value.bytes for value in one.outputs if value not in self.handed)
         seen: set[Value] = set()
@@ -151,7 +148,7 @@ class _Fusion:
 
 
 def _fusible(one: Instruction) -> bool:
-    return one.op in ELEMENTWISE or one.op in _PLAIN
+    return one.op in _PASSING
 
 
 def _is_fusible(one: Instruction | None) -> bool:

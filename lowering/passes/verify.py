@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.collectives import COLLECTIVES
+from meshdsl.lowering.instructions import KINDS
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 
 
@@ -35,6 +36,8 @@ def _problems(block: Block, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
         yield from _made(value, "an input", mesh, seen)
         here.add(value)
     for one in block.instructions:
+        if one.op not in KINDS:
+            yield f"{one.op} at {one.source} is not declared in lowering/instructions.py"
         if any(value not in here for value in one.inputs):
             yield f"{one.op} at {one.source} reads what has not been made in its block"
         for value in one.outputs:
@@ -105,52 +108,10 @@ def _collective_fits(one: Instruction, mesh: Mesh) -> str:
     if len(set(one.inputs)) < len(one.inputs) and one.op == "all_reduce":
         return "moves a tensor twice"
     for part in one.parts:
-        (value,), (result,), axes = part.inputs, part.outputs, tuple(part.params["axes"])
+        (value,), (result,) = part.inputs, part.outputs
         if value.shape != result.shape:
             return f"turns {value.shape} into {result.shape}"
-        if part.op == "permute":
-            wrong = _pairs_fit(part, mesh)
-        elif part.op == "all_reduce":
-            wrong = "" if _reduces(value.layout, result.layout, axes) else "leaves partial sums"
-        else:
-            at = _after(part, value.layout, axes)
-            wrong = "" if at == result.layout else f"goes to {result.layout}, not to {at}"
+        wrong = COLLECTIVES[part.op].problem(value, result, part.params, mesh)
         if wrong:
             return wrong
     return ""
-
-
-def _reduces(before: TensorLayout, after: TensorLayout, axes: tuple[str, ...]) -> bool:
-    """Whether an all_reduce leads there; what belongs to one device alone may be told so or not."""
-    busy = before.split_axes & set(axes)
-    return not busy and before.drop(axes).splits == after.splits and not _over(after, axes)
-
-
-def _over(layout: TensorLayout, axes: tuple[str, ...]) -> bool:
-    return bool(set(layout.partial_axes) & set(axes))
-
-
-def _after(one: Instruction, before: TensorLayout, axes: tuple[str, ...]) -> TensorLayout | None:
-    """Returns the layout that a collective leads to, or None if it cannot start from there."""
-    if one.op == "reduce_scatter":
-        dim = one.params["dim"]
-        rest = before.drop(axes)
-        return rest.split(dim, (*before.axes(dim), *axes)) if _over(before, axes) else None
-    dim = one.params["dim" if one.op == "all_gather" else "concat"]
-    held = before.axes(dim)
-    if held[len(held) - len(axes) :] != axes:
-        return None
-    rest = before.split(dim, held[: len(held) - len(axes)])
-    if one.op == "all_gather":
-        return rest
-    return rest.split(one.params["split"], (*before.axes(one.params["split"]), *axes))
-
-
-def _pairs_fit(one: Instruction, mesh: Mesh) -> str:
-    sources, targets = zip(*one.params["pairs"], strict=True)
-    if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
-        return "sends or receives twice at one device"
-    if not set(sources) | set(targets) <= set(range(mesh.size)):
-        return "names devices that the mesh has not"
-    (value,), (result,) = one.inputs, one.outputs
-    return "" if value.local == result.local else f"turns {value.local} into {result.local}"

@@ -1,0 +1,149 @@
+"""Collectives: how devices exchange data; each kind with its transition, payload and wire bytes.
+
+A collective moves a tensor from one tensor layout to another along some axes of the mesh, listed
+major first. One declaration in `COLLECTIVES` has all that the system knows of a kind.
+
+The payload is the larger of the local operand and the local result, as sent, with all pads. The
+wire bytes are what one of n devices sends under the algorithm that is best for the bandwidth
+(Thakur et al. 2005, "Optimization of collective communication operations in MPICH"): 2(n-1)/n of
+the payload for an all_reduce, (n-1)/n for the others, and all of it for a permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.program import Value
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CollectiveKind:
+    """What is known of a kind of collective.
+
+    Attributes:
+        transition: what it does to the layout of a tensor, in words.
+        dims: its parameters that name a dim. One that moves several tensors lists them.
+        payload: (operand, result, parameters, devices of a group) -> bytes.
+        wire: devices of a group -> wire bytes for each byte of payload.
+        problem: (operand, result, parameters, mesh) -> why the result is not what it leads to, or
+            nothing.
+    """
+
+    transition: str
+    dims: tuple[str, ...]
+    payload: Callable[[Value, Value, Params, int], int]
+    wire: Callable[[int], float]
+    problem: Callable[[Value, Value, Params, Mesh], str]
+
+
+def _of_most(n: int) -> float:
+    return (n - 1) / n if n > 1 else 0.0
+
+
+def _larger(before: Value, after: Value, params: Params, devices: int) -> int:
+    return max(before.bytes, after.bytes)
+
+
+def _blocks(before: Value, after: Value, params: Params, devices: int) -> int:
+    """The operand's bytes, with pads for as many blocks of `split` as there are devices."""
+    split = params["split"]
+    blocks = devices * after.local.get(split).size
+    return before.bytes // before.local.get(split).size * blocks
+
+
+# Transitions: from the layout of the operand to that of the result.
+
+
+def _reduced(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+    """An all_reduce. What belongs to one device alone may be called partial or not."""
+    axes = params["axes"]
+    busy = before.layout.split_axes & set(axes)
+    same = before.layout.drop(axes).splits == after.layout.splits
+    partial = set(after.layout.partial_axes) & set(axes)
+    return "leaves partial sums" if busy or not same or partial else ""
+
+
+def _scattered(layout: TensorLayout, params: Params) -> TensorLayout | None:
+    axes, dim = tuple(params["axes"]), params["dim"]
+    if not set(layout.partial_axes) & set(axes):
+        return None
+    return layout.drop(axes).split(dim, (*layout.axes(dim), *axes))
+
+
+def _gathered(layout: TensorLayout, params: Params) -> TensorLayout | None:
+    return _without(layout, params["dim"], tuple(params["axes"]))
+
+
+def _turned(layout: TensorLayout, params: Params) -> TensorLayout | None:
+    axes, split = tuple(params["axes"]), params["split"]
+    rest = _without(layout, params["concat"], axes)
+    return None if rest is None else rest.split(split, (*layout.axes(split), *axes))
+
+
+def _without(layout: TensorLayout, dim: str, axes: tuple[str, ...]) -> TensorLayout | None:
+    """Returns a layout without a dim's last axes; None if these are others."""
+    have = layout.axes(dim)
+    kept = len(have) - len(axes)
+    return layout.split(dim, have[:kept]) if have[kept:] == axes else None
+
+
+def _leads(
+    transition: Callable[[TensorLayout, Params], TensorLayout | None],
+) -> Callable[[Value, Value, Params, Mesh], str]:
+    def problem(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+        there = transition(before.layout, params)
+        return "" if there == after.layout else f"goes to {after.layout}, not to {there}"
+
+    return problem
+
+
+def _paired(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+    sources, targets = zip(*params["pairs"], strict=True)
+    if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
+        return "sends or receives twice at one device"
+    if not set(sources) | set(targets) <= set(range(mesh.size)):
+        return "names devices that the mesh has not"
+    return "" if before.local == after.local else f"turns {before.local} into {after.local}"
+
+
+COLLECTIVES: dict[str, CollectiveKind] = {
+    "all_reduce": CollectiveKind(
+        "partial over axes -> replicated", (), _larger, lambda n: 2 * _of_most(n), _reduced
+    ),
+    "reduce_scatter": CollectiveKind(
+        "partial sum over axes -> axes appended, minor, to dim",
+        ("dim",),
+        lambda before, after, params, devices: devices * after.bytes,
+        _of_most,
+        _leads(_scattered),
+    ),
+    "all_gather": CollectiveKind(
+        "the trailing axes of dim -> replicated",
+        ("dim",),
+        lambda before, after, params, devices: devices * before.bytes,
+        _of_most,
+        _leads(_gathered),
+    ),
+    "all_to_all": CollectiveKind(
+        "the trailing axes of dim `concat` -> appended to `split`",
+        ("concat", "split"),
+        _blocks,
+        _of_most,
+        _leads(_turned),
+    ),
+    "permute": CollectiveKind(
+        "whole shards move: (source, target) by device number",
+        ("dim",),
+        _larger,
+        lambda n: float(n > 1),
+        _paired,
+    ),
+}

@@ -1,0 +1,124 @@
+"""Arithmetic: the floating-point operations of one instruction on one device, by its kind.
+
+A product counts two flops per multiplication and addition (eight of complex numbers), an
+elementwise instruction one per element of its result, a reduction, a scatter and a cumulative
+operation one per element of their operand (a linear recurrence two). A convolution is a product of
+each element with the windows that meet it (zeros between elements are not counted), and pooling one
+operation for each element in a window. Moving and converting data, comparing, counting and random
+bits count none. Attention counts its products with all scores, hidden ones too.
+
+Linear algebra and Fourier transforms count by their leading terms. Per matrix of m rows and n
+columns, m >= n; Golub and Van Loan 2013, "Matrix computations": sections 3.2 (elimination), 4.2
+(Cholesky), 5.2 (QR with its factors), 8.3 (symmetric eigenvalues) and 8.6 (singular values). A
+complex transform of n numbers counts 5 n log2 n, a real one half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from meshdsl.lowering.attention_sizes import AttentionSizes
+from meshdsl.tensors.dtypes import is_complex
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.program import Instruction
+
+
+def none(instruction: Instruction) -> int:
+    """Moves, compares or counts."""
+    return 0
+
+
+def per_result(instruction: Instruction) -> int:
+    """One for each element of the result."""
+    return instruction.outputs[0].local.volume
+
+
+def per_operand(instruction: Instruction) -> int:
+    """One for each element of the first operand."""
+    return instruction.inputs[0].local.volume
+
+
+def recurrence(instruction: Instruction) -> int:
+    """A product and a sum for each element."""
+    return 2 * instruction.inputs[0].local.volume
+
+
+def einsum(instruction: Instruction) -> int:
+    """A product for each combination of the positions of all dims."""
+    sizes = {dim.name: dim.size for value in instruction.inputs for dim in value.local}
+    return _product(instruction) * math.prod(sizes.values())
+
+
+def convolution(instruction: Instruction) -> int:
+    """A product for each element that a window meets."""
+    return _product(instruction) * _met(instruction)
+
+
+def windows(instruction: Instruction) -> int:
+    """One for each element that a window meets."""
+    return _met(instruction)
+
+
+def attention(instruction: Instruction) -> int:
+    """Two products with all scores."""
+    return AttentionSizes.of(instruction).flops(1, 1)
+
+
+def attention_gradient(instruction: Instruction) -> int:
+    """Five products with all scores, of which the scores themselves are computed again."""
+    return AttentionSizes.of(instruction).flops(3, 2)
+
+
+_FACTORING = {
+    "cholesky": lambda m, n: n**3 / 3,
+    "eigh": lambda m, n: 9 * n**3,
+    "qr": lambda m, n: 4 * m * n**2 - 4 * n**3 / 3,
+    "slogdet": lambda m, n: 2 * n**3 / 3,
+    "solve": lambda m, n: 2 * n**3 / 3,
+    "svd": lambda m, n: 14 * m * n**2 + 8 * n**3,
+    "triangular_solve": lambda m, n: 0,
+}
+_PER_SIDE = {"solve": 2, "triangular_solve": 1}
+_TRANSFORMS = {"fft": 5.0, "ifft": 5.0, "rfft": 2.5, "irfft": 2.5}
+
+
+def factorization(instruction: Instruction) -> int:
+    """Linear algebra: the leading term for each matrix, and for right sides if there are some."""
+    local, op, params = instruction.inputs[0].local, instruction.op, instruction.params
+    rows, columns = local.get(params["rows"]).size, local.get(params["columns"]).size
+    m, n = max(rows, columns), min(rows, columns)
+    total = _FACTORING[op](m, n) * (local.volume // (m * n))
+    if op in _PER_SIDE:
+        total += _PER_SIDE[op] * n * instruction.outputs[0].local.volume
+    return int(total * (4 if is_complex(instruction.outputs[0].dtype) else 1))
+
+
+def transform(instruction: Instruction) -> int:
+    """Fourier transforms along one dim."""
+    op, params = instruction.op, instruction.params
+    shape = (instruction.outputs if op == "irfft" else instruction.inputs)[0].local
+    size = params["into"].size if op == "irfft" else shape.get(params["dim"]).size
+    return int(_TRANSFORMS[op] * shape.volume * math.log2(size))
+
+
+def _product(instruction: Instruction) -> int:
+    return 8 if is_complex(instruction.outputs[0].dtype) else 2
+
+
+def _met(instruction: Instruction) -> int:
+    """Returns how many elements all windows of an instruction meet, for all its other dims."""
+    out, slides = instruction.outputs[0].local, instruction.params["slides"]
+    if instruction.op == "convolve":
+        x, window = (value.local for value in instruction.inputs)
+        others = {d.name: d.size for d in x.without(s.x for s in slides)}
+        others |= {d.name: d.size for d in window.without(s.window for s in slides)}
+        sizes = [window.get(slide.window).size for slide in slides]
+    else:
+        others = {d.name: d.size for d in out.without(s.out for s in slides)}
+        sizes = instruction.params["sizes"]
+    total = math.prod(others.values())
+    for slide, size in zip(slides, sizes, strict=True):
+        total *= -(-out.get(slide.out).size * size // slide.base)
+    return total
