@@ -5,18 +5,19 @@ be known (parameters that are not called `params`, bare tensors, two arguments o
 tensor may lie elsewhere than the user expects: replicated, say, beside parameters that are split.
 Each such case is one note with the paths and the rule; nothing is changed. A result that has all
 leaves of an argument in another structure (a list of new parameters) is such a case; so is a rule
-whose scope no path has, although a tree of the program has its dim.
+whose scope no path has, although a tree of the program has its dim; so is a tree
+with some of the leaves of an argument, such as a mean of a few parameters.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from meshdsl.layouts.layout import Layout, Rule
-from meshdsl.tensors.mirrors import End, Leaf, Tree, alike, below, trees
+from meshdsl.tensors.mirrors import PARAMS, End, Leaf, Tree, alike, below, trees
 from meshdsl.tracing.graph import Graph
 
 _GRADIENTS = "gradients"  # what the paths of gradients begin with
@@ -53,6 +54,7 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                 done.update(paths)
                 found[_note(paths, other, rule, returned)] = None
                 break
+    _note_subsets((*arguments, *results), distinct.values(), layout, known, done, found)
     structures = {tree.keys for tree in arguments}
     parts = _Parts(distinct.values())
     for tree in results:
@@ -68,6 +70,56 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                     found[_note(ours, other, missed, returned=True, structure=False)] = None
                     break
     return [*found, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
+
+
+def _note_subsets(
+    given: Iterable[Tree],
+    arguments: Iterable[Tree],
+    layout: Layout,
+    known: Collection[str],
+    done: set[str],
+    found: dict[str, None],
+) -> None:
+    """Notes trees that have some leaves of an argument, by keys and dims, but not its layout.
+
+    Of arguments inside of others only those called `params` count: so each tree is compared with
+    few of them, however many layers a model has.
+    """
+    roots = [tree for tree in arguments if len(tree.parts) == 1 or tree.parts[-1] == PARAMS]
+    leaves = [(root, dict(root.leaves)) for root in roots if len(root.leaves) > 1]
+    for tree in given:
+        paths = [path for path, _ in tree.paths("")]
+        if not done.isdisjoint(paths) or tree.keys == ("",):
+            continue
+        for root, of_root in leaves:
+            inside = f"{tree.path}/".startswith(f"{root.path}/")
+            if inside or tree.keys[0] not in of_root or len(tree.keys) >= len(of_root):
+                continue
+            if any(key not in of_root for key in tree.keys):
+                continue
+            part = Tree(root.path, tuple((key, of_root[key]) for key in tree.keys))
+            rule = _misses(tree, part, layout)
+            if rule:
+                done.update(paths)
+                returned = any(path not in known for path in paths)
+                found[_note_of_subset(paths, part, rule, returned)] = None
+                break
+
+
+def _note_of_subset(paths: Sequence[str], part: Tree, rule: Rule, returned: bool) -> str:
+    scope = paths[0].split("/")[0]
+    more = f" and {len(paths) - 1} more have" if len(paths) > 1 else " has"
+    if scope.isdigit():
+        own = replace(rule, scope="new")
+        fix = f'Return it by a name, as in `return {{"new": ...}}`, with the rule `{own}`'
+    else:
+        fix = f"Add the rule `{replace(rule, scope=scope)}`"
+    if not returned and part.parts[-1] == PARAMS:
+        fix += f", or give it every key of `{part.path}`, with None where it keeps nothing"
+    return (
+        f"`{paths[0]}`{more} the dims of `{below(part.path, part.keys[0])}`, but not the layout: "
+        f"`{rule}` does not apply. {fix}"
+    )
 
 
 class _Parts:

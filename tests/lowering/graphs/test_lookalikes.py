@@ -142,3 +142,43 @@ def test_a_rule_whose_scope_no_path_has_is_noted():
         assert note.endswith("has the dim `embed`: write `weights/embed:data?`")
     assert notes(step, "optimizer/embed:data", TREE) == []
     assert notes(step, "params/embed:data; weights/embed:data", TREE) == []
+
+
+@pytest.mark.parametrize("backend", ["jax", "jax_auto"])
+def test_a_mean_of_some_of_the_parameters_is_noted(backend):
+    def step(params, ema, x):
+        return {key: 0.9 * ema[key] + 0.1 * params[key] for key in ema}
+
+    some = {"w": TREE["w"]}
+    assert notes(step, "params/embed:data", TREE, some, TREE["v"], backend=backend) == [
+        "`ema/w` has the dims of `params/w`, but not the layout: `params/embed:data` does not "
+        "apply. Add the rule `ema/embed:data`, or give it every key of `params`, with None where "
+        "it keeps nothing"
+    ]
+    assert notes(step, "params/embed:data; ema/embed:data", TREE, some, TREE["v"]) == []
+    assert notes(step, "params/embed:data; ema/embed:-", TREE, some, TREE["v"]) == []
+    every = {"w": TREE["w"], "v": None}
+
+    def by_key(params, ema, x):
+        return {"ema": {"w": 0.9 * ema["w"] + 0.1 * params["w"], "v": None}}
+
+    assert notes(by_key, "params/embed:data", TREE, every, TREE["v"]) == []
+
+
+def test_some_of_the_parameters_that_are_returned_are_noted():
+    def step(params):
+        return md.sum(params["v"]), {"w": 2.0 * params["w"]}
+
+    (note,) = notes(step, "params/embed:data", TREE)
+    assert note == (
+        "`1/w` has the dims of `params/w`, but not the layout: `params/embed:data` does not apply. "
+        'Return it by a name, as in `return {"new": ...}`, with the rule `new/embed:data`'
+    )
+
+
+def test_trees_of_other_keys_or_dims_than_the_parameters_are_not_noted():
+    def step(params, batch, other):
+        return md.sum(params["w"]) + md.sum(batch["x"]) + md.sum(other["w"])
+
+    tall = {"w": md.spec([embed])}
+    assert notes(step, "params/embed:data", TREE, {"x": TREE["w"]}, tall) == []
