@@ -20,6 +20,7 @@ from meshdsl.ops.products import fft, linalg
 from meshdsl.running.inspection import inspect
 from meshdsl.running.jit import Jitted, jit, place
 from meshdsl.tensors.dims import Dimension, Shape, dims
+from meshdsl.tensors.idioms import missing
 from meshdsl.tensors.module import Module, static
 from meshdsl.tensors.named_array import NamedArray, Spec, named, spec
 from meshdsl.tensors.policy import Policy
@@ -245,6 +246,10 @@ __all__ = [
     "zeros",
     "zeta",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise missing(name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -34,3 +34,19 @@ def test_a_function_shows_its_parameters_and_what_it_does(name):
 def test_traced_tensors_and_arrays_are_tensors():
     assert issubclass(md.TracedTensor, md.Tensor)
     assert issubclass(md.NamedArray, md.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("matmul", ": write md.einsum(x, y, over='dim')"),
+        ("concatenate", ": write md.concat([x, y], 'dim')"),
+        ("softmx", ". Did you mean `softmax`"),
+        ("nothing_like_it", "'nothing_like_it'"),
+    ],
+)
+def test_a_name_that_there_is_not_is_answered_with_the_one_there_is(name, advice):
+    with pytest.raises(AttributeError) as error:
+        getattr(md, name)
+    assert f"module 'meshdsl' has no attribute {name!r}" in str(error.value)
+    assert advice in str(error.value)

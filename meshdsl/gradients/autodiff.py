@@ -248,8 +248,12 @@ def _few(lines: Sequence[str], limit: int = 4) -> list[str]:
 def _gradient(value: Tensor) -> None:
     """Raises ValueError unless `value` can have a gradient."""
     if value.shape or not is_float(value.dtype):
+        fixes = ["reduce it first, as in md.mean(x)"] if value.shape else []
+        if value.dtype.kind == "c":
+            fixes.append("take its real part, as in md.real(x)")
+        elif not is_float(value.dtype):
+            fixes.append("compute it with floats: cast what it is made of, md.cast(x, 'float32')")
         raise ValueError(
             f"only a floating-point tensor without dims has a gradient, got "
-            f"{short(value.dtype)}{value.shape} (made at {value.source}); reduce it first, as in "
-            "md.mean(x)"
+            f"{short(value.dtype)}{value.shape} (made at {value.source}); {', and '.join(fixes)}"
         )

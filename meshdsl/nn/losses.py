@@ -66,8 +66,8 @@ def softmax_cross_entropy(
     Args:
         logits: [..., over].
         labels: integers [...], from 0 to the size of `over` - 1.
-        ignore_label: positions with this label have loss 0 and no gradient. It may be one of the
-            classes, or none.
+        ignore_label: positions with this label have loss 0 and no gradient (NaN where logits are
+            NaN). It may be one of the classes, or none.
 
     Returns:
         [...], float32 or wider. In a traced function, whose labels are known when it runs, one

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ import jax
 
 from meshdsl.late import late
 from meshdsl.ops.literal import literal
+from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
@@ -20,6 +22,7 @@ from meshdsl.tracing.trace import here, is_derived, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_ALIASES = ("axis", "axes", "dim", "dims", "over")  # what dims are called elsewhere
 
 
 class OperationError(ValueError):
@@ -50,8 +53,38 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
             raise
         except ValueError as error:
             raise OperationError(_describe(name, error, (*args, *kwargs.values()))) from None
+        except TypeError:
+            with told_as(name, (*args, *kwargs.values())):
+                _need_fit(function, name, args, kwargs)
+            raise
 
     return checked
+
+
+def _need_fit(function: Callable, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError, with how an operation is called, if arguments do not fit it."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        own = [p.name for p in signature.parameters.values() if p.name in ("over", "dim", "dims")]
+        names = [each for each in args if isinstance(each, str | Dimension)]
+        fix = ""
+        if own and len(names) > 1:
+            listed = ", ".join(repr(n if isinstance(n, str) else n.name) for n in names)
+            fix = f"; several dims are one list: {own[0]}=[{listed}]"
+        elif own and (alias := next(filter(_ALIASES.__contains__, kwargs), None)):
+            fix = f"; the dims are {own[0]}=, by name, not {alias}="
+        raise ValueError(
+            f"{error}; it is called as md.{name}({_parameters(signature)}){fix}"
+        ) from None
+
+
+def _parameters(signature: inspect.Signature) -> str:
+    """Returns the parameters without their types."""
+    every = signature.parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in every]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))[1:-1]
 
 
 def checked_by(check: Callable[P, None]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -106,6 +106,8 @@ class Shape(tuple[Dimension, ...]):
         Raises:
             ValueError: there is none of that name (nearest names shown), or its size differs.
         """
+        if isinstance(dim, tuple | list):
+            raise ValueError(_nested(dim))
         name = dim if isinstance(dim, str) else dim.name
         found = self.find(name)
         if found is None:
@@ -157,7 +159,23 @@ def as_list(dims: DimsLike) -> list[DimLike]:
         return [dims]
     if not isinstance(dims, Iterable):
         raise ValueError(f"a dim is a Dimension or a name, and dims a list of them; got {dims!r}")
-    return list(dims)
+    listed = list(dims)
+    for each in listed:
+        if isinstance(each, tuple | list):
+            raise ValueError(_nested(each))
+    return listed
+
+
+def _nested(dims: Sequence) -> str:
+    """Returns what to say of several dims, or a tuple of one, where a dim is expected."""
+    if len(dims) == 1 and isinstance(dims[0], Dimension):
+        (dim,) = dims
+        return (
+            "a tuple of one dim stands where a dim is expected: md.dims returns a tuple, so write "
+            f"`{dim.name}, = md.dims({dim})`, with a comma, or md.Dimension({dim.name!r}, "
+            f"{dim.size})"
+        )
+    return f"a list of dims stands where a dim is expected: {dims!r}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
@@ -74,6 +74,26 @@ _UFUNCS = {
     "true_divide": "divide",
     "conjugate": "conj",
 }
+_NAMES = {
+    "array": "named(data, dims)",
+    "asarray": "named(data, dims)",
+    "tensor": "named(data, dims)",
+    "astype": "cast(x, 'float32')",
+    "cat": "concat([x, y], 'dim')",
+    "concatenate": "concat([x, y], 'dim')",
+    "reshape": "merge(x, dims, 'name') or md.split(x, 'name', dims)",
+    "flatten": "merge(x, dims, 'name')",
+    "gather": "take(x, indices, 'dim')",
+    "inner": "einsum(x, y, over='dim')",
+    "tensordot": "einsum(x, y, over='dim')",
+    "bmm": "einsum(x, y, over='dim')",
+    "mm": "einsum(x, y, over='dim')",
+    "permute": "transpose(x, dims)",
+    "roll": "shift(x, 'dim', 1)",
+    "vmap": "map(f, x, 'dim'), or nothing: operations work along all dims",
+    "remat": "checkpoint(f)",
+    "fori_loop": "scan or md.while_loop",
+}
 _CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read what is in a NamedArray
 
 
@@ -131,6 +151,17 @@ def _with_line(text: str) -> str:
     return f"{text}\n  at {source}  {source.code}".rstrip()
 
 
+def missing(name: str, known: Iterable[str]) -> AttributeError:
+    """Returns the error for a name that meshdsl has not: `md.matmul`, `md.softmx`."""
+    alias = _NAMES.get(name)
+    advice = f"write md.{alias}" if alias else _ADVICE.get(name, "")
+    if advice and "{" not in advice and not advice.startswith("write x"):
+        hint = f": {advice}"
+    else:
+        hint = did_you_mean(name, known)
+    return AttributeError(f"module 'meshdsl' has no attribute {name!r}{hint}")
+
+
 class Idioms:
     """What tensors answer that are used like other arrays."""
 
@@ -140,6 +171,9 @@ class Idioms:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in type(self).__slots__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if hasattr(type(self), name):  # a property that its data cannot answer
+            data = type(getattr(self, "data", None)).__name__
+            raise AttributeError(f"{type(self).__name__} has no `.{name}`: its data is a {data}")
         names = list(self.dims.names)
         advice = _ADVICE.get(name)
         if not hasattr(type(self), "cuts"):

@@ -150,6 +150,8 @@ class NamedArray(Tensor):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
+        if not hasattr(self.data, "dtype"):  # `jax.tree.map` may put anything in place of data
+            return f"NamedArray({self.data!r}, {self.dims})"
         where = f"; {self.layout}" if self.layout is not None else ""
         return f"NamedArray({short(self.dtype)}{self.dims}{where})"
 
@@ -157,7 +159,7 @@ class NamedArray(Tensor):
         """Returns the dims with the numbers, of large arrays the outermost ones."""
         if not getattr(self.data, "is_fully_addressable", True):
             return repr(self)
-        if isinstance(self.data, jax.core.Tracer):
+        if isinstance(self.data, jax.core.Tracer) or not hasattr(self.data, "dtype"):
             return repr(self)
         numbers = np.array2string(np.asarray(self), threshold=200, precision=4)
         return f"{short(self.dtype)}{self.dims} {numbers}"

@@ -180,39 +180,39 @@ class Tensor(Idioms):
     def broadcast(self, dims: DimsLike) -> Tensor:
         return ops().broadcast(self, dims)
 
-    def transpose(self, dims: DimsLike) -> Tensor:
-        return ops().transpose(self, dims)
+    def transpose(self, *dims: DimsLike) -> Tensor:
+        return ops().transpose(self, *dims)
 
     def cast(self, dtype: Any) -> Tensor:
         return ops().cast(self, dtype)
 
-    def sum(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def sum(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "sum")
-        return ops().sum(self, over)
+        return ops().sum(self, over, *more)
 
-    def mean(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def mean(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "mean")
-        return ops().mean(self, over)
+        return ops().mean(self, over, *more)
 
-    def max(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def max(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "max")
-        return ops().max(self, over)
+        return ops().max(self, over, *more)
 
-    def min(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def min(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "min")
-        return ops().min(self, over)
+        return ops().min(self, over, *more)
 
-    def prod(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def prod(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "prod")
-        return ops().prod(self, over)
+        return ops().prod(self, over, *more)
 
-    def any(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def any(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "any")
-        return ops().any(self, over)
+        return ops().any(self, over, *more)
 
-    def all(self, over: DimsLike | None = None, **axis: Any) -> Tensor:
+    def all(self, over: DimsLike | None = None, *more: DimLike, **axis: Any) -> Tensor:
         need_names(axis, "all")
-        return ops().all(self, over)
+        return ops().all(self, over, *more)
 
     def argmax(self, dim: DimLike = "", **axis: Any) -> Tensor:
         need_names(axis, "argmax")

@@ -97,8 +97,9 @@ def make_train_step(
 
     Raises:
         ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
-            or `update` returns what it must not, the microbatches do not divide the batch, or the
-            state was not created for this step.
+            or `update` returns what it must not, the loss depends on no parameter and there is no
+            `update`, the microbatches do not divide the batch, or the state was not created for
+            this step.
     """
     check_metrics(extra_metrics)
     chosen = as_optimizer(optimizer)
@@ -114,6 +115,8 @@ def make_train_step(
         (value, more), grads = _differentiated(function, state.scaling, microbatches, batch_dim)(
             params, batch
         )
+        if update is None:
+            _need_reached(loss, params, grads)
         squares = squared_norms(grads, params) if guarded else None
         norm = global_norm(grads) if squares is None else ops.sqrt(ops.sum(squares))
         used = grads
@@ -292,6 +295,19 @@ def _as_float32(metrics: Metrics) -> Metrics:
     return {name: ops.cast(x, "float32") for name, x in metrics.items() if not x.shape}
 
 
+def _need_reached(loss: Loss, params: Any, grads: Any) -> None:
+    """Raises ValueError if the loss depends on none of the parameters that are trained."""
+    paths = [path for path, p in by_path(params).items() if is_float(p.dtype)]
+    if paths and not jax.tree.leaves(grads):
+        some = ", ".join(f"`{path}`" for path in paths[:4]) + (", ..." if len(paths) > 4 else "")
+        raise ValueError(
+            f"the loss function `{getattr(loss, '__name__', type(loss).__name__)}` "
+            f"({definition(loss)}) depends on none of the parameters that are trained ({some}), or "
+            "only behind md.stop_gradient: nothing would learn. Compute the loss from its first "
+            "argument"
+        )
+
+
 def _check_loss(loss: Loss, value: Any, more: Any) -> None:
     """Raises ValueError, with the line of the loss function, unless it returns what it must."""
     problem = ""
@@ -308,7 +324,8 @@ def _check_loss(loss: Loss, value: Any, more: Any) -> None:
             )
         problem = f"{value}, made at {value.source}; {', and '.join(fixes)}"
     elif not isinstance(more, Mapping):
-        problem = f"a {type(more).__name__} beside the loss"
+        kind = "Tensor" if isinstance(more, Tensor) else type(more).__name__
+        problem = f"a {kind} beside the loss"
     if problem:
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(

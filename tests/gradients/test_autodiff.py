@@ -150,3 +150,18 @@ def test_an_operation_without_a_gradient_is_told_with_its_line():
     text = message(md.grad(lambda x: md.sum(bind_one(opaque, (x,)))), random([a]))
     assert "opaque has no gradient, but one is needed at tests/gradients/test_autodiff.py:" in text
     assert "wrap its input in md.stop_gradient(...) if it is a constant there" in text
+
+
+@pytest.mark.parametrize(
+    ("function", "fix"),
+    [
+        (lambda x: md.sum(md.cast(x, "int32")), "cast what it is made of, md.cast(x, 'float32')"),
+        (lambda x: md.all(x > 0), "cast what it is made of, md.cast(x, 'float32')"),
+        (lambda x: md.sum(md.complex(x, x)), "take its real part, as in md.real(x)"),
+    ],
+)
+def test_a_scalar_that_is_no_float_is_not_to_be_reduced(function, fix):
+    with pytest.raises(ValueError, match="only a floating-point tensor") as error:
+        md.grad(function)(md.ones(md.dims(a=2)))
+    assert fix in str(error.value)
+    assert "reduce" not in str(error.value)

@@ -74,3 +74,42 @@ def test_a_copy_of_a_named_array_is_a_copy():
     copy = np.array(array)
     copy[0] = 9
     assert np.asarray(array)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda x: md.sum(x, dim="a"),
+            "unexpected keyword argument 'dim'; it is called as md.sum(x",
+        ),
+        (
+            lambda x: md.sum(x, dim="a"),
+            "md.sum(x, over=None); the dims are over=, by name, not dim=",
+        ),
+        (lambda x: md.mean(x, axis=0), "the dims are over=, by name, not axis="),
+        (lambda x: md.max(x, keepdims=True), "'keepdims'; it is called as md.max(x, over=None)"),
+        (lambda x: md.sum(x, "a", "b"), "several dims are one list: over=['a', 'b']"),
+        (lambda x: x.sum("a", "b"), "several dims are one list: over=['a', 'b']"),
+        (lambda x: x.transpose("b", "a"), "several dims are one list: dims=['b', 'a']"),
+        (
+            lambda x: x.transpose(),
+            "missing a required argument: 'dims'; it is called as md.transpose",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_how_it_is_called(call, text):
+    x = md.ones(md.dims(a=2, b=3))
+    for run in (call, md.jit(call)):
+        with pytest.raises(ValueError) as error:
+            run(x)
+        assert text in str(error.value)
+        assert "test_operation.py" in str(error.value)
+
+
+def test_a_type_error_inside_of_an_operation_stays_one():
+    def broken(x):
+        return md.map(lambda row: len(3), x, "a")
+
+    with pytest.raises(TypeError, match="has no len"):
+        broken(md.ones(md.dims(a=2, b=3)))

@@ -106,3 +106,19 @@ def test_names_that_differ_by_a_slip_are_misspelt(one, other):
 def test_names_that_differ_on_purpose_are_not_misspelt(one, other):
     assert not misspelt(one, other)
     assert not misspelt(other, one)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda dim: md.named(np.ones((2, 3)), ["a", dim]),
+        lambda dim: md.spec([dim]),
+        lambda dim: md.zeros([dim]),
+        lambda dim: md.sum(md.ones(md.dims(embed=3)), [dim]),
+        lambda dim: md.take(md.ones(md.dims(embed=3)), 0, dim),
+        lambda dim: md.Shape(md.dims(embed=3)).get(dim),
+    ],
+)
+def test_a_tuple_of_one_dim_is_refused_with_the_comma_that_is_missing(use):
+    with pytest.raises(ValueError, match=r"so write `embed, = md\.dims\(embed=3\)`, with a comma"):
+        use(md.dims(embed=3))

@@ -211,3 +211,12 @@ def test_padded_arrays_can_be_pickled_and_copied():
         assert (other.dims, other.cuts) == (x.dims, x.cuts)
         assert np.array_equal(other, x)
         assert np.array_equal(md.jit(lambda x: x * 2, "c:4", "n:c")(other), 2 * np.asarray(x))
+
+
+def test_a_tree_of_shapes_in_place_of_arrays_is_shown():
+    x = md.named(np.ones((2, 3), np.float32), ["a", "b"])
+    shapes = jax.tree.map(lambda leaf: leaf.shape, {"x": x})
+    assert repr(shapes) == "{'x': NamedArray((2, 3), [a=2, b=3])}"
+    assert str(shapes["x"]) == "NamedArray((2, 3), [a=2, b=3])"
+    with pytest.raises(AttributeError, match=r"NamedArray has no `\.dtype`: its data is a tuple"):
+        _ = shapes["x"].dtype

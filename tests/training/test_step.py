@@ -179,3 +179,16 @@ def test_a_loss_that_is_no_scalar_is_told_with_its_line(returned, text):
     with pytest.raises(ValueError, match=rf"`not_a_loss` \({place}\) returns {text}") as error:
         md.jit(step, backend="numpy").trace(state, classifier.BATCH)
     assert "or a pair of that and {name: metric}" in str(error.value)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_loss_that_no_parameter_reaches_is_an_error(microbatches):
+    def loss(params, batch):
+        return md.mean(batch["image"]) + md.mean(md.stop_gradient(params.bias))
+
+    step = make_train_step(loss, Sgd(0.1), microbatches=microbatches)
+    (batch,) = classifier.batches(1)
+    with pytest.raises(ValueError, match="depends on none of the parameters that are trained") as e:
+        md.jit(step)(fresh(Sgd(0.1)), classifier.named(batch))
+    assert "(`w_in`, `bias`, `w_out`)" in str(e.value)
+    assert "test_step.py" in str(e.value)

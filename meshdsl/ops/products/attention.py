@@ -151,6 +151,11 @@ def attention(
     Raises:
         ValueError: a dim is missing, k, v or a mask has one that q lacks, or dtypes do not fit.
     """
+    if q.shape.find(features if isinstance(features, str) else features.name) is None:
+        raise ValueError(
+            f"the queries {q.shape} have no dim `{features}` to contract with the keys; features= "
+            "names it (by default `kv`), as in md.attention(q, k, v, features='dim')"
+        )
     memory, contracted = k.shape.get(over), q.shape.get(features)
     k.shape.get(contracted)
     v.shape.get(memory)

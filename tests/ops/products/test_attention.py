@@ -359,3 +359,11 @@ def test_mistakes_are_told():
         segments=SEGMENTS
     )
     assert "no dim `len` in" in told(causal=True, length="len")
+
+
+def test_queries_without_the_features_are_told_what_names_them():
+    q, k = random(md.dims(length=2, dim=3)), random(md.dims(memory_length=4, dim=3))
+    text = message(lambda q, k: md.attention(q, k, k, over="memory_length"), q, k)
+    assert (
+        "[length=2, dim=3] have no dim `kv` to contract with the keys; features= names it" in text
+    )
