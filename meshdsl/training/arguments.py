@@ -35,7 +35,7 @@ _FUNCTIONS = {
 _CLASSES = {
     "loss_scaling": (LossScaling, "LossScaling() of meshdsl.training.loss_scaling"),
     "batch_ramp": (BatchRamp, "BatchRamp(...) of meshdsl.training.batch_ramp"),
-    "saving": (Saving, "Saving(every=500) of meshdsl.training.checkpointing.saving"),
+    "saving": (Saving, "Saving(every=500) of meshdsl.training"),
     "stops": (Stops, "Stops(...) of meshdsl.training.stopping"),
     "profile": (ProfiledSteps, "ProfiledSteps(...) of meshdsl.training.reporting.profiling"),
 }
