@@ -50,7 +50,7 @@ def advise(graph: Graph, layout: Layout) -> None:
 
 def tell(program: SpmdProgram, options: Options) -> None:
     """Warns of options that change nothing in a program, and of a limit that it does not keep."""
-    for text in program.details["unused"]:
+    for text in program.unused:
         _warn(text, OptionWarning)
     if options.memory is not None and program.peak_bytes > options.memory:
         from meshdsl.lowering.costs.units import show_bytes

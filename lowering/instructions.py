@@ -5,7 +5,7 @@ move it. The costs, the passes, the checks and the printing read these facts. `k
 name that is not declared, and a declaration without its arithmetic is refused when it is made.
 
 Elementwise kinds come from the operations of the same name (`meshdsl.ops.elementwise`). There are
-70 others. A large part of them are steps of operations that are split over devices: `assemble`,
+71 others. A large part of them are steps of operations that are split over devices: `assemble`,
 `local_slice` and `local_update` exchange windows, `recurrence_totals` and `states_before` carry a
 linear recurrence from shard to shard, `scaled_prod` and `products_besides` an exact product.
 """

@@ -75,7 +75,7 @@ def lower(
         if choice.ring:
             chosen = replace(chosen, context="ring")
         program = _write(graph, mesh, layout, chosen, choice)
-        program = replace(program, details={"donated": list(donated), **program.details})
+        program = replace(program, donated=tuple(donated))
         if options.weights != "auto":
             return run_passes(program, chosen)
         kept = keep_gathered(program, options.memory)
@@ -127,12 +127,16 @@ def _write(
         outputs.append(scope.get(tensor, where))
     block = scope.builder.finish(inputs, outputs)
     ends = graph.input_paths, graph.output_paths
-    details = {
-        "paths": paths_of(graph),
-        "unused": planned.unused,
-        "notes": [*graph.notes, *lookalikes(graph, layout)],
-    }
-    return SpmdProgram(graph.name, mesh, layout, block, *ends, details=details)
+    return SpmdProgram(
+        graph.name,
+        mesh,
+        layout,
+        block,
+        *ends,
+        scopes=tuple(paths_of(graph)),
+        unused=tuple(planned.unused),
+        notes=(*graph.notes, *lookalikes(graph, layout)),
+    )
 
 
 def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
@@ -234,7 +238,7 @@ def plan(
             moved = _case(op, layouts, mesh)
             cases[op] = replace(case, operands=moved.operands, results=moved.results)
             plans[op] = RULES[op.name](cases[op])
-    # Of a ring that nobody has asked for it is no news that it changes nothing.
+    # Unused options are reported only if the user set them; here lowering tries a ring by itself.
     idle = () if choice.ring else tuple(unused([*cases.values()]))
     return Planned(graph, plans, layouts, mesh, constant, frozenset(store), kept, idle)
 

@@ -262,9 +262,6 @@ def wire_of(instruction: Instruction, mesh: Mesh) -> float:
 
 
 # Functions of the caller's, and trees whose nodes are classes of the caller's.
-_OF_PROCESS = ("compile", "blame", "output_tree")
-
-
 def _unpicklable(definition: Any) -> str | None:
     """Returns why the functions of an operation of the user's own cannot be pickled, if so."""
     try:
@@ -275,8 +272,35 @@ def _unpicklable(definition: Any) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """What a program knows of the function that it was lowered from, in this process only.
+
+    Attributes:
+        results: the structure of what the function returns.
+        compile: makes the executable; None for a program that was lowered from a graph.
+        blame: says which operation made the first value that is not finite, from the arguments;
+            None for a program without such checks.
+    """
+
+    results: Any = None
+    compile: Callable[[SpmdProgram], Any] | None = None
+    blame: Callable[[Sequence[Any]], str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class SpmdProgram:
-    """A lowered program: the block all devices run, and how its ends meet the user's arguments."""
+    """A lowered program: the block all devices run, and how its ends meet the user's arguments.
+
+    Attributes:
+        donated: for each input, whether its buffer is given up.
+        scopes: the paths that the scopes of a layout may name.
+        unused: what was asked for and changes nothing.
+        notes: what a user should know, for reports.
+        kept: the weights that are kept gathered for the backward pass.
+        partitioner: who decides what is sent, where it is not this program.
+        compiler_flags: what the user asks of the compiler.
+        origin: the function that it was lowered from; it is not pickled.
+    """
 
     name: str
     mesh: Mesh
@@ -284,7 +308,14 @@ class SpmdProgram:
     block: Block
     input_paths: tuple[str, ...]
     output_paths: tuple[str, ...]
-    details: Mapping[str, Any] = field(default_factory=dict)
+    donated: tuple[bool, ...] = ()
+    scopes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = ()
+    partitioner: str = ""
+    compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
+    origin: Origin = field(default_factory=Origin, repr=False)
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
@@ -300,14 +331,19 @@ class SpmdProgram:
         return tuple(found)
 
     def compile(self) -> Any:
-        """Compiles the program with the backend it was lowered for; see `meshdsl.running.jit`."""
-        if "compile" not in self.details:
+        """Compiles the program with the backend it was lowered for; see `meshdsl.running.jit`.
+
+        Raises:
+            ValueError: no function is known: the program was lowered from a graph, or unpickled.
+        """
+        if self.origin.compile is None:
             raise ValueError(
-                f"program `{self.name}` was unpickled, without the function that it came from: "
-                "lower that again to compile it, or run the program on numpy: "
-                'meshdsl.lowering.backends.load("numpy").Executable(program).call_flat(arrays)'
+                f"program `{self.name}` has no function to compile for: it was lowered from a "
+                "graph, or unpickled. Write md.jit(f, mesh, layout).lower(x).compile(), "
+                "or run the program on flat arrays: "
+                'meshdsl.lowering.backends.load("jax").Executable(program).call_flat(arrays)'
             )
-        return self.details["compile"](self)
+        return self.origin.compile(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled: all but what belongs to this process, and what is cached.
@@ -321,8 +357,7 @@ class SpmdProgram:
                     f"program `{self.name}` cannot be pickled: {problem}, at {instruction.source}. "
                     "Functions are pickled by name: define it with `def`, outside of any function"
                 )
-        kept = {key: one for key, one in self.details.items() if key not in _OF_PROCESS}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"details": kept}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"origin": Origin()}
 
     def _collective(self, instruction: Instruction, times: int) -> Collective:
         axes = tuple(instruction.params["axes"])

@@ -38,10 +38,8 @@ def lower_whole(
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
-    notes = [*graph.notes, *lookalikes(graph, layout)]
-    found = {"unused": unused, "partitioner": "XLA", "notes": notes}
-    details = {**program.details, **found}
-    program = replace(program, details=details)
+    notes = (*graph.notes, *lookalikes(graph, layout))
+    program = replace(program, unused=unused, partitioner="XLA", notes=notes)
     tell(program, DEFAULT)
     return replace(program, mesh=mesh, layout=layout, block=_Places(mesh, layout).program(program))
 

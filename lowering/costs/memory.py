@@ -130,7 +130,7 @@ def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
 def _places(program: SpmdProgram) -> dict[Value, Value]:
     """Returns the outputs that can take the place of a donated input, with that input."""
     free: dict[tuple, collections.deque[Value]] = collections.defaultdict(collections.deque)
-    donated = program.details.get("donated", ())
+    donated = program.donated
     for value, given in zip(program.block.inputs, donated, strict=False):
         if given:
             free[value.shape, value.dtype, value.layout].append(value)

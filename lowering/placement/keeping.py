@@ -47,7 +47,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
 
         keep_gathered(program, program.peak_bytes)
 
-    What it keeps is in `details["kept"]`. To be used before passes: collectives are not joined yet.
+    What it keeps is in `program.kept`. To be used before passes: collectives are not joined yet.
 
     Args:
         limit: the bytes that a device has; None allows `SHARE` more than the program's peak.
@@ -83,7 +83,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
     found = each_block(program, change)
     if found is program:
         return program
-    return replace(found, details={**program.details, "kept": tuple(kept)})
+    return replace(found, kept=tuple(kept))
 
 
 @dataclass(eq=False)

@@ -40,5 +40,5 @@ def checked_program(jitted: Jitted, specs: tuple[Any, Any]) -> SpmdProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScopeWarning)  # an error of its own, here
         program = jitted.lower(*specs)
-    check_scopes(program.layout, program.mesh, program.details["paths"])
+    check_scopes(program.layout, program.mesh, program.scopes)
     return program

@@ -202,7 +202,7 @@ class Compiled:
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs on flat array leaves."""
         arrays = Runnable(self.program, self.executable)(leaves)
-        return jax.tree.unflatten(self.program.details["output_tree"], arrays)
+        return jax.tree.unflatten(self.program.origin.results, arrays)
 
     def as_text(self) -> str:
         """Returns the backend's optimised program; HLO for JAX."""
@@ -351,7 +351,7 @@ class Jitted(Generic[P, R]):
         program = self._lower(signature)
         run = self._backend.function(program, self._devices)
         results = run(*[array.unpadded() for array in arrays])
-        tree = program.details["output_tree"]
+        tree = program.origin.results
         ends = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
         return tree.unflatten([NamedArray(data, value.shape) for data, value in ends])
 
@@ -484,13 +484,11 @@ class Jitted(Generic[P, R]):
 
             carried = [p for p in program.input_paths if p.split("/")[0] in given_up]
             program = repeated(program, self.steps_per_call, carried)
-        details = {
-            **program.details,
-            "output_tree": tree,
-            "compiler_flags": self.options.compiler_flags if self.options else (),
-            "compile": lambda program: self._finish(signature, program),
-        }
-        return replace(program, details=details)
+        origin = replace(
+            program.origin, results=tree, compile=lambda program: self._finish(signature, program)
+        )
+        flags = self.options.compiler_flags if self.options else ()
+        return replace(program, compiler_flags=flags, origin=origin)
 
     def _of_one_run(self, signature: Signature) -> Signature:
         """Returns what each of several runs takes: slices of all that is not donated.
@@ -520,11 +518,11 @@ class Jitted(Generic[P, R]):
     def _finish(self, signature: Signature, program: SpmdProgram) -> Compiled:
         from meshdsl.lowering import backends
 
-        details, trees = program.details, None
-        if "blame" not in details:
-            trees = Trees.of(signature.tree, self._parameters, details["output_tree"])
+        trees = None
+        if program.origin.blame is None:
+            trees = Trees.of(signature.tree, self._parameters, program.origin.results)
         executable = backends.executable(
-            self._backend, program, details["donated"], self._devices, trees
+            self._backend, program, program.donated, self._devices, trees
         )
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled

@@ -42,7 +42,7 @@ class Runnable:
         from meshdsl.lowering import backends
 
         program = lowered(graph, mesh, layout, backend, devices)
-        one = Trees(tuple, list) if "blame" not in program.details else None
+        one = Trees(tuple, list) if program.origin.blame is None else None
         run = backends.load(backend)
         return Runnable(program, backends.executable(run, program, (), devices, one))
 
@@ -69,7 +69,7 @@ class Runnable:
         return jax.device_put(data, self.executable.shardings[number])
 
     def __call__(self, leaves: Sequence[Any]) -> list[NamedArray]:
-        results, blame = self.executable.call_flat(leaves), self.program.details.get("blame")
+        results, blame = self.executable.call_flat(leaves), self.program.origin.blame
         if blame is not None:
             *results, counts = results
             if np.asarray(counts).any():
@@ -88,7 +88,7 @@ def lowered(
     options: Options | None = None,
     donated: Sequence[bool] = (),
 ) -> SpmdProgram:
-    """Returns a graph's program with its checks; `details["blame"]` explains one that fails."""
+    """Returns a graph's program with its checks; `origin.blame` explains one that fails."""
     from meshdsl.lowering import backends
 
     lower = lowering_of(backend)
@@ -110,7 +110,7 @@ def lowered(
         return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
 
     program = lower(watching.graph, mesh, layout, options, donated)
-    return replace(program, details={**program.details, "blame": blame})
+    return replace(program, origin=replace(program.origin, blame=blame))
 
 
 def lowering_of(backend: str) -> Callable[..., SpmdProgram]:

@@ -93,7 +93,7 @@ class Work(enum.IntEnum):
     STEP = 1  # one instruction of arithmetic
     DIVISION = 2  # a few
     FUNCTION = 3  # tens, as for exp
-    MUCH = 4  # reads many elements, as sums and products do
+    CONTRACTION = 4  # reads many elements, as sums and products do
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Primitive:
             Others are pushed by their gradient, transposed (`tangents`).
         flat: whether it is constant between jumps, as rounding is: it has a slope of zero, so a
             path through it is not differentiable.
-        work: what it does per element. What takes up to `DIVISION` is rather computed again than
-            kept for a backward pass; from `DIVISION` on it is not repeated for every reader.
+        work: what it does per element. Operations up to `DIVISION` are cheap: the backward pass
+            recomputes them. Operations from `DIVISION` on are not repeated for every reader.
         linear: the operands in which it is linear, so that they may be partial sums.
         additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
         symbol: how it is printed between its operands, or before its one operand.
@@ -127,7 +127,7 @@ class Primitive:
     replay: Callable[..., tuple[Sequence[Tensor], Callable]] | None = None
     push: Callable[..., tuple[Sequence[Tensor], Sequence]] | None = None
     flat: bool = False
-    work: Work = Work.MUCH
+    work: Work = Work.CONTRACTION
     linear: tuple[int, ...] = ()
     additive: bool = False
     symbol: str = ""
@@ -204,8 +204,8 @@ class Graph:
         return late("graph as text")(self)
 
 
-class GraphPrinter:
-    """Numbers tensors in order of appearance."""
+class TensorNames:
+    """Names tensors by numbers, `t0`, `t1`, in order of appearance."""
 
     def __init__(self) -> None:
         self.names: dict[Tensor, str] = {}

@@ -92,7 +92,7 @@ class Programs:
                 self._fed[size] = batch
                 program = self.step.lower(self.state, batch)
                 self._lowered[size] = program
-                check_scopes(program.layout, program.mesh, program.details["paths"])
+                check_scopes(program.layout, program.mesh, program.scopes)
                 warnings.simplefilter("ignore", LayoutWarning)  # the first step has told it
             for name, batch in held_out.items():
                 self._fed[name] = batch

@@ -62,7 +62,7 @@ def compiled(pair: Pair, backend: str, folder: Path, keep: bool = False) -> Comp
     start = time.process_time()
     program = function.lower(*arguments)
     devices = topology_mesh(program.mesh)
-    given_up = program.details["donated"]
+    given_up = program.donated
     executable = backends.load(backend).Executable(program, given_up, devices, platform="cpu")
     seconds = time.process_time() - start
     (file,) = folder.glob("*hlo.txt")

@@ -56,7 +56,7 @@ def account(pair: Pair) -> Account:
     start = time.perf_counter()
     memory = program.memory
     seconds = time.perf_counter() - start
-    devices, donated = topology_mesh(program.mesh), program.details["donated"]
+    devices, donated = topology_mesh(program.mesh), program.donated
     xla = Executable(program, donated, devices, platform="cpu").memory_analysis()
     return Account(
         memory.peak_bytes,

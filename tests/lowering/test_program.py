@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import backends
+from meshdsl.lowering.lower import lower
 
 a, b = md.dims(a=4, b=3)
 
@@ -60,6 +61,15 @@ def test_a_pickled_program_prints_the_same_and_runs():
     value, gradient = jitted(Params(w), x)
     np.testing.assert_array_equal(found[0], value)
     np.testing.assert_array_equal(found[1], gradient.w)
-    with pytest.raises(ValueError, match="program `step` was unpickled, without the function that"):
+    with pytest.raises(ValueError, match="program `step` has no function to compile for: it was"):
         other.compile()
     program.compile()
+
+
+def test_a_program_lowered_from_a_graph_says_how_to_compile_and_how_to_run_it():
+    x = md.named(np.ones(4, np.float32), ["a"])
+    program = lower(md.jit(md.exp).trace(x), md.Mesh(), md.Layout())
+    with pytest.raises(ValueError, match=r"lowered from a graph, or unpickled\. Write md\.jit\("):
+        program.compile()
+    (found,) = backends.load("jax").Executable(program).call_flat([x.data])
+    np.testing.assert_allclose(found, np.exp(x.data), rtol=1e-6)

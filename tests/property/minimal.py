@@ -26,7 +26,7 @@ from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import lower, tensors_of
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, GraphPrinter, Operation, Primitive
+from meshdsl.tracing.graph import Graph, Operation, Primitive, TensorNames
 from meshdsl.tracing.trace import Trace, bind, tracing
 from tests.property.pads import poisoned
 
@@ -246,7 +246,7 @@ def check(
 
 def as_python(found: Failure) -> str:
     """Returns the failure as a script that raises AssertionError."""
-    names, lines = GraphPrinter(), ["import numpy as np", "import meshdsl as md"]
+    names, lines = TensorNames(), ["import numpy as np", "import meshdsl as md"]
     lines += ["from meshdsl.lowering.options import Options"]
     lines += ["from meshdsl.tensors.slide import Slide"]
     lines += ["from tests.property.minimal import body, check, op", "", ""]
@@ -263,7 +263,7 @@ def as_python(found: Failure) -> str:
     return "\n".join(lines)
 
 
-def _function(name: str, graph: Graph, names: GraphPrinter, indent: str) -> list[str]:
+def _function(name: str, graph: Graph, names: TensorNames, indent: str) -> list[str]:
     arguments = ", ".join(names.name(t) for t in graph.inputs)
     lines = [f"{indent}def {name}({arguments}):"]
     inside = indent + "    "

@@ -61,7 +61,7 @@ def test_a_function_is_traced_once_for_all_meshes_and_layouts():
         assert (
             program.block.inputs[0].local.volume * (other.mesh.sizes["data"] if layout else 1) == 8
         )
-        assert program.details["donated"] == [True]
+        assert program.donated == (True,)
         np.testing.assert_array_equal(np.asarray(other(x)), 2 * np.arange(8))
     assert len(traced) == 1
     first.on("data:2", "").lower(md.spec([md.Dimension("row", 4)], "float32"))

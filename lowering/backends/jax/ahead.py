@@ -102,7 +102,7 @@ def compile_ahead(program: SpmdProgram, topology: Topology, flags: Mapping[str, 
     with tempfile.TemporaryDirectory() as folder:
         # jaxlib cannot read all programs that libtpu makes; libtpu writes what it made.
         options = {**flags, "xla_dump_to": folder}
-        given_up = program.details.get("donated", ())
+        given_up = program.donated
         executable, room = None, (0, 0)
         try:
             executable = Executable(program, given_up, mesh, compiler_options=options)

@@ -36,7 +36,7 @@ class Executable:
             will do (`jax.experimental.topologies`), to compile for machines that are not there.
         platform: whose fused kernels are used; by default that of the devices.
         compiler_options: XLA's, by name; by default those recommended for the devices, with what
-            `program.details["compiler_flags"]` says (see `backends.compiler_flags`).
+            `program.compiler_flags` says (see `backends.compiler_flags`).
         trees: how the program is called; for a direct call.
 
     Attributes:
@@ -79,7 +79,7 @@ class Executable:
         if compiler_options is None:
             device = mesh.devices.flat[0]
             default = recommended(device.device_kind, device.platform, program.block.replays)
-            compiler_options = chosen(program.details.get("compiler_flags", ()), default)
+            compiler_options = chosen(program.compiler_flags, default)
         options: Any = dict(compiler_options) or None
         try:
             self.compiled = jitted.lower(*self._arguments(avals)).compile(options)

@@ -205,8 +205,8 @@ def explain(
         pads=pads(program, [(part.name, part.held) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
-        notes=tuple(program.details.get("notes", ())),
-        kept=tuple(program.details.get("kept", ())),
+        notes=program.notes,
+        kept=program.kept,
     )
 
 

@@ -64,13 +64,13 @@ class _Printer:
         if str(program.layout):
             yield f"layout {program.layout}"
         of, sent = "per device", f"{show_bytes(program.wire_bytes)} sent on the wire"
-        if partitioner := program.details.get("partitioner"):
+        if partitioner := program.partitioner:
             of, sent = "of the whole", f"what is sent is {partitioner}'s choice"
         peak, flops = show_bytes(program.peak_bytes), show_flops(program.flops)
         yield f"{of}: {peak} at the peak, {sent}, {flops}"
         if program.collectives:
             yield _LEGEND
-        for note in program.details.get("notes", ()):
+        for note in program.notes:
             yield from wrapped("note: ", note, _WIDTH)
         block, inputs, outputs = program.block, program.input_paths, program.output_paths
         yield from self._ends("inputs", list(zip(block.inputs, inputs, strict=True)))

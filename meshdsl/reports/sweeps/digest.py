@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.lowering.writing.loops import within
-from meshdsl.tracing.graph import Graph, GraphPrinter
+from meshdsl.tracing.graph import Graph, TensorNames
 
 _PACKAGES = ("meshdsl", "meshdsl.layouts", "meshdsl.lowering", "meshdsl.models")
 
@@ -24,7 +24,7 @@ _PACKAGES = ("meshdsl", "meshdsl.layouts", "meshdsl.lowering", "meshdsl.models")
 def digest(graph: Graph, *facts: object) -> str:
     """Returns a number, in hexadecimal, for a graph and facts whose text tells them apart."""
     found = hashlib.sha256()
-    for part in (*map(repr, facts), *_written(graph, GraphPrinter())):
+    for part in (*map(repr, facts), *_written(graph, TensorNames())):
         found.update(part.encode() + b"\0")
     for file in _files(graph):
         found.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -36,7 +36,7 @@ def key(step: str, candidate: object) -> str:
     return hashlib.sha256(f"{step}\0{candidate}".encode()).hexdigest()[:16]
 
 
-def _written(graph: Graph, printer: GraphPrinter) -> Iterator[str]:
+def _written(graph: Graph, printer: TensorNames) -> Iterator[str]:
     """Yields a graph as texts that do not differ from one process to the next."""
     for tensor, path in zip(graph.inputs, graph.input_paths or graph.inputs, strict=True):
         yield f"{printer.name(tensor)} {tensor} {path if isinstance(path, str) else ''}"

@@ -51,7 +51,7 @@ def reading(checkpoint: Path) -> Iterator[None]:
 
 
 def damage_told(error: Exception) -> str | None:
-    """Returns what is damaged, if that is what an error tells."""
+    """Returns the damage that an error names, else None: the file, and what is wrong with it."""
     text = str(error)
     by_system = "os error" in text.lower() and not text.startswith("NOT_FOUND")
     formats = isinstance(error, ValueError) and text.startswith(_FORMAT)

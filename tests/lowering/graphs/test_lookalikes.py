@@ -14,7 +14,7 @@ TREE = {"w": md.spec([embed, d_ff]), "v": md.spec([d_ff, embed])}
 
 def notes(function, layout, *args, backend="jax"):
     program = md.jit(function, "data:8", layout, backend).lower(*args)
-    found = program.details["notes"]
+    found = list(program.notes)
     for note in found:
         text, report = " ".join(str(program).split()), " ".join(str(explain(program)).split())
         assert f"note: {note}" in text

@@ -68,7 +68,7 @@ def test_passes_run_once_whether_weights_are_kept_or_not(monkeypatch):
     monkeypatch.setattr(lower, "run_passes", lambda *given: runs.append(1) or run(*given))
     for tied in (True, False):
         params, tokens = arguments(tied)
-        assert md.jit(step, "data:4", FSDP).lower(params, tokens).details["kept"]
+        assert md.jit(step, "data:4", FSDP).lower(params, tokens).kept
     assert len(runs) == 2
 
 

@@ -45,7 +45,7 @@ def on_strategy(program):
             device = tf.identity(device)
         return on_hosts.replica(device, on_hosts.tokens[place].handle, *shards)
 
-    return Executable(program, program.details["donated"], strategy, replica)
+    return Executable(program, program.donated, strategy, replica)
 
 
 @pytest.fixture(autouse=True)

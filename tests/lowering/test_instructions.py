@@ -1,0 +1,37 @@
+"""Declarations of instructions: every backend's are declared, and no other name is accepted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.backends.numpy import EMITTERS
+from meshdsl.lowering.instructions import KINDS, Fusion, kind_of, named
+from meshdsl.lowering.passes.verify import verify
+
+
+def test_what_backends_emit_is_declared_and_the_reverse():
+    assert set(EMITTERS) == set(KINDS) - {"stop_gradient"}  # which lowering drops
+
+
+def test_a_name_that_is_not_declared_is_refused_with_the_file_to_declare_it_in():
+    with pytest.raises(ValueError, match=r"`cumlogsumexp` is not declared: .*instructions\.py"):
+        kind_of("cumlogsumexp")
+
+
+def test_verify_names_an_instruction_that_is_not_declared():
+    x = md.named(np.ones(4, np.float32), ["a"])
+    program = md.jit(lambda x: md.exp(x)).lower(x)
+    (one,) = program.block.instructions
+    block = replace(program.block, instructions=(replace(one, op="exq"),))
+    with pytest.raises(AssertionError, match=r"exq at .* is not declared"):
+        verify(replace(program, block=block))
+
+
+def test_every_kind_says_how_it_is_fused_and_nothing_is_declared_in_contradiction():
+    views = named(lambda kind: kind.fusion is Fusion.VIEW)
+    assert views == {"rename", "reshape", "barrier"}
+    assert not views & named(lambda kind: kind.long or kind.in_place or kind.effect)
+    assert not named(lambda kind: kind.cheap and kind.long)
+    assert named(lambda kind: kind.effect) == {"print"}
