@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from meshdsl.tensors.dims import did_you_mean
 
 if TYPE_CHECKING:
+    from meshdsl.lowering.backends.contract import Backend, BackendOnJax, Executable
     from meshdsl.lowering.program import SpmdProgram
     from meshdsl.tensors.signature import Trees
 
 BACKENDS = ("jax", "jax_auto", "tf", "numpy")
+ON_JAX = ("jax", "jax_auto")  # those whose programs can become part of what JAX traces
 
 
 class DeviceError(RuntimeError):
     """What failed on the devices, through no fault of the program's author; told in full."""
 
 
-def load(name: str) -> ModuleType:
-    """Returns the module of a backend.
+def load(name: str) -> Backend:
+    """Returns the module of a backend; `contract` says what it gives.
 
     Raises:
         ValueError: there is none of that name.
@@ -29,16 +30,22 @@ def load(name: str) -> ModuleType:
     if name not in BACKENDS:
         hint = did_you_mean(str(name), BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    return importlib.import_module(f"meshdsl.lowering.backends.{name}")
+    return cast("Backend", importlib.import_module(f"meshdsl.lowering.backends.{name}"))
+
+
+def load_on_jax(name: str = "jax") -> BackendOnJax:
+    """Returns the module of a backend of `ON_JAX`."""
+    assert name in ON_JAX
+    return cast("BackendOnJax", load(name))
 
 
 def executable(
-    backend: ModuleType,
+    backend: Backend,
     program: SpmdProgram,
     donated: Sequence[bool] = (),
     devices: Any = None,
     trees: Trees | None = None,
-) -> Any:
+) -> Executable:
     """Compiles a program for a backend; with its callers' trees where that calls with trees.
 
     `executable(load("numpy"), program)`.

@@ -161,9 +161,9 @@ def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
             fewer devices than the mesh has.
     """
     from meshdsl.layouts.layout import Layout
-    from meshdsl.lowering.backends import load
+    from meshdsl.lowering.backends import load_on_jax
 
-    backend = load("jax")
+    backend = load_on_jax()
     devices = devices_of(mesh)
     mesh = Mesh.of(mesh)
     devices = devices or backend.device_mesh(mesh)
@@ -255,7 +255,7 @@ class Jitted(Generic[P, R]):
         update_wrapper(self, function, updated=())  # the fields of a callable module are its own
         self.function = function
         self.mesh = Mesh.of(mesh)
-        self._devices = devices_of(mesh) if backend in ("jax", "jax_auto") else None
+        self._devices = devices_of(mesh) if backend in backends.ON_JAX else None
         parsed = Layout.of(layout)
         self.layout = parsed if mesh is not None else Layout()
         self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
@@ -337,7 +337,9 @@ class Jitted(Generic[P, R]):
         Raises:
             ValueError: the backend is not JAX's, or the arrays lack a dim, as under `jax.vmap`.
         """
-        if self.backend not in ("jax", "jax_auto"):
+        from meshdsl.lowering.backends import ON_JAX, load_on_jax
+
+        if self.backend not in ON_JAX:
             raise ValueError(
                 f"{self.name} is compiled for backend {self.backend!r}, which cannot run inside of "
                 "what JAX traces: call it outside, or use backend='jax'"
@@ -349,7 +351,7 @@ class Jitted(Generic[P, R]):
         for array in arrays:
             need_every_dim(array)
         program = self._lower(signature)
-        run = self._backend.function(program, self._devices)
+        run = load_on_jax(self.backend).function(program, self._devices)
         results = run(*[array.unpadded() for array in arrays])
         tree = program.origin.results
         ends = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
@@ -387,13 +389,13 @@ class Jitted(Generic[P, R]):
         """
         if self.steps_per_call > 1:
             raise ValueError("as_jax gives one run of the function: leave out steps_per_call")
-        from meshdsl.lowering.backends import load
+        from meshdsl.lowering.backends import ON_JAX, load_on_jax
 
         graph = self.trace(*args, **kwargs)
-        name = "jax_auto" if self.backend == "jax_auto" else "jax"
+        name = self.backend if self.backend in ON_JAX else "jax"
         program = lowering_of(name)(graph, self.mesh, self.layout, self.options)
         avals = [(tensor.shape, tensor.dtype) for tensor in graph.inputs]
-        run = load(name).function(program, self._devices)
+        run = load_on_jax(name).function(program, self._devices)
         return taking_leaves(run, self.name, graph.input_paths, avals)
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:

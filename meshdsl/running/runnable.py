@@ -54,7 +54,7 @@ class Runnable:
         from meshdsl.lowering.lower import lower
 
         program = lower(graph, Mesh(), Layout())
-        function = backends.load("jax").function(program)
+        function = backends.load_on_jax().function(program)
         return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
 
     @cached_property

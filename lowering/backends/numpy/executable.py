@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.lowering.backends.contract import no_memory_analysis
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS
 from meshdsl.lowering.backends.numpy.machine import Machine
 from meshdsl.lowering.program import SpmdProgram
@@ -23,6 +24,14 @@ class Executable:
         self.program = program
         self.cuts: list[Cuts] = [()] * len(program.block.outputs)  # results are logical
         self._machine = Machine(program.mesh, EMITTERS)
+
+    def as_text(self) -> str:
+        """Returns the program, which runs as it is written."""
+        return str(self.program)
+
+    def memory_analysis(self) -> Any:
+        """Refuses: nothing is compiled."""
+        no_memory_analysis("numpy")
 
     def call_flat(self, leaves: Sequence[Any]) -> list[np.ndarray]:
         """Runs the program on global arrays and returns global arrays."""

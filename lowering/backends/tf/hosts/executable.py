@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from meshdsl.lowering.backends.contract import no_memory_analysis
 from meshdsl.lowering.backends.tf.emit import run, specs
 from meshdsl.lowering.backends.tf.failures import told
 from meshdsl.lowering.backends.tf.host_optimizer import collects_in_bodies, unoptimized
@@ -128,6 +129,10 @@ class Executable:
                 reset(self.tokens)
                 told(error, self.program.mesh, self.instructions, held, self.devices, ended)
                 raise
+
+    def memory_analysis(self) -> Any:
+        """Refuses: TensorFlow keeps no account of a program's memory."""
+        no_memory_analysis("tf")
 
     def as_text(self) -> str:
         """Returns the graph of one device."""

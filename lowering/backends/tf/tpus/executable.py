@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from meshdsl.lowering.backends.contract import no_memory_analysis
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
 from meshdsl.lowering.backends.tf.machine import tf_dtype
 from meshdsl.lowering.backends.tf.placing import Devices, Shards, Storage
@@ -207,6 +208,10 @@ class Executable:
         """How often the step has been traced, and what puts a state into its variables."""
         functions = {"step": self._step, "assign": self._assign}
         return {name: f.experimental_get_tracing_count() for name, f in functions.items()}
+
+    def memory_analysis(self) -> Any:
+        """Refuses: TensorFlow keeps no account of a program's memory."""
+        no_memory_analysis("tf")
 
     def as_text(self) -> str:
         """Returns the graph of one device."""
