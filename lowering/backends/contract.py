@@ -139,6 +139,14 @@ def no_memory_analysis(backend: str) -> NoReturn:
 
 if TYPE_CHECKING:  # mypy compares each backend with the contract
     from meshdsl.lowering.backends import jax, jax_auto, numpy, tf
+    from meshdsl.lowering.backends.jax import runtime as jax_runtime
+    from meshdsl.lowering.backends.numpy import runtime as numpy_runtime
+    from meshdsl.lowering.backends.tf import runtime as tf_runtime
 
-    _OURS: tuple[Backend, ...] = (jax, jax_auto, numpy, tf)
-    _ON_JAX: tuple[BackendOnJax, ...] = (jax, jax_auto)
+    _NUMPY: Backend = numpy
+    _JAX: BackendOnJax = jax
+    _JAX_AUTO: BackendOnJax = jax_auto
+    _TF: Backend = tf
+    _NUMPY_RUNTIME: Runtime = numpy_runtime
+    _JAX_RUNTIME: Runtime = jax_runtime
+    _TF_RUNTIME: Runtime = tf_runtime
