@@ -1,4 +1,4 @@
-"""The house rules of DESIGN.md: who imports whom, small files, and one rule per primitive."""
+"""The house rules of ARCHITECTURE.md: who imports whom, small files, and one rule per primitive."""
 
 import ast
 import collections
