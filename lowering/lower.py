@@ -21,7 +21,6 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
-from meshdsl.lowering.advice import advise, paths_of, tell
 from meshdsl.lowering.choices import USUAL, Choice, choose
 from meshdsl.lowering.communication.reshard import reshard, reshard_cost
 from meshdsl.lowering.graphs.from_nothing import constants
@@ -40,6 +39,7 @@ from meshdsl.lowering.placement.partial_sums import Planned, partial_form, place
 from meshdsl.lowering.placement.postponed import postponed
 from meshdsl.lowering.placement.storage import named, stored
 from meshdsl.lowering.program import SpmdProgram, Value
+from meshdsl.lowering.unused import advise, paths_of, tell
 from meshdsl.lowering.writing.bodies import BODIES
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.ops.random import KEY

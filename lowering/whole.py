@@ -14,12 +14,12 @@ from typing import Any
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.advice import tell
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.unused import tell
 from meshdsl.tracing.graph import Graph
 
 

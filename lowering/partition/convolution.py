@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.halos import Cut, cut
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.communication.sliding import Cut, cut
 from meshdsl.lowering.partition.einsum import FLOPS_PER_WIRE_BYTE
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
@@ -63,7 +63,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Strategy:
     """Which axes split what, major first, and the layouts in which the three tensors are then."""
 
     splits: tuple[tuple[Key, tuple[str, ...]], ...]
@@ -74,7 +74,7 @@ class Choice:
 
 
 @lru_cache(maxsize=1 << 14)
-def choose(product: Product) -> Choice:
+def choose(product: Product) -> Strategy:
     """Returns the cheapest choice; ties go to the layout of the result, then to the operand's."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
     options = itertools.product(*(_candidates(product, axis) for axis in axes))
@@ -98,7 +98,7 @@ def _agreed(product: Product, axis: str, key: Key) -> bool:
     return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i, dim in have)
 
 
-def _choice(product: Product, chosen: Mapping[str, Key | None]) -> Choice:
+def _choice(product: Product, chosen: Mapping[str, Key | None]) -> Strategy:
     splits: dict[Key, list[str]] = {}
     for axis, key in chosen.items():
         if key is not None:
@@ -118,13 +118,13 @@ def _choice(product: Product, chosen: Mapping[str, Key | None]) -> Choice:
         for i in range(3)
     ]
     left = [axis for k, axes in splits.items() if product.dim(2, k) is None for axis in axes]
-    return Choice(
+    return Strategy(
         tuple((key, tuple(axes)) for key, axes in splits.items()),
         (ends[0], ends[1], ends[2].add_partial(left)),
     )
 
 
-def _cost(product: Product, choice: Choice) -> float:
+def _cost(product: Product, choice: Strategy) -> float:
     size, mesh, ends = product.itemsize, product.mesh, choice.ends
     before = zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
     wire = sum(reshard_cost(shape, size, have, take, mesh) for shape, have, take in before)
@@ -140,7 +140,7 @@ def _cost(product: Product, choice: Choice) -> float:
     return wire + _flops(product, choice) / FLOPS_PER_WIRE_BYTE
 
 
-def _flops(product: Product, choice: Choice) -> float:
+def _flops(product: Product, choice: Strategy) -> float:
     total = 2.0
     seen = set()
     for which in (2, 1, 0):
@@ -153,7 +153,7 @@ def _flops(product: Product, choice: Choice) -> float:
     return total
 
 
-def _cut(product: Product, choice: Choice, number: int) -> Cut | None:
+def _cut(product: Product, choice: Strategy, number: int) -> Cut | None:
     """Returns how a slide's dim is cut, or None if it is whole."""
     slide, (_, window, out) = product.slides[number], product.shapes
     sizes = out.get(slide.out).size, window.get(slide.window).size

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshdsl.lowering.communication.sliding import cut
+from meshdsl.lowering.communication.halos import cut
 from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder

@@ -25,7 +25,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     """
     from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen, show
     from meshdsl.reports.explain import explain
-    from meshdsl.reports.explain.compiled import fits, report
+    from meshdsl.reports.explain.compile_report import fits, report
 
     topology = _topology(values, problems)
     if values.backend != "jax":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from meshdsl.cli import early
+from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems

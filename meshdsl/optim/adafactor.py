@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import meshdsl.ops as ops
+from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
-from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.module import Module

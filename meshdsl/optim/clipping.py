@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.optim.ranges import is_number
+from meshdsl.optim.checks import is_number
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.tensor import Tensor
 

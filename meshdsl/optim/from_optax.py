@@ -20,9 +20,9 @@ import jax
 
 import meshdsl.ops as ops
 from meshdsl.ops.literal import as_traced
+from meshdsl.optim.checks import bad_rate
 from meshdsl.optim.jaxprs import Array, Refused, run
 from meshdsl.optim.optimizer import Optimizer
-from meshdsl.optim.ranges import bad_rate
 from meshdsl.optim.schedules import Schedule
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import is_float

@@ -21,9 +21,9 @@ import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.optim.adamw import AdamW
+from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import STACKED, Mask, Mirror, is_matrix, update_each, zeros_like
-from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges, is_whole
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import is_float

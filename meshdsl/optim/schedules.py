@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import meshdsl.ops as ops
-from meshdsl.optim.ranges import RATE, is_whole, out_of_range
+from meshdsl.optim.checks import RATE, is_whole, out_of_range
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 

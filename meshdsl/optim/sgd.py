@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl.ops as ops
+from meshdsl.optim.checks import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.masks import check_mask
 from meshdsl.optim.optimizer import Mask, Mirror, is_matrix, update_each, zeros_like
-from meshdsl.optim.ranges import bad_mask, bad_rate, check_ranges
 from meshdsl.optim.schedules import Schedule, rate_at
 from meshdsl.tensors.module import Module
 from meshdsl.tensors.tensor import Tensor

@@ -23,12 +23,12 @@ from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.arguments import check_arguments
 from meshdsl.training.batch_ramp import BatchRamp
-from meshdsl.training.beginning import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
 from meshdsl.training.checkpointing.workdir import held
 from meshdsl.training.checks import check_numbers, check_saves_together
 from meshdsl.training.data.feeding import Feed, Named, iterator
+from meshdsl.training.initial_state import Beginning, checked_weights, going_on, state_of_weights
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
 from meshdsl.training.programs import Place, Programs

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 import meshdsl.ops as ops
-from meshdsl.optim.ranges import check_ranges
+from meshdsl.optim.checks import check_ranges
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.module import Module
 from meshdsl.tensors.tensor import Tensor

@@ -7,9 +7,9 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.advice import OptionWarning
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.unused import OptionWarning
 from meshdsl.lowering.whole import lower_whole
 
 batch, heads, length, kv = md.dims(batch=8, heads=8, length=4096, kv=16)

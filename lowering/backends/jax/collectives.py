@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.steps import all_gather, reduce_scatter
+from meshdsl.lowering.backends.jax.torus_moves import all_gather, reduce_scatter
 from meshdsl.lowering.program import Instruction, payload_bytes
 from meshdsl.tensors.cuts import cut, join
 from meshdsl.tensors.dtypes import is_float

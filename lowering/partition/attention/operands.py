@@ -21,7 +21,7 @@ from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import is_integer
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.partition.attention.rules import Attended, Choice
+    from meshdsl.lowering.partition.attention.rules import Attended, Strategy
     from meshdsl.lowering.partition.attention.schedule import Schedule, Step
 
 POSITIONS = ("positions", "memory_positions")
@@ -61,7 +61,7 @@ class Operands:
 
 
 def for_parts(
-    builder: BlockBuilder, given: Operands, problem: Attended, choice: Choice
+    builder: BlockBuilder, given: Operands, problem: Attended, choice: Strategy
 ) -> Operands:
     """Adds the positions of a split length or memory, which each device counts from elsewhere."""
     axes = choice.splits.get(problem.memory, ())
@@ -74,7 +74,7 @@ def for_parts(
 
 
 def for_ring(
-    builder: BlockBuilder, given: Operands, problem: Attended, choice: Choice, steps: Schedule
+    builder: BlockBuilder, given: Operands, problem: Attended, choice: Strategy, steps: Schedule
 ) -> Operands:
     """Adds what a ring needs of positions, and makes blocks that have no pads by their type."""
     axes, dim = choice.splits[problem.memory], problem.columns

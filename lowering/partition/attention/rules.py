@@ -53,7 +53,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Strategy:
     """The axes that split each dim; those of the `ring` split one of the queries and the memory."""
 
     splits: Mapping[str, tuple[str, ...]]
@@ -115,13 +115,13 @@ class Attended:
         values = self.values.names if which >= 2 else ()
         return (*self.queries.names, *values, *memory)
 
-    def end(self, choice: Choice, which: int) -> TensorLayout:
+    def end(self, choice: Strategy, which: int) -> TensorLayout:
         """Returns the layout in which one of the four is taken or left."""
         dims = [d for d in self.local(which) if self.shapes[which].find(d)]
         layout = TensorLayout.of({d: choice.splits.get(d, ()) for d in dims})
         return layout.add_partial(choice.over(self.memory)) if which == 3 else layout
 
-    def order(self, choice: Choice) -> Zigzag | None:
+    def order(self, choice: Strategy) -> Zigzag | None:
         """Returns the order in which a ring deals out queries and memory, if it does."""
         length = self.queries.find(self.length)
         held = [choice.splits.get(dim) == choice.ring for dim in (self.length, self.memory)]
@@ -131,7 +131,7 @@ class Attended:
             return None
         return Zigzag(self.queries.get(self.length), self.columns, choice.ring, self.mesh)
 
-    def sight(self, choice: Choice) -> Sight:
+    def sight(self, choice: Strategy) -> Sight:
         """Returns what is known of who sees what in a ring."""
         held = choice.splits[self.memory]
         block = -(-self.columns.size // self.mesh.extent(held))
@@ -147,7 +147,7 @@ class Attended:
 
 
 @lru_cache(maxsize=1 << 14)
-def choose(problem: Attended) -> Choice:
+def choose(problem: Attended) -> Strategy:
     """Returns the axes that split each dim of the result, and those of the memory.
 
     It is the choice that `Options.context` asks for, where there is one, and of those the one that
@@ -162,7 +162,7 @@ def choose(problem: Attended) -> Choice:
     )
 
 
-def _wanted(problem: Attended) -> list[Choice]:
+def _wanted(problem: Attended) -> list[Strategy]:
     """Returns the choices that `Options.context` asks for."""
     split = [a for layout in problem.layouts[1:3] for a in layout.axes(problem.memory)]
     if problem.context == "auto" or problem.mesh.extent(split) == 1:
@@ -177,7 +177,7 @@ def _wanted(problem: Attended) -> list[Choice]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _choices(problem: Attended) -> list[Choice]:
+def _choices(problem: Attended) -> list[Strategy]:
     axes = [axis for axis in problem.mesh.names if _candidates(problem, axis)]
     found = []
     for taken in itertools.product(*(_candidates(problem, axis) for axis in axes)):
@@ -189,7 +189,7 @@ def _choices(problem: Attended) -> list[Choice]:
         ordered = {dim: _ordered(problem, dim, held) for dim, held in splits.items()}
         ring = [axis for axis, one in zip(axes, taken, strict=True) if one and one.ring]
         memory = ordered.get(problem.memory, ())
-        found.append(Choice(ordered, tuple(axis for axis in memory if axis in ring)))
+        found.append(Strategy(ordered, tuple(axis for axis in memory if axis in ring)))
     return found
 
 
@@ -223,7 +223,7 @@ def _ordered(problem: Attended, dim: str, axes: tuple[str, ...]) -> tuple[str, .
     return axes
 
 
-def _cost(problem: Attended, choice: Choice) -> float:
+def _cost(problem: Attended, choice: Strategy) -> float:
     """Returns what a choice costs, in bytes that one device sends."""
     size, mesh = problem.itemsize, problem.mesh
     ends = [problem.end(choice, which) for which in range(4)]
@@ -256,7 +256,7 @@ def _cost(problem: Attended, choice: Choice) -> float:
     return cost / _NEAR if choice.ring else cost
 
 
-def _summed(problem: Attended, choice: Choice, shape: Shape, of_values: bool) -> list[str]:
+def _summed(problem: Attended, choice: Strategy, shape: Shape, of_values: bool) -> list[str]:
     """Returns the axes over which a gradient of that shape is left in summands.
 
     Along a ring, what has the memory goes to every device, and what has a dim of the queries meets
@@ -329,7 +329,7 @@ def _readers(case: Case) -> int:
     return max(1, sum(alike))
 
 
-def _operands(case: Case, problem: Attended, choice: Choice) -> list[TensorLayout]:
+def _operands(case: Case, problem: Attended, choice: Strategy) -> list[TensorLayout]:
     """Returns the layouts of queries, keys, values and masks."""
     may = (*problem.queries.names, problem.memory)
     count = 3 + len(case.operation.params["given"])
@@ -441,7 +441,7 @@ def _around(
     builder: BlockBuilder,
     given: Operands,
     problem: Attended,
-    choice: Choice,
+    choice: Strategy,
     targets: Sequence[str],
     left: Sequence[Result],
 ) -> list[Value]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.operations.direction import place, shifted, way
 from meshdsl.lowering.backends.jax.operations.scaling import (
     lost,
     multiply,
@@ -16,7 +17,6 @@ from meshdsl.lowering.backends.jax.operations.scaling import (
     products,
     scaled,
 )
-from meshdsl.lowering.backends.jax.operations.way import place, shifted, way
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity, is_differentiable
 

@@ -15,10 +15,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering.backends import transfers
+from meshdsl.lowering.backends import recurrence_codes as transfers
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.jax.operations.direction import place, shifted, way
 from meshdsl.lowering.backends.jax.operations.scaling import multiply, parted, product, scaled
-from meshdsl.lowering.backends.jax.operations.way import place, shifted, way
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_complex, is_differentiable
 

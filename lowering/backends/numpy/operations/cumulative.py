@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, products, scaled
-from meshdsl.lowering.backends.numpy.operations.way import in_rows
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 

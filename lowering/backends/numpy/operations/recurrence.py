@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.lowering.backends import transfers
+from meshdsl.lowering.backends import recurrence_codes as transfers
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import parted, scaled
-from meshdsl.lowering.backends.numpy.operations.way import in_rows
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable
 

@@ -23,7 +23,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.tf.hosts import tokens
 from meshdsl.lowering.backends.tf.hosts.keys import group_key
 from meshdsl.lowering.backends.tf.machine import Arrays
-from meshdsl.lowering.backends.tf.operations.words import (
+from meshdsl.lowering.backends.tf.operations.wire_dtypes import (
     as_keys,
     as_words,
     of_keys,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, constant, lay, move
 from meshdsl.lowering.backends.tf.operations.scaling import in_rows, multiply, parted, scaled
 from meshdsl.lowering.backends.tf.operations.slicing import padded, part
-from meshdsl.lowering.backends.tf.operations.words import as_keys, as_words, of_keys, of_words
+from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys, as_words, of_keys, of_words
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 

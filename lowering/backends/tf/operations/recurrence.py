@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends import transfers
+from meshdsl.lowering.backends import recurrence_codes as transfers
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, move
 from meshdsl.lowering.backends.tf.operations.cumulative import WIDE, moved, scan, way
 from meshdsl.lowering.backends.tf.operations.scaling import multiply, parted, scaled
 from meshdsl.lowering.backends.tf.operations.slicing import part
-from meshdsl.lowering.backends.tf.operations.words import as_words, of_words
+from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_words, of_words
 from meshdsl.lowering.program import Instruction
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
-from meshdsl.lowering.backends.tf.operations.words import as_keys
+from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys
 from meshdsl.lowering.program import Instruction
 
 _KEYS = ("int8", "int16", "int32", "int64")

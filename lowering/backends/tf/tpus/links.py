@@ -19,7 +19,7 @@ from jax.experimental import jax2tf
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.tf.machine import Arrays
-from meshdsl.lowering.backends.tf.operations.words import reduced
+from meshdsl.lowering.backends.tf.operations.wire_dtypes import reduced
 
 _SUMMED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.uint32)
 _BARRIER = jax2tf.convert(

@@ -3,8 +3,8 @@
 import pytest
 
 import meshdsl as md
-from meshdsl.lowering.advice import OptionWarning
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.unused import OptionWarning
 
 batch, length, memory, heads, group, kv = md.dims(
     batch=8, length=32, memory_length=32, heads=8, group=2, kv=16

@@ -6,9 +6,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning
-from meshdsl.lowering.advice import OptionWarning, paths_of
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.unused import OptionWarning, paths_of
 
 x, y, z = md.dims(x=8, y=8, z=8)
 

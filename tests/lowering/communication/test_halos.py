@@ -7,7 +7,7 @@ import pytest
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.communication.exchange import bounds
-from meshdsl.lowering.communication.sliding import cut
+from meshdsl.lowering.communication.halos import cut
 from meshdsl.tensors.slide import Slide
 
 
