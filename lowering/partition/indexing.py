@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.partition.plan import Case, Plan, whole_along
 from meshdsl.lowering.program import Value
-from meshdsl.lowering.writing.builder import INT32, BlockBuilder
+from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
 from meshdsl.ops.indexing import paired
 from meshdsl.tensors.dims import Shape
-
-BOOL = np.dtype("bool")
 
 
 class _Ends(NamedTuple):

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import Block, Value
-from meshdsl.lowering.writing.builder import INT32
+from meshdsl.lowering.writing.builder import BOOL, INT32
 from meshdsl.lowering.writing.loops import is_sum, within
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tracing.graph import Graph, Operation
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.lower import Scope
+    from meshdsl.lowering.writing.scope import Scope
 
-BOOL = np.dtype("bool")
 _Pairs = list[tuple[Value, Value]]  # a value outside of a body, and what it is inside
 
 
