@@ -132,7 +132,6 @@ class Instruction:
         """The collectives of one tensor each that a joined one stands for; else itself."""
         if "sources" not in self.params:
             return (self,)
-        shared = {k: v for k, v in self.params.items() if k not in ("sources", *_LISTED.values())}
         own = {one: self.params[many] for one, many in _LISTED.items() if many in self.params}
         found = zip(self.inputs, self.outputs, self.params["sources"], strict=True)
         return tuple(
@@ -140,11 +139,17 @@ class Instruction:
                 self.op,
                 (value,),
                 (result,),
-                {**shared, **{name: listed[at] for name, listed in own.items()}},
+                {**shared(self), **{name: listed[at] for name, listed in own.items()}},
                 source,
             )
             for at, (value, result, source) in enumerate(found)
         )
+
+
+def shared(collective: Instruction) -> dict[str, Any]:
+    """Returns the parameters of a collective that are not of one tensor alone."""
+    own = (*_LISTED, *_LISTED.values(), "sources")
+    return {name: value for name, value in collective.params.items() if name not in own}
 
 
 def joined(collectives: Sequence[Instruction], mesh: Mesh) -> Instruction:
@@ -156,7 +161,7 @@ def joined(collectives: Sequence[Instruction], mesh: Mesh) -> Instruction:
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    params = {name: value for name, value in first.params.items() if name not in _LISTED}
+    params = shared(first)
     for name, listed in _LISTED.items():
         if name in first.params:
             params[listed] = tuple(part.params[name] for part in parts)

@@ -21,7 +21,16 @@ from dataclasses import replace
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined, payload_bytes
+from meshdsl.lowering.program import (
+    Block,
+    Instruction,
+    SpmdProgram,
+    Value,
+    exact,
+    joined,
+    payload_bytes,
+    shared,
+)
 
 
 def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
@@ -69,7 +78,8 @@ def _key(one: Instruction) -> Hashable:
     axes, (first, *_) = tuple(one.params["axes"]), one.inputs
     if one.op == "all_reduce":
         axes = tuple(sorted(axes))
-    return one.op, axes, first.dtype, one.params.get("kind"), one.params.get("pairs")
+    rest = {name: value for name, value in shared(one).items() if name != "axes"}
+    return one.op, axes, first.dtype, exact(rest)
 
 
 def _of_one_key(

@@ -1,5 +1,8 @@
 """Collectives that do not need each other become one; the numbers stay, on every backend."""
 
+import itertools
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -257,3 +260,18 @@ def test_many_gathers_of_storage_stand_where_the_first_is_needed():
     assert ops.index("all_gather") < ops.index("einsum")
     verify(program)
     run(program, jax.tree.leaves((x, *weights)))
+
+
+def test_collectives_that_differ_in_any_parameter_stay_apart():
+    """As of a kind that sends from one device: those of different devices must not be one."""
+    program = md.jit(
+        lambda x: (md.sum(x, "a"), md.sum(x * x, "a")), "m:2", "a:m", options=APART
+    ).lower(md.spec(md.dims(a=4, b=3)))
+    assert kinds(bucket(program, DEFAULT)) == ["all_reduce"]
+    block, roots = program.block, itertools.count()
+    apart = [
+        replace(one, params={**one.params, "root": next(roots)}) if one.is_collective else one
+        for one in block.instructions
+    ]
+    program = replace(program, block=replace(block, instructions=tuple(apart)))
+    assert kinds(bucket(program, DEFAULT)) == ["all_reduce", "all_reduce"]
