@@ -24,6 +24,13 @@ class Named:
     length: int
     family: Callable[[str, Any, int, int], Model] = transformer
 
+    def __post_init__(self) -> None:
+        if self.family is transformer and not isinstance(self.config, TransformerConfig):
+            raise ValueError(
+                f"{type(self.config).__name__} is no TransformerConfig: give Named, in "
+                "models/named.py, the family that makes a model of it"
+            )
+
     def model(self, name: str) -> Model:
         return self.family(name, self.config, self.batch_size, self.length)
 

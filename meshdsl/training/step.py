@@ -170,13 +170,26 @@ def _with_policy(loss: Loss, policy: Policy | None, dims_allowed: bool) -> _Eval
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
         if policy is not None:
             params, batch = policy.to_compute(params), policy.to_compute(batch)
-        result = loss(params, batch)
+        try:
+            result = loss(params, batch)
+        except KeyError as error:
+            _note_entry(error, batch)
+            raise
         value, more = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_loss(loss, value, more)
         more = _added(more, dims_allowed)
         return (policy.to_output(value) if policy is not None else value), more
 
     return evaluate
+
+
+def _note_entry(error: KeyError, batch: Any) -> None:
+    """Says what a batch has, where a loss may have looked for another entry of it."""
+    if isinstance(batch, Mapping) and error.args and error.args[0] not in batch:
+        error.add_note(
+            f"the batch has {', '.join(map(str, batch))}; if {error.args[0]!r} is of the batch, a "
+            "Model's batch_spec gives it (meshdsl.models.Model)"
+        )
 
 
 def _of_part(function: _Evaluated, params: Any) -> _Evaluated:

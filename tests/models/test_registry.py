@@ -1,10 +1,16 @@
 """Models by name, by module and by file; each mistake is one clear message."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from meshdsl import models
+import meshdsl as md
+from meshdsl import models, optim
+from meshdsl.models.named import Named
+from meshdsl.models.unet3d import UNet3DConfig
+from meshdsl.training.state import create, spec_of
+from meshdsl.training.step import make_train_step
 
 TINY = """
 import meshdsl as md
@@ -122,3 +128,27 @@ def test_a_model_without_configuration_takes_no_overrides(folder):
     assert message("my_models.py:tiny", "layers=2") == (
         "tiny takes no overrides (layers=2): give its Model a config and a rebuild"
     )
+
+
+def test_a_configuration_without_its_family_is_named_with_the_file():
+    with pytest.raises(
+        ValueError, match=r"UNet3DConfig is no TransformerConfig: .*models/named\.py"
+    ):
+        Named(UNet3DConfig(), 2, 16)
+
+
+def test_a_loss_that_reads_what_the_batch_lacks_is_told_what_it_has(folder):
+    model = models.load("my_models.py:tiny")
+    step = make_train_step(lambda params, batch: md.sum(batch["inputs"]), optim.Lion(0.1))
+    state = spec_of(create(model.init, optim.Lion(0.1)))
+    with pytest.raises(KeyError) as caught:
+        md.jit(step).lower(state, model.batch_spec(2, 3))
+    (note,) = caught.value.__notes__
+    assert (
+        "the batch has targets, tokens; if 'inputs' is of the batch, a Model's batch_spec" in note
+    )
+
+
+def test_the_readme_lists_every_named_model():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    assert [name for name in models.NAMES if f"`{name}`" not in text] == []
