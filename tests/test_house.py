@@ -227,6 +227,14 @@ def test_every_primitive_has_a_partition_rule():
     assert set(primitives()) - bodies - {"name", "kept", "check_finite"} == set(partition.RULES)
 
 
+def test_every_primitive_has_a_gradient_rule():
+    """It stands beside its shape rule in meshdsl/ops; those that have none are listed here."""
+    ways = ("gradient", "replay")
+    bare = {n for n, p in primitives().items() if not any(getattr(p, way) for way in ways)}
+    without = {n for n in bare if not primitives()[n].flat}
+    assert without == {"full", "arange", "literal", "random_bits", "fold_in", "print"}
+
+
 def test_partition_rules_mirror_the_families_of_operations():
     operations = {f.stem for f in (ROOT / "meshdsl" / "ops").rglob("*.py")}
     operations |= {f.name for f in (ROOT / "meshdsl" / "ops").iterdir()}

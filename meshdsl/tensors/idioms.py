@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
@@ -151,8 +151,14 @@ def _with_line(text: str) -> str:
     return f"{text}\n  at {source}  {source.code}".rstrip()
 
 
-def missing(name: str, known: Iterable[str]) -> AttributeError:
+def missing(name: str, known: Collection[str]) -> AttributeError:
     """Returns the error for a name that meshdsl has not: `md.matmul`, `md.softmx`."""
+    if name in known:  # a name that is promised, and that no module gives
+        return AttributeError(
+            f"module 'meshdsl' has no attribute {name!r}, though its __all__ lists it: add it to "
+            "__all__ of the file in meshdsl/ops/elementwise that has it, or to the imports and "
+            "__all__ of meshdsl/ops/__init__.py"
+        )
     alias = _NAMES.get(name)
     advice = f"write md.{alias}" if alias else _ADVICE.get(name, "")
     if advice and "{" not in advice and not advice.startswith("write x"):
