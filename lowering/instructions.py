@@ -5,7 +5,7 @@ move it. The costs, the passes, the checks and the printing read these facts. `k
 name that is not declared, and a declaration without its arithmetic is refused when it is made.
 
 Elementwise kinds come from the operations of the same name (`meshdsl.ops.elementwise`). There are
-71 others. A large part of them are steps of operations that are split over devices: `assemble`,
+about 70 others. Many of them are steps of operations that are split over devices: `assemble`,
 `local_slice` and `local_update` exchange windows, `recurrence_totals` and `states_before` carry a
 linear recurrence from shard to shard, `scaled_prod` and `products_besides` an exact product.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.costs import arithmetic
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
-from meshdsl.tracing.graph import Work
+from meshdsl.tracing.graph import Primitive, Work
 
 if TYPE_CHECKING:
     from meshdsl.lowering.program import Instruction
@@ -94,7 +94,8 @@ def kind_of(name: str) -> Kind:
     if name not in KINDS:
         raise ValueError(
             f"instruction `{name}` is not declared: say what it computes and how it is fused in "
-            "lowering/instructions.py"
+            "lowering/instructions.py; or, of a collective, what it does to a layout and what it "
+            "sends in lowering/collectives.py"
         )
     return KINDS[name]
 
@@ -114,16 +115,21 @@ def _declare(names: str, flops: Flops, fusion: Fusion = Fusion.ALONE, **facts: b
 VIEW, PASSING, REDUCTION, PRODUCT, _ = Fusion
 none, per_operand = arithmetic.none, arithmetic.per_operand
 
-for _primitive in ELEMENTWISE.values():
-    KINDS[_primitive.name] = Kind(
-        _primitive.name,
-        arithmetic.per_result if _primitive.work > Work.NONE else none,
+
+def of_elementwise(primitive: Primitive) -> Kind:
+    """Returns what follows from the statement of an elementwise operation."""
+    return Kind(
+        primitive.name,
+        arithmetic.per_result if primitive.work > Work.NONE else none,
         PASSING,
-        cheap=_primitive.name == "cast",
-        costly=_primitive.work >= Work.DIVISION,
-        symbol=_primitive.symbol,
+        cheap=primitive.name == "cast",
+        costly=primitive.work >= Work.DIVISION,
+        symbol=primitive.symbol,
         elementwise=True,
     )
+
+
+KINDS.update((name, of_elementwise(primitive)) for name, primitive in ELEMENTWISE.items())
 
 # Collectives, and the one local instruction of resharding.
 _declare(" ".join(COLLECTIVES), none, own_line=True)

@@ -1,5 +1,7 @@
 """Partition rules, one file per family of operations, mirroring `meshdsl.ops`."""
 
+from __future__ import annotations
+
 from meshdsl.lowering.partition import (
     convolution,
     creation,
@@ -21,6 +23,7 @@ from meshdsl.lowering.partition import (
 )
 from meshdsl.lowering.partition.attention import rules as attention
 from meshdsl.lowering.partition.plan import Case, Plan, Rule
+from meshdsl.tracing.graph import Operation
 
 RULES: dict[str, Rule] = {
     **attention.RULES,
@@ -43,4 +46,21 @@ RULES: dict[str, Rule] = {
     **sorting.RULES,
 }
 
-__all__ = ["RULES", "Case", "Plan", "Rule"]
+__all__ = ["RULES", "Case", "Plan", "Rule", "rule_of"]
+
+
+def rule_of(op: Operation) -> Rule:
+    """Returns the partition rule of an operation: `rule_of(op)(Case(op, operands, results, mesh))`.
+
+    Raises:
+        ValueError: it has none; the message names the file to put it in.
+    """
+    if op.name not in RULES:
+        family = op.primitive.rule.__module__.rpartition(".")[2]
+        where = "BODIES in lowering/writing/bodies.py needs it" if op.bodies else ""
+        where = where or f"add it to RULES in lowering/partition/{family}.py"
+        raise ValueError(
+            f"operation `{op.name}` has no partition rule, which {op.source} needs: {where} "
+            "(ARCHITECTURE.md, How to add)"
+        )
+    return RULES[op.name]

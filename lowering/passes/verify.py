@@ -37,7 +37,8 @@ def _problems(block: Block, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
         here.add(value)
     for one in block.instructions:
         if one.op not in KINDS:
-            yield f"{one.op} at {one.source} is not declared in lowering/instructions.py"
+            files = "lowering/instructions.py or lowering/collectives.py"
+            yield f"{one.op} at {one.source} is not declared in {files}"
         if any(value not in here for value in one.inputs):
             yield f"{one.op} at {one.source} reads what has not been made in its block"
         for value in one.outputs:

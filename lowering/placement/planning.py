@@ -17,7 +17,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.choices import USUAL, Choice
 from meshdsl.lowering.graphs.from_nothing import constants
 from meshdsl.lowering.options import DEFAULT, Options
-from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.partition.attention.rules import unused
 from meshdsl.lowering.placement.partial_sums import Planned
 from meshdsl.lowering.placement.postponed import postponed
@@ -60,7 +60,7 @@ def plan(
                 operands = tuple([layouts[tensor] for tensor in op.inputs])
                 results = tuple([layouts[tensor] for tensor in op.outputs])
                 cases[op] = Case(op, operands, results, mesh, options, graph)
-                plans[op] = RULES[op.name](cases[op])
+                plans[op] = rule_of(op)(cases[op])
 
     visit(graph, visit)  # given itself: a function that knows itself is garbage in a cycle
     constant = constants(graph)
@@ -70,7 +70,7 @@ def plan(
         if any(t in late for t in (*op.inputs, *op.outputs)):
             moved = case_of(op, layouts, mesh)
             cases[op] = replace(case, operands=moved.operands, results=moved.results)
-            plans[op] = RULES[op.name](cases[op])
+            plans[op] = rule_of(op)(cases[op])
     # Unused options are reported only if the user set them; here lowering tries a ring by itself.
     idle = () if choice.ring else tuple(unused([*cases.values()]))
     return Planned(graph, plans, layouts, mesh, constant, frozenset(store), kept, idle)

@@ -20,7 +20,7 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.partition.shape import led_by_operand
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START
@@ -235,7 +235,7 @@ class _Postponed:
         """Returns the plan if some operands, and perhaps the result, stay split."""
         operands = tuple(self.places[t] if t in self.places else self.layouts[t] for t in op.inputs)
         results = tuple(self._at(t) if stays else self.layouts[t] for t in op.outputs)
-        return RULES[op.name](Case(op, operands, results, self.mesh))
+        return rule_of(op)(Case(op, operands, results, self.mesh))
 
     def _rest(self, op: Operation, plan: Plan, moving: Sequence[Tensor]) -> float:
         """Returns what is sent for operands that cannot stay split."""

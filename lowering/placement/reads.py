@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 
@@ -97,4 +97,4 @@ class Reads:
         layouts = self.planned.layouts
         before = tuple(layouts[tensor].drop([axis]) for tensor in op.inputs)
         after = tuple(layouts[tensor].drop([axis]) for tensor in op.outputs)
-        return RULES[op.name](Case(op, before, after, self.planned.mesh))
+        return rule_of(op)(Case(op, before, after, self.planned.mesh))

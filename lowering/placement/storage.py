@@ -22,7 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.writing.loops import is_sum
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
@@ -229,7 +229,7 @@ class _Storage:
         """Returns what an operation sends if some of its operands are where they are stored."""
         operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
-        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        plan = rule_of(op)(Case(op, operands, results, self.mesh))
         rows = [*zip(op.inputs, operands, plan.operands, strict=True)]
         rows += zip(op.outputs, plan.results, results, strict=True)
         return sum(
@@ -244,7 +244,7 @@ class _Storage:
         place = self.places[tensor]
         operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
-        plan = RULES[op.name](Case(op, operands, results, self.mesh))
+        plan = rule_of(op)(Case(op, operands, results, self.mesh))
         taken = zip(op.inputs, plan.operands, strict=True)
         return all(where == place for one, where in taken if one is tensor)
 
@@ -290,7 +290,7 @@ class _Storage:
 
         def plan(where: TensorLayout) -> tuple[Plan, TensorLayout]:
             results = tuple(where if t is tensor else self._whole(t) for t in op.outputs)
-            found = RULES[op.name](Case(op, operands, results, self.mesh))
+            found = rule_of(op)(Case(op, operands, results, self.mesh))
             made = zip(op.outputs, found.results, strict=True)
             return found, next(left for t, left in made if t is tensor)
 

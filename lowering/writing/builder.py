@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value, exact
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tracing.source import UNKNOWN, Source
@@ -40,7 +41,12 @@ class BlockBuilder:
         results: Sequence[tuple[Shape, np.dtype, TensorLayout]],
         params: Mapping[str, Any] | None = None,
     ) -> tuple[Value, ...]:
-        """Writes an instruction and returns its outputs."""
+        """Writes an instruction and returns its outputs.
+
+        Raises:
+            ValueError: an instruction of that name is not declared.
+        """
+        kind_of(op)  # refuses what is not declared
         params = dict(params or {})
         key = None if op in EFFECTS else _key(op, inputs, results, params)
         if key is not None and key in self._known:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard, reshard_cost
-from meshdsl.lowering.partition import RULES, Case, Plan
+from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.placement.partial_sums import Planned, partial_form
 from meshdsl.lowering.placement.planning import case_of
 from meshdsl.lowering.program import Value
@@ -88,7 +88,7 @@ class Scope:
         through = self.keep.get(op.outputs[0], frozenset())
         plan = self.planned.plans[op]
         if through:
-            plan = RULES[op.name](case_of(op, self.planned.layouts, self.planned.mesh, through))
+            plan = rule_of(op)(case_of(op, self.planned.layouts, self.planned.mesh, through))
         taken = list(plan.operands)
         for axis in sorted(through):
             for position in self._summands(op, plan, axis):
@@ -168,7 +168,7 @@ class Scope:
         if op.name == "rename":
             before = where.rename({v: k for k, v in op.params["names"].items()})
             case = Case(op, (before,), (where,), self.planned.mesh)
-        plan = RULES[op.name](case)
+        plan = rule_of(op)(case)
         inputs = [self.get(t, at) for t, at in zip(op.inputs, plan.operands, strict=True)]
         reader, self.builder.source = self.builder.source, op.source
         (value,) = plan.emit(self.builder, inputs)

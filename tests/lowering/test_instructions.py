@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.numpy import EMITTERS
 from meshdsl.lowering.instructions import KINDS, Fusion, kind_of, named
 from meshdsl.lowering.passes.verify import verify
+from meshdsl.lowering.writing.builder import BlockBuilder
 
 
 def test_what_backends_emit_is_declared_and_the_reverse():
@@ -16,8 +18,14 @@ def test_what_backends_emit_is_declared_and_the_reverse():
 
 
 def test_a_name_that_is_not_declared_is_refused_with_the_file_to_declare_it_in():
-    with pytest.raises(ValueError, match=r"`cumlogsumexp` is not declared: .*instructions\.py"):
-        kind_of("cumlogsumexp")
+    with pytest.raises(ValueError, match=r"`no_such` is not declared: .*instructions\.py"):
+        kind_of("no_such")
+
+
+def test_what_is_not_declared_is_not_written():
+    builder = BlockBuilder(Mesh.parse("m:2"))
+    with pytest.raises(ValueError, match=r"`no_such` is not declared: .*collectives\.py"):
+        builder.add("no_such", (), [])
 
 
 def test_verify_names_an_instruction_that_is_not_declared():

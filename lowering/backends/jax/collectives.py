@@ -218,6 +218,11 @@ def _together(
     """Moves some tensors in one buffer."""
     if not chosen:
         return []
+    if parts[0].op not in _PACKINGS:
+        raise ValueError(
+            f"`{parts[0].op}` is not joined with others of its kind: say how tensors of it travel "
+            "in one buffer in _PACKINGS of lowering/backends/jax/collectives.py"
+        )
     packing = _PACKINGS[parts[0].op]
     packed = [packing.pack(machine, parts[n], inputs[n]) for n in chosen]
     ends = [0]

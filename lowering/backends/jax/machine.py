@@ -12,6 +12,7 @@ from jax import lax
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
+from meshdsl.lowering.backends.missing import emitter_of
 from meshdsl.lowering.program import Block, Instruction, Value
 from meshdsl.tensors.dims import Shape
 
@@ -36,6 +37,10 @@ class Machine:
     torus: bool = False
     token: list[Any] = field(default_factory=list)
 
+    def emitter(self, instruction: Instruction) -> Emitter:
+        """Returns what emits an instruction."""
+        return emitter_of(self.emitters, instruction, "jax")
+
     def counts(self, axes: Sequence[str]) -> list[int]:
         """Returns the sizes of some axes."""
         return [self.mesh.sizes[axis] for axis in axes]
@@ -51,7 +56,7 @@ class Machine:
                 held.update(zip(tied, fixed, strict=True))
             arguments = [held[v] for v in instruction.inputs]
             with jax.named_scope(_scope(instruction)):
-                results = self.emitters[instruction.op](self, instruction, arguments)
+                results = self.emitter(instruction)(self, instruction, arguments)
             if len(instruction.outputs) == 1 and not isinstance(results, list | tuple):
                 results = (results,)
             held.update(zip(instruction.outputs, results, strict=True))

@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
+from meshdsl.lowering.backends.missing import emitter_of
 from meshdsl.lowering.program import Block, Instruction, Value
 from meshdsl.tensors.cuts import part
 from meshdsl.tensors.dims import Shape
@@ -36,6 +37,10 @@ class Machine:
         for axis in axes:
             found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
         return found.astype(np.int32)
+
+    def emitter(self, instruction: Instruction) -> Emitter:
+        """Returns what emits an instruction."""
+        return emitter_of(self.emitters, instruction, "numpy")
 
     def counts(self, axes: Sequence[str]) -> list[int]:
         """Returns the sizes of some axes."""
@@ -83,7 +88,7 @@ class Machine:
         """Runs a block on the rows of its inputs."""
         held: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
         for instruction in block.instructions:
-            results = self.emitters[instruction.op](
+            results = self.emitter(instruction)(
                 self, instruction, [held[v] for v in instruction.inputs]
             )
             if isinstance(results, np.ndarray):

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.arrange import alignment
+from meshdsl.lowering.backends.missing import emitter_of
 from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value
 from meshdsl.tensors.dims import Shape
 
@@ -80,6 +81,10 @@ class Machine:
     device: tf.Tensor
     instructions: list[Instruction] = field(default_factory=list)
 
+    def emitter(self, instruction: Instruction) -> Emitter:
+        """Returns what emits an instruction."""
+        return emitter_of(self.emitters, instruction, "tf")
+
     def counts(self, axes: Sequence[str]) -> list[int]:
         """Returns the sizes of some axes."""
         return [self.mesh.sizes[axis] for axis in axes]
@@ -113,7 +118,7 @@ class Machine:
                 elif instruction.is_collective:
                     results = self._collective(instruction, number, arguments)
                 else:
-                    results = self.emitters[instruction.op](self, instruction, arguments)
+                    results = self.emitter(instruction)(self, instruction, arguments)
             if isinstance(results, tf.Tensor):
                 results = (results,)
             for value, result in zip(instruction.outputs, results, strict=True):
@@ -127,14 +132,14 @@ class Machine:
         """Emits a collective, noted from when there is what it sends until it has sent it."""
         with tf.control_dependencies(arguments):
             self.links.begin(number)
-        results = self.emitters[instruction.op](self, instruction, arguments)
+        results = self.emitter(instruction)(self, instruction, arguments)
         self.links.end(number)
         return results
 
     def _in_order(self, instruction: Instruction, arguments: Arrays) -> Any:
         """Emits what must happen after all that was noted before, and before what comes next."""
         with tf.control_dependencies(self.links.in_order()):
-            result = self.emitters[instruction.op](self, instruction, arguments)
+            result = self.emitter(instruction)(self, instruction, arguments)
         with tf.control_dependencies([result]):
             self.links.in_order()
         return result

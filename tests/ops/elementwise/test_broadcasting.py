@@ -10,6 +10,7 @@ from meshdsl.lowering.backends.jax.emitters import EMITTERS as JAX
 from meshdsl.lowering.backends.jax.operations.elementwise import elementwise as on_jax
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS as NUMPY
 from meshdsl.lowering.backends.numpy.operations.elementwise import elementwise as on_numpy
+from meshdsl.lowering.instructions import KINDS, of_elementwise
 from meshdsl.lowering.partition.elementwise import elementwise as partitioned
 from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE, unary
 from meshdsl.tracing.graph import Primitive, Work
@@ -23,6 +24,7 @@ def cube(monkeypatch):
     """What the lines of a file and the tables would say; all facts are in the one statement."""
     primitives = dict(ELEMENTWISE)
     cube = unary("cube", lambda g, y, x: g * (3 * x * x), "f", "x ** 3.", work=Work.DIVISION)
+    monkeypatch.setitem(KINDS, "cube", of_elementwise(ELEMENTWISE["cube"]))  # as when it is read
     monkeypatch.setitem(NUMPY, "cube", on_numpy(lambda x: x**3))
     monkeypatch.setitem(JAX, "cube", on_jax(lambda x: x**3))
     monkeypatch.setitem(partition.RULES, "cube", partitioned)  # which lists what was there before

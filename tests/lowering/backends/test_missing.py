@@ -1,0 +1,48 @@
+"""A backend without a line for an instruction says which, for what line, and where it goes."""
+
+import re
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering import backends
+from meshdsl.lowering.backends.jax import collectives as of_jax
+from meshdsl.lowering.backends.tf import collectives as of_tf
+from meshdsl.lowering.collectives import COLLECTIVES
+
+X = md.named(np.ones((4, 2), np.float32), ["a", "b"])
+FILES = {
+    "expm1": (lambda x: md.expm1(x), r"operations/elementwise\.py"),
+    "cumsum": (lambda x: md.cumsum(x, "a"), "operations, in the file of its family"),
+    "all_reduce": (lambda x: md.sum(x, "a"), r"collectives\.py"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_a_missing_emitter_is_named_with_the_file_to_put_it_in(monkeypatch, backend, name):
+    if backend == "jax_auto" and name == "all_reduce":
+        pytest.skip("whole tensors need no collectives")
+    function, file = FILES[name]
+    mesh, layout = ("m:2", "a:m") if name == "all_reduce" else ("m:1", "")
+    where = {"mesh": mesh, "layout": layout, "backend": backend}
+    monkeypatch.delitem(backends.load(backend).EMITTERS, name)
+    folder = backend.removesuffix("_auto")  # whose emitters are those of jax
+    with pytest.raises(ValueError) as caught:
+        md.jit(function, **where)(X)
+    text = str(caught.value)
+    assert f"backend {folder!r} has no emitter for instruction `{name}`" in text
+    assert "tests/lowering/backends/test_missing.py:" in text
+    assert re.search(rf"lowering/backends/{folder}/{file}", text)
+
+
+def test_every_collective_can_travel_with_others_of_its_kind():
+    assert set(of_jax._PACKINGS) == set(of_tf._PACKINGS) == set(COLLECTIVES)
+
+
+def test_a_collective_that_cannot_travel_with_others_is_named(monkeypatch):
+    monkeypatch.delitem(of_jax._PACKINGS, "all_reduce")
+    function = md.jit(lambda x: (md.sum(x, "a"), md.sum(x * x, "a")), "m:2", "a:m")
+    with pytest.raises(ValueError, match=r"`all_reduce` .* _PACKINGS of .*jax/collectives\.py"):
+        function(X)
