@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
-from meshdsl.lowering.instructions import KINDS
 from meshdsl.lowering.program import Instruction
 
 T = TypeVar("T")
@@ -28,9 +28,10 @@ def emitter_of(emitters: Mapping[str, T], instruction: Instruction, backend: str
 
 
 def _file(instruction: Instruction) -> str:
+    """Returns the file that has it in another backend, or where it may go."""
     if instruction.is_collective:
         return "collectives.py"
-    kind = KINDS.get(instruction.op)
-    if kind is not None and kind.elementwise:
-        return "operations/elementwise.py, or special.py beside it"
+    for file in sorted(Path(__file__).parent.glob("*/operations/*.py")):
+        if f'    "{instruction.op}": ' in file.read_text():
+            return f"operations/{file.name}"
     return "operations, in the file of its family"

@@ -1,6 +1,7 @@
 """A backend without a line for an instruction says which, for what line, and where it goes."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import backends
 from meshdsl.lowering.backends.jax import collectives as of_jax
+from meshdsl.lowering.backends.missing import emitter_of
 from meshdsl.lowering.backends.tf import collectives as of_tf
 from meshdsl.lowering.collectives import COLLECTIVES
 
 X = md.named(np.ones((4, 2), np.float32), ["a", "b"])
 FILES = {
     "expm1": (lambda x: md.expm1(x), r"operations/elementwise\.py"),
-    "cumsum": (lambda x: md.cumsum(x, "a"), "operations, in the file of its family"),
+    "erf": (lambda x: md.erf(x), r"operations/special\.py"),
+    "cumsum": (lambda x: md.cumsum(x, "a"), r"operations/cumulative\.py"),
     "all_reduce": (lambda x: md.sum(x, "a"), r"collectives\.py"),
 }
 
@@ -35,6 +38,13 @@ def test_a_missing_emitter_is_named_with_the_file_to_put_it_in(monkeypatch, back
     assert f"backend {folder!r} has no emitter for instruction `{name}`" in text
     assert "tests/lowering/backends/test_missing.py:" in text
     assert re.search(rf"lowering/backends/{folder}/{file}", text)
+
+
+def test_a_new_instruction_goes_to_the_file_of_its_family():
+    program = md.jit(lambda x: md.expm1(x)).lower(X)
+    (one,) = program.block.instructions
+    with pytest.raises(ValueError, match="numpy/operations, in the file of its family"):
+        emitter_of({}, replace(one, op="no_such"), "numpy")
 
 
 def test_every_collective_can_travel_with_others_of_its_kind():
