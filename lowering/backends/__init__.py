@@ -25,12 +25,19 @@ def load(name: str) -> Backend:
     """Returns the module of a backend; `contract` says what it gives.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is none of that name, or its folder lacks a part of the contract.
     """
     if name not in BACKENDS:
         hint = did_you_mean(str(name), BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    return cast("Backend", importlib.import_module(f"meshdsl.lowering.backends.{name}"))
+    backend = importlib.import_module(f"meshdsl.lowering.backends.{name}")
+    lacking = [part for part in ("EMITTERS", "Executable", "runtime") if not hasattr(backend, part)]
+    if lacking:
+        raise ValueError(
+            f"backend {name!r} lacks {', '.join(lacking)}: define them in "
+            f"lowering/backends/{name}/__init__.py, as lowering/backends/contract.py says"
+        )
+    return cast("Backend", backend)
 
 
 def load_on_jax(name: str = "jax") -> BackendOnJax:

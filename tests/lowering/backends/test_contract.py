@@ -1,5 +1,6 @@
 """The contract of backends: ours keep it, and so does a fourth one that only prints."""
 
+import sys
 import types
 
 import numpy as np
@@ -81,3 +82,13 @@ def test_what_is_missing_is_named():
         "Executable.memory_analysis",
     ]
     assert missing(types.ModuleType("nothing")) == ["EMITTERS", "Executable", "runtime"]
+
+
+def test_a_backend_in_the_list_whose_folder_lacks_a_part_is_refused_with_its_file(monkeypatch):
+    module = types.ModuleType("meshdsl.lowering.backends.show")
+    module.EMITTERS = {}
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(backends, "BACKENDS", ("show",))
+    lacks = r"backend 'show' lacks Executable, runtime: define them in .*show/__init__\.py"
+    with pytest.raises(ValueError, match=lacks):
+        backends.load("show")
