@@ -9,6 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import lower
 from meshdsl.lowering.costs.memory import _History, memory
+from meshdsl.lowering.placement import planning
 from meshdsl.lowering.placement.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
 from tests.benchmarks.lowering_time import LEAVES, mlp
@@ -83,10 +84,12 @@ def test_a_cut_takes_as_many_rounds_for_many_layers_as_for_few(monkeypatch):
 
 def test_a_plan_surveys_what_is_made_of_nothing_once(monkeypatch):
     surveys = []
-    survey = lower.constants
-    monkeypatch.setattr(lower, "constants", lambda graph: surveys.append(graph) or survey(graph))
+    survey = planning.constants
+    monkeypatch.setattr(planning, "constants", lambda graph: surveys.append(graph) or survey(graph))
     for name in ("reads", "postponed", "partial_sums"):
-        assert not hasattr(importlib.import_module(f"meshdsl.lowering.{name}"), "from_nothing")
+        assert not hasattr(
+            importlib.import_module(f"meshdsl.lowering.placement.{name}"), "from_nothing"
+        )
     plans = []
     plan = lower.plan
     monkeypatch.setattr(lower, "plan", lambda *given: plans.append(1) or plan(*given))

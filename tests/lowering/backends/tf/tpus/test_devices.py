@@ -132,7 +132,7 @@ def test_prints_are_told_with_their_lines():
         "<lambda> prints, which a program on a TPU cannot: return what is to be seen as a result, "
         "or run it on hosts, without --tpu and TPU_NAME"
     )
-    assert line.startswith("  at ") and "test_tpu_devices.py" in line and "md.print(" in line
+    assert line.startswith("  at ") and "tpus/test_devices.py" in line and "md.print(" in line
 
 
 def in_a_process(code, **environment):
@@ -154,8 +154,8 @@ def test_jax_stays_on_the_cpu_where_tensorflow_has_the_tpu():
         "import jax; from meshdsl.cli.job import use_tpu; use_tpu(None, 'jax'); "
         "print(jax.config.jax_platforms); use_tpu('local', 'tf'); "
         "print(jax.config.jax_platforms); jax.config.update('jax_platforms', None)\n"
-        "from meshdsl.lowering.backends.tf import tpu_devices\n"
-        "try: tpu_devices.connect('grpc://127.0.0.1:9')\n"
+        "from meshdsl.lowering.backends.tf.tpus import devices\n"
+        "try: devices.connect('grpc://127.0.0.1:9')\n"
         "except ValueError as error: assert 'does not answer' in str(error)\n"
         "print(jax.config.jax_platforms, jax.default_backend())"
     )
