@@ -180,6 +180,8 @@ class _Sharing:
             return
         if tensor in again.computed and tensor not in again.keeping:
             return
+        if tensor not in layouts or twin not in layouts:  # an earlier pair has made it
+            return
         home = layouts[tensor]
         maker = again.maker.get(tensor)
         moved = self._taken(_readers(ahead).get(twin, ()))

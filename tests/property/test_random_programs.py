@@ -51,6 +51,13 @@ def test_what_compilers_rounded_twice(number):
     check(make_case(number), ("tpu",))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("number", [1926, 5302])
+def test_what_one_pair_of_loops_has_made_another_does_not_share(number):
+    """Cases in which a tensor that sharing had added had no layout: a bare KeyError."""
+    check(make_case(number), ("numpy",))
+
+
 def told(case: Case, backends: Sequence[str]) -> str:
     """Returns a minimal program that still fails, as Python to paste; else the whole case."""
     for backend, options in itertools.product(backends, case.options):
