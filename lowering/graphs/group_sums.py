@@ -72,6 +72,8 @@ class _GroupSums:
             return False
         now = bytes_sent(Case(split, (layouts[x],), (layouts[split.outputs[0]],), mesh))
         where = layouts[out].restrict([d.name for d in out.shape if d not in kept])
+        if where.split_axes & set(axes):  # another dim of the sums lies along these axes
+            return False
         sums = reshard_cost(out.shape, out.dtype.itemsize, where.add_partial(axes), where, mesh)
         return sums < now
 
