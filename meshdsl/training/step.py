@@ -119,9 +119,7 @@ def make_train_step(
             _need_reached(loss, params, grads)
         squares = squared_norms(grads, params) if guarded else None
         norm = global_norm(grads) if squares is None else ops.sqrt(ops.sum(squares))
-        used = grads
-        if clip_norm is not None:
-            used, _ = clip_by_global_norm(grads, clip_norm, norm)
+        used = grads if clip_norm is None else clip_by_global_norm(grads, clip_norm, norm)[0]
         count = state.updates
         params, moments = chosen.update(used, state.optimizer, params, count)
         if trainable is not None:

@@ -97,6 +97,15 @@ ATTENTION = Primitive("attention", _rule, _gradient)
 ATTENTION_GRADIENT = Primitive("attention_gradient", _gradient_rule, _second)
 
 
+def _check_features(q: Tensor, features: DimLike) -> None:
+    """Raises ValueError unless the queries have the dim that is contracted with the keys."""
+    if q.shape.find(features if isinstance(features, str) else features.name) is None:
+        raise ValueError(
+            f"the queries {q.shape} have no dim `{features}` to contract with the keys; features= "
+            "names it (by default `kv`), as in md.attention(q, k, v, features='dim')"
+        )
+
+
 @operation
 def attention(
     q: Tensor,
@@ -151,11 +160,7 @@ def attention(
     Raises:
         ValueError: a dim is missing, k, v or a mask has one that q lacks, or dtypes do not fit.
     """
-    if q.shape.find(features if isinstance(features, str) else features.name) is None:
-        raise ValueError(
-            f"the queries {q.shape} have no dim `{features}` to contract with the keys; features= "
-            "names it (by default `kv`), as in md.attention(q, k, v, features='dim')"
-        )
+    _check_features(q, features)
     memory, contracted = k.shape.get(over), q.shape.get(features)
     k.shape.get(contracted)
     v.shape.get(memory)
