@@ -214,6 +214,15 @@ class Layout:
         found, conflicts = self._resolve(shape, path)
         return found, [LayoutConflict(*conflict) for conflict in conflicts]
 
+    def inside(self, shape: Shape) -> TensorLayout:
+        """Returns where a value inside a program goes, which has no path.
+
+        `validate` has found no conflict among them. An input of the program alone may have one
+        here, since rules with scopes keep it from conflicts at its path; a contested axis then
+        stays with the rule that is written first.
+        """
+        return self._resolve(shape, "")[0]
+
     def rule_for(self, dim: str, path: str = "") -> Rule | None:
         """Returns the rule that decides about `dim` in the tensor at `path`, or None."""
         if (dim, path) not in self._deciding:

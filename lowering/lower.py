@@ -129,7 +129,7 @@ def _write(
 def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
     """Returns the inputs that are stored elsewhere than where they are used."""
     rows = zip(graph.inputs, graph.input_paths, strict=True)
-    return [t for t, path in rows if layout.assign(t.shape, path) != layout.assign(t.shape)]
+    return [t for t, path in rows if layout.assign(t.shape, path) != layout.inside(t.shape)]
 
 
 def _ends(

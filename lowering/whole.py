@@ -85,7 +85,7 @@ class _Places:
 
     def value(self, value: Value) -> Value:
         if value not in self.known:
-            where = self.layout.assign(value.shape)
+            where = self.layout.inside(value.shape)
             self.known[value] = replace(value, layout=where)
         return self.known[value]
 

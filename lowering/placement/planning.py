@@ -50,10 +50,10 @@ def plan(
 
     def visit(graph: Graph, visit: Callable) -> None:
         for tensor in graph.inputs:
-            layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
+            layouts[tensor] = places.get(tensor) or layout.inside(tensor.shape)
         for op in graph.operations:
             for tensor in op.outputs:
-                layouts[tensor] = places.get(tensor) or layout.assign(tensor.shape)
+                layouts[tensor] = places.get(tensor) or layout.inside(tensor.shape)
             for body in op.bodies:
                 visit(body, visit)
             if op.name not in BODIES:

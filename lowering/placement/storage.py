@@ -165,7 +165,7 @@ class _Storage:
 
     def _whole(self, tensor: Tensor) -> TensorLayout:
         """Returns where a tensor is that is not stored."""
-        return self.layout.assign(tensor.shape)
+        return self.layout.inside(tensor.shape)
 
     # The cut.
 

@@ -73,8 +73,10 @@ def accumulate(author: Author) -> None:
 def extreme_products(author: Author) -> None:
     """Products that leave float64 on their own, of what is zero or tiny, and results that do not.
 
-    From 1e-300 on a dim goes up to 1 or 1e300; the logarithm of that is tame. Inside bodies it is
-    1e-100: these may be differentiated three times, and a third derivative is 1 / y**3.
+    From 1e-290 on a dim goes up to 1 or 1e290; the logarithm of that is tame. A cotangent of 1e-15
+    times 1e-290 is still a normal number: XLA takes others for 0, and a product would make them
+    large again. Inside bodies it is 1e-100: these may be differentiated three times, and a third
+    derivative is 1 / y**3.
     """
     found = author.along()
     if found is None or found[1].size < 3:
@@ -93,7 +95,7 @@ def extreme_products(author: Author) -> None:
         y = md.linear_recurrence(decay, y, dim, reverse)
         author.keep(1e-5 * y, author.bounds[x])
         return
-    least = 100.0 if author.depth else 300.0
+    least = 100.0 if author.depth else 290.0
     span = least if kind == "prod" else 2 * least
     tiny, factor = 10**-least * (1.5 + 0.3 * md.tanh(x)), 10 ** (span / (dim.size - 1))
     if kind == "growth":

@@ -52,9 +52,11 @@ def test_what_compilers_rounded_twice(number):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("number", [1926, 5302, 7786])
+@pytest.mark.parametrize("number", [1926, 2786, 4786, 5302, 7786, 9368])
 def test_what_failed_to_lower_once(number):
-    """Cases in which a tensor that sharing had added had no layout, and one of a group sum."""
+    """Cases that failed in the writing of shared tensors, of a group sum (7786), of a second
+    derivative of attention (2786, 9368) and of an input that has a layout by its path alone (4786).
+    """
     check(make_case(number), ("numpy",))
 
 
