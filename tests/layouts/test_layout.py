@@ -330,7 +330,7 @@ def test_a_value_inside_a_program_leaves_a_contested_axis_with_the_rule_written_
     layout = Layout.parse("b:model; a:model; inputs/a:data")
     both = Shape([Dimension("a", 2), Dimension("b", 4)])
     assert str(layout.inside(both)) == "b:model"
-    assert str(layout.assign(both, "inputs/x")) == "a:data b:model"
+    assert str(layout.assign(both, "inputs/x")) == "a:data; b:model"
 
 
 def test_a_mesh_without_the_axis_is_an_error():
