@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshdsl.lowering.parameters import Attention, parameters_of
 from meshdsl.tensors.dims import Dimension, Shape
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class AttentionSizes:
     @staticmethod
     def of(instruction: Instruction) -> AttentionSizes:
         q, k, v = (value.local for value in instruction.inputs[:3])
-        params = instruction.params
+        params = parameters_of(instruction, Attention)
         queries = q.without([params["features"]])
         lead = queries.without([params["length"]])
         shared = [dim for dim in lead if dim in k]

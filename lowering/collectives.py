@@ -11,25 +11,38 @@ the payload for an all_reduce, (n-1)/n for the others, and all of it for a permu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import (
+    AllReduce,
+    AllToAll,
+    JoinedAllReduce,
+    JoinedAllToAll,
+    JoinedPermute,
+    JoinedSplitDim,
+    OverAxes,
+    Permute,
+    SplitDim,
+)
 
 if TYPE_CHECKING:
     from meshdsl.lowering.program import Value
 
-Params = Mapping[str, Any]
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
-class CollectiveKind:
+class CollectiveKind(Generic[P]):
     """What is known of a kind of collective.
 
     Attributes:
         transition: what it does to the layout of a tensor, in words.
+        parameters: the record of its parameters (`lowering.parameters`).
+        joined: the record of one that moves several tensors.
         dims: its parameters that name a dim. One that moves several tensors lists them.
         payload: (operand, result, parameters, devices of a group) -> bytes.
         wire: devices of a group -> wire bytes for each byte of payload.
@@ -38,21 +51,23 @@ class CollectiveKind:
     """
 
     transition: str
+    parameters: type[P]
+    joined: type
     dims: tuple[str, ...]
-    payload: Callable[[Value, Value, Params, int], int]
+    payload: Callable[[Value, Value, P, int], int]
     wire: Callable[[int], float]
-    problem: Callable[[Value, Value, Params, Mesh], str]
+    problem: Callable[[Value, Value, P, Mesh], str]
 
 
 def _of_most(n: int) -> float:
     return (n - 1) / n if n > 1 else 0.0
 
 
-def _larger(before: Value, after: Value, params: Params, devices: int) -> int:
+def _larger(before: Value, after: Value, params: OverAxes, devices: int) -> int:
     return max(before.bytes, after.bytes)
 
 
-def _blocks(before: Value, after: Value, params: Params, devices: int) -> int:
+def _blocks(before: Value, after: Value, params: AllToAll, devices: int) -> int:
     """The operand's bytes, with pads for as many blocks of `split` as there are devices."""
     split = params["split"]
     blocks = devices * after.local.get(split).size
@@ -62,7 +77,7 @@ def _blocks(before: Value, after: Value, params: Params, devices: int) -> int:
 # Transitions: from the layout of the operand to that of the result.
 
 
-def _reduced(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+def _reduced(before: Value, after: Value, params: AllReduce, mesh: Mesh) -> str:
     """An all_reduce. What belongs to one device alone may be called partial or not."""
     axes = params["axes"]
     busy = before.layout.split_axes & set(axes)
@@ -71,19 +86,19 @@ def _reduced(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
     return "leaves partial sums" if busy or not same or partial else ""
 
 
-def _scattered(layout: TensorLayout, params: Params) -> TensorLayout | None:
-    axes, dim = tuple(params["axes"]), params["dim"]
+def _scattered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:
+    axes, dim = params["axes"], params["dim"]
     if not set(layout.partial_axes) & set(axes):
         return None
     return layout.drop(axes).split(dim, (*layout.axes(dim), *axes))
 
 
-def _gathered(layout: TensorLayout, params: Params) -> TensorLayout | None:
-    return _without(layout, params["dim"], tuple(params["axes"]))
+def _gathered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:
+    return _without(layout, params["dim"], params["axes"])
 
 
-def _turned(layout: TensorLayout, params: Params) -> TensorLayout | None:
-    axes, split = tuple(params["axes"]), params["split"]
+def _turned(layout: TensorLayout, params: AllToAll) -> TensorLayout | None:
+    axes, split = params["axes"], params["split"]
     rest = _without(layout, params["concat"], axes)
     return None if rest is None else rest.split(split, (*layout.axes(split), *axes))
 
@@ -96,16 +111,16 @@ def _without(layout: TensorLayout, dim: str, axes: tuple[str, ...]) -> TensorLay
 
 
 def _leads(
-    transition: Callable[[TensorLayout, Params], TensorLayout | None],
-) -> Callable[[Value, Value, Params, Mesh], str]:
-    def problem(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+    transition: Callable[[TensorLayout, P], TensorLayout | None],
+) -> Callable[[Value, Value, P, Mesh], str]:
+    def problem(before: Value, after: Value, params: P, mesh: Mesh) -> str:
         there = transition(before.layout, params)
         return "" if there == after.layout else f"goes to {after.layout}, not to {there}"
 
     return problem
 
 
-def _paired(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
+def _paired(before: Value, after: Value, params: Permute, mesh: Mesh) -> str:
     sources, targets = zip(*params["pairs"], strict=True)
     if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         return "sends or receives twice at one device"
@@ -114,12 +129,20 @@ def _paired(before: Value, after: Value, params: Params, mesh: Mesh) -> str:
     return "" if before.local == after.local else f"turns {before.local} into {after.local}"
 
 
-COLLECTIVES: dict[str, CollectiveKind] = {
+COLLECTIVES: dict[str, CollectiveKind[Any]] = {
     "all_reduce": CollectiveKind(
-        "partial over axes -> replicated", (), _larger, lambda n: 2 * _of_most(n), _reduced
+        "partial over axes -> replicated",
+        AllReduce,
+        JoinedAllReduce,
+        (),
+        _larger,
+        lambda n: 2 * _of_most(n),
+        _reduced,
     ),
     "reduce_scatter": CollectiveKind(
         "partial sum over axes -> axes appended, minor, to dim",
+        SplitDim,
+        JoinedSplitDim,
         ("dim",),
         lambda before, after, params, devices: devices * after.bytes,
         _of_most,
@@ -127,6 +150,8 @@ COLLECTIVES: dict[str, CollectiveKind] = {
     ),
     "all_gather": CollectiveKind(
         "the trailing axes of dim -> replicated",
+        SplitDim,
+        JoinedSplitDim,
         ("dim",),
         lambda before, after, params, devices: devices * before.bytes,
         _of_most,
@@ -134,6 +159,8 @@ COLLECTIVES: dict[str, CollectiveKind] = {
     ),
     "all_to_all": CollectiveKind(
         "the trailing axes of dim `concat` -> appended to `split`",
+        AllToAll,
+        JoinedAllToAll,
         ("concat", "split"),
         _blocks,
         _of_most,
@@ -141,7 +168,9 @@ COLLECTIVES: dict[str, CollectiveKind] = {
     ),
     "permute": CollectiveKind(
         "whole shards move: (source, target) by device number",
-        ("dim",),
+        Permute,
+        JoinedPermute,
+        (),
         _larger,
         lambda n: float(n > 1),
         _paired,

@@ -11,6 +11,15 @@ import collections
 from collections.abc import Callable, Mapping
 
 from meshdsl.lowering.instructions import kind_of, named
+from meshdsl.lowering.parameters import (
+    Attention,
+    Full,
+    Local,
+    OverAxes,
+    Rename,
+    Window,
+    parameters_of,
+)
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
@@ -92,9 +101,11 @@ class Expressions:
         if kind.symbol:
             return operate(kind.symbol, [operand(value) for value in inputs])
         if op == "full":
-            return number(instruction.params["value"]), ATOM
+            return number(parameters_of(instruction, Full)["value"]), ATOM
         arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
-        called = instruction.params["definition"].name if op == "local" else _CALLED.get(op, op)
+        called = _CALLED.get(op, op)
+        if op == "local":
+            called = parameters_of(instruction, Local)["definition"].name
         return f"{called}({', '.join(arguments)})", ATOM
 
     def _unbroadcast(self, value: Value) -> Value:
@@ -113,31 +124,26 @@ _CALLED = {"select": "where"}
 
 def _extras(instruction: Instruction) -> list[str]:
     """Returns what stands after the operands: dims, axes, dtypes."""
-    op, params, (out, *_) = instruction.op, instruction.params, instruction.outputs
+    op, (out, *_) = instruction.op, instruction.outputs
     if op == "einsum":
         have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
         over = [name for name in have.names if out.shape.find(name) is None]
         return [f"over={'+'.join(over)}"] if over else []
     if op in ("attention", "attention_gradient"):
-        window = [f"window={params['window']}"] if params["window"] else []
-        return [params["memory"], *(["causal"] if params["causal"] else []), *window]
+        seen = parameters_of(instruction, Attention)
+        window = [f"window={seen['window']}"] if seen["window"] else []
+        return [seen["memory"], *(["causal"] if seen["causal"] else []), *window]
     if op in COLLECTIVES or op == "slice":
-        dims = [params[key] for key in ("dim", "concat", "split") if params.get(key)]
-        kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
-        moved = " -> ".join(dims)
-        return [word for word in (*kind, moved, "+".join(params["axes"])) if word]
+        return _moved(instruction)
     if along := kind_of(op).along:
-        return list(params[along]) if along == "over" else [params[along]]
+        dims = instruction.params[along]
+        return list(dims) if along == "over" else [dims]
     if op == "window":
-        start, stride = params["start"], params["stride"]
-        stop = start + stride * out.local.get(params["dim"]).size
-        step = f":{stride}" if stride != 1 else ""
-        spread = [f"1 in {params['dilation']}"] if params["dilation"] > 1 else []
-        return [f"{params['dim']}[{start}:{stop}{step}]", *spread]
+        return _positions(instruction)
     if op == "device_index":
-        return ["+".join(params["axes"])]
+        return ["+".join(parameters_of(instruction, OverAxes)["axes"])]
     if op == "rename":
-        return [f"{old} -> {new}" for old, new in params["names"]]
+        return [f"{old} -> {new}" for old, new in parameters_of(instruction, Rename)["names"]]
     if op == "cast":
         return [short(out.dtype)]
     if op == "broadcast":
@@ -145,3 +151,22 @@ def _extras(instruction: Instruction) -> list[str]:
     if op in ("reshape", "transpose", "iota"):
         return list(out.shape.names)
     return []
+
+
+def _moved(collective: Instruction) -> list[str]:
+    """Returns how a collective or a slice combines, its dims, and its axes."""
+    params = collective.params
+    dims = [params[key] for key in ("dim", "concat", "split") if key in params]
+    kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
+    words = (*kind, " -> ".join(dims), "+".join(parameters_of(collective, OverAxes)["axes"]))
+    return [word for word in words if word]
+
+
+def _positions(instruction: Instruction) -> list[str]:
+    """Returns the positions that a window has of its operand: `length[0:8:2]`."""
+    params, (out,) = parameters_of(instruction, Window), instruction.outputs
+    start, stride = params["start"], params["stride"]
+    stop = start + stride * out.local.get(params["dim"]).size
+    step = f":{stride}" if stride != 1 else ""
+    spread = [f"1 in {params['dilation']}"] if params["dilation"] > 1 else []
+    return [f"{params['dim']}[{start}:{stop}{step}]", *spread]

@@ -1,8 +1,9 @@
 """Instructions: everything that is known of each kind of instruction of an `SpmdProgram`.
 
-One declaration per kind, in `KINDS`: what it computes, how compilers fuse it, and how passes may
-move it. The costs, the passes, the checks and the printing read these facts. `kind_of` refuses a
-name that is not declared, and a declaration without its arithmetic is refused when it is made.
+One declaration per kind, in `KINDS`: its parameters, what it computes, how compilers fuse it, and
+how passes may move it. The costs, the passes, the checks and the printing read these facts.
+`kind_of` refuses a name that is not declared, and a declaration without the record of its
+parameters or without its arithmetic is refused when it is made.
 
 Elementwise kinds come from the operations of the same name (`meshdsl.ops.elementwise`). There are
 about 70 others. Many of them are steps of operations that are split over devices: `assemble`,
@@ -15,10 +16,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, is_typeddict
 
+from meshdsl.lowering import parameters as records
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.costs import arithmetic
+from meshdsl.lowering.parameters import NoParameters
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tracing.graph import Primitive, Work
 
@@ -43,6 +46,7 @@ class Kind:
     """What is known of a kind of instruction.
 
     Attributes:
+        parameters: the record of its parameters, of `lowering.parameters`.
         flops: the arithmetic of one device, of differentiable dtypes.
         fusion: what of it reaches memory.
         cheap: it only moves or converts data: passes may move it along with a collective.
@@ -60,6 +64,7 @@ class Kind:
     """
 
     name: str
+    parameters: type
     flops: Flops
     fusion: Fusion = Fusion.ALONE
     cheap: bool = False
@@ -75,6 +80,13 @@ class Kind:
     costly: bool = False
     symbol: str = ""
     elementwise: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not is_typeddict(self.parameters):
+            raise ValueError(
+                f"instruction `{self.name}` is declared without a record of its parameters: write "
+                "a TypedDict in lowering/parameters.py, or give NoParameters if it has none"
+            )
 
     @property
     def is_collective(self) -> bool:
@@ -105,11 +117,24 @@ def named(wanted: Callable[[Kind], bool]) -> frozenset[str]:
     return frozenset(kind.name for kind in KINDS.values() if wanted(kind))
 
 
-def _declare(names: str, flops: Flops, fusion: Fusion = Fusion.ALONE, **facts: bool | str) -> None:
+def record_of(instruction: Instruction) -> type:
+    """Returns the record of an instruction's parameters; a joined collective has another one.
+
+    Raises:
+        ValueError: its kind is not declared.
+    """
+    if instruction.is_collective and "sources" in instruction.params:
+        return COLLECTIVES[instruction.op].joined
+    return kind_of(instruction.op).parameters
+
+
+def _declare(
+    names: str, parameters: type, flops: Flops, fusion: Fusion = Fusion.ALONE, **facts: bool | str
+) -> None:
     for name in names.split():
         if name in KINDS:
             raise ValueError(f"instruction `{name}` is declared twice")
-        KINDS[name] = Kind(name, flops, fusion, **facts)  # type: ignore[arg-type]
+        KINDS[name] = Kind(name, parameters, flops, fusion, **facts)  # type: ignore[arg-type]
 
 
 VIEW, PASSING, REDUCTION, PRODUCT, _ = Fusion
@@ -120,6 +145,7 @@ def of_elementwise(primitive: Primitive) -> Kind:
     """Returns what follows from the statement of an elementwise operation."""
     return Kind(
         primitive.name,
+        records.Cast if primitive.name == "cast" else NoParameters,
         arithmetic.per_result if primitive.work > Work.NONE else none,
         PASSING,
         cheap=primitive.name == "cast",
@@ -132,45 +158,90 @@ def of_elementwise(primitive: Primitive) -> Kind:
 KINDS.update((name, of_elementwise(primitive)) for name, primitive in ELEMENTWISE.items())
 
 # Collectives, and the one local instruction of resharding.
-_declare(" ".join(COLLECTIVES), none, own_line=True)
-_declare("slice", none, reads_part=True, cheap=True, own_line=True)
+for _name, _collective in COLLECTIVES.items():
+    _declare(_name, _collective.parameters, none, own_line=True)
+_declare("slice", records.SplitDim, none, reads_part=True, cheap=True, own_line=True)
 
 # Data made of nothing, moved, or looked at in another way.
-_declare("rename reshape", none, VIEW, cheap=True)
-_declare("barrier", none, VIEW, cheap=True, own_line=True)
-_declare("full iota device_index", none, PASSING, constant=True)
-_declare("literal", none, constant=True)
-_declare("broadcast transpose", none, PASSING, cheap=True)
-_declare("window", none, PASSING, elsewhere=True, reads_part=True)
-_declare("local_slice", none, PASSING, elsewhere=True, reads_part=True, along="dim")
-_declare("local_update update", none, in_place=True, along="dim")
-_declare("concat assemble", none, along="dim")
-_declare("take", none, reads_part=True, along="dim")
+_declare("rename", records.Rename, none, VIEW, cheap=True)
+_declare("reshape", NoParameters, none, VIEW, cheap=True)
+_declare("barrier", records.Barrier, none, VIEW, cheap=True, own_line=True)
+_declare("full", records.Full, none, PASSING, constant=True)
+_declare("iota", NoParameters, none, PASSING, constant=True)
+_declare("device_index", records.OverAxes, none, PASSING, constant=True)
+_declare("literal", records.Data, none, constant=True)
+_declare("broadcast transpose", NoParameters, none, PASSING, cheap=True)
+_declare("window", records.Window, none, PASSING, elsewhere=True, reads_part=True)
+_declare(
+    "local_slice",
+    records.LocalPositions,
+    none,
+    PASSING,
+    elsewhere=True,
+    reads_part=True,
+    along="dim",
+)
+_declare("local_update", records.LocalPositions, none, in_place=True, along="dim")
+_declare("update", records.Update, none, in_place=True, along="dim")
+_declare("concat", records.AlongDim, none, along="dim")
+_declare("assemble", records.Assemble, none, along="dim")
+_declare("take", records.Indexed, none, reads_part=True, along="dim")
 
 # Products.
-_declare("einsum", arithmetic.einsum, PRODUCT, long=True)
-_declare("convolve", arithmetic.convolution, PRODUCT, long=True)
-_declare("attention", arithmetic.attention, long=True)
-_declare("attention_gradient", arithmetic.attention_gradient, long=True)
-_declare("window_sum window_max window_match", arithmetic.windows, as_fast_as_memory=True)
-_declare("cholesky eigh qr slogdet solve svd triangular_solve", arithmetic.factorization)
-_declare("fft ifft rfft irfft", arithmetic.transform, along="dim")
+_declare("einsum", NoParameters, arithmetic.einsum, PRODUCT, long=True)
+_declare("convolve", records.Convolve, arithmetic.convolution, PRODUCT, long=True)
+_declare("attention", records.Attention, arithmetic.attention, long=True)
+_declare("attention_gradient", records.AttentionGradient, arithmetic.attention_gradient, long=True)
+_declare("window_sum window_max", records.Pool, arithmetic.windows, as_fast_as_memory=True)
+_declare("window_match", records.WindowMatch, arithmetic.windows, as_fast_as_memory=True)
+_declare("cholesky slogdet solve", records.Matrices, arithmetic.factorization)
+_declare("eigh qr svd", records.Factors, arithmetic.factorization)
+_declare("triangular_solve", records.Triangular, arithmetic.factorization)
+_declare("fft ifft", records.AlongDim, arithmetic.transform, along="dim")
+_declare("rfft irfft", records.HalfSpectrum, arithmetic.transform, along="dim")
 
 # Reductions, order and what is cumulative.
-_declare("sum max min", per_operand, REDUCTION, as_fast_as_memory=True, along="over")
-_declare("prod", per_operand, as_fast_as_memory=True, along="over")
-_declare("prod_others scaled_prod", per_operand)
-_declare("scatter_add scatter_max scatter_min", per_operand, as_fast_as_memory=True, along="dim")
-_declare("cumsum cumprod cummax cummin", per_operand, as_fast_as_memory=True, along="dim")
-_declare("cumprod_from", per_operand)
-_declare("linear_recurrence", arithmetic.recurrence, as_fast_as_memory=True, along="dim")
-_declare("linear_recurrence_from recurrence_totals", arithmetic.recurrence)
-_declare("products_before products_besides scale states_before", none)
-_declare("argmax argmin sort top_k", none, along="dim")
+_declare(
+    "sum max min", records.Reduction, per_operand, REDUCTION, as_fast_as_memory=True, along="over"
+)
+_declare("prod", records.Reduction, per_operand, as_fast_as_memory=True, along="over")
+_declare("prod_others scaled_prod", records.Reduction, per_operand)
+_declare(
+    "scatter_add scatter_max scatter_min",
+    records.Indexed,
+    per_operand,
+    as_fast_as_memory=True,
+    along="dim",
+)
+_declare(
+    "cumsum cumprod cummax cummin",
+    records.Cumulative,
+    per_operand,
+    as_fast_as_memory=True,
+    along="dim",
+)
+_declare("cumprod_from", records.Cumulative, per_operand)
+_declare(
+    "linear_recurrence",
+    records.Cumulative,
+    arithmetic.recurrence,
+    as_fast_as_memory=True,
+    along="dim",
+)
+_declare("linear_recurrence_from recurrence_totals", records.Cumulative, arithmetic.recurrence)
+_declare("products_before states_before", records.Before, none)
+_declare("products_besides", records.Reduction, none)
+_declare("scale", NoParameters, none)
+_declare("argmax argmin", records.AlongDim, none, along="dim")
+_declare("sort", records.Sort, none, along="dim")
+_declare("top_k", records.TopK, none, along="dim")
 
 # Random bits, and functions of a user's own.
-_declare("threefry2x32 local", none)
-_declare("print", none, effect=True)
+_declare("threefry2x32", records.RandomBits, none)
+_declare("local", records.Local, none)
+_declare("print", records.Print, none, effect=True)
 
 # Instructions with bodies, whose work counts apart.
-_declare("cond scan while", none, long=True, own_line=True)
+_declare("cond", records.Cond, none, long=True, own_line=True)
+_declare("scan", records.Scan, none, long=True, own_line=True)
+_declare("while", records.While, none, long=True, own_line=True)

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.paths import path_names
@@ -135,9 +136,9 @@ class Names(dict[Value, str]):
         return found
 
     def _name_scan(self, scan: Instruction, scope: _Scope) -> None:
-        body: Block = scan.params["body"]
-        consts, carries = scan.params["consts"], scan.params["carries"]
-        stacked = f"[{scan.params['dim']}]"
+        params = parameters_of(scan, Scan)
+        body, consts, carries = params["body"], params["consts"], params["carries"]
+        stacked = f"[{params['dim']}]"
         inner = _Scope(self)
         for position, (outside, inside) in enumerate(zip(scan.inputs, body.inputs, strict=True)):
             base = self._bases.get(outside, "carry")
@@ -153,7 +154,7 @@ class Names(dict[Value, str]):
                 scope.define(outside, self[inside] + stacked, self._bases[inside] + stacked)
 
     def _name_while(self, loop: Instruction, scope: _Scope, given: dict[Value, str]) -> None:
-        consts = loop.params["consts"]
+        consts = parameters_of(loop, While)["consts"]
         for body in loop.bodies:
             inner = _Scope(self)
             for position, (outside, inside) in enumerate(

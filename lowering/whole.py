@@ -74,7 +74,7 @@ class _Places:
         for value, path in zip(placed.outputs, program.output_paths, strict=True):
             end = self.at(value, path)
             if end.layout != value.layout:
-                copies.append(Instruction("rename", (value,), (end,), {"names": {}}))
+                copies.append(Instruction("rename", (value,), (end,), {"names": ()}))
             outputs.append(end if end.layout != value.layout else value)
         return Block(placed.inputs, (*placed.instructions, *copies), tuple(outputs))
 

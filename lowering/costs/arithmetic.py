@@ -16,9 +16,18 @@ complex transform of n numbers counts 5 n log2 n, a real one half of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshdsl.lowering.attention_sizes import AttentionSizes
+from meshdsl.lowering.parameters import (
+    AlongDim,
+    Convolve,
+    HalfSpectrum,
+    Matrices,
+    Pool,
+    parameters_of,
+)
 from meshdsl.tensors.dtypes import is_complex
 
 if TYPE_CHECKING:
@@ -86,7 +95,8 @@ _TRANSFORMS = {"fft": 5.0, "ifft": 5.0, "rfft": 2.5, "irfft": 2.5}
 
 def factorization(instruction: Instruction) -> int:
     """Linear algebra: the leading term for each matrix, and for right sides if there are some."""
-    local, op, params = instruction.inputs[0].local, instruction.op, instruction.params
+    local, op = instruction.inputs[0].local, instruction.op
+    params = parameters_of(instruction, Matrices)
     rows, columns = local.get(params["rows"]).size, local.get(params["columns"]).size
     m, n = max(rows, columns), min(rows, columns)
     total = _FACTORING[op](m, n) * (local.volume // (m * n))
@@ -97,9 +107,12 @@ def factorization(instruction: Instruction) -> int:
 
 def transform(instruction: Instruction) -> int:
     """Fourier transforms along one dim."""
-    op, params = instruction.op, instruction.params
+    op = instruction.op
     shape = (instruction.outputs if op == "irfft" else instruction.inputs)[0].local
-    size = params["into"].size if op == "irfft" else shape.get(params["dim"]).size
+    if op == "irfft":
+        size = parameters_of(instruction, HalfSpectrum)["into"].size
+    else:
+        size = shape.get(parameters_of(instruction, AlongDim)["dim"]).size
     return int(_TRANSFORMS[op] * shape.volume * math.log2(size))
 
 
@@ -109,7 +122,9 @@ def _product(instruction: Instruction) -> int:
 
 def _met(instruction: Instruction) -> int:
     """Returns how many elements all windows of an instruction meet, for all its other dims."""
-    out, slides = instruction.outputs[0].local, instruction.params["slides"]
+    out = instruction.outputs[0].local
+    slides = parameters_of(instruction, Convolve)["slides"]  # as pooling has them
+    sizes: Sequence[int]
     if instruction.op == "convolve":
         x, window = (value.local for value in instruction.inputs)
         others = {d.name: d.size for d in x.without(s.x for s in slides)}
@@ -117,7 +132,7 @@ def _met(instruction: Instruction) -> int:
         sizes = [window.get(slide.window).size for slide in slides]
     else:
         others = {d.name: d.size for d in out.without(s.out for s in slides)}
-        sizes = instruction.params["sizes"]
+        sizes = parameters_of(instruction, Pool)["sizes"]
     total = math.prod(others.values())
     for slide, size in zip(slides, sizes, strict=True):
         total *= -(-out.get(slide.out).size * size // slide.base)

@@ -46,6 +46,7 @@ from typing import Literal, TypeAlias
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
 from meshdsl.lowering.instructions import Fusion, named
+from meshdsl.lowering.parameters import Loop, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -334,7 +335,10 @@ class _Liveness:
     def _starts(self, loop: Instruction, dying: Sequence[Value], position: int) -> set[Value]:
         """Returns the buffers of the starts of a loop's carries that the carries take."""
         free = set(dying)
-        first, count = loop.params.get("consts", 0), loop.params.get("carries", 0)
+        if loop.op == "cond":
+            return set()
+        params = parameters_of(loop, Loop)
+        first, count = params["consts"], params["carries"]
         return {
             buffer
             for start in loop.inputs[first : first + count]
@@ -491,7 +495,6 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
 
     A loop keeps its carry's next value beside the present one; a branch writes the cond's results.
     """
-    params = instruction.params
     if instruction.op == "cond":
         for branch in instruction.bodies:
             inner = _Liveness(branch, branch.outputs, target)
@@ -500,7 +503,9 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
             yield inner
         return
     if instruction.op == "while":
-        yield _Liveness(params["condition"], params["condition"].outputs, target)
+        condition = parameters_of(instruction, While)["condition"]
+        yield _Liveness(condition, condition.outputs, target)
+    params = parameters_of(instruction, Loop)
     body, carries = params["body"], params["carries"]
     inner = _Liveness(body, body.outputs[:carries], target)
     slices = body.inputs[params["consts"] + carries :]

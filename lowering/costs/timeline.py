@@ -22,6 +22,7 @@ from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.roofline import local_work
 from meshdsl.lowering.naming import Names
+from meshdsl.lowering.parameters import OverAxes, Scan, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, payload_bytes, wire_bytes
 from meshdsl.tensors.dtypes import BFLOAT16
 from meshdsl.tracing.source import Source
@@ -196,7 +197,7 @@ class _Writer:
         )
 
     def _collective(self, one: Instruction, phase: str) -> Interval:
-        axes = tuple(one.params["axes"])
+        axes = parameters_of(one, OverAxes)["axes"]
         sent = wire_bytes(one.op, payload_bytes(one, self.mesh), self.mesh.extent(axes))
         seconds = self.hardware.seconds(one.op, sent, axes, self.mesh)
         return Interval(
@@ -222,7 +223,7 @@ class _Writer:
                 times[what] += one.runs * seconds  # type: ignore[assignment]
         return Interval(
             kind=one.op,
-            name=one.params.get("dim", ""),
+            name=parameters_of(one, Scan)["dim"] if one.op == "scan" else "",
             source=one.source,
             phase=phase,
             count=one.runs,

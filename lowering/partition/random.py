@@ -33,10 +33,9 @@ def random_bits(case: Case) -> Plan:
         at = _words(shape)
         high = _counter(builder, Shape(shape[:at]), here, 0)
         low = _counter(builder, Shape(shape[at:]), here, op.params["start"])
-        params = {"pairs": op.params["pairs"], "shape": shape}
-        return builder.add(
-            "threefry2x32", (inputs[0], high, low), [(out.shape, out.dtype, layout)], params
-        )
+        params = {"pairs": op.params["pairs"]}
+        result = [(out.shape, out.dtype, layout)]
+        return builder.add("threefry2x32", (inputs[0], high, low), result, params)
 
     return Plan((TensorLayout(),), (layout,), emit)
 
@@ -79,9 +78,8 @@ def fold_in(case: Case) -> Plan:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         source, low = inputs
         high = builder.number(op.params["high"], UINT32)
-        params = {"pairs": True, "shape": op.inputs[1].shape}
         result = [(out.shape, out.dtype, layout)]
-        return builder.add("threefry2x32", (source, high, low), result, params)
+        return builder.add("threefry2x32", (source, high, low), result, {"pairs": True})
 
     numbers = layout.restrict(op.inputs[1].shape.names)
     return Plan((TensorLayout(), numbers), (layout,), emit)

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.parameters import OverAxes, parameters_of
 from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
 from meshdsl.lowering.program import (
     Block,
@@ -75,7 +76,7 @@ def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
 
 def _key(one: Instruction) -> Hashable:
     """Returns what collectives have in common that can be one."""
-    axes, (first, *_) = tuple(one.params["axes"]), one.inputs
+    axes, (first, *_) = parameters_of(one, OverAxes)["axes"], one.inputs
     if one.op == "all_reduce":
         axes = tuple(sorted(axes))
     rest = {name: value for name, value in shared(one).items() if name != "axes"}

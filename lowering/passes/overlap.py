@@ -30,6 +30,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.parameters import LocalPositions, Permute, SplitDim, parameters_of
 from meshdsl.lowering.passes.blocks import each_block, in_order
 from meshdsl.lowering.program import Block, Instruction, Pairs, SpmdProgram, Value
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
@@ -142,14 +143,18 @@ class _Writer:
         if value.shape.find(ring.dim) is None:
             return value
         result = ring.value(ring.small(value.shape), value, ring.loose(value.layout))
-        params = {"dim": ring.dim, "axes": ring.axes, "starts": ring.starts(shift)}
+        params: LocalPositions = {
+            "dim": ring.dim,
+            "axes": ring.axes,
+            "starts": ring.starts(shift),
+        }
         return self.write("local_slice", (value,), result, source, params)
 
     def send(self, piece: Value, by: int, source: Source) -> Value:
         """Returns the piece that comes when all send theirs `by` places on."""
         ring = self.ring
         pairs = _neighbours(ring.mesh, ring.axes, by)
-        params = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}
+        params: Permute = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}
         return self.write("permute", (piece,), replace(piece), source, params)
 
     def add(self, pieces: Sequence[Value], source: Source, result: Value | None = None) -> Value:
@@ -199,7 +204,8 @@ class _Block:
 
     def _ring(self, one: Instruction, whole: Value, part: Value) -> _Ring | None:
         """Returns the ring that a collective can be, if its devices share the dim equally."""
-        axes, dim = tuple(one.params["axes"]), one.params["dim"]
+        params = parameters_of(one, SplitDim)
+        axes, dim = params["axes"], params["dim"]
         ring = _Ring(self.mesh, axes, dim, part.local.get(dim).size)
         outer = self.mesh.extent(part.layout.axes(dim))
         even = part.shape.get(dim).size == outer * ring.chunk
@@ -267,8 +273,9 @@ class _Block:
         """
         (out,) = product.outputs
         apart = out.layout.split_axes.union(out.layout.partial_axes)
-        axes = {axis for axis in gather.params["axes"] if self.mesh.sizes[axis] > 1}
-        return out.shape.find(gather.params["dim"]) is not None or axes <= apart
+        params = parameters_of(gather, SplitDim)
+        axes = {axis for axis in params["axes"] if self.mesh.sizes[axis] > 1}
+        return out.shape.find(params["dim"]) is not None or axes <= apart
 
     def _times(
         self, writer: _Writer, product: Instruction, whole: Value, piece: Value, shift: int
@@ -305,7 +312,11 @@ class _Block:
         count = pieces.setdefault(product, [])
         count.append(piece)
         last = len(count) == ring.size
-        params = {"dim": ring.dim, "axes": ring.axes, "starts": ring.starts(shift)}
+        params: LocalPositions = {
+            "dim": ring.dim,
+            "axes": ring.axes,
+            "starts": ring.starts(shift),
+        }
         result = out if last else replace(out)
         ends[product] = writer.write(
             "local_update", (ends[product], piece), result, product.source, params

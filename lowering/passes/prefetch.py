@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.parameters import Scan, Window, parameters_of
 from meshdsl.lowering.passes.blocks import CHEAP, each_block
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined
 from meshdsl.tensors.dims import Dimension, Shape
@@ -55,7 +56,8 @@ class _Gather:
 
 def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
     """Returns a scan that gathers ahead, after what it starts with; or the scan as it is."""
-    params, body = scan.params, scan.params["body"]
+    params = parameters_of(scan, Scan)
+    body = params["body"]
     consts, fixed = params["consts"], params["consts"] + params["carries"]
     dim, stacked = params["dim"], scan.inputs[fixed:]
     own = any(value.layout.axes(dim) for value in (*stacked, *scan.outputs[params["carries"] :]))
@@ -98,7 +100,7 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
     )
     again = tuple(scan.inputs[body.inputs.index(value)] for value in ahead)
     count = len(stacked)
-    changed = {
+    changed: Scan = {
         **params,
         "body": inner,
         "carries": params["carries"] + len(carried),
@@ -203,7 +205,7 @@ def _slice(
     shape = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.shape)
     local = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.local)
     thin = Value(shape, stacked.dtype, stacked.layout, local)
-    params = {"dim": dim, "start": at, "stride": 1, "dilation": 1, "fill": 0}
+    params: Window = {"dim": dim, "start": at, "stride": 1, "dilation": 1, "fill": 0}
     written.append(Instruction("window", (stacked,), (thin,), params, scan.source))
     names = [name for name in order if name != dim]
     kept = Value(

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.instructions import KINDS
+from meshdsl.lowering.parameters import Loop, Scan, parameters_of
+from meshdsl.lowering.passes.parameter_types import parameter_problems
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 
 
@@ -18,8 +20,9 @@ def verify(program: SpmdProgram) -> None:
 
     Raises:
         AssertionError: a value is read before it is made, or made twice; a shard has not the shape
-            that its layout says; a block does not fit the instruction that runs it; or a collective
-            leaves another layout than its kind does. Every problem is told.
+            that its layout says; a parameter is missing, unknown or of another type than the record
+            of its kind says; a block does not fit the instruction that runs it; or a collective
+            leaves another layout than its kind does. Every problem is reported.
     """
     found = list(_problems(program.block, program.mesh, set()))
     if len(program.block.inputs) != len(program.input_paths):
@@ -36,9 +39,9 @@ def _problems(block: Block, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
         yield from _made(value, "an input", mesh, seen)
         here.add(value)
     for one in block.instructions:
-        if one.op not in KINDS:
-            files = "lowering/instructions.py or lowering/collectives.py"
-            yield f"{one.op} at {one.source} is not declared in {files}"
+        own = list(_own_problems(one))
+        for problem in own:
+            yield f"{one.op} at {one.source} {problem}"
         if any(value not in here for value in one.inputs):
             yield f"{one.op} at {one.source} reads what has not been made in its block"
         for value in one.outputs:
@@ -46,13 +49,19 @@ def _problems(block: Block, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
             here.add(value)
         for body in one.bodies:
             yield from _problems(body, mesh, seen)
-        wrong = _bodies_fit(one) if one.bodies else ""
-        if one.is_collective:
-            wrong = _collective_fits(one, mesh)
+        wrong = "" if own else _fits(one, mesh)  # which reads the parameters
         if wrong:
             yield f"{one.op} at {one.source} {wrong}"
     if any(value not in here for value in block.outputs):
         yield "a block returns what it has not made"
+
+
+def _own_problems(one: Instruction) -> Iterator[str]:
+    """Yields what is wrong with the kind of an instruction, or with its parameters."""
+    if one.op in KINDS:
+        yield from parameter_problems(one)
+    else:
+        yield "is not declared in lowering/instructions.py or lowering/collectives.py"
 
 
 def _made(value: Value, what: str, mesh: Mesh, seen: set[Value]) -> Iterator[str]:
@@ -63,9 +72,15 @@ def _made(value: Value, what: str, mesh: Mesh, seen: set[Value]) -> Iterator[str
         yield f"{what} has {value.local}, where its layout {value.layout} leaves other sizes"
 
 
+def _fits(one: Instruction, mesh: Mesh) -> str:
+    """Returns in what way the operands, results or blocks of an instruction do not fit it."""
+    if one.is_collective:
+        return _collective_fits(one, mesh)
+    return _bodies_fit(one) if one.bodies else ""
+
+
 def _bodies_fit(one: Instruction) -> str:
     """Returns in what way the blocks of an instruction do not fit it, if in one."""
-    params = one.params
     if one.op == "cond":
         given = tuple(map(_kind, one.inputs[1:]))
         fits = all(
@@ -74,6 +89,7 @@ def _bodies_fit(one: Instruction) -> str:
             for body in one.bodies
         )
         return "" if fits else "has branches for other operands or results"
+    params = parameters_of(one, Loop)
     body, first = params["body"], params["consts"] + params["carries"]
     start, end = one.inputs[params["consts"] : first], one.outputs[: params["carries"]]
     within = body.inputs[params["consts"] : first], body.outputs[: params["carries"]]
@@ -90,7 +106,8 @@ def _bodies_fit(one: Instruction) -> str:
         *zip(one.outputs[params["carries"] :], body.outputs[params["carries"] :], strict=True),
     ]
     if one.op == "scan" and any(
-        outer.local.without([params["dim"]]) != inner.local for outer, inner in stacked
+        outer.local.without([parameters_of(one, Scan)["dim"]]) != inner.local
+        for outer, inner in stacked
     ):
         return "has slices of other sizes inside"
     return ""

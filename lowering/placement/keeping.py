@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from meshdsl.lowering.parameters import Barrier, parameters_of
 from meshdsl.lowering.passes.blocks import CHEAP, each_block, substituted
 from meshdsl.lowering.passes.tidy import needed
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact, wire_of
@@ -109,7 +110,7 @@ class _Regathered:
 
 def _frees(one: Instruction) -> bool:
     """Whether an instruction is the barrier behind which a weight is gathered again."""
-    return one.op == "barrier" and bool(one.params.get("stored"))
+    return one.op == "barrier" and parameters_of(one, Barrier).get("stored", False)
 
 
 def _regathered(block: Block) -> Iterator[_Regathered]:

@@ -9,20 +9,23 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl.lowering.passes.verify import verify
 from meshdsl.lowering.program import SpmdProgram
 
 MESH = "data:2,model:4"
 
 
 def lowered(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> SpmdProgram:
-    """Returns the program, having checked its numbers against those of one device."""
+    """Returns the program, which is well formed and has the numbers of one device."""
     jitted = md.jit(function, mesh, layout, "numpy")
     found, expected = jitted(*inputs), md.jit(function, backend="numpy")(*inputs)
     for mine, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         mine, want = (np.asarray(each) * 1.0 for each in (mine, want))
         scale = np.abs(want).max(initial=1.0)
         assert np.abs(mine - want).max(initial=0.0) <= 1e-10 * scale
-    return jitted.lower(*inputs)
+    program = jitted.lower(*inputs)
+    verify(program)
+    return program
 
 
 def collectives(function: Callable, *inputs: Any, layout: str, mesh: str = MESH) -> list[str]:

@@ -1,6 +1,7 @@
 """Declarations of instructions: every backend's are declared, and no other name is accepted."""
 
 from dataclasses import replace
+from typing import is_typeddict
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.numpy import EMITTERS
-from meshdsl.lowering.instructions import KINDS, Fusion, kind_of, named
+from meshdsl.lowering.collectives import COLLECTIVES
+from meshdsl.lowering.instructions import KINDS, Fusion, Kind, kind_of, named
 from meshdsl.lowering.passes.verify import verify
 from meshdsl.lowering.writing.builder import BlockBuilder
 
@@ -35,6 +37,15 @@ def test_verify_names_an_instruction_that_is_not_declared():
     block = replace(program.block, instructions=(replace(one, op="exq"),))
     with pytest.raises(AssertionError, match=r"exq at .* is not declared"):
         verify(replace(program, block=block))
+
+
+def test_a_kind_is_declared_with_the_record_of_its_parameters():
+    assert all(is_typeddict(kind.parameters) for kind in KINDS.values())
+    assert all(is_typeddict(kind.joined) for kind in COLLECTIVES.values())
+    with pytest.raises(TypeError, match=r"missing .* 'parameters' and 'flops'"):
+        Kind("unstated")
+    with pytest.raises(ValueError, match=r"`untyped` is declared without .*parameters\.py"):
+        Kind("untyped", dict, lambda one: 0)
 
 
 def test_every_kind_says_how_it_is_fused_and_nothing_is_declared_in_contradiction():

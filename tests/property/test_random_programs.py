@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.lowering.passes.verify import verify
 from tests.property import minimal
 from tests.property.pads import poisoned
 from tests.property.programs import Case, make_case
@@ -79,6 +80,10 @@ def check(case: Case, backends: Sequence[str] = ("numpy", "jax")) -> None:
         for options in case.options if backend == "numpy" else case.options[:1]:
             jit = tf_tpu.jit if backend == "tpu" else functools.partial(md.jit, backend=backend)
             run = jit(case.function, case.mesh, case.layout, options=options)
+            if backend == "numpy":
+                program = run.lower(case.inputs)
+                verify(program)
+                program.compile()  # for the call
             with poisoned():
                 found = run(case.inputs)
             compare(found, expected, f"{backend} on {case.mesh}, {options}")

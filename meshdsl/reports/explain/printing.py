@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from meshdsl.lowering.costs.units import show_bytes, show_flops
 from meshdsl.lowering.expressions import Expressions
 from meshdsl.lowering.naming import Names
+from meshdsl.lowering.parameters import Loop, OverAxes, Scan, While, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
@@ -111,7 +112,7 @@ class _Printer:
         self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
         """Tells a joined collective: what it sends, then each of its tensors with its line."""
-        parts, axes = instruction.parts, "+".join(instruction.params["axes"])
+        parts, axes = instruction.parts, "+".join(parameters_of(instruction, OverAxes)["axes"])
         head = f"{indent}* {instruction.op} over {axes} of {len(parts)} tensors together"
         yield head, self._sent(instruction, times), ""
         for part in parts:
@@ -139,15 +140,15 @@ class _Printer:
 
     def _sent(self, instruction: Instruction, times: _Times) -> str:
         payload = payload_bytes(instruction, self.program.mesh)
-        devices = self.program.mesh.extent(instruction.params["axes"])
+        devices = self.program.mesh.extent(parameters_of(instruction, OverAxes)["axes"])
         sent = f"{show_bytes(wire_bytes(instruction.op, payload, devices))} wire"
         return f"{sent}{times}"
 
     def _scan(
         self, scan: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
-        params, names = scan.params, self.names
-        body: Block = params["body"]
+        params, names = parameters_of(scan, Scan), self.names
+        body = params["body"]
         consts, fixed = params["consts"], params["consts"] + params["carries"]
         order = ", last first" if params["reverse"] else ""
         head = f"{indent}  scan {params['dim']}={params['length']}{order}"
@@ -163,8 +164,8 @@ class _Printer:
     def _while(
         self, loop: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
-        names, consts = self.names, loop.params["consts"]
-        condition, body = loop.params["condition"], loop.params["body"]
+        names, params = self.names, parameters_of(loop, While)
+        condition, body, consts = params["condition"], params["body"], params["consts"]
         inside, turns = indent + "    ", replace(times, iterations=True)
         yield f"{indent}  while", "", str(loop.source)
         yield from self._carries(loop, expressions, inside)
@@ -188,24 +189,27 @@ class _Printer:
 
     def _carries(self, loop: Instruction, expressions: Expressions, indent: str) -> Iterable[Row]:
         """Tells what a loop's carries are called and what they start as."""
-        body, first = loop.params["body"], loop.params["consts"]
-        last = first + loop.params["carries"]
+        params = parameters_of(loop, Loop)
+        body, first = params["body"], params["consts"]
+        last = first + params["carries"]
         for outer, inner in zip(loop.inputs[first:last], body.inputs[first:last], strict=True):
             start = f"{indent}carry {self.names[inner]} = {expressions.operand(outer, self.names)}"
             yield start, self._type(inner), ""
 
     def _ends_of_carries(self, loop: Instruction, indent: str) -> Iterable[Row]:
-        body, first, names = loop.params["body"], loop.params["consts"], self.names
-        for position in range(loop.params["carries"]):
+        params, names = parameters_of(loop, Loop), self.names
+        body, first = params["body"], params["consts"]
+        for position in range(params["carries"]):
             inner, after = body.inputs[first + position], body.outputs[position]
             end = names[loop.outputs[position]]
             yield f"{indent}next  {names[inner]} = {names[after]}, at the end {end}"
 
     def _stacked(self, scan: Instruction, indent: str) -> Iterable[str]:
         """Tells what a scan stacks: `q` within is `q[layers]` after it."""
-        carries, suffix = scan.params["carries"], f"[{scan.params['dim']}]"
+        params = parameters_of(scan, Scan)
+        carries, suffix = params["carries"], f"[{params['dim']}]"
         words = []
-        pairs = zip(scan.params["body"].outputs[carries:], scan.outputs[carries:], strict=True)
+        pairs = zip(params["body"].outputs[carries:], scan.outputs[carries:], strict=True)
         for inner, outer in pairs:
             name = self.names[inner]
             same = self.names[outer] == name + suffix
