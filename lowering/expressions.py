@@ -103,7 +103,7 @@ class Expressions:
         if op == "full":
             return number(parameters_of(instruction, Full)["value"]), ATOM
         arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
-        called = _CALLED.get(op, op)
+        called = kind.word or op
         if op == "local":
             called = parameters_of(instruction, Local)["definition"].name
         return f"{called}({', '.join(arguments)})", ATOM
@@ -119,9 +119,6 @@ def _is_nothing(instruction: Instruction) -> bool:
     return instruction.op in ("full", "device_index")
 
 
-_CALLED = {"select": "where"}
-
-
 def _extras(instruction: Instruction) -> list[str]:
     """Returns what stands after the operands: dims, axes, dtypes."""
     op, (out, *_) = instruction.op, instruction.outputs
@@ -129,7 +126,7 @@ def _extras(instruction: Instruction) -> list[str]:
         have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
         over = [name for name in have.names if out.shape.find(name) is None]
         return [f"over={'+'.join(over)}"] if over else []
-    if op in ("attention", "attention_gradient"):
+    if kind_of(op).scores:
         seen = parameters_of(instruction, Attention)
         window = [f"window={seen['window']}"] if seen["window"] else []
         return [seen["memory"], *(["causal"] if seen["causal"] else []), *window]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, is_typeddict
 
 from meshdsl.lowering import parameters as records
@@ -61,6 +61,8 @@ class Kind:
         own_line: it is not folded into a formula when a program is printed.
         costly: it is not computed again for every reader.
         symbol: how it is printed between its operands, or before its one operand.
+        word: how it is printed otherwise, if not by its name.
+        scores: it computes scores of attention, block by block (`lowering.attention_sizes`).
     """
 
     name: str
@@ -79,6 +81,8 @@ class Kind:
     own_line: bool = False
     costly: bool = False
     symbol: str = ""
+    word: str = ""
+    scores: bool = False
     elementwise: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -145,17 +149,18 @@ def of_elementwise(primitive: Primitive) -> Kind:
     """Returns what follows from the statement of an elementwise operation."""
     return Kind(
         primitive.name,
-        records.Cast if primitive.name == "cast" else NoParameters,
+        NoParameters,
         arithmetic.per_result if primitive.work > Work.NONE else none,
         PASSING,
-        cheap=primitive.name == "cast",
         costly=primitive.work >= Work.DIVISION,
         symbol=primitive.symbol,
+        word=primitive.word,
         elementwise=True,
     )
 
 
 KINDS.update((name, of_elementwise(primitive)) for name, primitive in ELEMENTWISE.items())
+KINDS["cast"] = replace(KINDS["cast"], parameters=records.Cast, cheap=True)
 
 # Collectives, and the one local instruction of resharding.
 for _name, _collective in COLLECTIVES.items():
@@ -190,8 +195,14 @@ _declare("take", records.Indexed, none, reads_part=True, along="dim")
 # Products.
 _declare("einsum", NoParameters, arithmetic.einsum, PRODUCT, long=True)
 _declare("convolve", records.Convolve, arithmetic.convolution, PRODUCT, long=True)
-_declare("attention", records.Attention, arithmetic.attention, long=True)
-_declare("attention_gradient", records.AttentionGradient, arithmetic.attention_gradient, long=True)
+_declare("attention", records.Attention, arithmetic.attention, long=True, scores=True)
+_declare(
+    "attention_gradient",
+    records.AttentionGradient,
+    arithmetic.attention_gradient,
+    long=True,
+    scores=True,
+)
 _declare("window_sum window_max", records.Pool, arithmetic.windows, as_fast_as_memory=True)
 _declare("window_match", records.WindowMatch, arithmetic.windows, as_fast_as_memory=True)
 _declare("cholesky slogdet solve", records.Matrices, arithmetic.factorization)

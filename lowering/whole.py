@@ -16,6 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.graphs.lookalikes import lookalikes
+from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
@@ -107,7 +108,7 @@ class _Places:
             outputs=tuple(map(self.value, instruction.outputs)),
             params=params,
         )
-        if instruction.op in ("attention", "attention_gradient"):
+        if kind_of(instruction.op).scores:
             params["blocks"] = self.blocks_of_scores(placed)
         return placed
 

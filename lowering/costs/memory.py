@@ -56,7 +56,7 @@ _VIEWS = named(lambda kind: kind.fusion is Fusion.VIEW)
 _ELSEWHERE = named(lambda kind: kind.elsewhere)
 _IN_PLACE = named(lambda kind: kind.in_place)
 _COSTLY = named(lambda kind: kind.costly)
-_ATTENTION = frozenset(["attention", "attention_gradient"])  # which compute blocks of scores
+_ATTENTION = named(lambda kind: kind.scores)
 
 Target: TypeAlias = Literal["tpu", "cpu"]
 

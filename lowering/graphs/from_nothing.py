@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, Operation
+from meshdsl.tracing.graph import Form, Graph, Operation
 
-_SOURCES = frozenset(["full", "arange"])
-_MOVED = frozenset(["broadcast", "rename", "transpose"])
+# A device that makes a part of the result needs the same part of each operand.
+_LOCAL = (Form.ELEMENTWISE, Form.RENAMED, Form.ARRANGED)
 
 
 def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
     """Whether an operation's result is made of nothing, given which tensors are."""
-    return op.name in _SOURCES or (
-        (op.name in ELEMENTWISE or op.name in _MOVED) and all(t in known for t in op.inputs)
-    )
+    form = op.primitive.form
+    return form is Form.GENERATED or (form in _LOCAL and all(t in known for t in op.inputs))
 
 
 def constants(graph: Graph) -> set[Tensor]:

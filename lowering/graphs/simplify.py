@@ -42,8 +42,6 @@ def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
     )
 
 
-_INLINED = frozenset(["checkpoint", "custom_gradient"])
-_NAMES = frozenset(["name", "kept", "check_finite"])  # they are their last operands
 _INT32 = np.dtype("int32")
 
 
@@ -59,9 +57,9 @@ class _Rebuilder:
         values = dict(zip(graph.inputs, inputs, strict=True))
         for op in graph.operations:
             arguments = tuple(values[t] for t in op.inputs)
-            if op.name in _INLINED:
+            if op.primitive.inlined:
                 outputs = self.run(op.params["body"], arguments)
-            elif op.name in _NAMES:
+            elif op.primitive.mark:
                 outputs = arguments[-len(op.outputs) :]
                 if op.name == "name":
                     self.names[outputs[0]] = op.params["name"]

@@ -32,7 +32,6 @@ _NARROW = {
     "float32": frozenset([np.dtype("float16"), BFLOAT16]),
     "same": frozenset[np.dtype](),
 }
-_SUMS = frozenset(["sum", "einsum", "convolve", "scatter_add"])
 
 
 @dataclass
@@ -97,7 +96,7 @@ class _Widening:
         if len(op.outputs) > 1 or op.outputs[0].dtype not in self.dtypes:
             return [given]
         passes = op.outputs[0] in self.keep and any(t in self.wide for t in inputs)
-        if not passes and not (op.name in _SUMS and self._leaves_a_sum(op)):
+        if not passes and not (op.primitive.combines == "sum" and self._leaves_a_sum(op)):
             return [given]
         before: list[Operation] = []
         if passes:

@@ -29,11 +29,11 @@ from typing import Any
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import LocalPositions, Permute, SplitDim, parameters_of
 from meshdsl.lowering.passes.blocks import each_block, in_order
 from meshdsl.lowering.program import Block, Instruction, Pairs, SpmdProgram, Value
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tracing.source import Source
 
@@ -361,7 +361,7 @@ class _Block:
             return
         if maker.op == "einsum":
             yield maker
-        elif maker.op in ELEMENTWISE:
+        elif kind_of(maker.op).elementwise:
             yield maker
             for operand in dict.fromkeys(maker.inputs):
                 yield from self._inner(operand, dim)

@@ -24,15 +24,10 @@ from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.partition.shape import led_by_operand
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, Operation
+from meshdsl.tracing.graph import Form, Graph, Operation
 
-_RESHAPED = frozenset(["rename", "split", "merge"])
-# What follows its operand's layout, in the dims that it leaves alone.
-_FOLLOWS = frozenset(
-    "transpose broadcast sum max min window index fft ifft rfft irfft einsum".split()
-).union(ELEMENTWISE)
+_RESHAPED = (Form.RENAMED, Form.REGROUPED)
 
 _Layouts = Mapping[Tensor, TensorLayout]
 
@@ -117,10 +112,10 @@ class _Postponed:
         for op in self.graph.operations:
             if not op.bodies and op.outputs and op.outputs[0] in self.constant:
                 continue
-            if op.name in _RESHAPED:
+            if op.primitive.form in _RESHAPED:
                 if self._at(op.inputs[0]).splits:
                     self._offer(op.outputs[0], self._reshaped(op))
-            elif op.name in _FOLLOWS and self._any(op.inputs):
+            elif op.primitive.positionwise and self._any(op.inputs):
                 self._offer(op.outputs[0], self._following(op))
 
     def _offer(self, tensor: Tensor, place: TensorLayout) -> None:
@@ -161,7 +156,7 @@ class _Postponed:
 
     def _add(self, op: Operation) -> None:
         moving = [t for t in dict.fromkeys(op.inputs) if t in self.places]
-        known = op.name in _RESHAPED or op.name in _FOLLOWS
+        known = op.primitive.positionwise
         if not known:
             plan = self.plans.get(op)
             homes = plan.operands if plan else tuple(self.layouts[t] for t in op.inputs)

@@ -25,9 +25,8 @@ from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.writing.loops import is_sum
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, Operation
+from meshdsl.tracing.graph import Form, Graph, Operation
 
 # What starting one gather counts, in bytes on the wire.
 _START = 1024.0
@@ -37,8 +36,6 @@ _WORK = 1e-3
 _AGAIN = 0.98
 # What keeps inputs and named tensors where they are; finite, should two rules disagree.
 _FIXED = 1e18
-# What reads a stored tensor where it is.
-_ANYWHERE = frozenset(["sum", "max", "min", "barrier"])
 
 _Map = Callable[[TensorLayout], TensorLayout | None]
 
@@ -204,8 +201,8 @@ class _Storage:
                 self._add(body, times * runs, phased and not op.source.backward)
 
     def _operation(self, op: Operation, times: int, phase: int) -> None:
-        if op.bodies or op.name in _ANYWHERE:
-            if op.name == "barrier":
+        if op.bodies or _reads_anywhere(op):
+            if op.primitive.form is Form.SAME:
                 for before, after in zip(op.inputs, op.outputs, strict=True):
                     self._tie(before, after)
             return
@@ -239,7 +236,7 @@ class _Storage:
 
     def _takes(self, op: Operation, tensor: Tensor) -> bool:
         """Whether an operation takes a tensor where it is stored, as a look-up may."""
-        if op.name in ELEMENTWISE:
+        if op.primitive.form is Form.ELEMENTWISE:
             return False
         place = self.places[tensor]
         operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
@@ -275,7 +272,7 @@ class _Storage:
         whole = self._whole(tensor)
         rest = place.local(tensor.shape, self.mesh).volume
         saved = (whole.local(tensor.shape, self.mesh).volume - rest) * tensor.dtype.itemsize * _WORK
-        if not op.bodies and op.name not in ELEMENTWISE and op.name != "barrier":
+        if not op.bodies and op.primitive.form not in (Form.ELEMENTWISE, Form.SAME):
             saved += self._saved(op, tensor, whole, place)
         if saved > 0:
             self.cut.edge(CutGraph.SOURCE, tensor, times * saved)
@@ -370,6 +367,12 @@ class _Storage:
 _BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
 
 
+def _reads_anywhere(op: Operation) -> bool:
+    """Whether an operation reads a stored tensor where it is: devices combine what they have."""
+    form = op.primitive.form
+    return form is Form.SAME or (form is Form.REDUCTION and op.primitive.combines is not None)
+
+
 def _sums(op: Operation) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields pairs of what a loop adds up: before it, in it, and after it."""
     if op.name == "scan":
@@ -420,13 +423,13 @@ def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
         for body in op.bodies:
             yield from alike(op.inputs[1:], body.inputs)
             yield from alike(op.outputs, body.outputs)
-    elif op.name == "barrier":
+    elif op.primitive.form is Form.SAME:
         yield from alike(op.inputs, op.outputs)
     elif op.name == "rename":
         names: Mapping[str, str] = params["names"]
         back = {v: k for k, v in names.items()}
         yield op.inputs[0], op.outputs[0], _renamed(names), _renamed(back)
-    elif op.name in ELEMENTWISE or op.name == "transpose":
+    elif op.primitive.form in (Form.ELEMENTWISE, Form.ARRANGED):
         (result,) = op.outputs
         for tensor in dict.fromkeys(op.inputs):
             if tensor.shape == result.shape or set(tensor.shape) == set(result.shape):

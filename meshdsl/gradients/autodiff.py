@@ -26,10 +26,6 @@ from meshdsl.tracing.graph import Graph, TracedTensor
 from meshdsl.tracing.source import definition
 from meshdsl.tracing.trace import current
 
-# Operations whose indices choose among elements: jumps that are meant, as in routers.
-_CHOICES = frozenset(["top_k", "sort", "argmax", "argmin"])
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")  # the first argument
@@ -219,7 +215,8 @@ def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> Non
     for number in lost:
         stops = stopped_at(graph, number)
         what = f"{paths[number]} ({graph.inputs[number]})"
-        jumps = [stop for stop in stops if stop.name not in _CHOICES]
+        # Choices are jumps that are meant, as in routers.
+        jumps = [stop for stop in stops if not stop.primitive.chooses]
         if jumps:  # they first: it is they that need a mend
             stops = (*jumps, *(stop for stop in stops if stop not in jumps))
             lines = [f"{stop.name} at {stop.source}  {stop.source.code}" for stop in stops]

@@ -24,9 +24,6 @@ from meshdsl.tracing.trace import Trace, bind, current, located, tracing
 
 Tangents = list[Tensor | None]
 
-# Results that nothing but a gradient reads: their own gradient is that of what they are made of.
-_FOR_GRADIENTS = {"attention": (1,)}
-
 
 def push(
     graph: Graph, inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
@@ -64,7 +61,8 @@ def _pushed(
     else:
         emitted = bind(op.primitive, arguments, op.params)
         outputs, pullback = emitted.outputs, functools.partial(pull_back, emitted)
-    hidden = _FOR_GRADIENTS.get(op.name, ())
+    # Their own gradient is that of what they are made of.
+    hidden = op.primitive.for_gradient
     seeded = [i not in hidden and is_differentiable(t.dtype) for i, t in enumerate(outputs)]
     seeds = [t for t, on in zip(outputs, seeded, strict=True) if on]
     reached: list[Tensor] = []  # the tangents that the gradient speaks of

@@ -13,7 +13,7 @@ from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.tensors.dtypes import as_dtype, is_complex, is_float, is_integer
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Primitive, TracedTensor, Work
+from meshdsl.tracing.graph import Aval, Form, Primitive, TracedTensor, Work
 from meshdsl.tracing.trace import bind_one
 
 
@@ -21,8 +21,8 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     return [(params["shape"], params["dtype"])]
 
 
-FULL = Primitive("full", _rule, work=Work.NONE)
-ARANGE = Primitive("arange", _rule, work=Work.NONE)
+FULL = Primitive("full", _rule, work=Work.NONE, form=Form.GENERATED)
+ARANGE = Primitive("arange", _rule, work=Work.NONE, form=Form.GENERATED)
 
 
 def sized(dims: DimsLike) -> Shape:

@@ -140,9 +140,9 @@ def overwrite(x: Tensor, piece: Tensor, start: Tensor, dim: str, part: str) -> T
 
 TAKE = Primitive("take", _take_rule, _take_gradient)
 UPDATE = Primitive("update", _update_rule, _update_gradient, linear=(0, 1), additive=True)
-SCATTER_ADD = Primitive("scatter_add", _scatter_rule, _scatter_add_gradient)
-SCATTER_MAX = Primitive("scatter_max", _scatter_rule, _scatter_extreme_gradient)
-SCATTER_MIN = Primitive("scatter_min", _scatter_rule, _scatter_extreme_gradient)
+SCATTER_ADD = Primitive("scatter_add", _scatter_rule, _scatter_add_gradient, combines="sum")
+SCATTER_MAX = Primitive("scatter_max", _scatter_rule, _scatter_extreme_gradient, combines="max")
+SCATTER_MIN = Primitive("scatter_min", _scatter_rule, _scatter_extreme_gradient, combines="min")
 _SCATTERS = {"add": SCATTER_ADD, "max": SCATTER_MAX, "min": SCATTER_MIN}
 
 

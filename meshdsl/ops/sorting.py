@@ -48,8 +48,8 @@ def _back_in_place(
     return [bind_one(SCATTER_ADD, (cotangents[0], indices), params)]
 
 
-SORT = Primitive("sort", _sort_rule, _back_in_place)
-TOP_K = Primitive("top_k", _top_k_rule, _back_in_place)
+SORT = Primitive("sort", _sort_rule, _back_in_place, chooses=True)
+TOP_K = Primitive("top_k", _top_k_rule, _back_in_place, chooses=True)
 
 
 def _sorted(x: Tensor, dim: DimLike, descending: bool) -> tuple[Tensor, Tensor]:

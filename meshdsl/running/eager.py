@@ -38,17 +38,12 @@ from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.named_array import NamedArray, need_every_dim
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, Operation, TracedTensor
+from meshdsl.tracing.graph import Form, Graph, Operation, TracedTensor, Work
 from meshdsl.tracing.trace import ArrayTrace, tracing
 
 _LIMIT = 1024  # how many calls, and how many programs, are kept
 _WIDE = frozenset(["float64", "int64", "uint64", "complex128"])
 _PLAIN = frozenset([str, int, bool, type(None), Dimension, np.dtype, Shape])
-# What takes a number as an operand: XLA computes them alike with a constant and with an argument.
-_WITH_NUMBER = frozenset(
-    "add subtract multiply maximum minimum less less_equal greater greater_equal equal "
-    "not_equal select".split()
-)
 
 
 class _Unkeyed(Exception):
@@ -193,11 +188,16 @@ def _prepare(
     return _Call(runnable, inputs, tree, single)
 
 
+def _takes_numbers(op: Operation) -> bool:
+    """Whether XLA computes an operation alike with a number as a constant and as an argument."""
+    return op.primitive.form is Form.ELEMENTWISE and op.primitive.work <= Work.STEP
+
+
 def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:
     """Makes the numbers that one operation is done with its operands."""
     *fulls, last = graph.operations or (None,)
     numbers: list[tuple[Tensor, Any]] = []
-    if last is not None and last.name in _WITH_NUMBER:
+    if last is not None and _takes_numbers(last):
         if all(op.name == "full" and not op.params["shape"] for op in fulls):
             numbers = [(op.outputs[0], op.params["value"]) for op in fulls]
     elif last is not None and last.name == "index" and len(graph.operations) == 1 and given:

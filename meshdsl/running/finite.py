@@ -32,15 +32,6 @@ from meshdsl.tracing.trace import Trace, located, tracing
 
 _CHECKS = "_checks"
 _INT32 = np.dtype("int32")
-# What has its operand's elements and no others.
-_SAME = frozenset(["barrier", "broadcast", "merge", "name", "rename", "split", "transpose"])
-_WATCHED = {  # the graphs in the params of an operation that are watched
-    "checkpoint": ("body",),
-    "cond": ("if_true", "if_false"),
-    "custom_gradient": ("body",),
-    "scan": ("body",),
-    "while_loop": ("body",),
-}
 _Chosen = Callable[[Operation | None, Tensor], bool]
 
 
@@ -83,14 +74,21 @@ def watched(graph: Graph, *, outputs: bool, everything: bool = False) -> Watched
     def chosen(op: Operation | None, tensor: Tensor) -> bool:
         if not is_differentiable(tensor.dtype):
             return False
+        if op is not None and op.name == "check_finite":
+            return True
         if everything:
-            return op is None or op.name not in _SAME
-        return tensor in ends or (op is not None and op.name == "check_finite")
+            return op is None or not _moves(op)
+        return tensor in ends
 
     if everything:
         graph = _without_prints(graph)
     changed, level = _watch(graph, chosen, of_inputs=True)
     return Watched(changed, level) if level.size else None
+
+
+def _moves(op: Operation) -> bool:
+    """Whether each result has the elements of the operand of its number, and no others."""
+    return op.primitive.form.moves and len(op.inputs) == len(op.outputs)
 
 
 def _without_prints(graph: Graph) -> Graph:
@@ -162,7 +160,7 @@ def _watch(graph: Graph, chosen: _Chosen, of_inputs: bool = False) -> tuple[Grap
             count(None, graph.inputs)
         for op in graph.operations:
             changed, vector = op, None
-            if op.name in _WATCHED:
+            if op.primitive.result_graphs:
                 with located(op.source):
                     changed, vector, levels[op] = _watch_inside(op, chosen, operations, beside)
             operations.append(changed)
@@ -195,7 +193,7 @@ def _watch_inside(
 ) -> tuple[Operation, Tensor | None, dict[str, _Level]]:
     """Returns an operation that also returns the counts of its bodies, and these counts."""
     params, levels = dict(op.params), {}
-    for name in _WATCHED[op.name]:
+    for name in op.primitive.result_graphs:
         params[name], levels[name] = _watch(op.params[name], chosen)
     size = sum(level.size for level in levels.values())
     if not size:
@@ -205,7 +203,7 @@ def _watch_inside(
     if op.name == "scan":
         shape = Shape([op.params["dim"], dim])
     elif op.name == "cond":
-        names = _WATCHED["cond"]
+        names = op.primitive.result_graphs
         for at, name in enumerate(names):
             params[name] = _padded(params[name], levels, names, at)
     elif op.name == "while_loop":

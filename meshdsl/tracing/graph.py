@@ -7,9 +7,9 @@ tensors once, from tensors made before it. Tensors are compared by identity.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -96,9 +96,29 @@ class Work(enum.IntEnum):
     CONTRACTION = 4  # reads many elements, as sums and products do
 
 
+class Form(enum.Enum):
+    """What the elements of a result are, by those of the operands."""
+
+    SAME = "the results are the last operands"
+    RENAMED = "the operand, with dims of other names"
+    ARRANGED = "the operand, its dims in another order or repeated along more of them"
+    REGROUPED = "the operand, with a dim split into several, or several merged into one"
+    ELEMENTWISE = "each comes of one element of each operand; they meet by the names of dims"
+    REDUCTION = "each comes of the operand's elements along the dims that the result lacks"
+    GENERATED = "each comes of its position; there are no operands"
+    OTHER = "nothing is said"
+
+    @property
+    def moves(self) -> bool:
+        """Whether results have the elements of operands, and no others."""
+        return self in (Form.SAME, Form.RENAMED, Form.ARRANGED, Form.REGROUPED)
+
+
 @dataclass(frozen=True)
 class Primitive:
     """A kind of operation: its shape rule, its gradient rule, and what is known of it.
+
+    Every fact has a default that is safe: it says that nothing is known.
 
     Attributes:
         name: as printed, and as partition rules are registered by.
@@ -114,11 +134,26 @@ class Primitive:
             path through it is not differentiable.
         work: what it does per element. Operations up to `DIVISION` are cheap: the backward pass
             recomputes them. Operations from `DIVISION` on are not repeated for every reader.
+        form: what the elements of its results are.
+        positionwise: it has one result, and works on each position of a dim by itself, for all dims
+            that this and an operand have, apart from those that its parameters name.
+        combines: how the elements are combined that meet in one element of its result: results for
+            two operands, combined, are the result for the combined operands.
         linear: the operands in which it is linear, so that they may be partial sums.
         additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
+        chooses: its results are chosen elements, or their places. No slope is meant there.
+        for_gradient: the numbers of the results that its gradient alone reads.
+        mark: it says something of its last operands, which its results are; lowering drops it.
+        inlined: it runs its body once, on its operands; lowering writes the body in its place.
+        result_graphs: the parameters with the graphs whose outputs its results are: the body of a
+            loop, the branches of a cond.
         symbol: how it is printed between its operands, or before its one operand.
+        word: its public name, if that is not `name`.
         effect: whether it does something besides its results, as printing does: it is kept, and
             done each time, though nothing may need its results.
+
+    Raises:
+        ValueError: its facts contradict each other.
     """
 
     name: str
@@ -128,10 +163,37 @@ class Primitive:
     push: Callable[..., tuple[Sequence[Tensor], Sequence]] | None = None
     flat: bool = False
     work: Work = Work.CONTRACTION
+    form: Form = Form.OTHER
+    positionwise: bool = False
+    combines: Literal["sum", "max", "min"] | None = None
     linear: tuple[int, ...] = ()
     additive: bool = False
+    chooses: bool = False
+    for_gradient: tuple[int, ...] = ()
+    mark: bool = False
+    inlined: bool = False
+    result_graphs: tuple[str, ...] = ()
     symbol: str = ""
+    word: str = ""
     effect: bool = False
+
+    def __post_init__(self) -> None:
+        if problems := [problem for wrong, problem in self._contradictions() if wrong]:
+            raise ValueError(f"primitive `{self.name}` is {', and '.join(problems)}")
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Yields whether facts contradict each other, with how."""
+        whole = (Form.RENAMED, Form.ARRANGED, Form.REGROUPED, Form.ELEMENTWISE)
+        form = self.form.name.lower()
+        yield self.form in whole and not self.positionwise, f"{form}, but not positionwise"
+        yield self.form is Form.SAME and self.positionwise, f"{form}, so not called positionwise"
+        yield self.mark and self.form is not Form.SAME, f"a mark, but {form}"
+        yield self.mark and self.inlined, "a mark, but inlined"
+        yield self.inlined and not self.result_graphs, "inlined, but names no result_graphs"
+        yield self.additive and len(self.linear) < 2, "additive, but not linear in two operands"
+        yield self.flat and bool(self.linear), "flat, but linear"
+        extreme = self.combines in ("max", "min")
+        yield extreme and bool(self.linear), f"linear, but combines by {self.combines}"
 
     def __str__(self) -> str:
         return self.name

@@ -120,7 +120,7 @@ class _Printer:
             return operate(op.primitive.symbol, inputs)
         if op.name == "full" and not op.outputs[0].shape:
             return number(op.params["value"]), ATOM
-        called = op.params["definition"].name if op.name == "local" else _CALLED.get(op.name)
+        called = op.params["definition"].name if op.name == "local" else op.primitive.word
         arguments = [text for text, _ in inputs] + _extras(op)
         return f"{called or op.name}({', '.join(arguments)})", ATOM
 
@@ -202,7 +202,6 @@ class _Printer:
         return op.name
 
 
-_CALLED = {"select": "where"}
 _PARTS = {"if_true": "if true", "if_false": "if false"}
 
 

@@ -28,7 +28,7 @@ from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.operation import at_once, operation, told_as
 from meshdsl.tensors.dims import Shape, did_you_mean
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Graph, Operation, Primitive, TracedTensor, Work
+from meshdsl.tracing.graph import Aval, Form, Graph, Operation, Primitive, TracedTensor, Work
 from meshdsl.tracing.trace import bind, bind_one
 
 P = ParamSpec("P")
@@ -171,7 +171,7 @@ class _Choice:
 
 def _can_be_kept(op: Operation) -> bool:
     """Whether keeping all results of an operation keeps the one that is named, and little else."""
-    single = len(op.outputs) == 1 or op.name == "attention"
+    single = len(op.outputs) - len(op.primitive.for_gradient) == 1
     return single and passes(op) and op.primitive.gradient is not None and not op.effect
 
 
@@ -257,16 +257,21 @@ CHECKPOINT = Primitive(
     lambda inputs, params: [(t.shape, t.dtype) for t in params["body"].outputs],
     replay=_replay,
     push=_push,
+    inlined=True,
+    result_graphs=("body",),
 )
 NAME = Primitive(
     "name",
     lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)],
     lambda op, cotangents, wanted: list(cotangents),
     work=Work.NONE,
+    form=Form.SAME,
+    mark=True,
 )
-KEPT = Primitive("kept", _kept_rule, _kept_gradient, work=Work.NONE)
+KEPT = Primitive("kept", _kept_rule, _kept_gradient, work=Work.NONE, form=Form.SAME, mark=True)
 BARRIER = Primitive(
     "barrier",
     lambda inputs, params: [(t.shape, t.dtype) for t in inputs],
     lambda op, cotangents, wanted: list(cotangents),
+    form=Form.SAME,
 )

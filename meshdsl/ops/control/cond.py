@@ -152,7 +152,7 @@ def _push(
     return apart(bind(COND, operands, branches).outputs, moving)
 
 
-COND = Primitive("cond", _rule, replay=_replay, push=_push)
+COND = Primitive("cond", _rule, replay=_replay, push=_push, result_graphs=("if_true", "if_false"))
 
 
 def _params(branches: Iterable[Graph]) -> dict[str, Graph]:

@@ -192,4 +192,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-CUSTOM_GRADIENT = Primitive("custom_gradient", _rule, replay=_replay)
+CUSTOM_GRADIENT = Primitive(
+    "custom_gradient", _rule, replay=_replay, inlined=True, result_graphs=("body",)
+)

@@ -17,7 +17,7 @@ from meshdsl.ops.reductions.reduction import max, mean, min, sum
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import is_complex, is_differentiable, is_float, short
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Operation, Primitive, Work
+from meshdsl.tracing.graph import Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind, bind_one
 
 WHOLE = 1000  # the most elements that are printed one by one
@@ -174,6 +174,8 @@ CHECK = Primitive(
     _check_gradient,
     push=_check_tangent,
     work=Work.NONE,
+    form=Form.SAME,
+    mark=True,
     effect=True,
 )
 

@@ -234,7 +234,7 @@ def _push(
     return [*carry, *ys], [*carried, *stacked]
 
 
-SCAN = Primitive("scan", _rule, replay=_replay, push=_push)
+SCAN = Primitive("scan", _rule, replay=_replay, push=_push, result_graphs=("body",))
 
 
 class _Parts:

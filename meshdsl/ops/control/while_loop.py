@@ -107,4 +107,4 @@ def _push(
     return apart(bind(WHILE, [*parts[0], *parts[1]], params).outputs, moving)
 
 
-WHILE = Primitive("while_loop", _rule, _gradient, push=_push)
+WHILE = Primitive("while_loop", _rule, _gradient, push=_push, result_graphs=("body",))

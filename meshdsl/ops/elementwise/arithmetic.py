@@ -30,7 +30,7 @@ from meshdsl.ops.elementwise.broadcasting import (
 from meshdsl.ops.operation import operation
 from meshdsl.tensors.dtypes import as_dtype, is_complex, largest, need_kind, real_dtype, short
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one
 
 __all__ = [
@@ -310,6 +310,7 @@ SELECT = elementwise(
     work=Work.NONE,
     linear=(1, 2),
     additive=True,
+    word="where",
 )
 
 
@@ -337,12 +338,21 @@ def _cast_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
     return [cast(cotangent, dtype)]
 
 
-CAST = Primitive("cast", _cast_rule, _cast_gradient, work=Work.NONE)
+CAST = Primitive(
+    "cast",
+    _cast_rule,
+    _cast_gradient,
+    work=Work.NONE,
+    form=Form.ELEMENTWISE,
+    positionwise=True,
+)
 STOP_GRADIENT = Primitive(
     "stop_gradient",
     lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)],
     lambda op, cotangents, wanted: [None],
     work=Work.NONE,
+    form=Form.ELEMENTWISE,
+    positionwise=True,
     linear=(0,),
 )
 ELEMENTWISE.update(cast=CAST, stop_gradient=STOP_GRADIENT)
@@ -363,7 +373,7 @@ def where(condition: Tensor | bool, x: Any, y: Any) -> Tensor:
     known = [value.dtype for value in (x, y) if isinstance(value, Tensor)]
     like = known[0] if known else None
     operands = (condition, as_tensor(x, like), as_tensor(y, like))
-    return bind_elementwise(SELECT, operands, "where")
+    return bind_elementwise(SELECT, operands)
 
 
 @operation

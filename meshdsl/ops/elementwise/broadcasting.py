@@ -22,7 +22,7 @@ from meshdsl.ops.reductions.reduction import sum_to
 from meshdsl.tensors.dims import Dimension, Shape, did_you_mean
 from meshdsl.tensors.dtypes import need_kind, short
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one, is_derived
 
 Unary = Callable[[Any], Tensor]
@@ -108,11 +108,8 @@ def _need_function(function: Any) -> None:
         )
 
 
-def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor], word: str = "") -> Tensor:
+def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor]) -> Tensor:
     """Adds an elementwise operation with operands that the user chose.
-
-    Args:
-        word: the public name of the operation, if it is not the primitive's.
 
     Raises:
         ValueError: no operand has the dims of all, and no outer product is meant.
@@ -125,7 +122,7 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor], word: str
         if apart and not is_derived():
             every = names.union(*(shape.names for shape in shapes))
             if not every <= _allowed.outer:
-                raise ValueError(_unlike(operands, largest, word or primitive.name))
+                raise ValueError(_unlike(operands, largest, primitive.word or primitive.name))
     return bind_one(primitive, operands)
 
 
@@ -192,7 +189,7 @@ def elementwise(
         slopes: one gradient rule per operand, None where the slope is zero.
         accepts: kinds of dtype it takes: b(ool), i(nteger), f(loating-point), c(omplex).
         result: dtype of the result from that of the operands; by default the same.
-        facts: what `Primitive` knows of an operation: work, linear, additive, symbol.
+        facts: what `Primitive` knows of an operation: work, linear, additive, symbol, word.
     """
 
     def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -217,7 +214,8 @@ def elementwise(
             for slope, want, tensor in zip(slopes, wanted, op.inputs, strict=True)
         ]
 
-    primitive = Primitive(name, rule, gradient, flat=not any(slopes), **facts)
+    facts.update(flat=not any(slopes), form=Form.ELEMENTWISE, positionwise=True)
+    primitive = Primitive(name, rule, gradient, **facts)
     ELEMENTWISE[name] = primitive
     return primitive
 

@@ -96,7 +96,7 @@ def _reference(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Tensor:
     return attention_reference(q, k, v, params["memory"], **options)
 
 
-ATTENTION = Primitive("attention", _rule, _gradient)
+ATTENTION = Primitive("attention", _rule, _gradient, for_gradient=(1,))
 ATTENTION_GRADIENT = Primitive("attention_gradient", _gradient_rule, _second)
 
 

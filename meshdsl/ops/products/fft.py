@@ -65,10 +65,10 @@ def _irfft_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [where(_twice(waves, dim.size), 2 * found, found)]
 
 
-FFT = Primitive("fft", _rule, _gradient)
-IFFT = Primitive("ifft", _rule, _gradient)
-RFFT = Primitive("rfft", _rfft_rule, _rfft_gradient)
-IRFFT = Primitive("irfft", _irfft_rule, _irfft_gradient)
+FFT = Primitive("fft", _rule, _gradient, positionwise=True)
+IFFT = Primitive("ifft", _rule, _gradient, positionwise=True)
+RFFT = Primitive("rfft", _rfft_rule, _rfft_gradient, positionwise=True)
+IRFFT = Primitive("irfft", _irfft_rule, _irfft_gradient, positionwise=True)
 
 
 def _some(x: Tensor, over: DimsLike) -> Shape:

@@ -64,8 +64,8 @@ def _match_gradient(
     return [None, None, bind_one(WINDOW_MATCH, (there, here, cotangents[0]), params)]
 
 
-WINDOW_SUM = Primitive("window_sum", _rule, _sum_gradient)
-WINDOW_MAX = Primitive("window_max", _rule, _max_gradient)
+WINDOW_SUM = Primitive("window_sum", _rule, _sum_gradient, combines="sum")
+WINDOW_MAX = Primitive("window_max", _rule, _max_gradient, combines="max")
 # (here, there, amount): out[o] is the sum of amount over the positions at which `there` nearly
 # equals here[o]; without `amount` their number. One of the two, `extreme`, holds the maximum.
 WINDOW_MATCH = Primitive("window_match", _rule, _match_gradient)

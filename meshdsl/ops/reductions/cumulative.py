@@ -94,10 +94,10 @@ def _recurrence_gradient(
     return [carried * before, carried]
 
 
-CUMSUM = Primitive("cumsum", _rule("fic"), _sum_gradient)
+CUMSUM = Primitive("cumsum", _rule("fic"), _sum_gradient, combines="sum")
 CUMPROD = Primitive("cumprod", _rule("fic"), _prod_gradient)
-CUMMAX = Primitive("cummax", _rule("fi"), _extreme_gradient)
-CUMMIN = Primitive("cummin", _rule("fi"), _extreme_gradient)
+CUMMAX = Primitive("cummax", _rule("fi"), _extreme_gradient, combines="max")
+CUMMIN = Primitive("cummin", _rule("fi"), _extreme_gradient, combines="min")
 RECURRENCE = Primitive("linear_recurrence", _recurrence_rule, _recurrence_gradient)
 
 

@@ -15,7 +15,7 @@ from meshdsl.ops.operation import operation
 from meshdsl.tensors.dims import DimLike, DimsLike, Shape
 from meshdsl.tensors.dtypes import accumulator, is_complex, is_float, need_kind, rounding, short
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive
+from meshdsl.tracing.graph import Aval, Form, Operation, Primitive
 from meshdsl.tracing.trace import bind_one
 
 
@@ -94,13 +94,17 @@ def _arg_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]
     return [(x.shape.without([params["dim"]]), np.dtype("int32"))]
 
 
-SUM = Primitive("sum", _rule, _sum_gradient)
-PROD = Primitive("prod", _rule, _prod_gradient)
+SUM = Primitive("sum", _rule, _sum_gradient, form=Form.REDUCTION, positionwise=True, combines="sum")
+PROD = Primitive("prod", _rule, _prod_gradient, form=Form.REDUCTION)
 OTHERS = Primitive("prod_others", _others_rule, _others_gradient)
-MAX = Primitive("max", _extreme_rule, _extreme_gradient)
-MIN = Primitive("min", _extreme_rule, _extreme_gradient)
-ARGMAX = Primitive("argmax", _arg_rule, flat=True)
-ARGMIN = Primitive("argmin", _arg_rule, flat=True)
+MAX = Primitive(
+    "max", _extreme_rule, _extreme_gradient, form=Form.REDUCTION, positionwise=True, combines="max"
+)
+MIN = Primitive(
+    "min", _extreme_rule, _extreme_gradient, form=Form.REDUCTION, positionwise=True, combines="min"
+)
+ARGMAX = Primitive("argmax", _arg_rule, flat=True, form=Form.REDUCTION, chooses=True)
+ARGMIN = Primitive("argmin", _arg_rule, flat=True, form=Form.REDUCTION, chooses=True)
 
 
 def _over(x: Tensor, over: DimsLike | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from meshdsl.ops.operation import operation
 from meshdsl.ops.reductions.reduction import sum_to
 from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, Shape, as_list
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one
 
 
@@ -39,18 +39,31 @@ RENAME = Primitive(
     lambda inputs, params: [(_rename_dims(inputs[0].shape, params["names"]), inputs[0].dtype)],
     _rename_back,
     work=Work.NONE,
+    form=Form.RENAMED,
+    positionwise=True,
 )
 BROADCAST = Primitive(
     "broadcast",
     _reshaped,
     lambda op, cotangents, wanted: [sum_to(cotangents[0], op.inputs[0].shape)],
     work=Work.NONE,
+    form=Form.ARRANGED,
+    positionwise=True,
 )
 TRANSPOSE = Primitive(
-    "transpose", _reshaped, lambda op, cotangents, wanted: list(cotangents), work=Work.NONE
+    "transpose",
+    _reshaped,
+    lambda op, cotangents, wanted: list(cotangents),
+    work=Work.NONE,
+    form=Form.ARRANGED,
+    positionwise=True,
 )
-SPLIT = Primitive("split", _reshaped, _merge_back, work=Work.NONE)
-MERGE = Primitive("merge", _reshaped, _split_back, work=Work.NONE)
+SPLIT = Primitive(
+    "split", _reshaped, _merge_back, work=Work.NONE, form=Form.REGROUPED, positionwise=True
+)
+MERGE = Primitive(
+    "merge", _reshaped, _split_back, work=Work.NONE, form=Form.REGROUPED, positionwise=True
+)
 
 
 def _name(dim: DimLike) -> str:

@@ -57,8 +57,8 @@ def _index_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [where(there, cotangents[0].broadcast(x.shape), 0)]
 
 
-WINDOW = Primitive("window", _window_rule, _window_gradient, work=Work.NONE)
-INDEX = Primitive("index", _index_rule, _index_gradient, work=Work.NONE)
+WINDOW = Primitive("window", _window_rule, _window_gradient, work=Work.NONE, positionwise=True)
+INDEX = Primitive("index", _index_rule, _index_gradient, work=Work.NONE, positionwise=True)
 
 
 def window(
