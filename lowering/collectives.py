@@ -48,6 +48,7 @@ class CollectiveKind(Generic[P]):
         wire: devices of a group -> wire bytes for each byte of payload.
         problem: (operand, result, parameters, mesh) -> why the result is not what it leads to, or
             nothing.
+        reduces: it combines partial values.
     """
 
     transition: str
@@ -57,6 +58,7 @@ class CollectiveKind(Generic[P]):
     payload: Callable[[Value, Value, P, int], int]
     wire: Callable[[int], float]
     problem: Callable[[Value, Value, P, Mesh], str]
+    reduces: bool = False
 
 
 def _of_most(n: int) -> float:
@@ -138,6 +140,7 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         _larger,
         lambda n: 2 * _of_most(n),
         _reduced,
+        reduces=True,
     ),
     "reduce_scatter": CollectiveKind(
         "partial sum over axes -> axes appended, minor, to dim",
@@ -147,6 +150,7 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         lambda before, after, params, devices: devices * after.bytes,
         _of_most,
         _leads(_scattered),
+        reduces=True,
     ),
     "all_gather": CollectiveKind(
         "the trailing axes of dim -> replicated",
@@ -176,3 +180,4 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         _paired,
     ),
 }
+REDUCING = frozenset(name for name, kind in COLLECTIVES.items() if kind.reduces)

@@ -58,6 +58,7 @@ class Kind:
         as_fast_as_memory: it has arithmetic, which takes no longer than reading its operands.
         along: the parameter that names its one dim, for printing.
         constant: it has no operands.
+        into_products: a product that reads its result computes it in passing.
         own_line: it is not folded into a formula when a program is printed.
         costly: it is not computed again for every reader.
         symbol: how it is printed between its operands, or before its one operand.
@@ -78,6 +79,7 @@ class Kind:
     as_fast_as_memory: bool = False
     along: str = ""
     constant: bool = False
+    into_products: bool = False
     own_line: bool = False
     costly: bool = False
     symbol: str = ""
@@ -160,7 +162,7 @@ def of_elementwise(primitive: Primitive) -> Kind:
 
 
 KINDS.update((name, of_elementwise(primitive)) for name, primitive in ELEMENTWISE.items())
-KINDS["cast"] = replace(KINDS["cast"], parameters=records.Cast, cheap=True)
+KINDS["cast"] = replace(KINDS["cast"], parameters=records.Cast, cheap=True, into_products=True)
 
 # Collectives, and the one local instruction of resharding.
 for _name, _collective in COLLECTIVES.items():
@@ -175,7 +177,8 @@ _declare("full", records.Full, none, PASSING, constant=True)
 _declare("iota", NoParameters, none, PASSING, constant=True)
 _declare("device_index", records.OverAxes, none, PASSING, constant=True)
 _declare("literal", records.Data, none, constant=True)
-_declare("broadcast transpose", NoParameters, none, PASSING, cheap=True)
+_declare("broadcast", NoParameters, none, PASSING, cheap=True, into_products=True)
+_declare("transpose", NoParameters, none, PASSING, cheap=True)
 _declare("window", records.Window, none, PASSING, elsewhere=True, reads_part=True)
 _declare(
     "local_slice",

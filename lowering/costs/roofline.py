@@ -34,6 +34,7 @@ _PASSING = named(lambda kind: kind.fusion is Fusion.PASSING or kind.constant)
 _PARTS = named(lambda kind: kind.reads_part)
 _REDUCTIONS = named(lambda kind: kind.fusion is Fusion.REDUCTION)
 _PRODUCTS = named(lambda kind: kind.fusion is Fusion.PRODUCT)
+_INTO_PRODUCTS = named(lambda kind: kind.into_products)
 _ADDING = named(lambda kind: kind.as_fast_as_memory)
 _IN_PLACE = named(lambda kind: kind.in_place)
 _COSTLY = named(lambda kind: kind.costly)
@@ -109,11 +110,11 @@ class _Fusion:
         readers = list(readers)
         if maker.op in _COSTLY and len(readers) > 1:
             return False
-        casts = maker.op in ("cast", "broadcast")  # products convert and repeat as they read
+        converts = maker.op in _INTO_PRODUCTS
         return all(
             _is_fusible(reader)
             or (reader is not None and reader.op in _REDUCTIONS)
-            or (casts and reader is not None and reader.op in _PRODUCTS)
+            or (converts and reader is not None and reader.op in _PRODUCTS)
             for reader in readers
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.collectives import REDUCING
 from meshdsl.lowering.communication.reshard import reshard, reshard_cost
 from meshdsl.lowering.partition import Case, Plan, rule_of
 from meshdsl.lowering.placement.partial_sums import Planned, partial_form
@@ -189,7 +190,7 @@ class Scope:
         for move in reshard(tensor.shape, size, start, where, mesh):
             result = [(tensor.shape, tensor.dtype, move.result)]
             op, params = move.op, move.params
-            if op in ("all_reduce", "reduce_scatter"):  # told with the line that left the sum
+            if op in REDUCING:  # told with the line that left the sum
                 self.builder.source = tensor.source
             if mesh.extent(params["axes"]) == 1:  # nothing moves between groups of one device
                 op, params = "slice", {"axes": (), "dim": ""}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from meshdsl.lowering.collectives import REDUCING
 from meshdsl.lowering.costs.units import show_bytes, show_flops
 from meshdsl.lowering.expressions import Expressions
 from meshdsl.lowering.naming import Names
@@ -131,7 +132,7 @@ class _Printer:
 
     def _sends(self, instruction: Instruction, expressions: Expressions) -> tuple[str, str]:
         """Returns the statement of a collective, and the line that it leads to (→) or ends (←)."""
-        arrow = "←" if instruction.op in ("all_reduce", "reduce_scatter") else "→"
+        arrow = "←" if instruction.op in REDUCING else "→"
         return self._makes(instruction, expressions), f"{arrow} {instruction.source}"
 
     def _makes(self, instruction: Instruction, expressions: Expressions) -> str:
