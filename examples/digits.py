@@ -13,7 +13,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl import optim
-from meshdsl.training import train
+from meshdsl.training import Data, Evaluation, Recipe, Reporting, train
 from meshdsl.training.data import Arrays, ordered_batches, shuffled_batches
 
 pixel, hidden, digit = md.dims(pixel=64, hidden=128, digit=10)
@@ -76,20 +76,17 @@ def main():
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     training, held_out = digits()
+    rate = optim.schedules.warmup_cosine(1e-2, 20, given.steps)
+    batches = shuffled_batches(training, given.batch_size, given.seed)
     result = train(
-        Mlp.init,
-        loss,
-        optim.AdamW(optim.schedules.warmup_cosine(1e-2, 20, given.steps), weight_decay=0.1),
-        shuffled_batches(training, given.batch_size, given.seed),
+        Recipe(Mlp.init, loss, optim.AdamW(rate, weight_decay=0.1), seed=given.seed),
+        Data(batches, {"image": ["batch", "pixel"], "label": ["batch"]}),
         steps=given.steps,
         mesh=given.mesh_shape,
         layout=given.layout,
-        seed=given.seed,
-        batch_dims={"image": ["batch", "pixel"], "label": ["batch"]},
-        eval_batches=ordered_batches(held_out, given.batch_size),
-        log_every=100,
-        eval_every=250,
         workdir=given.workdir,
+        evaluation=Evaluation(ordered_batches(held_out, given.batch_size), eval_every=250),
+        reporting=Reporting(log_every=100),
     )
     print(f"accuracy on held-out digits: {result.history[-1]['eval_accuracy']:.3f}")
 

@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from meshdsl import models, optim
-from meshdsl.training import train
+from meshdsl.training import Data, Evaluation, Recipe, train
 
 SPACE = ["depth", "height", "width"]
 DIMS = {"volume": ["batch", *SPACE, "modalities"], "label": ["batch", *SPACE]}
@@ -60,17 +60,15 @@ def main():
         jax.config.update("jax_num_cpu_devices", given.host_devices)
     model = models.load("unet3d_mini", given.model_args)
     held_out = volumes(given.batch_size, given.side, seed=1)
+    optimizer = optim.AdamW(optim.schedules.warmup_cosine(1e-2, 10, given.steps))
     result = train(
-        model.init,
-        model.loss,
-        optim.AdamW(optim.schedules.warmup_cosine(1e-2, 10, given.steps)),
-        volumes(given.batch_size, given.side, seed=0),
+        Recipe(model.init, model.loss, optimizer),
+        Data(volumes(given.batch_size, given.side, seed=0), DIMS),
         steps=given.steps,
         mesh=given.mesh_shape,
         layout=given.layout,
-        batch_dims=DIMS,
-        eval_batches=[next(held_out) for _ in range(4)],
         workdir=given.workdir,
+        evaluation=Evaluation([next(held_out) for _ in range(4)]),
     )
     print(f"nats per voxel on held-out volumes: {result.history[-1]['eval_loss']:.3f}")
 

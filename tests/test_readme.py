@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl.training import Recipe, Reporting
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -21,9 +22,9 @@ def test_the_code_blocks_run_in_order(tmp_path, monkeypatch):
             exec(compile(block, f"README.md block {number}", "exec"), names)
     losses = names["result"].losses
     assert len(losses) == 50 and losses[-1] < losses[0]
-    own = names["train"](
-        names["init"], names["loss"], names["Lion"](), names["batches"](), steps=30, quiet=True
-    )
+    recipe = Recipe(names["init"], names["loss"], names["Lion"]())
+    quiet = Reporting(quiet=True)
+    own = names["train"](recipe, names["batches"](), steps=30, reporting=quiet)
     assert own.losses[-1] < own.losses[0]
     np.testing.assert_allclose(names["again"], names["y"], rtol=1e-6)
     assert [c.kind for c in names["program"].collectives] == ["all_reduce"]

@@ -1,37 +1,40 @@
 """The flags, the same for every command, so that `train` and `explain` can be swapped.
 
-Each flag has a reader, a function from its text to its value; whatever the readers refuse is
-gathered, together with flags that do not exist, and told at once.
+Each flag has a reader (see `readers`); whatever the readers refuse is gathered, together with flags
+that do not exist, and told at once. Many flags are made of the fields of records (`record_flags`).
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from absl import flags
 
 from meshdsl.cli.problems import Problems
+from meshdsl.cli.readers import (
+    Reader,
+    backend,
+    floating,
+    number,
+    one_of,
+    remat,
+    size,
+    truth,
+    whole,
+    words_of,
+)
+from meshdsl.cli.record_flags import OF_OPTIONS, OF_TRAINING, Flag
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.backends import BACKENDS, compiler_flags
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.backends import BACKENDS
 from meshdsl.optim import by_name as optimizers
 from meshdsl.optim import schedules
 from meshdsl.tensors.dims import did_you_mean
-from meshdsl.tensors.dtypes import as_dtype, is_float
-from meshdsl.tensors.policy import Policy
-from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.data.splits import parse_ratios
-from meshdsl.training.reporting.profiling import ProfiledSteps
-from meshdsl.training.step_metrics import EXTRA_METRICS
-
-Reader = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -41,146 +44,13 @@ class Mistake:
     reason: str
 
 
-def whole(least: int) -> Reader:
-    """Reads whole numbers of at least `least`."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text.replace("_", "").replace(",", ""))
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise ValueError(f"needs a whole number of at least {least}, got {text!r}")
-        return number
-
-    return read
+def _made(*names: str) -> dict[str, Flag]:
+    """Returns flags that are made of records."""
+    return {name: OF_TRAINING[name] for name in names}
 
 
-def number(text: str) -> float:
-    """Reads a number that is not negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"needs a number of at least 0, got {text!r}")
-    return value
-
-
-def backend(text: str) -> str:
-    """Reads the name of a backend."""
-    if text not in BACKENDS:
-        hint = did_you_mean(text, BACKENDS)
-        raise ValueError(f"unknown backend {text!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    return text
-
-
-def floating(text: str) -> str:
-    """Reads a floating-point dtype; returns its name."""
-    if not is_float(dtype := as_dtype(text)):
-        raise ValueError(f"needs a floating-point dtype, got {text!r}")
-    return dtype.name
-
-
-_UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
-_UNITS |= {unit + "iB": 1024**power for power, unit in enumerate(["K", "M", "G", "T"], 1)}
-_SIZE = re.compile(r"([0-9_]+(?:\.[0-9]+)?) *([A-Za-z]*)")
-
-
-def size(text: str) -> int:
-    """Reads a number of bytes: `16GiB`, `95GB`, `1.5MiB`, `4096`."""
-    match = _SIZE.fullmatch(text.strip())
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    if match is None or (match[2] or "B").lower() not in units:
-        listed = ", ".join(_UNITS)
-        raise ValueError(f"needs a size, as 16GiB, 95GB or 4096 (units: {listed}), got {text!r}")
-    return int(float(match[1].replace("_", "")) * units[(match[2] or "B").lower()])
-
-
-def one_of(*choices: str) -> Reader:
-    """Reads one of several words."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            hint = did_you_mean(text, choices)
-            raise ValueError(f"unknown choice {text!r}; choose one of {', '.join(choices)}{hint}")
-        return text
-
-    return read
-
-
-def truth(text: str) -> bool:
-    """Reads yes or no."""
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if text.lower() not in words:
-        raise ValueError(f"needs true or false, got {text!r}")
-    return words[text.lower()]
-
-
-def remat(text: str) -> str:
-    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`."""
-    from meshdsl.models.remat import read
-
-    return read(text)
-
-
-def some_of(*choices: str) -> Reader:
-    """Reads words of a few, separated by commas; nothing is none."""
-
-    def read(text: str) -> tuple[str, ...]:
-        words = words_of(text)
-        problems = [
-            f"unknown choice {word!r}; choose from {', '.join(choices)}"
-            f"{did_you_mean(word, choices)}"
-            for word in words
-            if word not in choices
-        ]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return words
-
-    return read
-
-
-def words_of(text: str) -> tuple[str, ...]:
-    """Reads any words, separated by commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-_OPTIONS = {
-    "memory": "Bytes that a device may hold, as 16GiB. What fits and sends least is chosen.",
-    "weights": "Weights gathered for the forward pass: kept, or gathered again for the backward.",
-    "bucket_bytes": "The most bytes that one collective joins of several; 0: none are joined.",
-    "overlap": "Turn gathers and reductions around products into rings beside them.",
-    "prefetch": "Gather what a layer needs while the one before is computed.",
-    "context": "How attention reaches a split memory: ring, gather, sums (of partial results).",
-    "zigzag": "Deal a causal ring's queries out so that all devices have as much to do.",
-    "reduce_dtype": "Partial sums of half precision: added up in float32, in the same; auto: "
-    "float16 in float32, bfloat16 in the same.",
-    "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
-}
-
-
-def _of_options() -> dict[str, tuple[str | None, Reader, str]]:
-    """Returns a flag for every field of `Options`."""
-    kinds = typing.get_type_hints(Options)
-    found: dict[str, tuple[str | None, Reader, str]] = {}
-    for field in fields(Options):
-        kind, default = kinds[field.name], field.default
-        reader: Reader = size
-        if kind is bool:
-            reader = truth
-        elif typing.get_origin(kind) is Literal:
-            reader = one_of(*typing.get_args(kind))
-        elif field.name == "compiler_flags":
-            reader, default = compiler_flags.parse, ""
-        text = None if default is None else str(default).lower()
-        found[field.name] = text, reader, _OPTIONS.get(field.name, "See `lowering.options`.")
-    return found
-
-
-# name: (default, reader, help). Without a default a flag is None unless given.
-FLAGS: dict[str, tuple[str | None, Reader, str]] = {
+# In the order of the help.
+FLAGS: dict[str, Flag] = {
     "model": (
         "gpt_mini",
         str,
@@ -199,12 +69,8 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         'Dims split over mesh axes: "batch:data; heads:model". `sweep` takes several, too; a line '
         "of a file may be a pair, `mesh | layout`.",
     ),
-    **_of_options(),
-    "microbatches": (
-        "1",
-        whole(1),
-        "Parts of a batch, computed one after another; gradients are reduced once.",
-    ),
+    **OF_OPTIONS,
+    **_made("microbatches"),
     "remat": (
         None,
         remat,
@@ -232,12 +98,7 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         whole(1),
         "Seconds for which a process may stand still, as on a machine that migrates.",
     ),
-    "policy": (
-        None,
-        Policy.parse,
-        'Dtypes, "bfloat16" or "params=float32,compute=bfloat16". Default: the model\'s.',
-    ),
-    "seed": ("0", whole(0), "Seed of the initial parameters and of the order of the data."),
+    **_made("policy", "seed"),
     "data": (
         None,
         str,
@@ -266,11 +127,7 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "Pack whole documents into rows, which do not see each other. Default: one long text.",
     ),
     "batch_size": (None, whole(1), "Sequences in a batch. Default: the model's."),
-    "batch_ramp": (
-        None,
-        BatchRamp.parse,
-        "Let the batch grow: start,increment,samples, as 16,8,300_000. Default: it has its size.",
-    ),
+    **_made("batch_ramp"),
     "length": (None, whole(1), "Tokens in a sequence. Default: the model's."),
     "steps": ("200", whole(1), "Training steps."),
     "learning_rate": ("1e-3", number, "Peak of the learning rate."),
@@ -298,39 +155,26 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         words_of,
         "Parameters that do not decay either, by globs on their paths: embedding,blocks/*/router.",
     ),
-    "clip_norm": ("1.0", number, "Global norm above which gradients are scaled down; 0: never."),
-    "nonfinite": (
-        "stop",
-        one_of("stop", "skip"),
-        "What a step does whose loss or gradients are not finite: it changes nothing in any case.",
-    ),
+    **_made("clip_norm", "nonfinite"),
     "loss_scale": (
         None,
         number,
         "A constant factor on the loss. Default: one that adapts if float16 is computed in.",
     ),
-    "initial_loss_scale": (str(2**32), number, "What the scale that adapts starts from."),
-    "min_loss_scale": ("1", number, "It falls no lower."),
-    "loss_scale_window": ("1000", whole(1), "Finite steps in a row after which it doubles."),
-    "hysteresis": ("2", whole(1), "Steps that must overflow before it halves."),
-    "extra_metrics": (
-        "",
-        some_of(*EXTRA_METRICS),
-        f"Metrics to compute besides, at their cost: {', '.join(EXTRA_METRICS)}.",
-    ),
-    "trainable": (
-        None,
-        words_of,
-        "Parameters that are trained, by globs on their paths: blocks/**/lora*,head. The others "
-        "have no gradient, no optimizer state and no decay. Default: all.",
+    **_made(
+        "initial_loss_scale",
+        "min_loss_scale",
+        "loss_scale_window",
+        "hysteresis",
+        "extra_metrics",
+        "trainable",
     ),
     "steps_per_call": (
         "1",
         whole(1),
         "Steps that the devices do without the host in between; divides steps and reports.",
     ),
-    "log_every": ("10", whole(1), "Steps between two reports."),
-    "eval_every": ("100", whole(1), "Steps between two evaluations on held-out text."),
+    **_made("log_every", "eval_every"),
     "eval_batches": (
         "20",
         whole(1),
@@ -342,44 +186,14 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "Folder for metrics.jsonl, TensorBoard and checkpoints; a run whose checkpoints are there "
         "goes on. Default: none is written.",
     ),
-    "checkpoint_every": (
-        None,
-        whole(1),
-        "Steps between two checkpoints. Default: one at the end, or where the run is stopped.",
-    ),
-    "keep": ("3", whole(1), "How many of the latest checkpoints are kept."),
-    "keep_best": ("1", whole(0), "How many are kept beside them, by the loss on held-out text."),
-    "local_checkpoints": (
-        None,
-        str,
-        "Folder for frequent checkpoints, on a disk of this machine that others need not see; the "
-        "latest is kept.",
-    ),
-    "local_every": (None, whole(1), "Steps between two of those."),
-    "init_from": (
-        None,
-        str,
-        "Weights to start from: a .safetensors file, or a folder of them; they may lack what "
-        "--trainable names, which is initialised then. A checkpoint in the workdir goes before "
-        "them.",
+    **_made(
+        "checkpoint_every", "keep", "keep_best", "local_checkpoints", "local_every", "init_from"
     ),
     "out": (None, str, "Where `export` writes: a .safetensors file, or a folder for several."),
     "step": (None, whole(0), "Step of the checkpoint to `export`. Default: the latest."),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
-    "resume": ("true", truth, "Go on from the latest checkpoint in the workdir."),
-    "override": ("false", truth, "Go on although flags differ from the checkpoint's."),
-    "exit_after_minutes": (
-        None,
-        number,
-        "End after this time, with a checkpoint and exit code 75 (start again to go on).",
-    ),
-    "exit_at_step": (None, whole(1), "End after this step, likewise."),
-    "profile_steps": (
-        None,
-        ProfiledSteps.parse,
-        "First and last step of a profile, as 10:13, for TensorBoard, in the workdir.",
-    ),
+    **_made("resume", "override", "exit_after_minutes", "exit_at_step", "profile_steps"),
     "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "topology": (
@@ -409,6 +223,7 @@ FLAGS: dict[str, tuple[str | None, Reader, str]] = {
         "than --host_devices. `--measure=run` has one.",
     ),
     "rounds": ("5", whole(1), "How often `sweep --measure=run` comes to each candidate."),
+    **OF_TRAINING,  # and what has no place among the others
 }
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from absl import flags
 
-from meshdsl.cli.flags import Mistake
+from meshdsl.cli.flags import FLAGS, Mistake
 from meshdsl.cli.problems import Problems
+from meshdsl.cli.record_flags import names_of, values_of
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
@@ -31,17 +32,10 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Job:
-    """A model with its optimizer, the shape of its batches, and where all of it goes."""
+    """A model and how it is trained, the shape of its batches, and where all of it goes."""
 
     model: Any
-    optimizer: Optimizer
-    clip_norm: float | None
-    microbatches: int
-    policy: Policy | None
-    loss_scaling: LossScaling | None
-    nonfinite: Literal["stop", "skip"]
-    extra_metrics: Sequence[str]
-    trainable: Sequence[str] | None
+    recipe: Recipe
     batch_size: int
     length: int
     batch_spec: Mapping[str, Spec]
@@ -49,23 +43,6 @@ class Job:
     layout: Layout | None
     backend: str
     options: Options
-
-    @property
-    def recipe(self) -> Recipe:
-        """What `train` makes its step of."""
-        return Recipe(
-            self.model.init,
-            self.model.loss,
-            self.optimizer,
-            self.clip_norm,
-            self.policy,
-            self.microbatches,
-            nonfinite=self.nonfinite,
-            loss_scaling=self.loss_scaling,
-            extra_metrics=self.extra_metrics,
-            trainable=self.trainable,
-            update=self.model.update,
-        )
 
 
 def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
@@ -134,24 +111,19 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
     with problems.caught("--loss_scale"):
         scaling = _loss_scaling(values, getattr(model.config, "policy", policy))
     problems.check()
-    options: dict[str, Any] = {field.name: values[field.name].value for field in fields(Options)}
+    settings = values_of(Recipe, values)
+    settings |= {"policy": policy, "clip_norm": values.clip_norm or None}
+    settings |= {"loss_scaling": scaling, "update": model.update}
     return Job(
         model=model,
-        optimizer=optimizer,
-        clip_norm=values.clip_norm or None,
-        microbatches=values.microbatches,
-        policy=policy,
-        loss_scaling=scaling,
-        nonfinite=values.nonfinite,
-        extra_metrics=values.extra_metrics,
-        trainable=values.trainable,
+        recipe=Recipe(model.init, model.loss, optimizer, **settings),
         batch_size=batch_size,
         length=length,
         batch_spec=batch_spec,
         mesh=values.mesh_shape,
         layout=values.layout,
         backend=values.backend,
-        options=Options(**options),
+        options=Options(**values_of(Options, values)),
     )
 
 
@@ -231,15 +203,6 @@ def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None
     return by_name(given["optimizer"] or DEFAULT, rate, given["weight_decay"], mask)
 
 
-# The flags of the scale that adapts: the field each is of.
-_ADAPTING = {
-    "initial_loss_scale": "initial",
-    "min_loss_scale": "minimum",
-    "loss_scale_window": "growth_interval",
-    "hysteresis": "hysteresis",
-}
-
-
 def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScaling | None:
     """Returns a constant scale if one is given, and one that adapts for float16.
 
@@ -248,8 +211,9 @@ def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScalin
     """
     half = policy is not None and policy.compute == np.float16
     adapts = values.loss_scale is None and half
-    unused = [f"--{name}" for name in _ADAPTING if values[name].present and not adapts]
-    if unused:
+    adapting = set(names_of(LossScaling).values())
+    unused = [f"--{name}" for name in FLAGS if name in adapting and values[name].present]
+    if unused and not adapts:
         raise ValueError(
             f"{', '.join(unused)} are for a scale that adapts, which there is for "
             "--policy=compute=float16 without --loss_scale"
@@ -258,5 +222,4 @@ def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScalin
         return LossScaling.constant(values.loss_scale)
     if not half:
         return None
-    given: dict[str, Any] = {field: values[name].value for name, field in _ADAPTING.items()}
-    return LossScaling(**given)
+    return LossScaling(**values_of(LossScaling, values))

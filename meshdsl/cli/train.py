@@ -14,6 +14,7 @@ from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems
+from meshdsl.cli.record_flags import values_of
 from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
@@ -103,9 +104,8 @@ def _trained(
     check: Callable[[], None],
 ) -> TrainResult:
     """Trains on the data; `check` raises if a cache of it is damaged."""
+    from meshdsl.training import Data, Evaluation, Reporting, Stops, train
     from meshdsl.training.data import ordered_batches, shuffled_batches
-    from meshdsl.training.loop import train
-    from meshdsl.training.stopping import Stops
 
     valid, test = (
         None if split is None else ordered_batches(split, job.batch_size, values.eval_batches)
@@ -119,39 +119,23 @@ def _trained(
         ahead=_AHEAD,
         check=check,
     )
+    dims = {name: spec.dims for name, spec in job.batch_spec.items()}
+    tokens = job.batch_size * job.length
     try:
         return train(
-            job.model.init,
-            job.model.loss,
-            job.optimizer,
-            batches,
+            job.recipe,
+            Data(batches, dims, **values_of(Data, values)),
             steps=values.steps,
             mesh=job.mesh,
             layout=job.layout,
             backend=job.backend,
-            seed=values.seed,
-            clip_norm=job.clip_norm,
-            policy=job.policy,
-            microbatches=job.microbatches,
-            nonfinite=job.nonfinite,
-            loss_scaling=job.loss_scaling,
-            extra_metrics=job.extra_metrics,
-            trainable=job.trainable,
-            update=job.model.update,
             options=job.options,
             steps_per_call=values.steps_per_call,
-            batch_dims={name: spec.dims for name, spec in job.batch_spec.items()},
-            batch_ramp=values.batch_ramp,
-            eval_batches=valid,
-            test_batches=test,
-            log_every=values.log_every,
-            eval_every=values.eval_every,
-            tokens_per_batch=job.batch_size * job.length,
             workdir=values.workdir,
+            evaluation=Evaluation(valid, test_batches=test, **values_of(Evaluation, values)),
+            reporting=Reporting(tokens_per_batch=tokens, **values_of(Reporting, values)),
             saving=saving,
-            stops=Stops(values.exit_after_minutes, values.exit_at_step),
-            profile=values.profile_steps,
-            init_from=values.init_from,
+            stops=Stops(**values_of(Stops, values)),
         )
     finally:
         batches.close()
@@ -239,16 +223,10 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
     if not values.workdir:
         return None
     return Saving(
-        every=values.checkpoint_every,
-        keep=values.keep,
-        keep_best=values.keep_best,
-        local=values.local_checkpoints,
-        local_every=values.local_every,
+        **values_of(Saving, values),
         config={**_stored(values), "the data": corpus.fingerprint()},
         defaults=early.DEFAULTS,
         data=DataFiles(corpus.paths, written_sums(corpus.paths)),
-        override=values.override,
-        resume=values.resume,
     )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of optax in our programs: `train(..., optax.adamw(1e-3), ...)`.
+"""Optimizers of optax in our programs: `Recipe(init, loss, optax.adamw(1e-3))`.
 
 Their `init` and `update` are JAX functions of trees of arrays. They are traced to jaxprs, and these
 translated into the language (`optim.jaxprs`), so that they are planned, costed and explained with

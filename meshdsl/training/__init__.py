@@ -2,7 +2,8 @@
 
 A `recipe` says what is trained, made of a `step` (`microbatches`, `loss_scaling`, `nonfinite`,
 `step_metrics`) on a `state`; `programs` are what devices run of it. `loop.train` is the way in: a
-`run` takes the steps until something stops it (`stopping`).
+`run` takes the steps until something stops it (`stopping`). What users choose is in records:
+`Recipe`, `Data`, `Evaluation`, `Reporting`, `Saving` and `Stops`, whose fields are `settings`.
 
 * `data/` makes batches of files, and feeds a run with them.
 * `checkpointing/` is what a run keeps, with checksums, and weights as files.
@@ -16,16 +17,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshdsl.training.batch_ramp import BatchRamp
     from meshdsl.training.checkpointing.saving import Saving
     from meshdsl.training.checkpointing.weights import load_weights, save_weights
+    from meshdsl.training.data.feeding import Data
+    from meshdsl.training.evaluation import Evaluation
     from meshdsl.training.loop import train
+    from meshdsl.training.loss_scaling import LossScaling
     from meshdsl.training.processes.joining import joined
+    from meshdsl.training.recipe import Recipe
+    from meshdsl.training.reporting.profiling import ProfiledSteps
+    from meshdsl.training.reporting.reports import Reporting
+    from meshdsl.training.stopping import Stops
 
-__all__ = ["Saving", "joined", "load_weights", "save_weights", "train"]
+__all__ = [
+    "BatchRamp",
+    "Data",
+    "Evaluation",
+    "LossScaling",
+    "ProfiledSteps",
+    "Recipe",
+    "Reporting",
+    "Saving",
+    "Stops",
+    "joined",
+    "load_weights",
+    "save_weights",
+    "train",
+]
 
 # Checkpoints bring Orbax along, which takes long to import: each name comes when it is used.
 _WHERE = {
+    "BatchRamp": "batch_ramp",
+    "Data": "data.feeding",
+    "Evaluation": "evaluation",
+    "LossScaling": "loss_scaling",
+    "ProfiledSteps": "reporting.profiling",
+    "Recipe": "recipe",
+    "Reporting": "reporting.reports",
     "Saving": "checkpointing.saving",
+    "Stops": "stopping",
     "joined": "processes.joining",
     "load_weights": "checkpointing.weights",
     "save_weights": "checkpointing.weights",

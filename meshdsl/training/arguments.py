@@ -1,46 +1,32 @@
 """Whether the arguments of `train` are of the kinds that it takes: all that are not, in one error.
 
-What a number or a pattern must be beyond its kind is checked where it is used.
+The records among them have checked their own settings when they were made.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from meshdsl.tensors.dims import did_you_mean
-from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.checkpointing.saving import Saving
-from meshdsl.training.loss_scaling import LossScaling
-from meshdsl.training.reporting.profiling import ProfiledSteps
+from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.recipe import Recipe
+from meshdsl.training.reporting.reports import Reporting
+from meshdsl.training.settings import PATH, Kind, Of, Whole
 from meshdsl.training.stopping import Stops
 
-NONFINITE = ("stop", "skip")  # what a step does that is not finite
-
-_NUMBERS = (
-    "steps",
-    "seed",
-    "microbatches",
-    "steps_per_call",
-    "log_every",
-    "eval_every",
-    "tokens_per_batch",
-)
-_FUNCTIONS = {
-    "init": "a function from a key to the parameters",
-    "loss": "a function of the parameters and a batch",
-    "update": "a function of the parameters and what the loss adds",
+_NEEDED: dict[str, Kind] = {
+    "recipe": Of(Recipe, "is Recipe(init, loss, optimizer) of meshdsl.training"),
+    "steps": Whole(1),
+    "steps_per_call": Whole(1),
 }
-_CLASSES = {
-    "loss_scaling": (LossScaling, "LossScaling() of meshdsl.training.loss_scaling"),
-    "batch_ramp": (BatchRamp, "BatchRamp(...) of meshdsl.training.batch_ramp"),
-    "saving": (Saving, "Saving(every=500) of meshdsl.training"),
-    "stops": (Stops, "Stops(...) of meshdsl.training.stopping"),
-    "profile": (ProfiledSteps, "ProfiledSteps(...) of meshdsl.training.reporting.profiling"),
+_OPTIONAL: dict[str, Kind] = {
+    "evaluation": Of(Evaluation, "is Evaluation(held_out) of meshdsl.training"),
+    "reporting": Of(Reporting, "is Reporting(log_every=100) of meshdsl.training"),
+    "saving": Of(Saving, "is Saving(every=500) of meshdsl.training"),
+    "stops": Of(Stops, "is Stops(...) of meshdsl.training.stopping"),
+    "workdir": PATH,
 }
-_PATHS = ("workdir", "init_from")
-_OPTIONAL = ("update", "eval_every", "tokens_per_batch", *_CLASSES, *_PATHS)
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -51,37 +37,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     Args:
         given: the arguments by their names.
     """
-    present = {n: v for n, v in given.items() if v is not None or n not in _OPTIONAL}
-    problems = [text for name, value in present.items() if (text := _problem(name, value))]
-    if problems:
-        raise ValueError("train: " + "; ".join(problems))
-
-
-def check_nonfinite(word: Any) -> None:
-    """Raises ValueError unless `word` says what a step does that is not finite."""
-    if word not in NONFINITE:
-        hint = did_you_mean(str(word), NONFINITE)
-        raise ValueError(f"nonfinite is one of {', '.join(NONFINITE)}, not {word!r}{hint}")
-
-
-def _problem(name: str, value: Any) -> str:
-    """Returns what is wrong with the kind of an argument, or nothing."""
-    if name in _NUMBERS:
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        return "" if whole else f"{name} is a whole number, not {value!r}"
-    if name in _FUNCTIONS:
-        return "" if callable(value) else f"{name} is {_FUNCTIONS[name]}, not {value!r}"
-    if name in _PATHS and not isinstance(value, str | os.PathLike):
-        return f"{name} is a path, not {value!r}"
-    if name in _CLASSES and not isinstance(value, _CLASSES[name][0]):
-        return f"{name} is {_CLASSES[name][1]}, not {value!r}"
-    if name == "batch_dims" and not isinstance(value, Mapping | None):
-        return f"batch_dims are the dims of each entry, as in {{'image': ['batch']}}, not {value!r}"
-    if name == "batch_dim" and not isinstance(value, str):
-        return f"batch_dim is the name of a dim, not {value!r}"
-    if name == "nonfinite":
-        try:
-            check_nonfinite(value)
-        except ValueError as error:
-            return str(error)
-    return ""
+    kinds = _NEEDED | {
+        name: kind for name, kind in _OPTIONAL.items() if given.get(name) is not None
+    }
+    problems = [kinds[name].problem(name, value) for name, value in given.items() if name in kinds]
+    if any(problems):
+        raise ValueError("train: " + "; ".join(filter(None, problems)))

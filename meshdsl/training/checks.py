@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with the numbers of a run, and with where it saves."""
+"""What can be seen to be wrong with the numbers of steps of a run, and with where it saves."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from collections.abc import Mapping
 import jax
 
 from meshdsl.training.checkpointing.saving import Saving
-from meshdsl.training.reporting.profiling import ProfiledSteps
+from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.reporting.reports import Reporting
 
 
-def check_numbers(
-    steps_per_call: int,
-    workdir: str | os.PathLike[str] | None,
-    saving: Saving | None,
-    profile: ProfiledSteps | None,
-    **numbers: int | None,
+def check_workdir(
+    workdir: str | os.PathLike[str] | None, reporting: Reporting, saving: Saving | None
 ) -> None:
-    """Raises ValueError if numbers do not fit, or there is nowhere to write to."""
-    if profile is not None and workdir is None:
+    """Raises ValueError if there is something to write, and no folder to write it to."""
+    if reporting.profile is not None and workdir is None:
         raise ValueError("a profile needs a workdir, where it is written")
-    _check_saving(workdir, saving)
-    every = {
+    if saving is not None and workdir is None:
+        raise ValueError("saving needs a workdir, where checkpoints are kept")
+
+
+def check_steps_per_call(
+    steps_per_call: int,
+    steps: int,
+    evaluation: Evaluation,
+    reporting: Reporting,
+    saving: Saving | None,
+) -> None:
+    """Raises ValueError if steps that are done at once do not divide the other numbers of steps."""
+    numbers = {
+        "steps": steps,
+        "log_every": reporting.log_every,
+        "eval_every": evaluation.eval_every,
         "checkpoint_every": None if saving is None else saving.every,
         "local_every": None if saving is None else saving.local_every,
     }
-    _check_at_least_one(steps_per_call=steps_per_call, **numbers, **every)
-    counted = {name: numbers[name] for name in ("steps", "log_every", "eval_every")}
-    if problem := misfit_of_steps(steps_per_call, {**counted, **every}):
+    if problem := misfit_of_steps(steps_per_call, numbers):
         raise ValueError(problem)
-
-
-def _check_saving(workdir: str | os.PathLike[str] | None, saving: Saving | None) -> None:
-    """Raises ValueError if there is something to save without all that it needs."""
-    if saving is not None and workdir is None:
-        raise ValueError("saving needs a workdir, where checkpoints are kept")
-    if saving is not None and (saving.local is None) != (saving.local_every is None):
-        raise ValueError("local checkpoints need both a folder and how often they are saved")
 
 
 def check_saves_together(processes: int, saving: Saving | None) -> None:
@@ -63,10 +64,3 @@ def misfit_of_steps(at_once: int, numbers: Mapping[str, int | None], mark: str =
         f"{mark}steps_per_call={at_once}: so many steps are done at once, which do not divide "
         f"{', '.join(wrong)}"
     )
-
-
-def _check_at_least_one(**numbers: int | None) -> None:
-    wrong = {name: n for name, n in numbers.items() if n is not None and n < 1}
-    if wrong:
-        told = [f"{name} must be at least 1, got {n}" for name, n in wrong.items()]
-        raise ValueError("; ".join(told))

@@ -16,8 +16,7 @@ from meshdsl.training.checkpointing.checkpoints import Restored
 from meshdsl.training.checkpointing.weights import Weights
 from meshdsl.training.data.feeding import Feed
 from meshdsl.training.processes.joining import together
-from meshdsl.training.programs import Place, Programs, places
-from meshdsl.training.recipe import Recipe
+from meshdsl.training.programs import Programs, places
 from meshdsl.training.state import TrainState, by_path, tree_like
 from meshdsl.training.trainable import Trainable, merged
 
@@ -40,7 +39,7 @@ class Beginning:
     reports: int | None = 0
 
 
-def going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
+def _going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
     """Returns what a checkpoint held; the data goes to its place.
 
     Raises:
@@ -91,9 +90,26 @@ def checked_weights(
     return GivenWeights(weights, missing)
 
 
-def state_of_weights(
-    given: GivenWeights, recipe: Recipe, place: Place, programs: Programs, seed: int
-) -> TrainState:
+def first_of(
+    restored: Restored | None,
+    weights: GivenWeights | None,
+    programs: Programs,
+    feed: Feed,
+    steps_per_call: int,
+) -> Beginning:
+    """Returns what a run starts from: a checkpoint, else given weights, else those of `init`.
+
+    Raises:
+        ValueError: the run cannot go on from the checkpoint, or the weights cannot be read.
+    """
+    if restored is not None:
+        return _going_on(restored, feed, steps_per_call)
+    if weights is not None:
+        return Beginning(_state_of_weights(weights, programs))
+    return Beginning(programs.first_state())
+
+
+def _state_of_weights(given: GivenWeights, programs: Programs) -> TrainState:
     """Returns the state that a run of these programs starts from.
 
     What the files lack has the values that `init` gives for the seed; nothing else is made of it.
@@ -101,7 +117,7 @@ def state_of_weights(
     Raises:
         ValueError: the weights cannot be read.
     """
-    like = programs.state
+    recipe, like = programs.recipe, programs.state
     leaves = [
         None if path in given.missing else leaf for path, leaf in by_path(like.params).items()
     ]
@@ -119,9 +135,9 @@ def state_of_weights(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
         warnings.simplefilter("ignore", ScopeWarning)
-        creation = replace(place, layout=layout).jit(create_state, donate="state")
+        creation = replace(programs.place, layout=layout).jit(create_state, donate="state")
         compiled = creation.lower({"params": stored}, spec([KEY], "uint32")).compile()
     with together():
         params = given.weights.load(stored, places(compiled, stored))
-    state: TrainState = compiled({"params": params}, key(seed))["state"]
+    state: TrainState = compiled({"params": params}, key(recipe.seed))["state"]
     return state

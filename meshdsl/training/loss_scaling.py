@@ -8,7 +8,6 @@ every device has, so it costs no communication.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from meshdsl.optim.checks import check_ranges
 from meshdsl.tensors.dtypes import accumulator
 from meshdsl.tensors.module import Module
 from meshdsl.tensors.tensor import Tensor
+from meshdsl.training.settings import Number, Whole, record, setting
 
 
 class ScalingState(Module):
@@ -34,30 +34,24 @@ class ScalingState(Module):
     hysteresis: Any
 
 
-@dataclass(frozen=True)
+@record
 class LossScaling:
     """A scale that grows while gradients are finite and falls when they are not.
 
     `LossScaling()` is the dynamic scale of Megatron-LM, `LossScaling.constant(1024)` stays.
 
-    Attributes:
-        initial: the scale of the first step.
-        growth_interval: after so many steps in a row with finite gradients the scale grows.
-        hysteresis: the scale falls from so many steps on that are not finite. They are counted
-            since it last grew.
-        minimum: the scale falls no lower.
-        growth, backoff: the factors.
-
     Raises:
         ValueError: a number is out of range; all of them are told.
     """
 
-    initial: float = 2.0**32
-    growth_interval: int = 1000
-    hysteresis: int = 2
-    minimum: float = 1.0
-    growth: float = 2.0
-    backoff: float = 0.5
+    initial: float = setting("What the scale that adapts starts from.", Number(), default=2.0**32)
+    growth_interval: int = setting(
+        "Finite steps in a row after which it doubles.", Whole(1), default=1000
+    )
+    hysteresis: int = setting("Steps that must overflow before it halves.", Whole(1), default=2)
+    minimum: float = setting("It falls no lower.", Number(), default=1.0)
+    growth: float = setting("The factor by which it grows, if it does not double.", default=2.0)
+    backoff: float = setting("The factor by which it falls, if it does not halve.", default=0.5)
 
     def __post_init__(self) -> None:
         check_ranges(

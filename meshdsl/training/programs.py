@@ -64,6 +64,7 @@ class Programs:
         held_out: what each evaluation is fed, by its name.
 
     Attributes:
+        recipe, place: as given.
         state: dims and dtypes of the state.
         step: the step, for any size.
 
@@ -79,7 +80,7 @@ class Programs:
         batches: Mapping[int | None, Specs],
         held_out: Mapping[str, Specs],
     ) -> None:
-        self._recipe, self._place = recipe, place
+        self.recipe, self.place = recipe, place
         self._fed: dict[Which, Specs] = {}
         self.state: TrainState = spec_of(recipe.create_state())
         self.step = place.jit(recipe.train_step(), "state", steps_per_call)
@@ -117,24 +118,24 @@ class Programs:
             return None
         batch = sorted(self._fed[which])  # the order of a dict's leaves; they are the last ones
         return rows_read(
-            dict(zip(batch, stored[-len(batch) :], strict=True)), self._recipe.batch_dim
+            dict(zip(batch, stored[-len(batch) :], strict=True)), self.recipe.batch_dim
         )
 
     def places(self, size: int | None) -> list[Any]:
         """Returns the shardings of the state without pads, as a step takes it; see `places`."""
         return places(self.compiled(size), self.state)
 
-    def first_state(self, seed: int) -> TrainState:
-        """Returns the state to start from; every shard is made on its own device."""
-        create = self._recipe.create_state()
+    def first_state(self) -> TrainState:
+        """Returns the state of the recipe's seed; every shard is made on its own device."""
+        create = self.recipe.create_state()
 
         def create_state(key: Tensor) -> dict[str, TrainState]:
             return {"state": create(key)}  # the paths are then those of the step's state
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScopeWarning)  # of gradients, say, which are not here
-            creation = self._place.jit(create_state).lower(spec([KEY], "uint32")).compile()
-        state: TrainState = creation(key(seed))["state"]
+            creation = self.place.jit(create_state).lower(spec([KEY], "uint32")).compile()
+        state: TrainState = creation(key(self.recipe.seed))["state"]
         return state
 
     def model_flops(self, size: int | None) -> int:
@@ -145,7 +146,7 @@ class Programs:
         batch = {name: _of_one_step(one) for name, one in self._fed[size].items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            forward = jit(self._recipe.eval_step(), backend="numpy")
+            forward = jit(self.recipe.eval_step(), backend="numpy")
             return _PASSES * forward.lower(self.state.params, batch).flops
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshdsl.optim.from_optax import Transformation
@@ -11,35 +11,99 @@ from meshdsl.optim.optimizer import Optimizer
 from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.loss_scaling import LossScaling
+from meshdsl.training.settings import PATH, Of, OneOf, Whole, check, record, setting
 from meshdsl.training.state import TrainState, create
-from meshdsl.training.step import Loss, StepResult, Update, make_eval_step, make_train_step
+from meshdsl.training.step import (
+    Loss,
+    StepResult,
+    Update,
+    check_clip_norm,
+    make_eval_step,
+    make_train_step,
+)
+from meshdsl.training.step_metrics import EXTRA_METRICS, check_metrics
 from meshdsl.training.trainable import Trainable
 
 
-@dataclass(frozen=True)
+@record
 class Recipe:
-    """A model and how it is trained; its functions are to be traced.
+    """A model, what it starts from, and how a step trains it: `Recipe(init, loss, AdamW(1e-3))`.
 
-    Attributes:
-        init: from a key to the parameters.
-        loss: (params, batch) -> the loss, or (the loss, {name: metric}).
-        clip_norm, policy, microbatches, batch_dim, loss_scaling, extra_metrics, trainable,
-            update: as in `make_train_step`.
-        nonfinite: whether a step that is not finite stops the run; in any case it changes nothing.
+    `make_train_step` says more of what a step does. `trainable` may also be a function of the path
+    and the shape of a parameter. A step that is not finite changes nothing; with
+    `nonfinite="stop"` it ends the run, with `nonfinite="skip"` it is a warning, and both name the
+    first gradient that is not finite.
+
+    Raises:
+        ValueError: values are of another kind, numbers are out of range, or a metric is unknown.
     """
 
-    init: Callable[[Tensor], Any]
-    loss: Loss
-    optimizer: Optimizer | Transformation
-    clip_norm: float | None = None
-    policy: Policy | None = None
-    microbatches: int = 1
-    batch_dim: str = "batch"
-    nonfinite: Literal["stop", "skip"] = "stop"
-    loss_scaling: LossScaling | None = None
-    extra_metrics: Sequence[str] = ()
-    trainable: Trainable | None = None
-    update: Update | None = None
+    init: Callable[[Tensor], Any] = setting(
+        "From a key to the parameters; traced.",
+        Of(Callable, "is a function from a key to the parameters"),
+    )
+    loss: Loss = setting(
+        "(params, batch) -> the loss, or (the loss, {name: metric}); traced.",
+        Of(Callable, "is a function of the parameters and a batch"),
+    )
+    optimizer: Optimizer | Transformation = setting(
+        "One of `meshdsl.optim`, or of optax; see `meshdsl.optim.from_optax`."
+    )
+    clip_norm: float | None = setting(
+        "Global norm above which gradients are scaled down; None: never.", default=None
+    )
+    policy: Policy | str | None = setting(
+        'Dtypes, "bfloat16" or "params=float32,compute=bfloat16". Default: the model\'s.',
+        default=None,
+    )
+    microbatches: int = setting(
+        "Parts of a batch, computed one after another; gradients are reduced once.",
+        Whole(1),
+        default=1,
+    )
+    batch_dim: str = setting(
+        "The dim of a batch that is split into microbatches, and along which batches grow.",
+        Of(str, "is the name of a dim"),
+        default="batch",
+    )
+    nonfinite: Literal["stop", "skip"] = setting(
+        "What a step does whose loss or gradients are not finite: it changes nothing in any case.",
+        OneOf(("stop", "skip")),
+        default="stop",
+    )
+    loss_scaling: LossScaling | None = setting(
+        "Multiplies the loss, to keep gradients in the range of half precision.",
+        Of(LossScaling, "is LossScaling() of meshdsl.training.loss_scaling"),
+        default=None,
+    )
+    extra_metrics: Sequence[str] = setting(
+        f"Metrics to compute besides, at their cost: {', '.join(EXTRA_METRICS)}.", default=()
+    )
+    trainable: Trainable | None = setting(
+        "Parameters that are trained, by globs on their paths: blocks/**/lora*,head. The others "
+        "have no gradient, no optimizer state and no decay. Default: all.",
+        default=None,
+    )
+    update: Update | None = setting(
+        "Changes parameters that no gradient trains, after the optimizer: (params, what the loss "
+        "adds) -> params; traced.",
+        Of(Callable, "is a function of the parameters and what the loss adds"),
+        default=None,
+    )
+    seed: int = setting("Seed of the initial parameters.", Whole(0), default=0)
+    init_from: str | os.PathLike[str] | None = setting(
+        "Weights to start from: a .safetensors file, or a folder of them; they may lack what "
+        "`trainable` names, which is initialised then. A checkpoint in the workdir goes before "
+        "them.",
+        PATH,
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        Policy.of(self.policy)
+        check_clip_norm(self.clip_norm)
+        check_metrics(self.extra_metrics)
 
     def create_state(self) -> Callable[[Tensor], TrainState]:
         """Returns the function from a key to the state to start from."""

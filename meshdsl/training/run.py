@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -27,8 +27,9 @@ from meshdsl.training.programs import Programs
 from meshdsl.training.reporting.meters import Meters
 from meshdsl.training.reporting.profiling import Profiler
 from meshdsl.training.state import TrainState
-from meshdsl.training.stopping import Stops
+from meshdsl.training.stopping import Stopping
 
+Sink: TypeAlias = Callable[[int, Mapping[str, Any]], None]  # (step, metrics) of each report
 _AHEAD = 2  # steps that may wait for the device
 
 
@@ -59,11 +60,11 @@ class Run:
     eval_every: int
     meters: Meters
     finite_check: FiniteCheck
-    stops: Stops
+    stopping: Stopping
     profiler: Profiler
     saving: Saving | None
     checkpoints: Checkpoints | None
-    sinks: list[Callable[[int, Mapping[str, Any]], None]]
+    sinks: list[Sink]
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     done: int = 0
@@ -101,9 +102,8 @@ class Run:
 
     def _numbers(self) -> range:
         """Returns the numbers of the last steps of the calls to take."""
-        at_step = self.stops.at_step
-        ended = at_step is not None and self.begun >= at_step
-        return range(self.begun + self.at_once, 0 if ended else self.steps + 1, self.at_once)
+        end = 0 if self.stopping.reached(self.begun) else self.steps + 1
+        return range(self.begun + self.at_once, end, self.at_once)
 
     def _step(self, number: int, pending: _Pending) -> None:
         """Takes the steps of one call, `number` the last of them.
@@ -136,14 +136,13 @@ class Run:
 
     def _stops(self, number: int, agreement: Agreement) -> bool:
         """Whether the run ends after a step, before it has taken all; the processes agree on it."""
-        at_step = self.stops.at_step is not None and number >= self.stops.at_step
         last = number == self.steps
-        if not (at_step or last or agreement.due(number)):
+        if not (self.stopping.reached(number) or last or agreement.due(number)):
             return False
-        ends = self.stops.due(number) or self.failure is not None
-        ends, signal = agreement.settle(number, ends, self.stops.signal)
+        ends = self.stopping.due(number) or self.failure is not None
+        ends, signal = agreement.settle(number, ends, self.stopping.signal)
         self.interrupted = signal is not None
-        self.stops.signal = signal or self.stops.signal
+        self.stopping.signal = signal or self.stopping.signal
         return ends and (not last or self.interrupted)
 
     def _save(
@@ -212,7 +211,7 @@ class Run:
             found.append(evaluate(self.state.params, batch))
             if len(found) > _AHEAD:
                 jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
-            if self.stops.signalled and jax.process_count() == 1:
+            if self.stopping.signalled and jax.process_count() == 1:
                 self.interrupted = True
                 return {}  # an average over some of the batches would be taken for another
         return {f"{name}_{m}": float(np.mean([float(one[m]) for one in found])) for m in found[0]}

@@ -53,7 +53,7 @@ class TrainState(Module):
 def create(
     init: Callable[[Tensor], Any],
     optimizer: Optimizer | Transformation,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     skip_nonfinite: bool = False,
     loss_scaling: LossScaling | None = None,
     trainable: Trainable | None = None,

@@ -55,7 +55,7 @@ def make_train_step(
     loss: Loss,
     optimizer: Optimizer | Transformation,
     clip_norm: float | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
     microbatches: int = 1,
     batch_dim: str = "batch",
     skip_nonfinite: bool = False,
@@ -102,9 +102,8 @@ def make_train_step(
             this step.
     """
     check_metrics(extra_metrics)
+    check_clip_norm(clip_norm)
     chosen = as_optimizer(optimizer)
-    if clip_norm is not None and (problem := bad_norm(clip_norm)):
-        raise ValueError(f"clip_norm {problem}; None clips nothing")
     evaluate = _with_policy(loss, policy, update is not None)
     guarded = skip_nonfinite or loss_scaling is not None
 
@@ -143,8 +142,14 @@ def make_train_step(
     return train_step
 
 
+def check_clip_norm(clip_norm: float | None) -> None:
+    """Raises ValueError unless gradients can be scaled down to this norm."""
+    if clip_norm is not None and (problem := bad_norm(clip_norm)):
+        raise ValueError(f"clip_norm {problem}; None clips nothing")
+
+
 def make_eval_step(
-    loss: Loss, policy: Policy | None = None, dims_allowed: bool = False
+    loss: Loss, policy: Policy | str | None = None, dims_allowed: bool = False
 ) -> Callable[[Any, Any], Metrics]:
     """Returns `eval_step(params, batch) -> metrics`: `loss` and what the loss function adds.
 
@@ -161,7 +166,7 @@ def make_eval_step(
     return eval_step
 
 
-def _with_policy(loss: Loss, policy: Policy | None, dims_allowed: bool) -> _Evaluated:
+def _with_policy(loss: Loss, policy: Policy | str | None, dims_allowed: bool) -> _Evaluated:
     """Returns the loss function with its dtypes, always returning a pair."""
     policy = Policy.of(policy)
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshdsl.training.settings import Number, Whole, check, record, setting
+
 UNFINISHED = 75  # the exit code of a run that is to be started again (EX_TEMPFAIL of sysexits.h)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -33,30 +35,47 @@ class Stopped(SystemExit):
         self.reason = reason
 
 
-@dataclass
+@record
 class Stops:
-    """What may end a run between two steps.
+    """What ends a run before its last step, besides signals: `Stops(at_step=1000)`.
+
+    Raises:
+        ValueError: values are of another kind, or numbers are too small.
+    """
+
+    after_minutes: float | None = setting(
+        "End after this time, with a checkpoint (start again to go on).", Number(), default=None
+    )
+    at_step: int | None = setting("End after this step, likewise.", Whole(1), default=None)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass
+class Stopping:
+    """Whether a run ends between two steps. Its minutes are counted from when this is made.
 
     Attributes:
-        after_minutes: for how long it may run, counted from here.
-        at_step: after which step it ends.
+        stops: what ends it besides signals.
         signal: the one that has come, if any, to this process or to another of the job.
     """
 
-    after_minutes: float | None = None
-    at_step: int | None = None
+    stops: Stops
     signal: int | None = None
     _event: threading.Event = field(default_factory=threading.Event)
     _started: float = field(default_factory=time.monotonic)
 
     def due(self, step: int) -> bool:
         """Whether the run ends after a step."""
-        if self._event.is_set():
+        if self._event.is_set() or self.reached(step):
             return True
-        if self.at_step is not None and step >= self.at_step:
-            return True
-        minutes = (time.monotonic() - self._started) / 60
-        return self.after_minutes is not None and minutes >= self.after_minutes
+        after, minutes = self.stops.after_minutes, (time.monotonic() - self._started) / 60
+        return after is not None and minutes >= after
+
+    def reached(self, step: int) -> bool:
+        """Whether a step is the last one that is to be taken, or comes after it."""
+        return self.stops.at_step is not None and step >= self.stops.at_step
 
     @property
     def signalled(self) -> bool:

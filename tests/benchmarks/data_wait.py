@@ -14,8 +14,8 @@ import numpy as np
 
 from meshdsl.models import load
 from meshdsl.optim import AdamW
+from meshdsl.training import Data, Recipe, Reporting, train
 from meshdsl.training.data import Corpus, shuffled_batches
-from meshdsl.training.loop import train
 
 WARM = 10  # steps that compile and fill what is read ahead
 
@@ -42,14 +42,10 @@ def waiting(model, source, steps, workers):
     timed = Timed(batches)
     names = source[np.arange(1)]
     train(
-        model.init,
-        model.loss,
-        AdamW(1e-3),
-        timed,
+        Recipe(model.init, model.loss, AdamW(1e-3)),
+        Data(timed, {name: ["batch", "length"] for name in names}),
         steps=WARM + steps,
-        log_every=WARM + steps,
-        batch_dims={name: ["batch", "length"] for name in names},
-        quiet=True,
+        reporting=Reporting(log_every=WARM + steps, quiet=True),
     )
     batches.close()
     asked, given = np.array(timed.asked[WARM:]), np.array(timed.given[WARM:])

@@ -27,23 +27,23 @@ def refused(*arguments):
 
 
 def test_a_loss_scale_adapts_in_half_precision_and_there_only():
-    assert built().loss_scaling is None
-    assert built("--policy=compute=bfloat16").loss_scaling is None
-    assert built("--policy=compute=float16").loss_scaling == LossScaling()
-    assert built("--model_args=policy=float16").loss_scaling == LossScaling()
+    assert built().recipe.loss_scaling is None
+    assert built("--policy=compute=bfloat16").recipe.loss_scaling is None
+    assert built("--policy=compute=float16").recipe.loss_scaling == LossScaling()
+    assert built("--model_args=policy=float16").recipe.loss_scaling == LossScaling()
     found = built(
         "--policy=compute=float16",
         "--initial_loss_scale=65536",
         "--min_loss_scale=4",
         "--loss_scale_window=50",
         "--hysteresis=1",
-    ).loss_scaling
+    ).recipe.loss_scaling
     assert found == LossScaling(65536, 50, 1, 4)
 
 
 @pytest.mark.parametrize("policy", ["float16", "compute=bfloat16"])
 def test_a_constant_loss_scale_may_be_given(policy):
-    found = built(f"--policy={policy}", "--loss_scale=128").loss_scaling
+    found = built(f"--policy={policy}", "--loss_scale=128").recipe.loss_scaling
     assert found == LossScaling.constant(128)
 
 
@@ -79,7 +79,7 @@ def test_numbers_for_a_scale_that_is_not_there_are_told():
     ],
 )
 def test_the_schedule_is_that_of_optax(arguments, theirs):
-    schedule = built("--learning_rate=0.5", "--steps=40", *arguments).optimizer.learning_rate
+    schedule = built("--learning_rate=0.5", "--steps=40", *arguments).recipe.optimizer.learning_rate
     rate = md.jit(lambda step: schedule(step), backend="numpy")
     for step in range(0, 45, 3):
         np.testing.assert_allclose(float(rate(step)), theirs(step), rtol=1e-6, atol=1e-8)
@@ -108,8 +108,8 @@ def test_flags_that_do_not_fit_the_schedule_are_told(arguments, message):
 
 def test_parameters_are_excluded_from_decay():
     shape = Shape(md.dims(vocab=8, embed=4))
-    assert built().optimizer.mask is is_matrix
-    mask = built("--weight_decay_except=embedding,blocks/*/key").optimizer.mask
+    assert built().recipe.optimizer.mask is is_matrix
+    mask = built("--weight_decay_except=embedding,blocks/*/key").recipe.optimizer.mask
     paths = ("embedding", "unembedding", "blocks/attention/key", "blocks/attention/query")
     assert [mask(path, shape) for path in paths] == [False, True, False, True]
 
@@ -168,7 +168,7 @@ def test_an_optimizer_is_chosen_by_name_and_explain_has_its_memory(name, kind, s
         return found, explain(step.lower(state, found.batch_spec)).bytes_of["optimizer"]
 
     found, taken = held(f"--optimizer={name}", "--weight_decay=0.2", "--weight_decay_except=query")
-    assert isinstance(found.optimizer, kind) and found.optimizer.weight_decay == 0.2
+    assert isinstance(found.recipe.optimizer, kind) and found.recipe.optimizer.weight_decay == 0.2
     assert taken <= share * held()[1]
 
 

@@ -12,12 +12,13 @@ import pytest
 import meshdsl as md
 from meshdsl import models, optim
 from meshdsl.models import resnet
+from meshdsl.training import Recipe, Reporting, train
 from meshdsl.training.data import text_files
-from meshdsl.training.loop import train
 from tests.models.shapes import pictures
 
 TEXT = b"".join(file.read_bytes() for file in text_files()[:40])
 TENSOR = "batch:data; heads:model; d_ff:model; vocab:model"
+QUIET = Reporting(quiet=True)
 SMALL = "layers=1,embed=64,heads=2,d_ff=128"
 RUNS = {
     "t5": ("t5_mini", f"{SMALL}", "data:2,model:2", TENSOR),
@@ -58,14 +59,12 @@ def test_language_models_learn(run):
     name, overrides, mesh, layout = RUNS[run]
     model = models.load(name, overrides)
     result = train(
-        model.init,
-        model.loss,
-        optim.AdamW(5e-3),
+        Recipe(model.init, model.loss, optim.AdamW(5e-3)),
         texts(model),
         steps=40,
         mesh=mesh,
         layout=layout,
-        quiet=True,
+        reporting=QUIET,
     )
     counts = np.bincount(np.frombuffer(TEXT, np.uint8))
     shares = counts[counts > 0] / counts.sum()
@@ -87,14 +86,12 @@ def pairs_of_symbols(batch_size=32, length=32, symbols=64):
 def test_an_encoder_learns_to_fill_in_from_both_sides():
     model = models.load("bert_mini", SMALL)
     result = train(
-        model.init,
-        model.loss,
-        optim.AdamW(3e-3),
+        Recipe(model.init, model.loss, optim.AdamW(3e-3)),
         pairs_of_symbols(),
         steps=60,
         mesh="data:2,model:2",
         layout=TENSOR,
-        quiet=True,
+        reporting=QUIET,
     )
     assert np.mean(result.losses[-5:]) < np.log(64) - 0.5
 
@@ -104,9 +101,8 @@ def test_a_residual_network_learns_and_then_needs_no_batch():
     model = models.load("resnet_mini", "stem=8,filters=8+16")
     where = {"mesh": "data:2,rows:2", "layout": "batch:data; height:rows"}
     batches = list(itertools.islice(pictures(32, 24), 40))
-    result = train(
-        model.init, model.loss, optim.AdamW(1e-2), batches, steps=40, quiet=True, **where
-    )
+    recipe = Recipe(model.init, model.loss, optim.AdamW(1e-2))
+    result = train(recipe, batches, steps=40, reporting=QUIET, **where)
     assert result.losses[0] > 1.2
     assert np.mean(result.losses[-5:]) < 0.7
     params = jax.tree.map(np.asarray, result.state.params)

@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models, optim
 from meshdsl.lowering.program import payload_bytes
-from meshdsl.training.loop import train
+from meshdsl.training import Recipe, Reporting, train
 from meshdsl.training.state import spec_of
 from tests.models.shapes import volumes
 
@@ -121,14 +121,12 @@ def test_each_of_eight_devices_holds_an_eighth_of_the_activations(layout):
 def test_it_learns_to_tell_balls_from_boxes():
     model = models.load("unet3d_mini")
     result = train(
-        model.init,
-        model.loss,
-        optim.AdamW(1e-2),
+        Recipe(model.init, model.loss, optim.AdamW(1e-2)),
         volumes(2, 16),
         steps=30,
         mesh="x:2,y:2",
         layout="depth:x; height:y",
-        quiet=True,
+        reporting=Reporting(quiet=True),
     )
     assert result.losses[0] > 0.9
     assert np.mean(result.losses[-5:]) < 0.2

@@ -7,7 +7,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.optim import AdamW
 from meshdsl.training.data import Arrays
-from meshdsl.training.loop import train
+from tests.training.flat import train
 
 batch, pixel, hidden, label = md.dims(batch=16, pixel=12, hidden=8, label=4)
 LAYOUT = "batch:data; hidden:model"

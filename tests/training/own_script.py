@@ -6,10 +6,8 @@ import sys
 import jax
 
 from meshdsl.optim import AdamW
-from meshdsl.training.batch_ramp import BatchRamp
+from meshdsl.training import BatchRamp, Data, Evaluation, Recipe, Reporting, joined, train
 from meshdsl.training.data import ordered_batches, shuffled_batches
-from meshdsl.training.loop import train
-from meshdsl.training.processes.joining import joined
 from tests.training import classifier
 
 STEPS = 4
@@ -35,21 +33,18 @@ def examples(seed):
     return Noting(classifier.examples(4, seed))
 
 
-def run(mesh=None, layout=None, **options):
+def run(mesh=None, layout=None, backend="jax"):
     source, held_out = examples(0), examples(9)
+    batches = shuffled_batches(source, 16, seed=3)
     result = train(
-        classifier.init,
-        classifier.loss,
-        AdamW(0.05),
-        shuffled_batches(source, 16, seed=3),
+        Recipe(classifier.init, classifier.loss, AdamW(0.05)),
+        Data(batches, classifier.BATCH_DIMS, BatchRamp(8, 8, 16)),
         steps=STEPS,
         mesh=mesh,
         layout=layout,
-        batch_dims=classifier.BATCH_DIMS,
-        batch_ramp=BatchRamp(8, 8, 16),
-        eval_batches=ordered_batches(held_out, 16, 2),
-        quiet=True,
-        **options,
+        backend=backend,
+        evaluation=Evaluation(ordered_batches(held_out, 16, 2)),
+        reporting=Reporting(quiet=True),
     )
     return result, source.picked, held_out.picked
 

@@ -6,8 +6,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl import optim
-from meshdsl.training.arguments import check_arguments
-from meshdsl.training.loop import train
+from meshdsl.training.loop import train as train_with_records
+from tests.training.flat import train
 
 embed, out = md.dims(embed=4, out=2)
 WEIGHTS = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -53,7 +53,13 @@ def run(init=init, loss=loss, optimizer=None, steps=2, **given):
         ({"backend": 3}, "unknown backend 3"),
         ({"extra_metrics": "params_norm"}, "a list of names, as in ['params_norm']"),
         ({"optimizer": optim.AdamW}, "made from its class AdamW first, as in optim.AdamW(1e-3)"),
-        ({"seed": "a", "steps": "b"}, "steps is a whole number, not 'b'; seed is a whole number"),
+        (
+            {"seed": "a", "microbatches": "b"},
+            "Recipe: microbatches is a whole number, not 'b'; seed is a whole number, not 'a'",
+        ),
+        ({"steps": "b", "steps_per_call": 0}, "steps_per_call must be at least 1, got 0"),
+        ({"extra_metrics": ["norm"]}, "unknown metric 'norm'; choose from num_zeros, params_norm"),
+        ({"clip_norm": 0}, "clip_norm must be above 0, got 0; None clips nothing"),
     ],
 )
 def test_an_argument_of_another_kind_is_refused_by_its_name(given, text):
@@ -63,7 +69,20 @@ def test_an_argument_of_another_kind_is_refused_by_its_name(given, text):
 
 
 def test_what_fits_is_no_mistake():
-    check_arguments({"steps": np.int64(3), "eval_every": None, "nonfinite": "skip", "saving": None})
+    result = run(steps=np.int64(2), eval_every=None, nonfinite="skip", saving=None)
+    assert result.step == 2
+
+
+def test_what_is_no_record_is_refused_with_the_one_to_give():
+    with pytest.raises(ValueError) as error:
+        train_with_records(loss, [], steps=2, evaluation=[], reporting=10, stops=3)
+    told = str(error.value)
+    assert told.startswith(
+        "train: recipe is Recipe(init, loss, optimizer) of meshdsl.training, not "
+    )
+    assert "; evaluation is Evaluation(held_out) of meshdsl.training, not []" in told
+    assert "; reporting is Reporting(log_every=100) of meshdsl.training, not 10" in told
+    assert "; stops is Stops(...) of meshdsl.training.stopping, not 3" in told
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "optax"])

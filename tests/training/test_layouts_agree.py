@@ -11,7 +11,7 @@ from meshdsl import models, optim
 from meshdsl.lowering.options import Options
 from meshdsl.training.data import Bytes, Documents, DocumentWindows, shuffled_batches, text_files
 from meshdsl.training.data.tokenizing import read_tokens
-from meshdsl.training.loop import train
+from tests.training.flat import train
 
 TENSOR = "heads:model; d_ff:model; vocab:model"
 LAYOUTS = {

@@ -12,11 +12,11 @@ import meshdsl as md
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
-from meshdsl.training.loop import train
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.reporting.metrics import KEYS
 from meshdsl.training.step import make_eval_step
 from tests.training import classifier
+from tests.training.flat import train
 
 
 def run(batches=None, loss=classifier.loss, optimizer=None, **options):
@@ -207,7 +207,7 @@ def test_the_batch_dim_can_have_another_name():
 
 
 def test_options_reach_the_lowering():
-    with pytest.raises(ValueError, match=r"^microbatches must be at least 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^Recipe: microbatches must be at least 1, got 0$"):
         run(microbatches=0)
     seen = []
 
@@ -326,11 +326,14 @@ def test_held_out_batches_that_can_be_read_once_are_refused():
 
 def test_numbers_out_of_range_are_told_together():
     with pytest.raises(ValueError) as error:
-        run(steps=0, log_every=-1, eval_every=0)
+        run(steps=0, steps_per_call=-1)
     assert str(error.value) == (
-        "steps must be at least 1, got 0; log_every must be at least 1, got -1; "
-        "eval_every must be at least 1, got 0"
+        "train: steps must be at least 1, got 0; steps_per_call must be at least 1, got -1"
     )
+    with pytest.raises(ValueError, match=r"^Reporting: log_every must be at least 1, got -1$"):
+        run(log_every=-1)
+    with pytest.raises(ValueError, match=r"^Evaluation: eval_every must be at least 1, got 0$"):
+        run(eval_every=0)
 
 
 def poisoned(bad, count=12):

@@ -8,10 +8,10 @@ import pytest
 
 from meshdsl.optim import Adafactor, Lion, Muon, from_optax, schedules
 from meshdsl.training.checkpointing.saving import Saving
-from meshdsl.training.loop import train
 from meshdsl.training.state import by_path
 from meshdsl.training.stopping import Stops
 from tests.training import classifier
+from tests.training.flat import train
 
 RATE = schedules.warmup_cosine(0.05, 2, 8)
 OPTIMIZERS = {

@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 import meshdsl as md
 from meshdsl.optim import AdamW, Sgd
 from meshdsl.training.checkpointing.saving import Saving
-from meshdsl.training.loop import train
 from meshdsl.training.state import by_path
 from meshdsl.training.trainable import merged, trained
 from tests.training import classifier
+from tests.training.flat import train
 
 DECAYING = AdamW(0.05, weight_decay=0.1, mask=lambda path, shape: True)
 TREE = {

@@ -9,8 +9,8 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.optim import AdamW
-from meshdsl.training.loop import train
 from tests.training import classifier
+from tests.training.flat import train
 
 RATE = 0.1
 

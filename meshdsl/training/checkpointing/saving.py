@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import jax
 
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.processes.joining import gathered, together
+from meshdsl.training.settings import PATH, TRUTH, Whole, check, record, setting
 
 if TYPE_CHECKING:
     from meshdsl.training.data.data_files import DataFiles
@@ -22,36 +22,53 @@ FOLDER = "checkpoints"  # in the workdir
 DATA = "data_files"  # what the position of a checkpoint calls the state of them
 
 
-@dataclass(frozen=True)
+@record
 class Saving:
     """What a run keeps of itself: `Saving(every=1000)`.
 
-    Attributes:
-        every: steps between two checkpoints. None: one at the end, or where the run is stopped.
-        keep, keep_best: as in `Checkpoints`.
-        local: a folder on a disk of this machine, for frequent checkpoints, of which the latest is
-            kept.
-        local_every: steps between two of these.
-        config: a description of the job, stored with every checkpoint. A run that finds another one
-            than its own in the checkpoint it is to go on from is an error that shows the
-            differences.
-        defaults: what settings mean that `config` lacks, by name.
-        override: take the checkpoint all the same, and warn.
-        resume: go on from the latest checkpoint in the workdir, if there is one.
-        data: the files that the run reads. A run that goes on with others, or whose bytes have
-            changed, is an error like that of `config`.
+    A run whose `config` or `data` differ from those of the checkpoint that it is to go on from is
+    an error that shows the differences; with `override` it is a warning.
+
+    Raises:
+        ValueError: values are of another kind, numbers are too small, or only one of `local` and
+            `local_every` is given.
     """
 
-    every: int | None = None
-    keep: int = 3
-    keep_best: int = 1
-    local: str | os.PathLike[str] | None = None
-    local_every: int | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    override: bool = False
-    resume: bool = True
-    data: DataFiles | None = None
+    every: int | None = setting(
+        "Steps between two checkpoints. Default: one at the end, or where the run is stopped.",
+        Whole(1),
+        default=None,
+    )
+    keep: int = setting("How many of the latest checkpoints are kept.", Whole(1), default=3)
+    keep_best: int = setting(
+        "How many are kept beside them, by the loss on held-out batches.", Whole(0), default=1
+    )
+    local: str | os.PathLike[str] | None = setting(
+        "Folder for frequent checkpoints, on a disk of this machine that others need not see; the "
+        "latest is kept.",
+        PATH,
+        default=None,
+    )
+    local_every: int | None = setting("Steps between two of those.", Whole(1), default=None)
+    resume: bool = setting("Go on from the latest checkpoint in the workdir.", TRUTH, default=True)
+    override: bool = setting(
+        "Go on although settings differ from the checkpoint's.", TRUTH, default=False
+    )
+    config: Mapping[str, Any] = setting(
+        "The settings of the job, by name; stored with every checkpoint.", default_factory=dict
+    )
+    defaults: Mapping[str, Any] = setting(
+        "What settings mean that `config` lacks, by name.", default_factory=dict
+    )
+    data: DataFiles | None = setting(
+        "The files that the run reads; their checksums are stored with every checkpoint.",
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.local is None) != (self.local_every is None):
+            raise ValueError("local checkpoints need both a folder and how often they are saved")
 
     def open(self, workdir: str | os.PathLike[str]) -> Checkpoints:
         """Returns the checkpoints of a run.

@@ -26,9 +26,35 @@ from meshdsl.tensors.dims import STEPS, Dimension, DimsLike, as_list, did_you_me
 from meshdsl.tensors.named_array import NamedArray, Spec, named, spec
 from meshdsl.training.batch_ramp import BatchRamp
 from meshdsl.training.data.rows import Rows
+from meshdsl.training.settings import Of, check, record, setting
 
 Batch = Mapping[str, Any]
 _BYTES = "bytes"  # the key of a position that is bytes
+
+
+@record
+class Data:
+    """The batches that a run takes its steps with: `Data(batches, {"image": ["batch", "pixel"]})`.
+
+    Raises:
+        ValueError: values are of another kind.
+    """
+
+    batches: Iterable[Batch] = setting("Dicts of NamedArrays, or of arrays with `batch_dims`.")
+    batch_dims: Mapping[str, DimsLike] | None = setting(
+        "The dims of each entry of a batch, also of those to evaluate with: "
+        '{"image": ["batch", "pixel"]}. Default: the entries are NamedArrays.',
+        Of(Mapping, "are the dims of each entry, as in {'image': ['batch']}"),
+        default=None,
+    )
+    batch_ramp: BatchRamp | None = setting(
+        "Let the batch grow: start,increment,samples, as 16,8,300_000. Default: it has its size.",
+        Of(BatchRamp, "is BatchRamp(...) of meshdsl.training.batch_ramp"),
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Feed:

@@ -14,7 +14,6 @@ from meshdsl.tensors import dtypes
 from meshdsl.training.checkpointing.exporting import export
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.weights import load_weights, save_weights
-from meshdsl.training.loop import train
 from meshdsl.training.stopping import Stops
 from tests.training import classifier
 from tests.training.checkpointing.test_checkpoints import (
@@ -27,6 +26,7 @@ from tests.training.checkpointing.test_checkpoints import (
     placed,
     places_on,
 )
+from tests.training.flat import train
 from tests.training.test_resume import run
 
 BFLOAT16 = dtypes.BFLOAT16

@@ -15,7 +15,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from meshdsl.lowering.backends import DeviceError
 from meshdsl.optim import AdamW
-from meshdsl.training.loop import train
+from meshdsl.training import Data, Recipe, Reporting, train
 from tests.training import classifier
 
 
@@ -32,16 +32,13 @@ def main():
     options = json.loads(sys.argv[1])
     try:
         result = train(
-            classifier.init,
-            classifier.loss,
-            AdamW(0.05),
-            batches(options),
+            Recipe(classifier.init, classifier.loss, AdamW(0.05)),
+            Data(batches(options), classifier.BATCH_DIMS),
             steps=options["steps"],
             mesh=options["mesh"],
             layout=options["layout"],
             backend="tf",
-            batch_dims=classifier.BATCH_DIMS,
-            quiet=True,
+            reporting=Reporting(quiet=True),
         )
     except DeviceError as error:
         print(json.dumps({"error": str(error)}), flush=True)

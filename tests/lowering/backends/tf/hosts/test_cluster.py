@@ -13,7 +13,7 @@ import pytest
 from meshdsl.lowering.backends.tf.hosts import cluster
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster, join, listens
 from meshdsl.optim import AdamW
-from meshdsl.training.loop import train
+from meshdsl.training import Data, Recipe, Reporting, train
 from tests.training import classifier
 
 STEPS = 4
@@ -81,10 +81,9 @@ def result(process, seconds=400):
 
 @pytest.fixture(scope="module")
 def expected():
-    options = {"steps": STEPS, "batch_dims": classifier.BATCH_DIMS, "quiet": True}
-    return train(
-        classifier.init, classifier.loss, AdamW(0.05), classifier.endless(), **options
-    ).losses
+    recipe = Recipe(classifier.init, classifier.loss, AdamW(0.05))
+    data = Data(classifier.endless(), classifier.BATCH_DIMS)
+    return train(recipe, data, steps=STEPS, reporting=Reporting(quiet=True)).losses
 
 
 @pytest.mark.parametrize(

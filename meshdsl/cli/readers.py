@@ -1,0 +1,122 @@
+"""Readers: functions from the text of a flag to its value.
+
+They raise ValueError for a text that is not one of a value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from meshdsl.lowering.backends import BACKENDS
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import as_dtype, is_float
+
+Reader = Callable[[str], Any]
+
+
+def whole(least: int) -> Reader:
+    """Reads whole numbers of at least `least`."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text.replace("_", "").replace(",", ""))
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise ValueError(f"needs a whole number of at least {least}, got {text!r}")
+        return number
+
+    return read
+
+
+def number(text: str) -> float:
+    """Reads a number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"needs a number of at least 0, got {text!r}")
+    return value
+
+
+def backend(text: str) -> str:
+    """Reads the name of a backend."""
+    if text not in BACKENDS:
+        hint = did_you_mean(text, BACKENDS)
+        raise ValueError(f"unknown backend {text!r}; choose one of {', '.join(BACKENDS)}{hint}")
+    return text
+
+
+def floating(text: str) -> str:
+    """Reads a floating-point dtype; returns its name."""
+    if not is_float(dtype := as_dtype(text)):
+        raise ValueError(f"needs a floating-point dtype, got {text!r}")
+    return dtype.name
+
+
+_UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
+_UNITS |= {unit + "iB": 1024**power for power, unit in enumerate(["K", "M", "G", "T"], 1)}
+_SIZE = re.compile(r"([0-9_]+(?:\.[0-9]+)?) *([A-Za-z]*)")
+
+
+def size(text: str) -> int:
+    """Reads a number of bytes: `16GiB`, `95GB`, `1.5MiB`, `4096`."""
+    match = _SIZE.fullmatch(text.strip())
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if match is None or (match[2] or "B").lower() not in units:
+        listed = ", ".join(_UNITS)
+        raise ValueError(f"needs a size, as 16GiB, 95GB or 4096 (units: {listed}), got {text!r}")
+    return int(float(match[1].replace("_", "")) * units[(match[2] or "B").lower()])
+
+
+def one_of(*choices: str) -> Reader:
+    """Reads one of several words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            hint = did_you_mean(text, choices)
+            raise ValueError(f"unknown choice {text!r}; choose one of {', '.join(choices)}{hint}")
+        return text
+
+    return read
+
+
+def truth(text: str) -> bool:
+    """Reads yes or no."""
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError(f"needs true or false, got {text!r}")
+    return words[text.lower()]
+
+
+def remat(text: str) -> str:
+    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`."""
+    from meshdsl.models.remat import read
+
+    return read(text)
+
+
+def some_of(*choices: str) -> Reader:
+    """Reads words of a few, separated by commas; nothing is none."""
+
+    def read(text: str) -> tuple[str, ...]:
+        words = words_of(text)
+        problems = [
+            f"unknown choice {word!r}; choose from {', '.join(choices)}"
+            f"{did_you_mean(word, choices)}"
+            for word in words
+            if word not in choices
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return words
+
+    return read
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Reads any words, separated by commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

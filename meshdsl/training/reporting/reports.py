@@ -1,0 +1,31 @@
+"""Reporting: what a run says of itself while it trains, and how often."""
+
+from __future__ import annotations
+
+from meshdsl.training.reporting.profiling import ProfiledSteps
+from meshdsl.training.settings import TRUTH, Of, Whole, check, record, setting
+
+
+@record
+class Reporting:
+    """What a run reports, and how often: `Reporting(log_every=100)`.
+
+    Raises:
+        ValueError: values are of another kind, or numbers are too small.
+    """
+
+    log_every: int = setting("Steps between two reports.", Whole(1), default=10)
+    tokens_per_batch: int | None = setting(
+        "Tokens of a full batch, for `tokens_per_second`. Default: they are not counted.",
+        Whole(),
+        default=None,
+    )
+    profile: ProfiledSteps | None = setting(
+        "First and last step of a profile, as 10:13, for TensorBoard, in the workdir.",
+        Of(ProfiledSteps, "is ProfiledSteps(...) of meshdsl.training.reporting.profiling"),
+        default=None,
+    )
+    quiet: bool = setting("Show no progress.", TRUTH, default=False)
+
+    def __post_init__(self) -> None:
+        check(self)
