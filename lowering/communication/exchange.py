@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.parameters import Assemble, LocalPositions, Permute, SplitDim
 from meshdsl.lowering.program import Pairs, Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
@@ -155,7 +156,7 @@ def gather(
     layout = like.layout.split(name, axes)
     if not pieces:
         return builder.one("full", (), shape, like.dtype, layout, value=fill)
-    params = {"dim": name, "axes": axes, "fill": fill, "parts": tuple(placed)}
+    params: Assemble = {"dim": name, "axes": axes, "fill": fill, "parts": tuple(placed)}
     return builder.one("assemble", tuple(pieces), shape, like.dtype, layout, **params)
 
 
@@ -176,7 +177,7 @@ def local_slice(
     """
     shape = Shape(dim if d.name == name else d for d in value.shape)
     layout = value.layout.split(name, axes)
-    params = {"dim": name, "axes": tuple(axes), "starts": tuple(starts)}
+    params: LocalPositions = {"dim": name, "axes": tuple(axes), "starts": tuple(starts)}
     return builder.one("local_slice", (value,), shape, value.dtype, layout, **params)
 
 
@@ -206,7 +207,7 @@ def _whole(builder: BlockBuilder, value: Value, name: str) -> Value:
     if not axes:
         return value
     layout = value.layout.split(name, ())
-    params = {"axes": axes, "dim": name}
+    params: SplitDim = {"axes": axes, "dim": name}
     return builder.one("all_gather", (value,), value.shape, value.dtype, layout, **params)
 
 
@@ -318,7 +319,7 @@ def _send(
     pairs = sorted(
         (group[part.source], group[part.target]) for group in mesh.groups(*axes) for part in parts
     )
-    params = {"axes": axes, "pairs": Pairs(pairs), "mesh_axes": mesh.names}
+    params: Permute = {"axes": axes, "pairs": Pairs(pairs), "mesh_axes": mesh.names}
     moved = builder.one("permute", (piece,), piece.shape, piece.dtype, piece.layout, **params)
     return moved, firsts
 
@@ -342,7 +343,7 @@ def _chosen(
         placed.append((tuple(-start for start in starts), (0,) * devices, tuple(ends)))
     like = values[next(iter(cuts))]
     shape = Shape(dim if d.name == name else d for d in like.shape)
-    params = {"dim": name, "axes": axes, "fill": 0, "parts": tuple(placed)}
+    params: Assemble = {"dim": name, "axes": axes, "fill": 0, "parts": tuple(placed)}
     inputs = [values[number] for number in cuts]
     return builder.one("assemble", inputs, shape, like.dtype, like.layout, **params)
 

@@ -12,9 +12,9 @@ products of floating-point numbers travel as a mantissa and an exponent (`scaled
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import AllToAll, Reduction, SplitDim
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
@@ -47,7 +47,8 @@ def scaled_product(
     Args:
         values: the factors, or their mantissas and exponents.
     """
-    dtype, params = values[0].dtype, {"over": tuple(over)}
+    dtype = values[0].dtype
+    params: Reduction = {"over": tuple(over)}
     if not is_differentiable(dtype):
         return [builder.one("prod", values, shape, dtype, layout, **params)]
     results = [(shape, dtype, layout), (shape, INT32, layout)]
@@ -86,7 +87,7 @@ def combine_along(
     rest, found = like.layout.restrict(others.names), []
     for value in combine([_share(builder, value, axes) for value in values]):
         here = value.layout.split(ELEMENTS, value.layout.axes(ELEMENTS)[: -len(axes)])
-        params = {"axes": axes, "dim": ELEMENTS}
+        params: SplitDim = {"axes": axes, "dim": ELEMENTS}
         flat = builder.one("all_gather", (value,), value.shape, value.dtype, here, **params)
         shape = Shape([*value.shape.without([ELEMENTS]), *others])
         found.append(builder.one("reshape", (flat,), shape, value.dtype, rest))
@@ -114,7 +115,7 @@ def combine_before(
     for found in combine([(_whole if gathers else _share)(builder, row, axes) for row in rows]):
         if gathers:
             apart = found.layout.split(DEVICES, axes)
-            params: dict[str, Any] = {"axes": axes, "dim": DEVICES}
+            params: SplitDim | AllToAll = {"axes": axes, "dim": DEVICES}
         else:
             rest = found.layout.axes(ELEMENTS)[: -len(axes)]
             apart = found.layout.split(ELEMENTS, rest).split(DEVICES, axes)
@@ -157,5 +158,5 @@ def _share(builder: BlockBuilder, value: Value, axes: tuple[str, ...]) -> Value:
     apart = TensorLayout.of({first.name: axes, ELEMENTS: others}, sums)
     flat = builder.one("reshape", (value,), shape, value.dtype, apart)
     there = TensorLayout.of({ELEMENTS: (*others, *axes)}, sums)
-    params = {"axes": axes, "concat": first.name, "split": ELEMENTS}
+    params: AllToAll = {"axes": axes, "concat": first.name, "split": ELEMENTS}
     return builder.one("all_to_all", (flat,), shape, value.dtype, there, **params)
