@@ -44,7 +44,7 @@ def _linear(op: Operation) -> tuple[int, ...]:
     if op.name == "cast":
         before, after = op.inputs[0].dtype, op.outputs[0].dtype
         return (0,) if _holds(after, before) else ()
-    return op.primitive.linear
+    return op.linear
 
 
 def _holds(wide: np.dtype, narrow: np.dtype) -> bool:

@@ -138,9 +138,11 @@ def overwrite(x: Tensor, piece: Tensor, start: Tensor, dim: str, part: str) -> T
     return bind_one(UPDATE, (x, piece, start), {"dim": dim, "part": part})
 
 
-TAKE = Primitive("take", _take_rule, _take_gradient)
+TAKE = Primitive("take", _take_rule, _take_gradient, linear=(0,))
 UPDATE = Primitive("update", _update_rule, _update_gradient, linear=(0, 1), additive=True)
-SCATTER_ADD = Primitive("scatter_add", _scatter_rule, _scatter_add_gradient, combines="sum")
+SCATTER_ADD = Primitive(
+    "scatter_add", _scatter_rule, _scatter_add_gradient, combines="sum", linear=(0,)
+)
 SCATTER_MAX = Primitive("scatter_max", _scatter_rule, _scatter_extreme_gradient, combines="max")
 SCATTER_MIN = Primitive("scatter_min", _scatter_rule, _scatter_extreme_gradient, combines="min")
 _SCATTERS = {"add": SCATTER_ADD, "max": SCATTER_MAX, "min": SCATTER_MIN}

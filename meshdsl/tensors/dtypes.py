@@ -103,6 +103,14 @@ def largest(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
+def holds(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Whether one floating-point dtype holds every number of another; False of other dtypes."""
+    if not (is_float(wide) and is_float(narrow)):
+        return False
+    w, n = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
+    return w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp
+
+
 def rounding(dtype: np.dtype) -> float:
     """Returns by how much, relatively, two ways to compute one number may differ: a few units."""
     units = 16 if dtype.itemsize >= 4 else 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshdsl.tracing.trace import Trace
 
 Aval = tuple[Shape, np.dtype]
+Linear = Callable[["Operation"], tuple[int, ...]]
 
 
 class TracedTensor(Tensor):
@@ -139,7 +140,8 @@ class Primitive:
             that this and an operand have, apart from those that its parameters name.
         combines: how the elements are combined that meet in one element of its result: results for
             two operands, combined, are the result for the combined operands.
-        linear: the operands in which it is linear, so that they may be partial sums.
+        linear: the operands in which its one result is linear, so that they may be partial sums;
+            or a function of the operation that returns them (`Operation.linear`).
         additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
         chooses: its results are chosen elements, or their places. No slope is meant there.
         for_gradient: the numbers of the results that its gradient alone reads.
@@ -166,7 +168,7 @@ class Primitive:
     form: Form = Form.OTHER
     positionwise: bool = False
     combines: Literal["sum", "max", "min"] | None = None
-    linear: tuple[int, ...] = ()
+    linear: tuple[int, ...] | Linear = ()
     additive: bool = False
     chooses: bool = False
     for_gradient: tuple[int, ...] = ()
@@ -190,7 +192,8 @@ class Primitive:
         yield self.mark and self.form is not Form.SAME, f"a mark, but {form}"
         yield self.mark and self.inlined, "a mark, but inlined"
         yield self.inlined and not self.result_graphs, "inlined, but names no result_graphs"
-        yield self.additive and len(self.linear) < 2, "additive, but not linear in two operands"
+        few = not callable(self.linear) and len(self.linear) < 2
+        yield self.additive and few, "additive, but not linear in two operands"
         yield self.flat and bool(self.linear), "flat, but linear"
         extreme = self.combines in ("max", "min")
         yield extreme and bool(self.linear), f"linear, but combines by {self.combines}"
@@ -222,6 +225,12 @@ class Operation:
         bodies = [value for value in self.params.values() if isinstance(value, Graph)]
         if bodies:
             object.__setattr__(self, "bodies", tuple(bodies))
+
+    @property
+    def linear(self) -> tuple[int, ...]:
+        """The operands in which its one result is linear."""
+        linear = self.primitive.linear
+        return linear(self) if callable(linear) else linear
 
     @property
     def effect(self) -> bool:

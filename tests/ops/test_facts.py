@@ -10,8 +10,9 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.dtypes import as_dtype
 from meshdsl.tensors.slide import Slide
-from meshdsl.tracing.graph import Form, Graph, Primitive, Work
+from meshdsl.tracing.graph import Form, Graph, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind
 from tests.ops.agreement import random
 from tests.test_house import primitives
@@ -24,7 +25,9 @@ X_IS_LARGE = md.named(X.data > 0, [a, b])
 WAVES = md.named(random([a, b]).data + 1j * random([a, b], seed=3).data, [a, b])
 PLACES = md.named(np.array([3, 0, 1, 3, 2], np.int32), [n])
 ALONG_B = {"dim": "b", "reverse": False, "exclusive": False}
-SLIDES = {"slides": (Slide("c", "k", "c"),), "sizes": (3,), "out": Shape([a, md.Dimension("c", 4)])}
+CUT, d = md.dims(c=4, d=4)
+SQUARE = md.named(random([a, d], seed=13).data + 4 * np.eye(4), [a, d])
+SLIDES = {"slides": (Slide("c", "k", "c"),), "sizes": (3,), "out": Shape([a, CUT])}
 
 # An application of each primitive that says something: its operands and parameters.
 SAMPLES: dict[str, tuple[Sequence[md.NamedArray], dict[str, Any]]] = {
@@ -58,6 +61,21 @@ SAMPLES: dict[str, tuple[Sequence[md.NamedArray], dict[str, Any]]] = {
     "update": ((X, random([k, a]), md.named(np.int32(1), [])), {"dim": "b", "part": "k"}),
     **{name: ((X,), ALONG_B) for name in ("cumsum", "cummax", "cummin")},
     **{name: ((WAVES,), {"dim": "b"}) for name in ("fft", "ifft")},
+    "concat": ((X, random([md.Dimension("a", 5), b], seed=6)), {"dim": "a"}),
+    "stack": ((X, random([a, b], seed=7)), {"dim": "copies"}),
+    "take": ((X, PLACES), {"dim": "a"}),
+    "window_match": (
+        (random([a, CUT]), Z, random([a, c], seed=11)),
+        {**SLIDES, "slack": 0.5, "extreme": 0},
+    ),
+    "linear_recurrence": ((X, random([a, b], seed=12)), ALONG_B),
+    **{
+        name: ((SQUARE, X), {"rows": "a", "columns": "d", **more})
+        for name, more in (
+            ("solve", {}),
+            ("triangular_solve", {"lower": True, "unit_diagonal": False}),
+        )
+    },
     "rfft": ((Z,), {"dim": "c", "into": Dimension("waves", 4)}),
     "irfft": ((WAVES,), {"dim": "b", "into": Dimension("times", 4)}),
 }
@@ -79,7 +97,7 @@ def sample_of(name: str) -> tuple[Sequence[md.NamedArray], dict[str, Any]]:
 def elementwise_sample(name: str) -> tuple[Sequence[md.NamedArray], dict[str, Any]]:
     """Returns operands of a dtype that an operation takes: [a, b], then [b]."""
     if name == "cast":
-        return (X,), {"dtype": np.dtype("float32")}
+        return (X,), {"dtype": X.dtype}
     if name == "select":
         return (X_IS_LARGE, X, random([b], seed=5)), {}
     count = len(inspect.signature(getattr(md, name)).parameters)
@@ -199,9 +217,17 @@ def test_results_are_combined_as_operands_are(name):
     assert alike(found, combine(one, two))
 
 
+def traced(primitive: Primitive, operands: Any, params: Any) -> Operation:
+    """Returns an operation as it is traced."""
+    graph = md.jit(lambda *given: list(bind(primitive, given, params).outputs)).trace(*operands)
+    return graph.operations[-1]
+
+
 @pytest.mark.parametrize("name", [name for name, p in PRIMITIVES.items() if p.linear])
 def test_sums_and_multiples_pass_through_linear_operands(name):
     primitive, (operands, params) = PRIMITIVES[name], sample_of(name)
+    linear = traced(primitive, operands, params).linear
+    assert linear
     others = [random(x.dims, seed=20 + i) for i, x in enumerate(operands)]
 
     def at(values: dict[int, Any]) -> np.ndarray:
@@ -211,11 +237,26 @@ def test_sums_and_multiples_pass_through_linear_operands(name):
         ]
         return np.asarray(evaluate(primitive, given, params)[0])
 
-    for together in [primitive.linear] if primitive.additive else [(i,) for i in primitive.linear]:
+    for together in [linear] if primitive.additive else [(i,) for i in linear]:
         x = {i: np.asarray(operands[i]) for i in together}
         y = {i: np.asarray(others[i]) for i in together}
         sums = {i: 2 * x[i] - 3 * y[i] for i in together}
         assert alike(at(sums), 2 * at(x) - 3 * at(y)), together
+
+
+def test_what_fills_or_rounds_is_not_linear():
+    window, (operands, params) = PRIMITIVES["window"], SAMPLES["window"]
+    assert traced(window, operands, {**params, "fill": 1.0}).linear == ()
+    for before, after, exact in (
+        ("float32", "float64", True),
+        ("bfloat16", "float32", True),
+        ("float64", "float32", False),
+        ("float16", "bfloat16", False),
+        ("int32", "float64", False),
+    ):
+        operand = md.spec([a], before)
+        cast = traced(PRIMITIVES["cast"], [operand], {"dtype": np.dtype(as_dtype(after))})
+        assert cast.linear == ((0,) if exact else ()), (before, after)
 
 
 @pytest.mark.parametrize("name", [name for name, p in PRIMITIVES.items() if p.chooses])

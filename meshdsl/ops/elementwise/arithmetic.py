@@ -28,7 +28,15 @@ from meshdsl.ops.elementwise.broadcasting import (
     unary,
 )
 from meshdsl.ops.operation import operation
-from meshdsl.tensors.dtypes import as_dtype, is_complex, largest, need_kind, real_dtype, short
+from meshdsl.tensors.dtypes import (
+    as_dtype,
+    holds,
+    is_complex,
+    largest,
+    need_kind,
+    real_dtype,
+    short,
+)
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one
@@ -338,6 +346,11 @@ def _cast_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
     return [cast(cotangent, dtype)]
 
 
+def _exact(cast: Operation) -> tuple[int, ...]:
+    """Returns the operand of a cast if that rounds no number: then it is linear."""
+    return (0,) if holds(cast.outputs[0].dtype, cast.inputs[0].dtype) else ()
+
+
 CAST = Primitive(
     "cast",
     _cast_rule,
@@ -345,6 +358,7 @@ CAST = Primitive(
     work=Work.NONE,
     form=Form.ELEMENTWISE,
     positionwise=True,
+    linear=_exact,
 )
 STOP_GRADIENT = Primitive(
     "stop_gradient",

@@ -66,7 +66,7 @@ def _slides_back(slides: Sequence[Slide], to_operand: bool) -> bool:
     return all(abs(slide.stride) == 1 for slide in slides) and (to_operand or spread)
 
 
-CONVOLVE = Primitive("convolve", _rule, _gradient, combines="sum")
+CONVOLVE = Primitive("convolve", _rule, _gradient, combines="sum", linear=(0, 1))
 
 
 @operation

@@ -48,7 +48,7 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> li
     return found
 
 
-EINSUM = Primitive("einsum", _rule, _gradient, positionwise=True, combines="sum")
+EINSUM = Primitive("einsum", _rule, _gradient, positionwise=True, combines="sum", linear=(0, 1))
 
 
 @operation

@@ -65,10 +65,10 @@ def _irfft_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [where(_twice(waves, dim.size), 2 * found, found)]
 
 
-FFT = Primitive("fft", _rule, _gradient, positionwise=True)
-IFFT = Primitive("ifft", _rule, _gradient, positionwise=True)
-RFFT = Primitive("rfft", _rfft_rule, _rfft_gradient, positionwise=True)
-IRFFT = Primitive("irfft", _irfft_rule, _irfft_gradient, positionwise=True)
+FFT = Primitive("fft", _rule, _gradient, positionwise=True, linear=(0,))
+IFFT = Primitive("ifft", _rule, _gradient, positionwise=True, linear=(0,))
+RFFT = Primitive("rfft", _rfft_rule, _rfft_gradient, positionwise=True, linear=(0,))
+IRFFT = Primitive("irfft", _irfft_rule, _irfft_gradient, positionwise=True, linear=(0,))
 
 
 def _some(x: Tensor, over: DimsLike) -> Shape:

@@ -111,8 +111,8 @@ def _slogdet_gradient(
 
 
 CHOLESKY = Primitive("cholesky", _same, _cholesky_gradient)
-SOLVE = Primitive("solve", _solve_rule, _solve_gradient)
-TRIANGULAR_SOLVE = Primitive("triangular_solve", _solve_rule, _solve_gradient)
+SOLVE = Primitive("solve", _solve_rule, _solve_gradient, linear=(1,))
+TRIANGULAR_SOLVE = Primitive("triangular_solve", _solve_rule, _solve_gradient, linear=(1,))
 SLOGDET = Primitive("slogdet", _slogdet_rule, _slogdet_gradient)
 
 

@@ -64,11 +64,13 @@ def _match_gradient(
     return [None, None, bind_one(WINDOW_MATCH, (there, here, cotangents[0]), params)]
 
 
-WINDOW_SUM = Primitive("window_sum", _rule, _sum_gradient, combines="sum")
+WINDOW_SUM = Primitive("window_sum", _rule, _sum_gradient, combines="sum", linear=(0,))
 WINDOW_MAX = Primitive("window_max", _rule, _max_gradient, combines="max")
 # (here, there, amount): out[o] is the sum of amount over the positions at which `there` nearly
 # equals here[o]; without `amount` their number. One of the two, `extreme`, holds the maximum.
-WINDOW_MATCH = Primitive("window_match", _rule, _match_gradient)
+WINDOW_MATCH = Primitive(
+    "window_match", _rule, _match_gradient, linear=lambda op: (2,)[: len(op.inputs) - 2]
+)
 
 
 def window_sum(x: Tensor, slides: Sequence[Slide], sizes: Sequence[int], out: Shape) -> Tensor:

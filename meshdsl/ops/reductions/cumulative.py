@@ -94,11 +94,11 @@ def _recurrence_gradient(
     return [carried * before, carried]
 
 
-CUMSUM = Primitive("cumsum", _rule("fic"), _sum_gradient, combines="sum")
+CUMSUM = Primitive("cumsum", _rule("fic"), _sum_gradient, combines="sum", linear=(0,))
 CUMPROD = Primitive("cumprod", _rule("fic"), _prod_gradient)
 CUMMAX = Primitive("cummax", _rule("fi"), _extreme_gradient, combines="max")
 CUMMIN = Primitive("cummin", _rule("fi"), _extreme_gradient, combines="min")
-RECURRENCE = Primitive("linear_recurrence", _recurrence_rule, _recurrence_gradient)
+RECURRENCE = Primitive("linear_recurrence", _recurrence_rule, _recurrence_gradient, linear=(1,))
 
 
 def _along(

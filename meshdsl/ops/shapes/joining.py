@@ -81,9 +81,17 @@ def _stack_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [index(cotangents[0], name, at) if on else None for at, on in enumerate(wanted)]
 
 
-CONCAT = Primitive("concat", _concat_rule, _concat_gradient, work=Work.NONE)
+def _every(op: Operation) -> tuple[int, ...]:
+    return tuple(range(len(op.inputs)))
+
+
+CONCAT = Primitive(
+    "concat", _concat_rule, _concat_gradient, work=Work.NONE, linear=_every, additive=True
+)
 SPLIT_INTO = Primitive("split_into", _split_into_rule, _split_into_gradient, work=Work.NONE)
-STACK = Primitive("stack", _stack_rule, _stack_gradient, work=Work.NONE)
+STACK = Primitive(
+    "stack", _stack_rule, _stack_gradient, work=Work.NONE, linear=_every, additive=True
+)
 
 
 @operation

@@ -41,6 +41,7 @@ RENAME = Primitive(
     work=Work.NONE,
     form=Form.RENAMED,
     positionwise=True,
+    linear=(0,),
 )
 BROADCAST = Primitive(
     "broadcast",
@@ -49,6 +50,7 @@ BROADCAST = Primitive(
     work=Work.NONE,
     form=Form.ARRANGED,
     positionwise=True,
+    linear=(0,),
 )
 TRANSPOSE = Primitive(
     "transpose",
@@ -57,12 +59,25 @@ TRANSPOSE = Primitive(
     work=Work.NONE,
     form=Form.ARRANGED,
     positionwise=True,
+    linear=(0,),
 )
 SPLIT = Primitive(
-    "split", _reshaped, _merge_back, work=Work.NONE, form=Form.REGROUPED, positionwise=True
+    "split",
+    _reshaped,
+    _merge_back,
+    work=Work.NONE,
+    form=Form.REGROUPED,
+    positionwise=True,
+    linear=(0,),
 )
 MERGE = Primitive(
-    "merge", _reshaped, _split_back, work=Work.NONE, form=Form.REGROUPED, positionwise=True
+    "merge",
+    _reshaped,
+    _split_back,
+    work=Work.NONE,
+    form=Form.REGROUPED,
+    positionwise=True,
+    linear=(0,),
 )
 
 

@@ -57,8 +57,17 @@ def _index_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [where(there, cotangents[0].broadcast(x.shape), 0)]
 
 
-WINDOW = Primitive("window", _window_rule, _window_gradient, work=Work.NONE, positionwise=True)
-INDEX = Primitive("index", _index_rule, _index_gradient, work=Work.NONE, positionwise=True)
+WINDOW = Primitive(
+    "window",
+    _window_rule,
+    _window_gradient,
+    work=Work.NONE,
+    positionwise=True,
+    linear=lambda op: () if op.params["fill"] else (0,),
+)
+INDEX = Primitive(
+    "index", _index_rule, _index_gradient, work=Work.NONE, positionwise=True, linear=(0,)
+)
 
 
 def window(
