@@ -49,6 +49,7 @@ class Kind:
         parameters: the record of its parameters, of `lowering.parameters`.
         flops: the arithmetic of one device, of differentiable dtypes.
         fusion: what of it reaches memory.
+        moves: each result is the operand of its number, at another place or at another time.
         cheap: it only moves or converts data: passes may move it along with a collective.
         long: it runs long enough to hide a collective behind it.
         effect: it does something besides its results, as printing does.
@@ -70,6 +71,7 @@ class Kind:
     parameters: type
     flops: Flops
     fusion: Fusion = Fusion.ALONE
+    moves: bool = False
     cheap: bool = False
     long: bool = False
     effect: bool = False
@@ -166,13 +168,13 @@ KINDS["cast"] = replace(KINDS["cast"], parameters=records.Cast, cheap=True, into
 
 # Collectives, and the one local instruction of resharding.
 for _name, _collective in COLLECTIVES.items():
-    _declare(_name, _collective.parameters, none, own_line=True)
-_declare("slice", records.SplitDim, none, reads_part=True, cheap=True, own_line=True)
+    _declare(_name, _collective.parameters, none, moves=True, own_line=True)
+_declare("slice", records.SplitDim, none, moves=True, reads_part=True, cheap=True, own_line=True)
 
 # Data made of nothing, moved, or looked at in another way.
 _declare("rename", records.Rename, none, VIEW, cheap=True)
 _declare("reshape", NoParameters, none, VIEW, cheap=True)
-_declare("barrier", records.Barrier, none, VIEW, cheap=True, own_line=True)
+_declare("barrier", records.Barrier, none, VIEW, moves=True, cheap=True, own_line=True)
 _declare("full", records.Full, none, PASSING, constant=True)
 _declare("iota", NoParameters, none, PASSING, constant=True)
 _declare("device_index", records.OverAxes, none, PASSING, constant=True)

@@ -19,13 +19,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from meshdsl.lowering.expressions import Expressions
+from meshdsl.lowering.instructions import named
 from meshdsl.lowering.parameters import Scan, While, parameters_of
-from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.paths import path_names
 from meshdsl.tracing.statements import Statement, statement_at
 
-_MOVES = frozenset([*COLLECTIVES, "slice"])
+_MOVES = named(lambda kind: kind.moves)
 # One run of a statement: the base names of the values that it reads, with their dims.
 _Reads = dict[str, frozenset[Dimension]]
 
@@ -63,7 +64,7 @@ class Names(dict[Value, str]):
     def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
         expressions = self.expressions[block] = Expressions(block)
         for statement, run in _runs(expressions.lines):
-            own = [i for i in run if not (i.op in _MOVES or i.op == "barrier" or i.bodies)]
+            own = [i for i in run if not (i.op in _MOVES or i.bodies)]
             target = statement.names[0]
             reads = self._reads(run, expressions.maker)
             if not statement.backward:
@@ -75,7 +76,7 @@ class Names(dict[Value, str]):
                     self._name_while(instruction, scope, given)
                 elif instruction.op == "cond":
                     self._name_cond(instruction, scope, given, statement)
-                elif instruction.op in _MOVES or instruction.op == "barrier":
+                elif instruction.op in _MOVES:
                     self._name_moved(instruction, scope, given, target)
                 elif instruction.outputs[0] in given:
                     scope.define(instruction.outputs[0], given[instruction.outputs[0]])
