@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.communication.reshard_search import SLOWER
@@ -43,10 +44,20 @@ class Choice:
 USUAL = Choice()
 
 
+class HasProgram(Protocol):
+    """A lowering that ends in a program."""
+
+    @property
+    def program(self) -> SpmdProgram: ...
+
+
+_Lowered = TypeVar("_Lowered", bound=HasProgram)
+
+
 def choose(
-    write: Callable[[Choice], SpmdProgram], graph: Graph, layout: Layout, options: Options
-) -> SpmdProgram:
-    """Returns the program that sends the fewest bytes of those that fit into memory.
+    write: Callable[[Choice], _Lowered], graph: Graph, layout: Layout, options: Options
+) -> _Lowered:
+    """Returns the lowering whose program sends the fewest bytes of those that fit into memory.
 
     If none fits, the one that holds least. A split memory is sent around, and gathering ahead given
     up, only if nothing fits otherwise.
@@ -54,17 +65,17 @@ def choose(
     if options.memory is None:
         return write(Choice(keep=options.weights == "keep", prefetch=options.prefetch))
     limit = options.memory
-    programs: list[SpmdProgram] = []
+    lowered: list[_Lowered] = []
     for choices in _ways(graph, layout, options):
         for choice in choices:
             everything = replace(choice, reduce_each=False) == choices[0]
-            if programs and programs[0].peak_bytes <= limit and not everything:
+            if lowered and lowered[0].program.peak_bytes <= limit and not everything:
                 break  # nothing sends less than what keeps and shares everything
-            programs.append(write(choice))
-        fitting = [p for p in programs if p.peak_bytes <= limit]
+            lowered.append(write(choice))
+        fitting = [one for one in lowered if one.program.peak_bytes <= limit]
         if fitting:
-            return min(fitting, key=lambda p: (_sent(p), p.peak_bytes))
-    return min(programs, key=lambda p: p.peak_bytes)
+            return min(fitting, key=lambda one: (_sent(one.program), one.program.peak_bytes))
+    return min(lowered, key=lambda one: one.program.peak_bytes)
 
 
 def _ways(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Choice]]:

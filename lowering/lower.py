@@ -1,35 +1,37 @@
 """Lowering: a graph, a mesh and a layout become an SpmdProgram.
 
-The stages stand in rooms of their own; here they follow each other. `plan` gives every tensor its
-layout and every operation its plan; `place_reductions` decides where partial sums are reduced; a
-`Scope` writes the program; `run_passes` improves it. `choose` does this in several ways where
-memory is limited.
+The stages (`lowering.stages`) follow each other here, each once: `simplify`; `place` gives every
+tensor its layout; `plan` gives every operation its strategy; `reduce` decides where partial sums
+become whole; a `Scope` writes the program; `run_passes` improves it. Where memory is limited,
+`choose` goes through the stages after the first in several ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.choices import Choice, choose
-from meshdsl.lowering.graphs.group_sums import sum_groups
 from meshdsl.lowering.graphs.hoist import hoist_casts
 from meshdsl.lowering.graphs.lookalikes import lookalikes
-from meshdsl.lowering.graphs.sharing import share
-from meshdsl.lowering.graphs.simplify import prune, simplify
-from meshdsl.lowering.graphs.wide_sums import widen
+from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.passes import run_passes
+from meshdsl.lowering.placement.choosing import Chooser
+from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
-from meshdsl.lowering.placement.partial_sums import place_reductions
-from meshdsl.lowering.placement.planning import plan
+from meshdsl.lowering.placement.placing import place
+from meshdsl.lowering.placement.planning import plan, reduce
 from meshdsl.lowering.placement.storage import named
 from meshdsl.lowering.program import SpmdProgram
+from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified, Written
 from meshdsl.lowering.unused import advise, paths_of, tell
 from meshdsl.lowering.writing.scope import Scope
 from meshdsl.ops.random import KEY
@@ -38,70 +40,102 @@ from meshdsl.tracing.graph import Graph, Operation
 from meshdsl.tracing.statements import statement_at
 
 
+@dataclass(frozen=True)
+class Stages:
+    """A lowering, stage by stage; see `lowering.stages`."""
+
+    simplified: Simplified
+    placed: Placed
+    planned: Planned
+    reduced: Reduced
+    written: Written
+    program: SpmdProgram
+
+    @property
+    def placement(self) -> Placement:
+        """Where every tensor of the simplified graph is; `lower` takes it back."""
+        return placement_of(self.simplified.graph, self.reduced, self.written.program)
+
+
 def lower(
     graph: Graph,
     mesh: Mesh,
     layout: Layout,
     options: Options | None = None,
     donated: Sequence[bool] = (),
+    *,
+    hardware: Hardware | None = None,
+    placement: Placement | None = None,
 ) -> SpmdProgram:
     """Lowers a traced graph.
 
     Args:
         donated: per input, whether an output may take its place.
+        hardware: what the program is for: what one byte on the wire costs in arithmetic.
+        placement: layouts of some tensors, or of all; the layout places the others.
 
     Raises:
-        ValueError: the layout does not fit the program; every problem is told.
+        ValueError: the layout or the placement does not fit the program; every problem is told.
     """
-    options = options or DEFAULT
-    graph = simplify(graph)
-    validate(graph, mesh, layout)
+    return lower_in_stages(
+        graph, mesh, layout, options, donated, hardware=hardware, placement=placement
+    ).program
 
-    def write(choice: Choice) -> SpmdProgram:
+
+def lower_in_stages(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    options: Options | None = None,
+    donated: Sequence[bool] = (),
+    *,
+    hardware: Hardware | None = None,
+    placement: Placement | None = None,
+) -> Stages:
+    """Lowers a traced graph, and returns what every stage has made of it; see `lower`."""
+    options = options or DEFAULT
+    simplified = Simplified(simplify(graph), mesh, layout)
+    validate(simplified.graph, mesh, layout)
+    given = given_by(placement, simplified)
+
+    def write(choice: Choice) -> Stages:
         chosen = replace(options, prefetch=choice.prefetch)
         if choice.ring:
             chosen = replace(chosen, context="ring")
-        program = _write(graph, mesh, layout, chosen, choice)
-        program = replace(program, donated=tuple(donated))
+        stages = _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
+        program = replace(stages.program, donated=tuple(donated))
         if options.weights != "auto":
-            return run_passes(program, chosen)
+            return replace(stages, program=run_passes(program, chosen))
         kept = keep_gathered(program, options.memory)
-        found = run_passes(kept, chosen)
-        if kept is program or found.peak_bytes <= allowance(program, options.memory):
-            return found
-        usual = run_passes(program, chosen)  # passes have made more of what is kept than foreseen
-        return found if found.peak_bytes <= usual.peak_bytes else usual
+        improved = run_passes(kept, chosen)
+        if kept is not program and improved.peak_bytes > allowance(program, options.memory):
+            usual = run_passes(program, chosen)  # passes have made more of what is kept
+            improved = improved if improved.peak_bytes <= usual.peak_bytes else usual
+        return replace(stages, program=improved)
 
-    program = choose(write, graph, layout, options)
-    tell(program, options)
-    return program
+    stages = choose(write, simplified.graph, layout, options)
+    tell(stages.program, options)
+    return stages
 
 
-def _write(
-    graph: Graph, mesh: Mesh, layout: Layout, options: Options, choice: Choice
-) -> SpmdProgram:
-    """Writes the program of a simplified graph, all choices made."""
+def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Given) -> Stages:
+    """Goes through the stages up to the written program, all choices made."""
+    graph, layout = simplified.graph, simplified.layout
     if choice.keep:
         graph = simplify(hoist_casts(graph, _weights(graph, layout)))
-    planned = plan(graph, mesh, layout, options, choice)
-    grouped = sum_groups(planned)
-    if grouped is not graph:
-        graph = simplify(grouped)
-        planned = plan(graph, mesh, layout, options, choice)
-    if choice.share:
-        shared = share(planned)
-        if shared.graph is not graph:
-            graph = prune(shared.graph)
-            planned = plan(graph, mesh, layout, options, choice, shared.places)
-    keep = place_reductions(planned)
-    wide = widen(planned, keep, options)
-    if wide.graph is not planned.graph:
-        graph = prune(wide.graph)
-        planned = plan(graph, mesh, layout, options, choice, {**planned.kept, **wide.places})
-        keep = place_reductions(planned)
-    ins = _ends(graph.inputs, graph.input_paths, mesh, layout)
-    outs = _ends(graph.outputs, graph.output_paths, mesh, layout)
-    scope = Scope(planned, keep, phased=not choice.keep)
+    placed = place(graph, layout, chooser, choice, given)
+    planned = plan(placed, layout, choice)
+    reduced = reduce(planned, layout, choice)
+    written = _write(reduced, simplified, given, phased=not choice.keep)
+    return Stages(simplified, placed, planned, reduced, written, written.program)
+
+
+def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:
+    """Writes the program of one device."""
+    graph, layout = reduced.planned.graph, simplified.layout
+    ins = _ends(graph.inputs, graph.input_paths, layout, given.inputs)
+    outs = _ends(graph.outputs, graph.output_paths, layout, given.outputs)
+    scope = Scope(reduced, phased=phased)
     inputs = []
     for tensor, where in zip(graph.inputs, ins, strict=True):
         value = scope.builder.value(tensor.shape, tensor.dtype, where)
@@ -112,18 +146,18 @@ def _write(
     for tensor, where in zip(graph.outputs, outs, strict=True):
         scope.builder.source = tensor.source
         outputs.append(scope.get(tensor, where))
-    block = scope.builder.finish(inputs, outputs)
-    ends = graph.input_paths, graph.output_paths
-    return SpmdProgram(
+    program = SpmdProgram(
         graph.name,
-        mesh,
+        simplified.mesh,
         layout,
-        block,
-        *ends,
+        scope.builder.finish(inputs, outputs),
+        graph.input_paths,
+        graph.output_paths,
         scopes=tuple(paths_of(graph)),
-        unused=tuple(planned.unused),
+        unused=tuple(reduced.planned.unused),
         notes=(*graph.notes, *lookalikes(graph, layout)),
     )
+    return Written(program)
 
 
 def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
@@ -133,11 +167,14 @@ def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
 
 
 def _ends(
-    tensors: Sequence[Tensor], paths: Sequence[str], mesh: Mesh, layout: Layout
+    tensors: Sequence[Tensor],
+    paths: Sequence[str],
+    layout: Layout,
+    given: Mapping[int, TensorLayout],
 ) -> list[TensorLayout]:
     """Returns where inputs or outputs are; what does not divide is stored with pads."""
-    rows = zip(tensors, paths, strict=True)
-    return [layout.assign(tensor.shape, path) for tensor, path in rows]
+    rows = enumerate(zip(tensors, paths, strict=True))
+    return [given.get(i) or layout.assign(tensor.shape, path) for i, (tensor, path) in rows]
 
 
 def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:

@@ -8,6 +8,7 @@ from meshdsl.gradients.autodiff import grad, value_and_grad
 from meshdsl.gradients.directions import hessian_vector_product, jacobian, jvp
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Placement
 from meshdsl.lowering.options import Options
 from meshdsl.ops import *
 from meshdsl.ops import random
@@ -18,7 +19,8 @@ from meshdsl.ops.elementwise.complex_numbers import *
 from meshdsl.ops.elementwise.special import *
 from meshdsl.ops.products import fft, linalg
 from meshdsl.running.inspection import inspect
-from meshdsl.running.jit import Jitted, jit, place
+from meshdsl.running.jit import Jitted, jit
+from meshdsl.running.putting import place
 from meshdsl.tensors.dims import Dimension, Shape, dims
 from meshdsl.tensors.idioms import missing
 from meshdsl.tensors.module import Module, static
@@ -40,6 +42,7 @@ __all__ = [
     "NamedArray",
     "Options",
     "Partition",
+    "Placement",
     "Policy",
     "Shape",
     "Spec",

@@ -18,9 +18,7 @@ from dataclasses import replace
 
 import meshdsl.ops as ops
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition.plan import Case
-from meshdsl.lowering.partition.shape import bytes_sent
-from meshdsl.lowering.placement.partial_sums import Planned
+from meshdsl.lowering.stages import Placed
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
@@ -30,17 +28,17 @@ from meshdsl.tracing.trace import Trace, tracing
 _MOST = 2
 
 
-def sum_groups(planned: Planned) -> Graph:
+def sum_groups(placed: Placed) -> Graph:
     """Returns the graph with group sums made where the elements are; itself where there are none.
 
-    `sum_groups(plan(graph, mesh, layout))`.
+    `sum_groups(place(graph, layout, Chooser(mesh)))`.
     """
-    return _GroupSums(planned).rewrite(planned.graph)
+    return _GroupSums(placed).rewrite(placed.graph)
 
 
 class _GroupSums:
-    def __init__(self, planned: Planned) -> None:
-        self.planned = planned
+    def __init__(self, placed: Placed) -> None:
+        self.placed = placed
 
     def rewrite(self, graph: Graph) -> Graph:
         makers = {t: op for op in graph.operations for t in op.outputs}
@@ -63,14 +61,14 @@ class _GroupSums:
 
     def _sends_less(self, op: Operation, split: Operation) -> bool:
         (x,), (out,) = split.inputs, op.outputs
-        layouts, mesh = self.planned.layouts, self.planned.mesh
+        layouts, mesh = self.placed.layouts, self.placed.mesh
         kept = _kept(op, split)
         axes = layouts[x].axes(split.params["whole"])
         devices = mesh.extent(axes)
         few = Shape(kept).volume <= _MOST * devices
         if devices == 1 or not kept or not few or not is_float(x.dtype):
             return False
-        now = bytes_sent(Case(split, (layouts[x],), (layouts[split.outputs[0]],), mesh))
+        now = self.placed.chooser.sends(split, [layouts[x]], [layouts[split.outputs[0]]])
         where = layouts[out].restrict([d.name for d in out.shape if d not in kept])
         if where.split_axes & set(axes):  # another dim of the sums lies along these axes
             return False

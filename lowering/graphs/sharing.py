@@ -18,8 +18,8 @@ import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.placement.partial_sums import Planned
 from meshdsl.lowering.program import exact
+from meshdsl.lowering.stages import Planned
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation, TracedTensor
@@ -201,17 +201,17 @@ class _Sharing:
     def _taken(self, readers: Sequence[_Reader]) -> dict[TensorLayout, list[_Reader]]:
         found: dict[TensorLayout, list[_Reader]] = defaultdict(list)
         for op, position in readers:
-            plan = self.planned.plans.get(op)
-            if plan is not None:
-                found[plan.operands[position].complete()].append((op, position))
+            strategy = self.planned.strategies.get(op)
+            if strategy is not None:
+                found[strategy.operands[position].complete()].append((op, position))
         return found
 
     def _reduced(self, maker: Operation, tensor: Tensor) -> bool:
         """Whether what makes a tensor leaves a partial sum."""
-        plan = self.planned.plans.get(maker)
-        if plan is None:
+        strategy = self.planned.strategies.get(maker)
+        if strategy is None:
             return False
-        made = zip(maker.outputs, plan.results, strict=True)
+        made = zip(maker.outputs, strategy.results, strict=True)
         return any(left.partial for output, left in made if output is tensor)
 
     def _keep(

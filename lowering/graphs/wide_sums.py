@@ -20,7 +20,7 @@ import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.placement.partial_sums import Planned
+from meshdsl.lowering.stages import Planned
 from meshdsl.ops.elementwise.arithmetic import CAST
 from meshdsl.tensors.dtypes import BFLOAT16, is_float
 from meshdsl.tensors.tensor import Tensor
@@ -126,7 +126,7 @@ class _Widening:
     def _leaves_a_sum(self, op: Operation) -> bool:
         """Whether devices are left with summands that differ from the result."""
         mesh = self.planned.mesh
-        axes = [axis for axis, _ in self.planned.plans[op].results[0].partial]
+        axes = [axis for axis, _ in self.planned.strategies[op].results[0].partial]
         return any(mesh.sizes[axis] > 1 for axis in axes)
 
     def _widened(self, tensor: Tensor, op: Operation, before: list[Operation]) -> Tensor:

@@ -22,7 +22,7 @@ from meshdsl.lowering.partition import (
     sorting,
 )
 from meshdsl.lowering.partition.attention import rules as attention
-from meshdsl.lowering.partition.plan import Case, Plan, Rule
+from meshdsl.lowering.partition.strategy import Case, Rule, Strategies, Strategy, Work
 from meshdsl.tracing.graph import Operation
 
 RULES: dict[str, Rule] = {
@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
     **sorting.RULES,
 }
 
-__all__ = ["RULES", "Case", "Plan", "Rule", "rule_of"]
+__all__ = ["RULES", "Case", "Rule", "Strategies", "Strategy", "Work", "rule_of"]
 
 
 def rule_of(op: Operation) -> Rule:

@@ -3,8 +3,8 @@
 For every axis one dim is chosen that it splits: a dim as in einsum; or, of a dim met through
 windows, the positions of the result (each device needs a part of the operand, and of its
 neighbours' what its windows reach beyond its own: halos) or those of the window (the same, and what
-is left is a partial sum: this is the gradient by the filters where space is split). The cheapest
-choice is taken: bytes moved before, in halos and after, and local flops.
+is left is a partial sum: this is the gradient by the filters where space is split). A strategy
+sends what is moved before, in halos and after.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.halos import Cut, cut
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition.einsum import FLOPS_PER_WIRE_BYTE
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
@@ -63,7 +62,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Strategy:
+class Division:
     """Which axes split what, major first, and the layouts in which the three tensors are then."""
 
     splits: tuple[tuple[Key, tuple[str, ...]], ...]
@@ -74,12 +73,12 @@ class Strategy:
 
 
 @lru_cache(maxsize=1 << 14)
-def choose(product: Product) -> Strategy:
-    """Returns the cheapest choice; ties go to the layout of the result, then to the operand's."""
+def offered(product: Product) -> tuple[tuple[Division, ...], tuple[Work, ...]]:
+    """Returns the divisions, that by the layout of the result first, and what each costs."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
     options = itertools.product(*(_candidates(product, axis) for axis in axes))
-    choices = [_choice(product, dict(zip(axes, keys, strict=True))) for keys in options]
-    return min(choices, key=lambda choice: _cost(product, choice))
+    divisions = tuple(_division(product, dict(zip(axes, keys, strict=True))) for keys in options)
+    return divisions, tuple(_work(product, division) for division in divisions)
 
 
 def _candidates(product: Product, axis: str) -> list[Key | None]:
@@ -98,7 +97,7 @@ def _agreed(product: Product, axis: str, key: Key) -> bool:
     return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i, dim in have)
 
 
-def _choice(product: Product, chosen: Mapping[str, Key | None]) -> Strategy:
+def _division(product: Product, chosen: Mapping[str, Key | None]) -> Division:
     splits: dict[Key, list[str]] = {}
     for axis, key in chosen.items():
         if key is not None:
@@ -118,29 +117,29 @@ def _choice(product: Product, chosen: Mapping[str, Key | None]) -> Strategy:
         for i in range(3)
     ]
     left = [axis for k, axes in splits.items() if product.dim(2, k) is None for axis in axes]
-    return Strategy(
+    return Division(
         tuple((key, tuple(axes)) for key, axes in splits.items()),
         (ends[0], ends[1], ends[2].add_partial(left)),
     )
 
 
-def _cost(product: Product, choice: Strategy) -> float:
-    size, mesh, ends = product.itemsize, product.mesh, choice.ends
+def _work(product: Product, division: Division) -> Work:
+    size, mesh, ends = product.itemsize, product.mesh, division.ends
     before = zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
     wire = sum(reshard_cost(shape, size, have, take, mesh) for shape, have, take in before)
     wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
     held = ends[0].local(product.shapes[0], mesh)
     needed = {}
     for number, slide in enumerate(product.slides):
-        found = _cut(product, choice, number)
+        found = _cut(product, division, number)
         if found is not None:
             needed[slide.x] = max(found.length, held.get(slide.x).size)
     wide = math.prod(needed.get(d.name, d.size) for d in held)
     wire += (wide - held.volume) * size
-    return wire + _flops(product, choice) / FLOPS_PER_WIRE_BYTE
+    return Work(wire, _flops(product, division))
 
 
-def _flops(product: Product, choice: Strategy) -> float:
+def _flops(product: Product, division: Division) -> float:
     total = 2.0
     seen = set()
     for which in (2, 1, 0):
@@ -149,22 +148,22 @@ def _flops(product: Product, choice: Strategy) -> float:
             if (which == 0 and not isinstance(key, str)) or key in seen:
                 continue
             seen.add(key)
-            total *= -(-dim.size // product.mesh.extent(choice.axes(key)))
+            total *= -(-dim.size // product.mesh.extent(division.axes(key)))
     return total
 
 
-def _cut(product: Product, choice: Strategy, number: int) -> Cut | None:
+def _cut(product: Product, division: Division, number: int) -> Cut | None:
     """Returns how a slide's dim is cut, or None if it is whole."""
     slide, (_, window, out) = product.slides[number], product.shapes
     sizes = out.get(slide.out).size, window.get(slide.window).size
     for by_window, way in enumerate(("out", "window")):
-        axes = choice.axes((number, way))
+        axes = division.axes((number, way))
         if axes:
             return cut(slide, *sizes, bool(by_window), axes, product.mesh)
     return None
 
 
-def convolve(case: Case) -> Plan:
+def convolve(case: Case) -> Strategies:
     """Local on windows of the operand; contracted split dims leave partial sums."""
     op = case.operation
     (x, filters), (out,) = op.inputs, op.outputs
@@ -176,18 +175,23 @@ def convolve(case: Case) -> Plan:
         case.mesh,
         out.dtype.itemsize,
     )
-    choice = choose(product)
-    operand, window, result = choice.ends
+    divisions, work = offered(product)
+    return Strategies(work, lambda number: _strategy(case, product, divisions[number]))
+
+
+def _strategy(case: Case, product: Product, division: Division) -> Strategy:
+    (out,) = case.operation.outputs
+    operand, window, result = division.ends
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]
         left, right = (_without_pads(builder, product, i, v) for i, v in enumerate(inputs))
         slides, shape, by_result = [], out.shape, []
         for number, slide in enumerate(product.slides):
-            found = _cut(product, choice, number)
+            found = _cut(product, division, number)
             if found is not None:
                 left = found.gather(builder, left)
-                if choice.axes((number, "out")):
+                if division.axes((number, "out")):
                     by_result.append(found)
                     shape = found.wide(shape, slide.out, case.mesh)
                 else:
@@ -200,8 +204,8 @@ def convolve(case: Case) -> Plan:
             value = found.narrow(builder, value, out.shape.get(found.slide.out))
         return (value,)
 
-    used = frozenset(axis for _, axes in choice.splits for axis in axes)
-    return Plan((operand, window), (result,), emit, linear=(0, 1), fixed=used)
+    used = frozenset(axis for _, axes in division.splits for axis in axes)
+    return Strategy((operand, window), (result,), emit, linear=(0, 1), fixed=used)
 
 
 def _without_pads(builder: BlockBuilder, product: Product, which: int, value: Value) -> Value:

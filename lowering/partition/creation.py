@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.tensors.dims import Dimension
 
 
-def full(case: Case) -> Plan:
+def full(case: Case) -> Strategy:
     """Every device fills its own shard."""
     (out,), (layout,) = case.operation.outputs, case.results
 
@@ -19,10 +19,10 @@ def full(case: Case) -> Plan:
         params = {"value": case.operation.params["value"]}
         return builder.add("full", (), [(out.shape, out.dtype, layout)], params)
 
-    return Plan((), (layout,), emit)
+    return Strategy((), (layout,), emit)
 
 
-def arange(case: Case) -> Plan:
+def arange(case: Case) -> Strategy:
     """Every device counts from where its shard starts."""
     (out,), (layout,) = case.operation.outputs, case.results
 
@@ -32,10 +32,10 @@ def arange(case: Case) -> Plan:
             index = builder.one("cast", (index,), out.shape, out.dtype, layout)
         return (index,)
 
-    return Plan((), (layout,), emit)
+    return Strategy((), (layout,), emit)
 
 
-def literal(case: Case) -> Plan:
+def literal(case: Case) -> Strategy:
     """Fixed data is whole on every device; taking a shard of it is free."""
     (out,) = case.operation.outputs
 
@@ -43,7 +43,7 @@ def literal(case: Case) -> Plan:
         data = {"data": case.operation.params["data"]}
         return builder.add("literal", (), [(out.shape, out.dtype, TensorLayout())], data)
 
-    return Plan((), (TensorLayout(),), emit)
+    return Strategy((), (TensorLayout(),), emit)
 
 
 def global_index(builder: BlockBuilder, dim: Dimension, layout: TensorLayout) -> Value:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdsl.lowering.communication.totals import DEVICES, combine_before, scaled_product
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.tensors.dtypes import identity, is_differentiable
@@ -35,7 +35,7 @@ def _over(params: Mapping[str, Any]) -> dict[str, Any]:
     return {"reverse": params["reverse"], "dim": DEVICES}
 
 
-def cumulative(case: Case) -> Plan:
+def cumulative(case: Case) -> Strategy:
     """Sums and extremes."""
     op, layout, axes = case.operation, case.operands[0], _split_over(case)
     params, kind, dim = dict(op.params), op.name.removeprefix("cum"), op.params["dim"]
@@ -60,10 +60,10 @@ def cumulative(case: Case) -> Plan:
         return builder.add(_COMBINE[kind], (local, earlier), [(out.shape, dtype, here)])
 
     linear = (0,) if op.name == "cumsum" else ()
-    return Plan((layout,), (layout,), emit, linear=linear, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, linear=linear, fixed=frozenset(axes))
 
 
-def product(case: Case) -> Plan:
+def product(case: Case) -> Strategy:
     """Products; a shard starts with that of all elements before it."""
     op, layout, axes = case.operation, case.operands[0], _split_over(case)
     params, dim = dict(op.params), op.params["dim"]
@@ -86,10 +86,10 @@ def product(case: Case) -> Plan:
         start = combine_before(builder, totals, axes, before, back)
         return builder.add("cumprod_from", (x, *start), result, params)
 
-    return Plan((layout,), (layout,), emit, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, fixed=frozenset(axes))
 
 
-def recurrence(case: Case) -> Plan:
+def recurrence(case: Case) -> Strategy:
     """Linear recurrences; a shard starts with the state before it."""
     op, layout, axes = case.operation, case.operands[1], _split_over(case)
     params, dim = dict(op.params), op.params["dim"]
@@ -116,7 +116,7 @@ def recurrence(case: Case) -> Plan:
         (start,) = combine_before(builder, ends, axes, before, dtype.itemsize)
         return builder.add("linear_recurrence_from", (decay, x, start), result, params)
 
-    return Plan((layout, layout), (layout,), emit, linear=(1,), fixed=frozenset(axes))
+    return Strategy((layout, layout), (layout,), emit, linear=(1,), fixed=frozenset(axes))
 
 
 RULES = {

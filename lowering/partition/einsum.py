@@ -2,9 +2,9 @@
 
 Where all tensors that have a dim split it over an axis, that dim is taken: the product stays split
 as the layout says. Otherwise the axis may split any dim that it splits in an operand or in the
-result, or none. A choice says what has to be moved before, how much is computed, and what is left
-to reduce or move after; the cheapest is taken, bytes on the wire and local flops weighed by
-`FLOPS_PER_WIRE_BYTE`. Ties go to the layout of the result, then to that of the first operand.
+result, or none. What has to be moved before, how much is computed, and what is left to reduce or
+move after tell the strategies apart. The layout of the result comes first, then that of the first
+operand.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import lru_cache
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.tensor import Tensor
 
-# Local flops that take the time of one byte on the wire; about that of v5p and H100, one link.
-FLOPS_PER_WIRE_BYTE = 2000.0
+_Ends = tuple[TensorLayout, TensorLayout, TensorLayout]
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,12 @@ class Product:
 
 
 @lru_cache(maxsize=1 << 14)
-def choose(product: Product) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
-    """Returns the layouts in which operands are taken and the result is left."""
+def offered(product: Product) -> tuple[tuple[_Ends, ...], tuple[Work, ...]]:
+    """Returns the layouts of operands and result by each strategy, and what it costs."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
-    best = None
-    for dims in itertools.product(*(_candidates(product, axis) for axis in axes)):
-        ends = _ends(product, dict(zip(axes, dims, strict=True)))
-        cost = _cost(product, ends)
-        if best is None or cost < best[0]:
-            best = cost, ends
-    assert best is not None
-    return best[1]
+    every = itertools.product(*(_candidates(product, axis) for axis in axes))
+    ends = tuple(_ends(product, dict(zip(axes, dims, strict=True))) for dims in every)
+    return ends, tuple(_work(product, each) for each in ends)
 
 
 def _candidates(product: Product, axis: str) -> list[str | None]:
@@ -70,10 +65,8 @@ def _agreed(product: Product, axis: str, dim: str) -> bool:
     return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i in have)
 
 
-def _ends(
-    product: Product, choice: dict[str, str | None]
-) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
-    """Returns the layouts that a choice means."""
+def _ends(product: Product, choice: dict[str, str | None]) -> _Ends:
+    """Returns the layouts of operands and result where each axis splits the dim chosen for it."""
     out = product.shapes[2]
     splits: dict[str, list[str]] = {}
     for axis, dim in choice.items():
@@ -92,14 +85,14 @@ def _ends(
     return ends[0], ends[1], ends[2].add_partial(left)
 
 
-def _cost(product: Product, ends: Sequence[TensorLayout]) -> float:
+def _work(product: Product, ends: _Ends) -> Work:
     size, mesh = product.itemsize, product.mesh
     wire = sum(
         reshard_cost(shape, size, have, take, mesh)
         for shape, have, take in zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
     )
     wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
-    return wire + flops(product.shapes, ends[0], ends[1], mesh) / FLOPS_PER_WIRE_BYTE
+    return Work(wire, flops(product.shapes, ends[0], ends[1], mesh))
 
 
 def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh) -> float:
@@ -112,7 +105,7 @@ def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh)
     return total
 
 
-def einsum(case: Case) -> Plan:
+def einsum(case: Case) -> Strategy | Strategies:
     """A product is local once every axis has its dim; contracted split dims leave partial sums."""
     op = case.operation
     (x, y), (out,) = op.inputs, op.outputs
@@ -123,7 +116,14 @@ def einsum(case: Case) -> Plan:
         case.mesh,
         out.dtype.itemsize,
     )
-    left, right, result = choose(product)
+    ends, work = offered(product)
+    if len(ends) == 1:
+        return _strategy(out, ends[0])
+    return Strategies(work, lambda number: _strategy(out, ends[number]))
+
+
+def _strategy(out: Tensor, ends: _Ends) -> Strategy:
+    left, right, result = ends
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]
@@ -135,7 +135,7 @@ def einsum(case: Case) -> Plan:
         return builder.add("einsum", factors, [(out.shape, out.dtype, here)])
 
     used = left.split_axes | right.split_axes
-    return Plan((left, right), (result,), emit, linear=(0, 1), fixed=used)
+    return Strategy((left, right), (result,), emit, linear=(0, 1), fixed=used)
 
 
 RULES = {"einsum": einsum}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
@@ -15,7 +15,7 @@ from meshdsl.tensors.dtypes import is_float
 from meshdsl.tracing.graph import Operation
 
 
-def elementwise(case: Case) -> Plan:
+def elementwise(case: Case) -> Strategy:
     """Operands come in the layout of the result."""
     op, (layout,) = case.operation, case.results
     shape = op.outputs[0].shape
@@ -28,7 +28,7 @@ def elementwise(case: Case) -> Plan:
             return inputs
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
 
-    return Plan(
+    return Strategy(
         operands=tuple(
             [layout if t.shape == shape else layout.restrict(t.shape.names) for t in op.inputs]
         ),

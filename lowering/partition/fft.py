@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from meshdsl.lowering.partition.linalg import whole_dims
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 
 
-def fft(case: Case) -> Plan:
+def fft(case: Case) -> Strategy:
     """A transform is linear, so partial sums pass."""
     params = case.operation.params
     names = [params["dim"]] + ([params["into"].name] if "into" in params else [])

@@ -5,18 +5,25 @@ own rows and the local look-up gives zeros for all others: the results are summa
 A scatter into a split dim is local too: each device keeps the updates of the rows it holds and
 drops the rest; split updates leave partial results. Dims that table and indices share are split
 alike. Where an axis splits both the table and the indices (a table stored over the batch's axis),
-or where looking along a dim at as many places as it has, or scattering, it may cost less to move
-the table than the indices and results, and the cheaper way is taken.
+or where looking along a dim at as many places as it has, or scattering, another strategy moves the
+table instead of the indices and results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
-from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition.plan import Case, Plan, whole_along
+from meshdsl.lowering.partition.strategy import (
+    Case,
+    Strategies,
+    Strategy,
+    Work,
+    bytes_moved,
+    offer,
+    whole_along,
+)
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
 from meshdsl.ops.indexing import paired
@@ -41,39 +48,39 @@ def _ends(table: TensorLayout, indices: TensorLayout, pairs: Sequence[str], dim:
     return _Ends(table, indices, TensorLayout.of(dict(indices.splits) | others))
 
 
-def take(case: Case) -> Plan:
+def take(case: Case) -> Strategy | Strategies:
     """Local look-up; summands where the looked-up dim is split."""
     op = case.operation
     (table, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
     pairs = paired(table.shape, index.shape, dim)
     held, around = case.operands
-    choices = list(dict.fromkeys([held, held.drop(around.split_axes)]))
+    tables = list(dict.fromkeys([held, held.drop(around.split_axes)]))
     if index.shape.find(dim) is not None:
-        choices += whole_along(table.shape, held, dim, case.mesh)
+        tables += whole_along(table.shape, held, dim, case.mesh)
+    every = [_ends(where, around, pairs, dim) for where in tables]
 
-    def cost(ends: _Ends) -> float:
+    def work(ends: _Ends) -> Work:
         left = ends.elements.add_partial(ends.table.axes(dim))
-        return (
-            reshard_cost(table.shape, table.dtype.itemsize, held, ends.table, case.mesh)
-            + reshard_cost(index.shape, index.dtype.itemsize, around, ends.indices, case.mesh)
-            + reshard_cost(out.shape, out.dtype.itemsize, left, case.results[0], case.mesh)
-        )
+        before = (table, held, ends.table), (index, around, ends.indices)
+        return Work(bytes_moved((*before, (out, left, case.results[0])), case.mesh))
 
-    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in choices], cost)
-    rows = ends.table.axes(dim)
-    result = ends.elements.add_partial(rows)
+    def strategy(ends: _Ends) -> Strategy:
+        rows = ends.table.axes(dim)
+        result = ends.elements.add_partial(rows)
 
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        own = _own_indices(builder, inputs[1], table.shape, dim, rows)
-        here = result.add_partial(inputs[0].layout.partial_axes)
-        params = {"dim": dim, "pairs": pairs}
-        return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
+        def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+            own = _own_indices(builder, inputs[1], table.shape, dim, rows)
+            here = result.add_partial(inputs[0].layout.partial_axes)
+            params = {"dim": dim, "pairs": pairs}
+            return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
-    used = ends.elements.split_axes | ends.table.split_axes
-    return Plan((ends.table, ends.indices), (result,), emit, linear=(0,), fixed=used)
+        used = ends.elements.split_axes | ends.table.split_axes
+        return Strategy((ends.table, ends.indices), (result,), emit, linear=(0,), fixed=used)
+
+    return offer(every, work, strategy)
 
 
-def scatter(case: Case) -> Plan:
+def scatter(case: Case) -> Strategy | Strategies:
     """Local; partial over the axes that split places of the indices."""
     op = case.operation
     (update, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
@@ -84,31 +91,33 @@ def scatter(case: Case) -> Plan:
     def places(ends: _Ends) -> list[str]:
         return [axis for d, axes in ends.indices.splits if d not in pairs for axis in axes]
 
-    def cost(ends: _Ends) -> float:
+    tables = [home, home.drop(around.split_axes)]
+    tables += whole_along(out.shape, home, dim, case.mesh)
+    every = [_ends(where, around, pairs, dim) for where in dict.fromkeys(tables)]
+
+    def work(ends: _Ends) -> Work:
         left = ends.table.add_partial(places(ends), kind)
-        return (
-            reshard_cost(update.shape, update.dtype.itemsize, given, ends.elements, case.mesh)
-            + reshard_cost(index.shape, index.dtype.itemsize, around, ends.indices, case.mesh)
-            + reshard_cost(out.shape, out.dtype.itemsize, left, home, case.mesh)
-        )
+        before = (update, given, ends.elements), (index, around, ends.indices)
+        return Work(bytes_moved((*before, (out, left, home)), case.mesh))
 
-    choices = [home, home.drop(around.split_axes)]
-    choices += whole_along(out.shape, home, dim, case.mesh)
-    ends = _cheapest([_ends(choice, around, pairs, dim) for choice in dict.fromkeys(choices)], cost)
-    result = ends.table.add_partial(places(ends), kind)
+    def strategy(ends: _Ends) -> Strategy:
+        result = ends.table.add_partial(places(ends), kind)
 
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        own = _own_indices(builder, inputs[1], out.shape, dim, ends.table.axes(dim), pairs)
-        here = result.add_partial(inputs[0].layout.partial_axes)
-        params = {"dim": dim, "pairs": pairs}
-        return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
+        def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+            own = _own_indices(builder, inputs[1], out.shape, dim, ends.table.axes(dim), pairs)
+            here = result.add_partial(inputs[0].layout.partial_axes)
+            params = {"dim": dim, "pairs": pairs}
+            return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
-    linear = (0,) if kind == "sum" else ()
-    used = ends.elements.split_axes | ends.table.split_axes
-    return Plan((ends.elements, ends.indices), (result,), emit, linear=linear, fixed=used)
+        linear = (0,) if kind == "sum" else ()
+        used = ends.elements.split_axes | ends.table.split_axes
+        operands = ends.elements, ends.indices
+        return Strategy(operands, (result,), emit, linear=linear, fixed=used)
+
+    return offer(every, work, strategy)
 
 
-def update(case: Case) -> Plan:
+def update(case: Case) -> Strategy:
     """Local: the positions are written where x is, or, along a split dim, chosen one by one.
 
     Every device of a split dim compares its own positions with those of the piece, which all have.
@@ -137,7 +146,7 @@ def update(case: Case) -> Plan:
         return builder.add("select", (inside, chosen, target), [result])
 
     free = layout.split(dim, ())
-    return Plan(
+    return Strategy(
         (layout, free, TensorLayout()),
         (layout,),
         emit,
@@ -145,10 +154,6 @@ def update(case: Case) -> Plan:
         additive=True,
         fixed=frozenset(rows),
     )
-
-
-def _cheapest(choices: Sequence[_Ends], cost: Callable[[_Ends], float]) -> _Ends:
-    return choices[0] if len(choices) == 1 else min(choices, key=cost)
 
 
 def _own_indices(

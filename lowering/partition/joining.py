@@ -10,14 +10,14 @@ import itertools
 from collections.abc import Sequence
 
 from meshdsl.lowering.communication.exchange import Interval, Run, bounds, gather
-from meshdsl.lowering.partition.plan import Case, Plan
 from meshdsl.lowering.partition.slicing import is_device, local_window
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
 
 
-def concat(case: Case) -> Plan:
+def concat(case: Case) -> Strategy:
     """The operands come in the layout of the result, and stay split as they are."""
     op, (layout,) = case.operation, case.results
     (out,), name = op.outputs, op.params["dim"]
@@ -45,10 +45,10 @@ def concat(case: Case) -> Plan:
         return (found,)
 
     every = tuple(range(len(op.inputs)))
-    return Plan((layout,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+    return Strategy((layout,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
 
 
-def split_into(case: Case) -> Plan:
+def split_into(case: Case) -> Strategy:
     """The operand comes in the layout of the parts, all of which are fetched at once."""
     op = case.operation
     layout, name = case.results[0], op.params["dim"]
@@ -69,10 +69,10 @@ def split_into(case: Case) -> Plan:
         found = gather(builder, [x], name, axes, runs, offsets[-1])
         return [local_window(builder, found, d, at) for d, at in zip(outs, offsets, strict=False)]
 
-    return Plan((layout,), (layout,) * len(outs), emit, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,) * len(outs), emit, fixed=frozenset(axes))
 
 
-def stack(case: Case) -> Plan:
+def stack(case: Case) -> Strategy:
     """Every device puts those operands together that its shard is made of."""
     op, (layout,) = case.operation, case.results
     (out,), name = op.outputs, op.params["dim"]
@@ -98,7 +98,7 @@ def stack(case: Case) -> Plan:
         return builder.add("concat", slots, [(out.shape, out.dtype, here)], {"dim": name})
 
     every = tuple(range(len(op.inputs)))
-    return Plan((each,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+    return Strategy((each,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
 
 
 RULES = {"concat": concat, "split_into": split_into, "stack": stack}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 
@@ -50,7 +50,7 @@ def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
 
 def whole_dims(
     case: Case, whole: Iterable[str], params: Mapping[str, Any], linear: tuple[int, ...] = ()
-) -> Plan:
+) -> Strategy:
     """Does an operation locally on dims that are whole."""
     op = case.operation
     layout = batch_layout(case, whole)
@@ -64,7 +64,7 @@ def whole_dims(
         ]
         return builder.add(op.name, inputs, made, params)
 
-    return Plan(
+    return Strategy(
         operands=tuple(layout.restrict(t.shape.names) for t in op.inputs),
         results=results,
         emit=emit,
@@ -73,7 +73,7 @@ def whole_dims(
     )
 
 
-def linalg(case: Case) -> Plan:
+def linalg(case: Case) -> Strategy:
     """Rows, columns and the inner dim of factors are whole; a solution is linear in b."""
     params = case.operation.params
     whole = [params["rows"], params["columns"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BOOL, BlockBuilder
 from meshdsl.ops.control.local import Definition
@@ -13,7 +13,7 @@ from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import is_differentiable
 
 
-def local(case: Case) -> Plan:
+def local(case: Case) -> Strategy:
     """Every tensor is split as the first that has a dim is, results before operands.
 
     A result without a split dim is a partial sum over its axes, and pads along such a dim are
@@ -53,7 +53,7 @@ def local(case: Case) -> Plan:
         return builder.add("local", masked, results, op.params)
 
     operands = tuple(place(t.shape) for t in op.inputs)
-    return Plan(operands, tuple(layout for _, _, layout in results), emit)
+    return Strategy(operands, tuple(layout for _, _, layout in results), emit)
 
 
 RULES = {"local": local}

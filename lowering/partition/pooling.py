@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.lowering.communication.halos import cut
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dtypes import identity
 from meshdsl.tracing.graph import Operation
 
 
-def windows(case: Case) -> Plan:
+def windows(case: Case) -> Strategy:
     """Local on what the windows meet; `window_match` has its first operand like the result."""
     op, (layout,) = case.operation, case.results
     (out,) = op.outputs
@@ -48,7 +48,9 @@ def windows(case: Case) -> Plan:
 
     linear = {"window_sum": (0,), "window_match": (2,)[: len(op.inputs) - 2]}
     fixed = layout.split_axes
-    return Plan((layout,) * len(op.inputs), (layout,), emit, linear.get(op.name, ()), fixed=fixed)
+    return Strategy(
+        (layout,) * len(op.inputs), (layout,), emit, linear.get(op.name, ()), fixed=fixed
+    )
 
 
 def _outside(op: Operation, number: int) -> float:

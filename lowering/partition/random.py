@@ -12,7 +12,7 @@ import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partition.creation import global_index
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.ops.random import KEY
@@ -21,7 +21,7 @@ from meshdsl.tensors.dims import Shape
 UINT32 = np.dtype("uint32")
 
 
-def random_bits(case: Case) -> Plan:
+def random_bits(case: Case) -> Strategy:
     """Every device draws its own elements; the key is whole everywhere."""
     op, (layout,) = case.operation, case.results
     (out,) = op.outputs
@@ -37,7 +37,7 @@ def random_bits(case: Case) -> Plan:
         result = [(out.shape, out.dtype, layout)]
         return builder.add("threefry2x32", (inputs[0], high, low), result, params)
 
-    return Plan((TensorLayout(),), (layout,), emit)
+    return Strategy((TensorLayout(),), (layout,), emit)
 
 
 def _words(shape: Shape) -> int:
@@ -69,7 +69,7 @@ def _counter(builder: BlockBuilder, shape: Shape, layout: TensorLayout, start: i
     return total
 
 
-def fold_in(case: Case) -> Plan:
+def fold_in(case: Case) -> Strategy:
     """Every device makes the keys of its own numbers."""
     op, (layout,) = case.operation, case.results
     (out,) = op.outputs
@@ -82,7 +82,7 @@ def fold_in(case: Case) -> Plan:
         return builder.add("threefry2x32", (source, high, low), result, {"pairs": True})
 
     numbers = layout.restrict(op.inputs[1].shape.names)
-    return Plan((TensorLayout(), numbers), (layout,), emit)
+    return Strategy((TensorLayout(), numbers), (layout,), emit)
 
 
 RULES = {"random_bits": random_bits, "fold_in": fold_in}

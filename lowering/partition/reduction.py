@@ -18,13 +18,13 @@ from meshdsl.lowering.communication.totals import (
     scaled_product,
     unscaled,
 )
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
 from meshdsl.tensors.dtypes import identity, is_float
 
 
-def reduction(case: Case) -> Plan:
+def reduction(case: Case) -> Strategy:
     """Local in the layout of the operand; split dims leave partial results."""
     op, (layout,) = case.operation, case.operands
     result, over = op.outputs[0], op.params["over"]
@@ -36,7 +36,7 @@ def reduction(case: Case) -> Plan:
         inputs = [builder.mask_pads(inputs[0], over, identity(op.name, result.dtype))]
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
 
-    return Plan(
+    return Strategy(
         operands=(layout,),
         results=(left,),
         emit=emit,
@@ -54,7 +54,7 @@ def _rest(case: Case) -> tuple[TensorLayout, list[str]]:
     return left, [axis for axis in order if case.mesh.sizes[axis] > 1]
 
 
-def product(case: Case) -> Plan:
+def product(case: Case) -> Strategy:
     """Local, then the devices' products are brought together and multiplied.
 
     They travel as mantissas and exponents: one that leaves the range may meet a zero.
@@ -78,10 +78,10 @@ def product(case: Case) -> Plan:
         rows = [in_row(builder, total, axes) for total in totals]
         return combine_along(builder, rows, axes, multiply, out.dtype.itemsize)
 
-    return Plan((layout,), (left,), emit)
+    return Strategy((layout,), (left,), emit)
 
 
-def others(case: Case) -> Plan:
+def others(case: Case) -> Strategy:
     """The products of all others: of those on other devices, and of a device's own."""
     op, (layout,), (out,) = case.operation, case.operands, case.operation.outputs
     over, result = op.params["over"], [(out.shape, out.dtype, layout)]
@@ -104,10 +104,10 @@ def others(case: Case) -> Plan:
         outside = combine_before(builder, totals, axes, besides, back)
         return builder.add(op.name, (x, *outside), result, op.params)
 
-    return Plan((layout,), (layout,), emit, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, fixed=frozenset(axes))
 
 
-def arg_extreme(case: Case) -> Plan:
+def arg_extreme(case: Case) -> Strategy:
     """Local, then the first place among the devices that have the extreme."""
     op, (layout,) = case.operation, case.operands
     ((x,), (out,)), (left, axes) = (op.inputs, op.outputs), _rest(case)
@@ -140,7 +140,7 @@ def arg_extreme(case: Case) -> Plan:
         params = {"axes": tuple(axes), "kind": "min"}
         return builder.add("all_reduce", (place,), [(shape, INT32, left)], params)
 
-    return Plan((layout,), (left,), emit)
+    return Strategy((layout,), (left,), emit)
 
 
 RULES = {

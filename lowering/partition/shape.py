@@ -1,19 +1,26 @@
 """Partition rules of rename, split, merge, broadcast, transpose, and barrier.
 
 All of them are local wherever the layouts of operand and result allow it: a split dim gives its
-axes to its parts, major first, as far as the sizes divide. Where the two layouts disagree, the
-rule keeps one of them, whichever costs fewer bytes.
+axes to its parts, major first, as far as the sizes divide. Where the two layouts disagree, a
+strategy keeps one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.exchange import Interval, Run, bounds, gather
-from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import (
+    Case,
+    Rule,
+    Strategies,
+    Strategy,
+    Work,
+    bytes_moved,
+)
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
@@ -53,20 +60,20 @@ def _split_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLa
     """Returns operand and result layout of a `split`, one of them as asked for."""
     op = case.operation
     whole, parts = op.params["whole"], op.params["parts"]
-    return _ends(case.operands[0], case.results[0], whole, parts, case.mesh, led_by_result)
+    return _layouts(case.operands[0], case.results[0], whole, parts, case.mesh, led_by_result)
 
 
 def _merge_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
     """Returns operand and result layout of a `merge`, one of them as asked for."""
     op = case.operation
     whole, parts = op.params["whole"], op.params["parts"]
-    one, several = _ends(
+    one, several = _layouts(
         case.results[0], case.operands[0], whole, parts, case.mesh, not led_by_result
     )
     return several, one
 
 
-def _ends(
+def _layouts(
     one: TensorLayout,
     several: TensorLayout,
     whole: str,
@@ -128,10 +135,10 @@ def _held(case: Case, axes: Sequence[str]) -> tuple[list[Interval], list[Interva
     return bounds(parts.volume, axes, case.mesh), [Interval(a * row, b * row) for a, b in pieces]
 
 
-def _boundary_cost(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float:
+def _boundary_bytes(case: Case, ends: _Ends) -> float:
     """Returns the bytes that some device needs of others in a crossing."""
     op, split = case.operation, case.operation.name == "split"
-    where, x = (ends[0], op.inputs[0]) if split else (ends[1], op.outputs[0])
+    where, x = (ends.operand, op.inputs[0]) if split else (ends.result, op.outputs[0])
     whole, parts = _held(case, where.axes(op.params["whole"]))
     have, want = (whole, parts) if split else (parts, whole)
     missing = max(w.size - w.meet(h).size for w, h in zip(want, have, strict=True))
@@ -139,42 +146,41 @@ def _boundary_cost(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float
     return missing * row * x.dtype.itemsize
 
 
-def _chosen(case: Case) -> tuple[TensorLayout, TensorLayout, bool]:
-    """Returns the layouts of operand and result, and whether shards have to be exchanged."""
+class _Ends(NamedTuple):
+    """Layouts of operand and result, and whether shards are exchanged between them."""
+
+    operand: TensorLayout
+    result: TensorLayout
+    crossing: bool = False
+
+
+def _offered(case: Case, strategy: Callable[[Case, _Ends], Strategy]) -> Strategies:
+    """Offers the layout of the result, that of the operand, and crossings if these are not free."""
     op = case.operation
+    (x,), (y,) = op.inputs, op.outputs
+    ends = [_Ends(*_ENDS[op.name](case, led)) for led in (True, False)]
 
-    def cost(ends: tuple[TensorLayout, TensorLayout]) -> float:
-        return _cost_around(case, ends)
+    def work(each: _Ends) -> Work:
+        moves = (x, case.operands[0], each.operand), (y, each.result, case.results[0])
+        sends = bytes_moved(moves, case.mesh)
+        return Work(sends + _boundary_bytes(case, each) if each.crossing else sends)
 
-    local = min((_ENDS[op.name](case, led) for led in (True, False)), key=cost)
-    if op.name == "rename" or not cost(local):
-        return *local, False
-    crossing = [ends for led in (True, False) if (ends := _crossing(case, led))]
-    best = min(crossing, key=lambda e: cost(e) + _boundary_cost(case, e), default=local)
-    if best != local and cost(best) + _boundary_cost(case, best) < cost(local):
-        return *best, True
-    return *local, False
-
-
-def _cost_around(case: Case, ends: tuple[TensorLayout, TensorLayout]) -> float:
-    """Returns the bytes that a device sends before and after, to compute between two layouts."""
-    (x,), (y,), size = case.operation.inputs, case.operation.outputs, case.operation.inputs[0].dtype
-    there = reshard_cost(x.shape, size.itemsize, case.operands[0], ends[0], case.mesh)
-    return there + reshard_cost(y.shape, size.itemsize, ends[1], case.results[0], case.mesh)
+    costs = [work(each) for each in ends]
+    if op.name != "rename" and all(cost.sends for cost in costs):
+        crossings = [_crossing(case, led) for led in (True, False)]
+        ends += [_Ends(*each, True) for each in crossings if each is not None]
+        costs += [work(each) for each in ends[2:]]
+    return Strategies(costs, lambda number: strategy(case, ends[number]))
 
 
-def bytes_sent(case: Case) -> float:
-    """Returns the bytes that a device sends for a rename, split or merge."""
-    operand, result, crossing = _chosen(case)
-    boundary = _boundary_cost(case, (operand, result)) if crossing else 0
-    return _cost_around(case, (operand, result)) + boundary
+def reshape(case: Case) -> Strategies:
+    """Split and rename: in the layout of the result or of the operand, or from one to the other."""
+    return _offered(case, _reshape)
 
 
-def reshape(case: Case) -> Plan:
-    """Split, merge and rename: the cheaper of keeping the operand's and the result's layout."""
-    op = case.operation
+def _reshape(case: Case, ends: _Ends) -> Strategy:
+    op, (operand, result, crossing) = case.operation, ends
     (y,) = op.outputs
-    operand, result, crossing = _chosen(case)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (value,) = inputs
@@ -186,7 +192,7 @@ def reshape(case: Case) -> Plan:
         )
 
     used = result.split_axes if crossing else frozenset()
-    return Plan((operand,), (result,), emit, linear=(0,), fixed=used)
+    return Strategy((operand,), (result,), emit, linear=(0,), fixed=used)
 
 
 def _as_parts(builder: BlockBuilder, value: Value, case: Case) -> Value:
@@ -215,7 +221,7 @@ def _local_params(case: Case) -> dict:
     return {"names": tuple(op.params["names"].items())} if op.name == "rename" else {}
 
 
-def in_place(case: Case) -> Plan:
+def in_place(case: Case) -> Strategy:
     """Broadcast and transpose: local in the layout of the result."""
     op, (layout,) = case.operation, case.results
     (y,) = op.outputs
@@ -224,13 +230,16 @@ def in_place(case: Case) -> Plan:
         here = layout.add_partial(inputs[0].layout.partial_axes)
         return builder.add(op.name, inputs, [(y.shape, y.dtype, here)])
 
-    return Plan((layout.restrict(op.inputs[0].shape.names),), (layout,), emit, linear=(0,))
+    return Strategy((layout.restrict(op.inputs[0].shape.names),), (layout,), emit, linear=(0,))
 
 
-def merge_order(case: Case) -> Plan:
+def merge_order(case: Case) -> Strategies:
     """Merge, whose parts must lie next to each other, major first, before they become one."""
-    operand, result, crossing = _chosen(case)
-    op = case.operation
+    return _offered(case, _merge_order)
+
+
+def _merge_order(case: Case, ends: _Ends) -> Strategy:
+    op, (operand, result, crossing) = case.operation, ends
     (x,) = op.inputs
     parts = op.params["parts"]
     first = min(x.shape.position(part.name) for part in parts)
@@ -259,20 +268,20 @@ def merge_order(case: Case) -> Plan:
         return (value,)
 
     used = result.split_axes if crossing else frozenset()
-    return Plan((operand,), (result,), emit, linear=(0,), fixed=used)
+    return Strategy((operand,), (result,), emit, linear=(0,), fixed=used)
 
 
-def barrier(case: Case) -> Plan:
+def barrier(case: Case) -> Strategy:
     """A barrier leaves everything where it is."""
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         results = [(v.shape, v.dtype, v.layout) for v in inputs]
         return builder.add("barrier", inputs, results, {"id": id(case.operation)})
 
-    return Plan(case.operands, case.operands, emit)
+    return Strategy(case.operands, case.operands, emit)
 
 
-RULES = {
+RULES: dict[str, Rule] = {
     "rename": reshape,
     "split": reshape,
     "merge": merge_order,

@@ -2,8 +2,8 @@
 
 Along a split dim, each device fetches the run of elements that its part of the window reads, and
 arranges it by itself: only what lies in another's shard moves. What picks one position is local:
-its owner has it, the others have zeros, and the results are summands. So is a short window whose
-result is not split.
+its owner has it, the others have zeros, and the results are summands. Another strategy does so with
+a window whose result is not split.
 """
 
 from __future__ import annotations
@@ -18,20 +18,41 @@ from meshdsl.lowering.communication.exchange import (
     local_slice,
     starts_of,
 )
-from meshdsl.lowering.partition.plan import Case, Plan
+from meshdsl.lowering.partition.strategy import (
+    Case,
+    Strategies,
+    Strategy,
+    Work,
+    bytes_moved,
+    offer,
+)
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
 
 
-def window(case: Case) -> Plan:
+def window(case: Case) -> Strategy | Strategies:
+    """In the layout of the result, or in that of the operand and left as summands."""
+    op = case.operation
+    (x,), (out,) = op.inputs, op.outputs
+    (before,), (after,) = case.operands, case.results
+
+    def work(strategy: Strategy) -> Work:
+        moves = (x, before, strategy.operands[0]), (out, strategy.results[0], after)
+        return Work(bytes_moved(moves, case.mesh))
+
+    ways = [_exchanged(case)]
+    if _can_pick(case):
+        single = out.shape.get(op.params["dim"]).size == 1
+        ways.insert(0, _pick(case, op.params["start"]) if single else _few(case))
+    return offer(ways, work, lambda strategy: strategy)
+
+
+def _exchanged(case: Case) -> Strategy:
     """The operand comes in the layout of the result, and stays split as it is."""
     op, (layout,) = case.operation, case.results
     (out,), params = op.outputs, op.params
     axes = layout.axes(params["dim"])
-    if _is_short(case):
-        single = out.shape.get(params["dim"]).size == 1
-        return _pick(case, params["start"]) if single else _few(case)
     whole = case.mesh.extent(axes) == 1
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -44,7 +65,7 @@ def window(case: Case) -> Plan:
         return (local_window(builder, inputs[0], dim, *shape, params["fill"]),)
 
     linear = () if params["fill"] else (0,)
-    return Plan((layout,), (layout,), emit, linear, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, linear, fixed=frozenset(axes))
 
 
 def _turned(builder: BlockBuilder, x: Value, dim: Dimension, start: int) -> Value:
@@ -157,16 +178,16 @@ def _periods(read: Interval, first: int, size: int) -> list[Run]:
     return found
 
 
-def _is_short(case: Case) -> bool:
-    """Whether a window of a split dim, not split itself, is less to reduce than x is to gather."""
+def _can_pick(case: Case) -> bool:
+    """Whether a window is of a split dim, not split itself, and reads no fill and nothing twice."""
     op, (x,), (out,) = case.operation, case.operation.inputs, case.operation.outputs
     name = op.params["dim"]
-    size, read = x.shape.get(name).size, _read(case)
+    read = _read(case)
     if not case.operands[0].axes(name) or case.results[0].axes(name):
         return False
     plain = op.params["dilation"] == 1 and not op.params["wrap"]
-    inside = read.start >= 0 and read.stop <= size
-    return plain and inside and 0 < 2 * out.shape.get(name).size <= size
+    inside = read.start >= 0 and read.stop <= x.shape.get(name).size
+    return plain and inside and out.shape.get(name).size > 0
 
 
 def _read(case: Case) -> Interval:
@@ -177,7 +198,7 @@ def _read(case: Case) -> Interval:
     return Interval(min(start, last), max(start, last) + 1)
 
 
-def _few(case: Case) -> Plan:
+def _few(case: Case) -> Strategy:
     """Every device has the summand of what its shard has of the window, and zeros elsewhere."""
     op, (layout,), read = case.operation, case.operands, _read(case)
     (x,), (out,), name = op.inputs, op.outputs, op.params["dim"]
@@ -201,15 +222,15 @@ def _few(case: Case) -> Plan:
         here = left.add_partial(inputs[0].layout.partial_axes)
         return (builder.one("reshape", (value,), out.shape, out.dtype, here),)
 
-    return Plan((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
 
 
-def index(case: Case) -> Plan:
+def index(case: Case) -> Strategy:
     """The owner of the position has the summand; all others have zeros."""
     return _pick(case, case.operation.params["at"])
 
 
-def _pick(case: Case, at: int) -> Plan:
+def _pick(case: Case, at: int) -> Strategy:
     """Takes one position of a dim; the result has it as a dim of size 1 or not at all."""
     op = case.operation
     (x,), (out,), (layout,) = op.inputs, op.outputs, case.operands
@@ -232,7 +253,7 @@ def _pick(case: Case, at: int) -> Plan:
             row = builder.one("select", (mine, row, zero), out.shape, out.dtype, here)
         return (row,)
 
-    return Plan((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
 
 
 def is_device(builder: BlockBuilder, axes: Sequence[str], number: int) -> Value:

@@ -1,6 +1,6 @@
 """Partition rules of sorting.
 
-A sort needs its dim whole: it is gathered, or its axes go to another dim, whichever costs less.
+A sort needs its dim whole: it is gathered, or its axes go to another dim.
 The largest elements of a split dim are among the largest of each shard: these alone are brought
 together, by each device for its share of the other dims.
 """
@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.communication.totals import combine_along
-from meshdsl.lowering.partition.plan import Case, Plan, whole_along
+from meshdsl.lowering.partition.strategy import (
+    Case,
+    Strategies,
+    Strategy,
+    Work,
+    bytes_moved,
+    offer,
+    whole_along,
+)
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
 from meshdsl.tensors.dims import Dimension, Shape
@@ -21,27 +28,28 @@ from meshdsl.tensors.dtypes import identity
 _CANDIDATES = "candidates_"
 
 
-def sort(case: Case) -> Plan:
-    """Local, in the cheapest layout in which the dim is whole."""
+def sort(case: Case) -> Strategy | Strategies:
+    """Local, in a layout in which the dim is whole."""
     op, (given,) = case.operation, case.operands
-    (x,), (values, indices), dim = op.inputs, op.outputs, op.params["dim"]
+    (x,), (_, indices), dim = op.inputs, op.outputs, op.params["dim"]
+    layouts = whole_along(x.shape, given, dim, case.mesh) or [given]
 
-    def cost(choice: TensorLayout) -> float:
-        """One result goes back at least; all_to_all needs less memory where it costs the same."""
-        there = reshard_cost(x.shape, x.dtype.itemsize, given, choice, case.mesh)
-        size, home = indices.dtype.itemsize, case.results[1]
-        return there + reshard_cost(indices.shape, size, choice, home, case.mesh)
+    def work(layout: TensorLayout) -> Work:
+        # One result at least is read, and moved back.
+        moves = (x, given, layout), (indices, layout, case.results[1])
+        return Work(bytes_moved(moves, case.mesh))
 
-    layout = min(whole_along(x.shape, given, dim, case.mesh) or [given], key=cost)
+    def strategy(layout: TensorLayout) -> Strategy:
+        def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+            results = [(t.shape, t.dtype, layout) for t in op.outputs]
+            return builder.add("sort", inputs, results, op.params)
 
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        results = [(t.shape, t.dtype, layout) for t in (values, indices)]
-        return builder.add("sort", inputs, results, op.params)
+        return Strategy((layout,), (layout, layout), emit)
 
-    return Plan((layout,), (layout, layout), emit)
+    return offer(layouts, work, strategy)
 
 
-def top_k(case: Case) -> Plan:
+def top_k(case: Case) -> Strategy:
     """Local where the dim is whole; else the candidates of all shards are merged."""
     op, (layout,) = case.operation, case.operands
     (x,), (out, _), dim = op.inputs, op.outputs, op.params["dim"]
@@ -70,7 +78,7 @@ def top_k(case: Case) -> Plan:
         best = combine_along(builder, rows, axes, merge, back)
         return [_led(builder, each, out.shape.names) for each in best]
 
-    return Plan((layout,), (result, result), emit)
+    return Strategy((layout,), (result, result), emit)
 
 
 def _largest(

@@ -13,52 +13,55 @@ taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.partition.plan import Plan
+from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START, Read, Reads
+from meshdsl.lowering.stages import Planned
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 
 # What computing on a partial sum costs against computing on a shard, per byte: to break ties.
 _MASK = 1e-3
 _WIDER = 1e-4
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A graph with a plan for every operation and a layout for every tensor, bodies included.
-
-    Attributes:
-        constant: the tensors that are made where they are read, and never moved.
-        stored: the tensors that live in storage (see `storage`).
-        kept: the layouts of what a loop stacks for another one as it has moved it.
-        unused: the options that change nothing, in words.
-    """
-
-    graph: Graph
-    plans: Mapping[Operation, Plan]
-    layouts: Mapping[Tensor, TensorLayout]
-    mesh: Mesh
-    constant: Set[Tensor] = frozenset()
-    stored: frozenset[Tensor] = frozenset()
-    kept: Mapping[Tensor, TensorLayout] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
+# What keeps tensors as a `Placement` has them; finite, should that contradict itself.
+_GIVEN = 1e18
 
 
 def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
-    """Returns, for tensors that pass partial sums on, the axes over which they stay partial."""
+    """Returns, for tensors that pass partial sums on, the axes over which they stay partial.
+
+    Raises:
+        ValueError: a tensor cannot stay partial as a `Placement` says.
+    """
     found: dict[Tensor, frozenset[str]] = {}
     reads = Reads(planned)
     for axis, size in planned.mesh.axes:
         if size > 1:
             for tensor in _AxisProblem(planned, axis, reads).solve():
                 found[tensor] = found.get(tensor, frozenset()) | {axis}
+    _check_given(planned, found)
     return found
+
+
+def _check_given(planned: Planned, partial: Mapping[Tensor, frozenset[str]]) -> None:
+    """Raises ValueError unless tensors stay partial as a `Placement` says; tells every one."""
+    given, wrong = planned.given, []
+    for tensor, name in given.names.items():
+        if tensor not in planned.layouts:  # lowering has taken it out of the graph
+            continue
+        wanted, axes = given.partial.get(tensor, frozenset()), partial.get(tensor, frozenset())
+        for axis in sorted(wanted - axes):
+            wrong.append(
+                f"`{name}` cannot stay partial over `{axis}`: it is no sum of what devices have "
+                f"along that axis, or the result of one, which is whole from there on ({tensor}, "
+                f"{tensor.source})"
+            )
+        for axis in sorted(axes - wanted):
+            wrong.append(f"`{name}` cannot be whole over `{axis}`: what is made of it is partial")
+    if wrong:
+        raise ValueError("\n  ".join(["the placement does not fit the program", *wrong]))
 
 
 class _AxisProblem:
@@ -74,11 +77,11 @@ class _AxisProblem:
         self.axis = axis
         self.reads = reads
         self.paid: set[Read] = set()  # whatever is partial
-        self.through: dict[Operation, Plan] = {}  # of those that move something else if partial
+        self.through: dict[Operation, Strategy] = {}  # of those that move something else if partial
         self.made: set[Tensor] = set()  # partial as their operation leaves them
         self.can: set[Tensor] = set()  # partial, or could pass a partial sum on
         self.passing: set[Tensor] = set()
-        self.linear: dict[Operation, Plan] = {}  # that may pass a partial sum on
+        self.linear: dict[Operation, Strategy] = {}  # that may pass a partial sum on
         self.cut = CutGraph()
 
     def solve(self) -> set[Tensor]:
@@ -100,19 +103,21 @@ class _AxisProblem:
                 reach = {"cond": self._reach_cond, "scan": self._reach_scan}
                 reach.get(op.name, self._reach_closed)(op)
                 continue
-            plan = self.planned.plans[op]
-            kinds = [dict(layout.partial).get(self.axis) for layout in plan.results]
+            strategy = self.planned.strategies[op]
+            kinds = [dict(layout.partial).get(self.axis) for layout in strategy.results]
             if any(kinds):
                 left = [t for t, kind in zip(op.outputs, kinds, strict=True) if kind == "sum"]
                 self.made.update(left)
                 self.can.update(left)
-            elif self._passes(op, plan):
-                self.linear[op] = plan
+            elif self._passes(op, strategy):
+                self.linear[op] = strategy
                 self.can.update(op.outputs)
                 self.passing.update(op.outputs)
 
-    def _passes(self, op: Operation, plan: Plan) -> bool:
-        return self.axis not in plan.fixed and any(op.inputs[i] in self.can for i in plan.linear)
+    def _passes(self, op: Operation, strategy: Strategy) -> bool:
+        return self.axis not in strategy.fixed and any(
+            op.inputs[i] in self.can for i in strategy.linear
+        )
 
     def _reach_scan(self, op: Operation) -> None:
         body: Graph = op.params["body"]
@@ -167,25 +172,27 @@ class _AxisProblem:
         for op, moved in usual.items():
             if op not in self.linear:
                 self.paid |= moved
-        for op, plan in self.linear.items():
+        for op, strategy in self.linear.items():
             moved = usual.get(op, frozenset())
             if any(layouts[t].dim_of(self.axis) is not None for t in (*op.inputs, *op.outputs)):
                 through = self.reads.through(op, self.axis)
-                if moved or through.operands != plan.operands:
+                if moved or through.operands != strategy.operands:
                     self.through[op] = through
-                    moved &= self.reads.of(op, through, self._summands(op, plan))
+                    moved &= self.reads.of(op, through, self._summands(op, strategy))
             self.paid |= moved
 
-    def _add_reads(self, op: Operation, plan: Plan, summands: list[Tensor], times: int) -> None:
+    def _add_reads(
+        self, op: Operation, strategy: Strategy, summands: list[Tensor], times: int
+    ) -> None:
         """Adds what an operation moves if a partial sum passes through it, and if none does."""
         through, (result,) = self.through[op], op.outputs
         layouts = self.planned.layouts
-        rows = zip(op.inputs, plan.operands, through.operands, strict=True)
+        rows = zip(op.inputs, strategy.operands, through.operands, strict=True)
         for tensor, usual, where in rows:
             passed = any(tensor is summand for summand in summands)
             if usual != layouts[tensor]:
                 self._move_if_whole(self.reads.read(op, tensor, usual), result, times)
-            if where != layouts[tensor] and (plan.additive or not passed):
+            if where != layouts[tensor] and (strategy.additive or not passed):
                 read = self.reads.read(op, tensor, where)
                 self._move_if_partial(read, result, tensor if passed else None, times)
 
@@ -215,11 +222,11 @@ class _AxisProblem:
                 add = {"cond": self._add_cond, "scan": self._add_scan}
                 add.get(op.name, self._add_closed)(op, times)
                 continue
-            plan = self.planned.plans[op]
+            strategy = self.planned.strategies[op]
             for tensor in op.outputs:
                 self._add_tensor(tensor, times)
             if op in self.linear:
-                self._add_linear(op, plan, times)
+                self._add_linear(op, strategy, times)
             else:
                 for tensor in op.inputs:
                     self._need_whole(tensor)
@@ -232,34 +239,40 @@ class _AxisProblem:
         self.cut.edge(tensor, ("whole", tensor), times * (self._cost(tensor) + START))
         if self.axis in self.planned.layouts[tensor].split_axes:
             self.cut.edge(tensor, CutGraph.SINK, times * tensor.bytes * _WIDER)
+        given = self.planned.given
+        if tensor in given.tensors and tensor not in self.made:
+            if self.axis in given.partial.get(tensor, ()):
+                self.cut.edge(CutGraph.SOURCE, tensor, _GIVEN)
+            else:
+                self.cut.edge(tensor, CutGraph.SINK, _GIVEN)
 
     def _cost(self, tensor: Tensor) -> float:
         whole = self.planned.layouts[tensor]
         summand = whole.drop([self.axis]).add_partial([self.axis])
         return self.reads.between(tensor, summand, whole)
 
-    def _add_linear(self, op: Operation, plan: Plan, times: int) -> None:
+    def _add_linear(self, op: Operation, strategy: Strategy, times: int) -> None:
         (result,) = op.outputs
-        summands = self._summands(op, plan)
+        summands = self._summands(op, strategy)
         if op in self.through:
-            self._add_reads(op, plan, summands, times)
+            self._add_reads(op, strategy, summands, times)
         for tensor in op.inputs:
             if not any(tensor is summand for summand in summands):
-                if not (plan.additive and any(tensor is op.inputs[i] for i in plan.linear)):
+                if not (strategy.additive and any(tensor is op.inputs[i] for i in strategy.linear)):
                     self._need_whole(tensor)
                 else:
                     self.cut.edge(result, CutGraph.SINK, times * tensor.bytes * _MASK)
         for tensor in summands:
             mask = times * tensor.bytes * _MASK
-            self._tie(tensor, result, mask if plan.additive else INFINITE)
-        if not plan.additive and sum(op.inputs[i] is summands[0] for i in plan.linear) > 1:
+            self._tie(tensor, result, mask if strategy.additive else INFINITE)
+        if not strategy.additive and sum(op.inputs[i] is summands[0] for i in strategy.linear) > 1:
             self._need_whole(summands[0])
             self.cut.edge(result, CutGraph.SINK, INFINITE)
 
-    def _summands(self, op: Operation, plan: Plan) -> list[Tensor]:
+    def _summands(self, op: Operation, strategy: Strategy) -> list[Tensor]:
         """Returns the operands that may be partial where the result is."""
-        found = [op.inputs[i] for i in plan.linear if op.inputs[i] in self.can]
-        return found if plan.additive else found[:1]
+        found = [op.inputs[i] for i in strategy.linear if op.inputs[i] in self.can]
+        return found if strategy.additive else found[:1]
 
     def _tie(self, before: Tensor, after: Tensor, mask: float) -> None:
         """`after` partial takes `before` partial, or masked at a price; whole takes it whole."""
@@ -336,8 +349,3 @@ class _AxisProblem:
     def _join(self, one: Tensor, other: Tensor) -> None:
         self.cut.edge(one, other, INFINITE)
         self.cut.edge(other, one, INFINITE)
-
-
-def partial_form(layout: TensorLayout, axes: Sequence[str] | frozenset[str]) -> TensorLayout:
-    """Returns the layout of a tensor that stays partial over `axes`."""
-    return layout.drop(axes).add_partial(sorted(axes)) if axes else layout

@@ -1,90 +1,82 @@
-"""Planning: every tensor of a graph gets its layout, and every operation its plan.
+"""Planning: every operation gets its strategy.
 
-Layouts come from the rules, unless a tensor is stored elsewhere (`storage`) or may stay split for
-longer (`postponed`). A partition rule plans each operation. The cut that decides where partial sums
-are reduced comes after this (`partial_sums`).
+Strategies show where an equal graph sends less: sums over groups of a split dim (`group_sums`), and
+what the backward pass need not move again (`sharing`). The graph is then rewritten; what is new in
+it is placed and planned within this stage, and what is not keeps its strategy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.choices import USUAL, Choice
-from meshdsl.lowering.graphs.from_nothing import constants
-from meshdsl.lowering.options import DEFAULT, Options
-from meshdsl.lowering.partition import Case, Plan, rule_of
-from meshdsl.lowering.partition.attention.rules import unused
-from meshdsl.lowering.placement.partial_sums import Planned
-from meshdsl.lowering.placement.postponed import postponed
-from meshdsl.lowering.placement.storage import stored
-from meshdsl.lowering.writing.bodies import BODIES
-from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph, Operation
-
-NOTHING: Mapping[Tensor, TensorLayout] = MappingProxyType({})
+from meshdsl.lowering.choices import Choice
+from meshdsl.lowering.graphs.group_sums import sum_groups
+from meshdsl.lowering.graphs.sharing import share
+from meshdsl.lowering.graphs.simplify import prune, simplify
+from meshdsl.lowering.graphs.wide_sums import widen
+from meshdsl.lowering.partition import Case
+from meshdsl.lowering.partition.attention.rules import readers, unused
+from meshdsl.lowering.placement.partial_sums import place_reductions
+from meshdsl.lowering.placement.placing import blocks_of, place, strategies_of
+from meshdsl.lowering.stages import Placed, Planned, Reduced
 
 
-def plan(
-    graph: Graph,
-    mesh: Mesh,
-    layout: Layout,
-    options: Options = DEFAULT,
-    choice: Choice = USUAL,
-    kept: Mapping[Tensor, TensorLayout] = NOTHING,
-) -> Planned:
-    """Gives every tensor its layout and every operation its plan.
+def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
+    """Gives every operation its strategy, in a graph that is rewritten to send less."""
+    chooser, given = placed.chooser, placed.given
+    grouped = sum_groups(placed)
+    if grouped is not placed.graph:
+        graph = simplify(grouped)
+        placed = place(graph, layout, chooser, choice, given, before=placed)
+    planned = _planned(placed)
+    if choice.share:
+        shared = share(planned)
+        if shared.graph is not planned.graph:
+            graph = prune(shared.graph)
+            again = place(graph, layout, chooser, choice, given, shared.places, planned)
+            planned = _planned(again)
+    # Unused options are told only if the user set them; a ring may be lowering's own try.
+    return planned if choice.ring else replace(planned, unused=_unused(planned))
 
-    Args:
-        kept: the layouts of what the forward pass keeps moved for the backward pass.
+
+def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:
+    """Decides where partial sums become whole; those of half precision are made wide before.
+
+    Raises:
+        ValueError: a tensor cannot stay partial as a `Placement` says.
     """
-    store = stored(graph, layout, mesh, choice.keep, choice.reduce_each)
-    places = {**store, **kept}
-    layouts: dict[Tensor, TensorLayout] = {}
-    plans: dict[Operation, Plan] = {}
-    cases: dict[Operation, Case] = {}
-
-    def visit(graph: Graph, visit: Callable) -> None:
-        for tensor in graph.inputs:
-            layouts[tensor] = places.get(tensor) or layout.inside(tensor.shape)
-        for op in graph.operations:
-            for tensor in op.outputs:
-                layouts[tensor] = places.get(tensor) or layout.inside(tensor.shape)
-            for body in op.bodies:
-                visit(body, visit)
-            if op.name not in BODIES:
-                operands = tuple([layouts[tensor] for tensor in op.inputs])
-                results = tuple([layouts[tensor] for tensor in op.outputs])
-                cases[op] = Case(op, operands, results, mesh, options, graph)
-                plans[op] = rule_of(op)(cases[op])
-
-    visit(graph, visit)  # given itself: a function that knows itself is garbage in a cycle
-    constant = constants(graph)
-    late = postponed(graph, layouts, plans, mesh, places, constant)
-    layouts.update(late)
-    for op, case in cases.items() if late else ():
-        if any(t in late for t in (*op.inputs, *op.outputs)):
-            moved = case_of(op, layouts, mesh)
-            cases[op] = replace(case, operands=moved.operands, results=moved.results)
-            plans[op] = rule_of(op)(cases[op])
-    # Unused options are reported only if the user set them; here lowering tries a ring by itself.
-    idle = () if choice.ring else tuple(unused([*cases.values()]))
-    return Planned(graph, plans, layouts, mesh, constant, frozenset(store), kept, idle)
+    partial = place_reductions(planned)
+    wide = widen(planned, partial, planned.chooser.options)
+    if wide.graph is not planned.graph:
+        moved = {**planned.moved, **wide.places}
+        placed = place(
+            prune(wide.graph), layout, planned.chooser, choice, planned.given, moved, planned
+        )
+        planned = replace(_planned(placed), unused=planned.unused)
+        partial = place_reductions(planned)
+    return Reduced(planned, partial)
 
 
-def case_of(
-    op: Operation,
-    layouts: Mapping[Tensor, TensorLayout],
-    mesh: Mesh,
-    without: frozenset[str] = frozenset(),
-) -> Case:
-    """Returns an operation with the layouts of its tensors, some axes left out if need be."""
+def _planned(placed: Placed) -> Planned:
+    strategies = strategies_of(placed.graph, placed.chooser, placed.layouts, placed)
+    fields = {name: getattr(placed, name) for name in placed.__dataclass_fields__}
+    return Planned(**{**fields, "strategies": strategies})
 
-    def of(tensors: Sequence[Tensor]) -> tuple[TensorLayout, ...]:
-        return tuple(layouts[t].drop(without) if without else layouts[t] for t in tensors)
 
-    return Case(op, of(op.inputs), of(op.outputs), mesh)
+def _unused(planned: Planned) -> tuple[str, ...]:
+    """Returns the options for attention that change nothing, in words."""
+    layouts, chooser = planned.layouts, planned.chooser
+    cases = [
+        Case(
+            op,
+            tuple(layouts[tensor] for tensor in op.inputs),
+            tuple(layouts[tensor] for tensor in op.outputs),
+            chooser.mesh,
+            chooser.options,
+            times,
+        )
+        for block in blocks_of(planned.graph)
+        for op, times in readers(block).items()
+    ]
+    return tuple(unused(cases, chooser.cheapest))

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
 
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import Case, Plan, rule_of
+from meshdsl.lowering.partition import Case, Strategy
 from meshdsl.lowering.partition.shape import led_by_operand
+from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START
 from meshdsl.tensors.tensor import Tensor
@@ -35,8 +35,8 @@ _Layouts = Mapping[Tensor, TensorLayout]
 def postponed(
     graph: Graph,
     layouts: _Layouts,
-    plans: Mapping[Operation, Plan],
-    mesh: Mesh,
+    strategies: Mapping[Operation, Strategy],
+    chooser: Chooser,
     fixed: Container[Tensor],
     constant: Container[Tensor],
 ) -> dict[Tensor, TensorLayout]:
@@ -46,11 +46,13 @@ def postponed(
         fixed: tensors that are where the rules say, beside those that have names.
         constant: tensors that are made where they are read.
     """
-    found = _Postponed(graph, layouts, plans, mesh, fixed, constant, ()).solve()
+    found = _Postponed(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
     bodies = [body for op in graph.operations for body in op.bodies]
     while bodies:
         body = bodies.pop()
-        found |= _Postponed(body, layouts, plans, mesh, fixed, constant, body.outputs).solve()
+        found |= _Postponed(
+            body, layouts, strategies, chooser, fixed, constant, body.outputs
+        ).solve()
         bodies += [inner for op in body.operations for inner in op.bodies]
     return found
 
@@ -71,16 +73,17 @@ class _Postponed:
         self,
         graph: Graph,
         layouts: _Layouts,
-        plans: Mapping[Operation, Plan],
-        mesh: Mesh,
+        strategies: Mapping[Operation, Strategy],
+        chooser: Chooser,
         fixed: Container[Tensor],
         constant: Container[Tensor],
         results: Sequence[Tensor],
     ) -> None:
         self.graph = graph
         self.layouts = layouts
-        self.plans = plans
-        self.mesh = mesh
+        self.strategies = strategies
+        self.chooser = chooser
+        self.mesh = chooser.mesh
         self.fixed = fixed
         self.ends = {*results, *graph.names}  # which cannot stay split
         self.places: dict[Tensor, TensorLayout] = {}
@@ -97,8 +100,8 @@ class _Postponed:
         for op in self.graph.operations:
             if any(t in self.places for t in (*op.inputs, *op.outputs)):
                 touched.append(op)
-            elif op in self.plans:
-                self.paid.update(zip(op.inputs, self.plans[op].operands, strict=True))
+            elif op in self.strategies:
+                self.paid.update(zip(op.inputs, self.strategies[op].operands, strict=True))
         for op in touched:
             self._add(op)
         for tensor in self.graph.outputs:
@@ -158,8 +161,8 @@ class _Postponed:
         moving = [t for t in dict.fromkeys(op.inputs) if t in self.places]
         known = op.primitive.positionwise
         if not known:
-            plan = self.plans.get(op)
-            homes = plan.operands if plan else tuple(self.layouts[t] for t in op.inputs)
+            strategy = self.strategies.get(op)
+            homes = strategy.operands if strategy else tuple(self.layouts[t] for t in op.inputs)
             for tensor, where in zip(op.inputs, homes, strict=True):
                 self._needed(tensor, where)
         elif not moving:
@@ -184,7 +187,7 @@ class _Postponed:
     def _begin(self, op: Operation) -> None:
         """An operation gathers what it reads, unless its result stays split."""
         (result,) = op.outputs
-        usual, split = self.plans[op], self._plan(op, (), stays=True)
+        usual, split = self.strategies[op], self._strategy(op, (), stays=True)
         for tensor, where in zip(op.inputs, usual.operands, strict=True):
             cost = self._sent(tensor, self.layouts[tensor], where)
             if cost and (tensor, where) not in self.paid:
@@ -203,9 +206,9 @@ class _Postponed:
         """An operation reads what stays split: it may as well, or pays for moving it or itself."""
         (result,) = op.outputs
         stays = result in self.places
-        usual = self.plans[op]
-        alone = self._plan(op, moving, stays=False)
-        along = self._plan(op, moving, stays=True) if stays else alone
+        usual = self.strategies[op]
+        alone = self._strategy(op, moving, stays=False)
+        along = self._strategy(op, moving, stays=True) if stays else alone
         rows = zip(op.inputs, alone.operands, along.operands, strict=True)
         for tensor, where, there in rows:
             if tensor not in self.places:
@@ -226,25 +229,25 @@ class _Postponed:
         else:
             self.cut.edge(node, CutGraph.SINK, max(last - base, 0.0))
 
-    def _plan(self, op: Operation, moving: Sequence[Tensor], stays: bool) -> Plan:
-        """Returns the plan if some operands, and perhaps the result, stay split."""
+    def _strategy(self, op: Operation, moving: Sequence[Tensor], stays: bool) -> Strategy:
+        """Returns the strategy if some operands, and perhaps the result, stay split."""
         operands = tuple(self.places[t] if t in self.places else self.layouts[t] for t in op.inputs)
         results = tuple(self._at(t) if stays else self.layouts[t] for t in op.outputs)
-        return rule_of(op)(Case(op, operands, results, self.mesh))
+        return self.chooser.strategy(op, operands, results)
 
-    def _rest(self, op: Operation, plan: Plan, moving: Sequence[Tensor]) -> float:
+    def _rest(self, op: Operation, strategy: Strategy, moving: Sequence[Tensor]) -> float:
         """Returns what is sent for operands that cannot stay split."""
-        rows = zip(op.inputs, plan.operands, strict=True)
+        rows = zip(op.inputs, strategy.operands, strict=True)
         return sum(
             self._sent(t, self.layouts[t], where)
             for t, where in rows
             if not any(t is other for other in moving)
         )
 
-    def _left(self, op: Operation, plan: Plan, place: TensorLayout) -> float:
+    def _left(self, op: Operation, strategy: Strategy, place: TensorLayout) -> float:
         """Returns what is sent to take an operation's result to its place."""
         (result,) = op.outputs
-        sent = self._sent(result, plan.results[0], place)
+        sent = self._sent(result, strategy.results[0], place)
         if op.name == "window" and place.axes(op.params["dim"]):  # shards exchange what they need
             sent += place.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
         return sent

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import Case, Plan, rule_of
+from meshdsl.lowering.partition import Strategy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.placement.partial_sums import Planned
+    from meshdsl.lowering.stages import Planned
 
 # What starting one collective counts, in bytes on the wire; it favours few and large ones.
 START = 1024.0
@@ -61,13 +61,15 @@ class Reads:
     @cached_property
     def usual(self) -> dict[Operation, frozenset[Read]]:
         """What operations read if no partial sum passes through them."""
-        found = {op: self.of(op, plan) for op, plan in self.planned.plans.items()}
+        found = {op: self.of(op, how) for op, how in self.planned.strategies.items()}
         return {op: reads for op, reads in found.items() if reads}
 
-    def of(self, op: Operation, plan: Plan, summands: Iterable[Tensor] = ()) -> frozenset[Read]:
-        """Returns what an operation reads elsewhere by a plan, apart from partial summands."""
+    def of(
+        self, op: Operation, strategy: Strategy, summands: Iterable[Tensor] = ()
+    ) -> frozenset[Read]:
+        """Returns what an operation reads elsewhere by a strategy, apart from partial summands."""
         layouts = self.planned.layouts
-        rows = zip(op.inputs, plan.operands, strict=True)
+        rows = zip(op.inputs, strategy.operands, strict=True)
         moved = [(tensor, where) for tensor, where in rows if where != layouts[tensor]]
         if not moved:  # as of most operations
             return frozenset()
@@ -92,9 +94,6 @@ class Reads:
         """Returns the bytes of moving a tensor from one layout to another."""
         return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.planned.mesh)
 
-    def through(self, op: Operation, axis: str) -> Plan:
-        """Returns the plan of an operation through which a partial sum over `axis` passes."""
-        layouts = self.planned.layouts
-        before = tuple(layouts[tensor].drop([axis]) for tensor in op.inputs)
-        after = tuple(layouts[tensor].drop([axis]) for tensor in op.outputs)
-        return rule_of(op)(Case(op, before, after, self.planned.mesh))
+    def through(self, op: Operation, axis: str) -> Strategy:
+        """Returns the strategy of an operation through which a partial sum over `axis` passes."""
+        return self.planned.strategy_without(op, frozenset([axis]))

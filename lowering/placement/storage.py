@@ -19,10 +19,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.partition import Case, Plan, rule_of
+from meshdsl.lowering.partition import Strategy
+from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.writing.loops import is_sum
 from meshdsl.tensors.tensor import Tensor
@@ -41,7 +41,7 @@ _Map = Callable[[TensorLayout], TensorLayout | None]
 
 
 def stored(
-    graph: Graph, layout: Layout, mesh: Mesh, keep: bool, reduce_each: bool
+    graph: Graph, layout: Layout, chooser: Chooser, keep: bool, reduce_each: bool
 ) -> dict[Tensor, TensorLayout]:
     """Returns the tensors that live in storage, with their layouts there.
 
@@ -52,7 +52,7 @@ def stored(
     """
     if not any(rule.scope for rule in layout.rules):
         return {}
-    return _Storage(graph, layout, mesh, keep, reduce_each).solve()
+    return _Storage(graph, layout, chooser, keep, reduce_each).solve()
 
 
 def named(graph: Graph) -> Iterator[tuple[Tensor, str]]:
@@ -74,11 +74,12 @@ class _Storage:
     """
 
     def __init__(
-        self, graph: Graph, layout: Layout, mesh: Mesh, keep: bool, reduce_each: bool
+        self, graph: Graph, layout: Layout, chooser: Chooser, keep: bool, reduce_each: bool
     ) -> None:
         self.graph = graph
         self.layout = layout
-        self.mesh = mesh
+        self.chooser = chooser
+        self.mesh = chooser.mesh
         self.keep = keep
         self.reduce_each = reduce_each
         self.places: dict[Tensor, TensorLayout] = {}
@@ -226,9 +227,9 @@ class _Storage:
         """Returns what an operation sends if some of its operands are where they are stored."""
         operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
-        plan = rule_of(op)(Case(op, operands, results, self.mesh))
-        rows = [*zip(op.inputs, operands, plan.operands, strict=True)]
-        rows += zip(op.outputs, plan.results, results, strict=True)
+        strategy = self.chooser.strategy(op, operands, results)
+        rows = [*zip(op.inputs, operands, strategy.operands, strict=True)]
+        rows += zip(op.outputs, strategy.results, results, strict=True)
         return sum(
             reshard_cost(t.shape, t.dtype.itemsize, before, after, self.mesh)
             for t, before, after in rows
@@ -241,8 +242,8 @@ class _Storage:
         place = self.places[tensor]
         operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
-        plan = rule_of(op)(Case(op, operands, results, self.mesh))
-        taken = zip(op.inputs, plan.operands, strict=True)
+        strategy = self.chooser.strategy(op, operands, results)
+        taken = zip(op.inputs, strategy.operands, strict=True)
         return all(where == place for one, where in taken if one is tensor)
 
     def _read(self, tensor: Tensor, times: int, phase: int, result: Tensor | None = None) -> None:
@@ -285,25 +286,25 @@ class _Storage:
         """Returns what is not sent if an operation leaves its result in storage."""
         operands = tuple(self._whole(t) for t in op.inputs)
 
-        def plan(where: TensorLayout) -> tuple[Plan, TensorLayout]:
+        def strategy(where: TensorLayout) -> tuple[Strategy, TensorLayout]:
             results = tuple(where if t is tensor else self._whole(t) for t in op.outputs)
-            found = rule_of(op)(Case(op, operands, results, self.mesh))
-            made = zip(op.outputs, found.results, strict=True)
-            return found, next(left for t, left in made if t is tensor)
+            chosen = self.chooser.strategy(op, operands, results)
+            made = zip(op.outputs, chosen.results, strict=True)
+            return chosen, next(left for t, left in made if t is tensor)
 
         def moved(tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
             return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
 
-        def taken(found: Plan) -> float:
-            rows = zip(op.inputs, operands, found.operands, strict=True)
+        def taken(chosen: Strategy) -> float:
+            rows = zip(op.inputs, operands, chosen.operands, strict=True)
             return sum(moved(t, before, after) for t, before, after in rows)
 
-        usual, left = plan(whole)
+        usual, left = strategy(whole)
         if any(kind == "varying" for _, kind in left.partial):
             return 0.0
         saved = moved(tensor, left, whole) - moved(tensor, left, place)
         if not self._splits_further(tensor, place):
-            other, there = plan(place)  # operands may then stay where they are
+            other, there = strategy(place)  # operands may then stay where they are
             there_saved = moved(tensor, left, whole) - moved(tensor, there, place)
             saved = max(saved, there_saved + taken(usual) - taken(other))
         return saved

@@ -41,8 +41,8 @@ def _scan(scope: Scope, op: Operation) -> None:
     for position, (tensor, result) in enumerate(zip(body.outputs, op.outputs, strict=True)):
         like = body.inputs[consts + position] if position < carries else tensor
         where = scope.place(like, like if position < carries else result)
-        if result in scope.planned.kept:
-            where = scope.planned.kept[result]
+        if result in scope.planned.moved:
+            where = scope.planned.moved[result]
         inner.builder.source = tensor.source
         ends.append(inner.get(tensor, where))
         results.append((result.shape, result.dtype, outside(position, where)))
@@ -83,7 +83,8 @@ def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
     tensors = [*body.inputs, *(t for inner in inside for t in inner.outputs)]
     tensors += [t for inner in inside for nested in inner.bodies for t in nested.inputs]
     busy = {axis for t in tensors for axis in layouts[t].split_axes}
-    busy |= {axis for t in (*tensors, *op.inputs, *op.outputs) for axis in scope.keep.get(t, ())}
+    partial = scope.reduced.partial
+    busy |= {axis for t in (*tensors, *op.inputs, *op.outputs) for axis in partial.get(t, ())}
     return () if decides or busy & set(axes) else axes
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import REDUCING
 from meshdsl.lowering.communication.reshard import reshard, reshard_cost
-from meshdsl.lowering.partition import Case, Plan, rule_of
-from meshdsl.lowering.placement.partial_sums import Planned, partial_form
-from meshdsl.lowering.placement.planning import case_of
+from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.program import Value
+from meshdsl.lowering.stages import Planned, Reduced, partial_form
 from meshdsl.lowering.writing.bodies import BODIES
 from meshdsl.lowering.writing.builder import BOOL, INT32, BlockBuilder
 from meshdsl.tensors.tensor import Tensor
@@ -38,8 +37,7 @@ class Scope:
             finds what is gathered again to be the same.
     """
 
-    planned: Planned
-    keep: dict[Tensor, frozenset[str]]
+    reduced: Reduced
     parent: Scope | None = None
     versions: dict[Tensor, dict[TensorLayout, Value]] = field(default_factory=dict)
     outer: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -48,9 +46,11 @@ class Scope:
     from_nothing: dict[Tensor, Operation] = field(default_factory=dict)
     phased: bool = False
     again: dict[Tensor, Value] = field(default_factory=dict)
+    planned: Planned = field(init=False)
     builder: BlockBuilder = field(init=False)
 
     def __post_init__(self) -> None:
+        self.planned = self.reduced.planned
         self.builder = BlockBuilder(self.planned.mesh)
 
     def define(self, tensor: Tensor, value: Value) -> None:
@@ -86,25 +86,25 @@ class Scope:
                 self.versions[tensor] = {home: value}
 
     def _operation(self, op: Operation) -> None:
-        through = self.keep.get(op.outputs[0], frozenset())
-        plan = self.planned.plans[op]
+        through = self.reduced.partial.get(op.outputs[0], frozenset())
+        strategy = self.planned.strategies[op]
         if through:
-            plan = rule_of(op)(case_of(op, self.planned.layouts, self.planned.mesh, through))
-        taken = list(plan.operands)
+            strategy = self.planned.strategy_without(op, through)
+        taken = list(strategy.operands)
         for axis in sorted(through):
-            for position in self._summands(op, plan, axis):
+            for position in self._summands(op, strategy, axis):
                 taken[position] = taken[position].add_partial([axis])
         self.builder.source = op.source
         inputs = [self.get(t, where) for t, where in zip(op.inputs, taken, strict=True)]
         self.builder.source = op.source
-        for tensor, value in zip(op.outputs, plan.emit(self.builder, inputs), strict=True):
+        for tensor, value in zip(op.outputs, strategy.emit(self.builder, inputs), strict=True):
             self.define(tensor, value)
 
-    def _summands(self, op: Operation, plan: Plan, axis: str) -> Sequence[int]:
+    def _summands(self, op: Operation, strategy: Strategy, axis: str) -> Sequence[int]:
         """Returns the operands that are taken as partial sums over `axis`."""
-        if plan.additive:
-            return plan.linear
-        return [i for i in plan.linear if self._is_partial(op.inputs[i], axis)][:1]
+        if strategy.additive:
+            return strategy.linear
+        return [i for i in strategy.linear if self._is_partial(op.inputs[i], axis)][:1]
 
     def _is_partial(self, tensor: Tensor, axis: str) -> bool:
         if tensor in self.outer:
@@ -165,14 +165,13 @@ class Scope:
 
     def _make(self, tensor: Tensor, where: TensorLayout) -> Value:
         op = self.from_nothing[tensor]
-        case = Case(op, (), (where,), self.planned.mesh)
+        operands = []
         if op.name == "rename":
-            before = where.rename({v: k for k, v in op.params["names"].items()})
-            case = Case(op, (before,), (where,), self.planned.mesh)
-        plan = rule_of(op)(case)
-        inputs = [self.get(t, at) for t, at in zip(op.inputs, plan.operands, strict=True)]
+            operands = [where.rename({v: k for k, v in op.params["names"].items()})]
+        strategy = self.planned.chooser.strategy(op, operands, [where])
+        inputs = [self.get(t, at) for t, at in zip(op.inputs, strategy.operands, strict=True)]
         reader, self.builder.source = self.builder.source, op.source
-        (value,) = plan.emit(self.builder, inputs)
+        (value,) = strategy.emit(self.builder, inputs)
         self.builder.source = reader
         return value
 
@@ -203,11 +202,11 @@ class Scope:
 
     def inside(self, op: Operation, inner: Sequence[Tensor], outer: Sequence[Tensor]) -> Scope:
         """Returns a scope for a body of `op`, whose tensors `inner` are this one's `outer`."""
-        scope = Scope(self.planned, self.keep, self)
+        scope = Scope(self.reduced, self)
         scope.phased = self.phased and not op.source.backward
         scope.outer = dict(zip(inner, outer, strict=True))
         return scope
 
     def place(self, tensor: Tensor, kept: Tensor) -> TensorLayout:
         """Returns the layout of `tensor`, partial over the axes over which `kept` stays partial."""
-        return partial_form(self.planned.layouts[tensor], self.keep.get(kept, frozenset()))
+        return self.reduced.layout(tensor, kept)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.planned import training_step
+from meshdsl.cli.planned import jitted_step, training_step
 from meshdsl.cli.problems import Problems, UsageError
 from meshdsl.lowering.options import Options
 
@@ -30,7 +30,15 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
             "--backend: what jax_auto sends is XLA's choice, known once it is compiled; leave "
             "--backend out to see what meshdsl sends"
         )
+    if values.stage and (values.compare_layout or values.html):
+        problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
     job = jobs.build(values, problems, feeds_text=False)
+    if values.stage:
+        from meshdsl.reports.stages import show_stage
+
+        jitted, specs = jitted_step(job)
+        print(show_stage(jitted.stages(*specs), values.stage))
+        return
     program = training_step(job, job.layout)
     others = {} if values.compare_layout else _others(program, job)
     report = explain(program, values.hardware, others)

@@ -196,6 +196,11 @@ FLAGS: dict[str, Flag] = {
     **_made("resume", "override", "exit_after_minutes", "exit_at_step", "profile_steps"),
     "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
+    "stage": (
+        None,
+        one_of("simplified", "placed", "planned", "reduced", "written", "passes"),
+        "A stage of lowering for `explain` to print, instead of its report.",
+    ),
     "topology": (
         None,
         str,

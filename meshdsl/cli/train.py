@@ -197,7 +197,7 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
 _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
-    "exit_after_minutes exit_at_step html compare_layout hardware data_workers data_cache "
+    "exit_after_minutes exit_at_step html compare_layout stage hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
     "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
     "max_shard_size".split()

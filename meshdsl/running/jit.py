@@ -31,7 +31,14 @@ from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.ops.control.body import results_of
 from meshdsl.running.calling import MISS, Direct, Order
 from meshdsl.running.garbage import paused
-from meshdsl.running.runnable import Runnable, bare, devices_of, lowered, lowering_of
+from meshdsl.running.runnable import (
+    Runnable,
+    bare,
+    devices_of,
+    hardware_on,
+    lowered,
+    lowering_of,
+)
 from meshdsl.tensors import mirrors
 from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
 from meshdsl.tensors.dtypes import short
@@ -46,6 +53,8 @@ from meshdsl.tracing.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import LayoutLike
+    from meshdsl.layouts.placement import Placement
+    from meshdsl.lowering.lower import Stages
     from meshdsl.lowering.options import Options as Options
     from meshdsl.lowering.program import SpmdProgram
 
@@ -66,6 +75,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
+    placement: Placement | None = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -79,6 +89,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
+    placement: Placement | None = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -91,6 +102,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
+    placement: Placement | None = None,
 ) -> Any:
     """Compiles a function of named tensors for a mesh.
 
@@ -134,49 +146,19 @@ def jit(
             donated goes from one run to the next, by its path in arguments and results; other
             arguments have a first dim `steps`, of which each run takes a slice, and other results
             get one.
+        placement: layouts of single tensors, or of all, instead of those that follow from `layout`:
+            `f.stages(x).placement`, or a part of it. For all signatures that `f` is called with.
 
     Raises:
         ValueError: `function` is no function, malformed mesh or layout, unknown backend, unknown
             parameter in `donate`, or `steps_per_call` is less than 1, or goes with `check_finite`.
     """
-    rest = mesh, layout, backend, donate, check_finite, options, steps_per_call
+    rest = mesh, layout, backend, donate, check_finite, options, steps_per_call, placement
 
     def decorate(function: Callable[P, R]) -> Jitted[P, R]:
         return Jitted(function, *rest)
 
     return decorate if function is None else decorate(function)
-
-
-def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
-    """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
-
-    Operations on them outside of traced functions then run where they are.
-
-    Args:
-        tree: NamedArrays, on a mesh or not; a leaf's path in the tree is what scopes apply to.
-        layout: rules for dims that no array has are left out.
-
-    Raises:
-        ValueError: malformed mesh or layout, an unknown axis, two dims of one array on one axis, or
-            fewer devices than the mesh has.
-    """
-    from meshdsl.layouts.layout import Layout
-    from meshdsl.lowering.backends import load_on_jax
-
-    backend = load_on_jax()
-    devices = devices_of(mesh)
-    mesh = Mesh.of(mesh)
-    devices = devices or backend.device_mesh(mesh)
-    rules = Layout.of(layout)
-    keyed, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
-    dims = {dim.name for _, array in keyed for dim in array.dims}
-    rules = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
-    placed = []
-    for keys, array in keyed:
-        where = rules.assign(array.dims, path_of(keys), mesh)
-        stored = backend.Storage.of(array.dims, where, mesh, devices)
-        placed.append(NamedArray(stored.put(array), array.dims, stored.cuts))
-    return jax.tree.unflatten(structure, placed)
 
 
 @dataclass(frozen=True)
@@ -242,6 +224,7 @@ class Jitted(Generic[P, R]):
         check_finite: bool = False,
         options: Options | None = None,
         steps_per_call: int = 1,
+        placement: Placement | None = None,
     ) -> None:
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
@@ -270,6 +253,12 @@ class Jitted(Generic[P, R]):
             )
         self.options = options
         self.steps_per_call = steps_per_call
+        self.placement = placement
+        if placement is not None and backend == "jax_auto":
+            raise ValueError(
+                "backend 'jax_auto' takes no placement: XLA decides where tensors are; use "
+                "backend='jax'"
+            )
         if steps_per_call < 1:
             raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
         if check_finite and steps_per_call > 1:
@@ -365,6 +354,33 @@ class Jitted(Generic[P, R]):
         """Returns the program for arguments like these (`md.spec` leaves will do)."""
         return self._lower(self.flatten(args, kwargs)[1])
 
+    def stages(self, *args: Any, **kwargs: Any) -> Stages:
+        """Returns the lowering for arguments like these, stage by stage.
+
+        `f.stages(x).placement` is where every tensor is. Runs of `steps_per_call` and checks of
+        `check_finite` come after the lowering, and are not among the stages.
+
+        Raises:
+            ValueError: as `lower`, or the backend leaves lowering to XLA.
+        """
+        from meshdsl.lowering.lower import lower_in_stages
+
+        if self.backend == "jax_auto":
+            raise ValueError(
+                "backend 'jax_auto' has no stages of lowering: XLA decides where tensors are; use "
+                "backend='jax'"
+            )
+        graph, _ = self._traced(self._of_one_run(self.flatten(args, kwargs)[1]))
+        return lower_in_stages(
+            graph,
+            self.mesh,
+            self.layout,
+            self.options,
+            self._donated(graph),
+            hardware=hardware_on(self._devices),
+            placement=self.placement,
+        )
+
     def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
@@ -393,7 +409,8 @@ class Jitted(Generic[P, R]):
 
         graph = self.trace(*args, **kwargs)
         name = self.backend if self.backend in ON_JAX else "jax"
-        program = lowering_of(name)(graph, self.mesh, self.layout, self.options)
+        lower = lowering_of(name, self._devices, self.placement)
+        program = lower(graph, self.mesh, self.layout, self.options)
         avals = [(tensor.shape, tensor.dtype) for tensor in graph.inputs]
         run = load_on_jax(name).function(program, self._devices)
         return taking_leaves(run, self.name, graph.input_paths, avals)
@@ -470,7 +487,6 @@ class Jitted(Generic[P, R]):
             axes = dict.fromkeys(axis for rule in self._unused.rules for axis in rule.axes)
             ones = Mesh(tuple((axis, 1) for axis in axes))
             validate(graph, ones, self._unused, mesh_given=False)
-        given_up = () if self.check_finite else self.donate
         program = lowered(
             graph,
             self.mesh,
@@ -479,18 +495,25 @@ class Jitted(Generic[P, R]):
             self._devices,
             check_finite=self.check_finite,
             options=self.options,
-            donated=[p.split("/")[0] in given_up for p in graph.input_paths],
+            donated=self._donated(graph),
+            placement=self.placement,
         )
         if self.steps_per_call > 1:
             from meshdsl.lowering.writing.repeat import repeated
 
-            carried = [p for p in program.input_paths if p.split("/")[0] in given_up]
+            rows = zip(program.input_paths, program.donated, strict=True)
+            carried = [path for path, given_up in rows if given_up]
             program = repeated(program, self.steps_per_call, carried)
         origin = replace(
             program.origin, results=tree, compile=lambda program: self._finish(signature, program)
         )
         flags = self.options.compiler_flags if self.options else ()
         return replace(program, compiler_flags=flags, origin=origin)
+
+    def _donated(self, graph: Graph) -> list[bool]:
+        """Returns, per input of a graph, whether the caller gives up its buffer."""
+        given_up = () if self.check_finite else self.donate
+        return [path.split("/")[0] in given_up for path in graph.input_paths]
 
     def _of_one_run(self, signature: Signature) -> Signature:
         """Returns what each of several runs takes: slices of all that is not donated.
@@ -552,6 +575,10 @@ class JittedMethod(Generic[P, R]):
     def lower(self, *args: Any, **kwargs: Any) -> SpmdProgram:
         """Returns the program for arguments like these; see `Jitted.lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def stages(self, *args: Any, **kwargs: Any) -> Stages:
+        """Returns the lowering for arguments like these; see `Jitted.stages`."""
+        return self.__func__.stages(self.__self__, *args, **kwargs)
 
     def as_jax(self, *args: Any, **kwargs: Any) -> Callable:
         """Returns the program as a function of JAX, the object's leaves first."""

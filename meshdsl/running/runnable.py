@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from meshdsl.layouts.hardware import Hardware, hardware_of
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.running.finite import watched
 from meshdsl.tensors.cuts import Cuts
@@ -19,6 +20,7 @@ from meshdsl.tracing.graph import Graph
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
+    from meshdsl.layouts.placement import Placement
     from meshdsl.lowering.options import Options
     from meshdsl.lowering.program import SpmdProgram
 
@@ -87,11 +89,12 @@ def lowered(
     check_finite: bool = False,
     options: Options | None = None,
     donated: Sequence[bool] = (),
+    placement: Placement | None = None,
 ) -> SpmdProgram:
     """Returns a graph's program with its checks; `origin.blame` explains one that fails."""
     from meshdsl.lowering import backends
 
-    lower = lowering_of(backend)
+    lower = lowering_of(backend, devices, placement)
     watching = watched(graph, outputs=check_finite)
     if watching is None:
         return lower(graph, mesh, layout, options, donated)
@@ -105,7 +108,7 @@ def lowered(
             )
         everything = watched(graph, outputs=False, everything=True)
         assert everything is not None
-        program = lower(everything.graph, mesh, layout)
+        program = lowering_of(backend, devices)(everything.graph, mesh, layout)
         executable = backends.load(backend).Executable(program, (), devices)
         return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
 
@@ -113,12 +116,28 @@ def lowered(
     return replace(program, origin=replace(program.origin, blame=blame))
 
 
-def lowering_of(backend: str) -> Callable[..., SpmdProgram]:
-    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors."""
+def lowering_of(
+    backend: str,
+    devices: jax.sharding.Mesh | None = None,
+    placement: Placement | None = None,
+) -> Callable[..., SpmdProgram]:
+    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors.
+
+    Args:
+        devices: those that the program is for, if they are known.
+        placement: layouts of some of a graph's tensors; not for `jax_auto`.
+    """
     from meshdsl.lowering.lower import lower
     from meshdsl.lowering.whole import lower_whole
 
-    return lower_whole if backend == "jax_auto" else lower
+    if backend == "jax_auto":
+        return lower_whole
+    return partial(lower, hardware=hardware_on(devices), placement=placement)
+
+
+def hardware_on(devices: jax.sharding.Mesh | None) -> Hardware | None:
+    """Returns what the devices of a mesh are; None where there are none, or of an unknown kind."""
+    return None if devices is None else hardware_of(devices.devices.flat[0].device_kind)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ PROMISED = {
     "profile_steps": None,
     "html": None,
     "compare_layout": None,
+    "stage": None,
     "hardware": "v5p",
     "topology": None,
     "slices": 1,

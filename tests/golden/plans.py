@@ -34,15 +34,20 @@ class Plan:
     options: Options = field(default_factory=Options)
     microbatches: int = 1
 
-    def program(self):
-        """Returns the lowered step, with AdamW and clipping as the command line has them."""
+    def jitted(self):
+        """Returns the step, with AdamW and clipping as the command line has them, and its specs."""
         model = load(self.model, self.args)
         optimizer = AdamW(1e-3)
         step = make_train_step(model.loss, optimizer, 1.0, microbatches=self.microbatches)
         state = spec_of(create(model.init, optimizer))
         batch = model.batch_spec(self.batch or model.batch_size, model.length)
         jitted = md.jit(step, self.mesh, self.layout, donate="state", options=self.options)
-        return jitted.lower(state, batch)
+        return jitted, (state, batch)
+
+    def program(self):
+        """Returns the lowered step."""
+        jitted, specs = self.jitted()
+        return jitted.lower(*specs)
 
     def text(self):
         """Returns the plan as it is reviewed."""

@@ -25,6 +25,10 @@ class Program:
     collectives: tuple = ()
     mesh: md.Mesh = field(default_factory=lambda: md.Mesh.parse("data:4"))
 
+    @property
+    def program(self):
+        return self
+
 
 def flat(params, x):
     return md.grad(lambda w: md.sum(md.square(md.einsum(x, w, over="embed"))))(params["w"])

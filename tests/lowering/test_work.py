@@ -9,7 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import lower
 from meshdsl.lowering.costs.memory import _History, memory
-from meshdsl.lowering.placement import planning
+from meshdsl.lowering.placement import placing, planning
 from meshdsl.lowering.placement.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
 from tests.benchmarks.lowering_time import LEAVES, mlp
@@ -84,14 +84,20 @@ def test_a_cut_takes_as_many_rounds_for_many_layers_as_for_few(monkeypatch):
 
 def test_a_plan_surveys_what_is_made_of_nothing_once(monkeypatch):
     surveys = []
-    survey = planning.constants
-    monkeypatch.setattr(planning, "constants", lambda graph: surveys.append(graph) or survey(graph))
+    survey = placing.constants
+    monkeypatch.setattr(placing, "constants", lambda graph: surveys.append(graph) or survey(graph))
     for name in ("reads", "postponed", "partial_sums"):
         assert not hasattr(
             importlib.import_module(f"meshdsl.lowering.placement.{name}"), "from_nothing"
         )
-    plans = []
-    plan = lower.plan
-    monkeypatch.setattr(lower, "plan", lambda *given: plans.append(1) or plan(*given))
+    placed = []
+    place = placing.place
+
+    def counted(*given, **more):
+        placed.append(1)
+        return place(*given, **more)
+
+    for room in (lower, planning):
+        monkeypatch.setattr(room, "place", counted)
     job(8, "data:8", LEAVES["FSDP"])()
-    assert len(surveys) == len(plans) > 0
+    assert len(surveys) == len(placed) > 0

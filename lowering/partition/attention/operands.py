@@ -21,7 +21,7 @@ from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import is_integer
 
 if TYPE_CHECKING:
-    from meshdsl.lowering.partition.attention.rules import Attended, Strategy
+    from meshdsl.lowering.partition.attention.divisions import Attended, Division
     from meshdsl.lowering.partition.attention.schedule import Schedule, Step
 
 POSITIONS = ("positions", "memory_positions")
@@ -61,11 +61,11 @@ class Operands:
 
 
 def for_parts(
-    builder: BlockBuilder, given: Operands, problem: Attended, choice: Strategy
+    builder: BlockBuilder, given: Operands, problem: Attended, division: Division
 ) -> Operands:
     """Adds the positions of a split length or memory, which each device counts from elsewhere."""
-    axes = choice.splits.get(problem.memory, ())
-    rows = choice.splits.get(problem.length, ())
+    axes = division.splits.get(problem.memory, ())
+    rows = division.splits.get(problem.length, ())
     if problem.causal or problem.window is not None:
         given = _with_positions(builder, given, problem, axes, rows)
     if builder.has_pads(problem.columns, axes):
@@ -74,16 +74,16 @@ def for_parts(
 
 
 def for_ring(
-    builder: BlockBuilder, given: Operands, problem: Attended, choice: Strategy, steps: Schedule
+    builder: BlockBuilder, given: Operands, problem: Attended, division: Division, steps: Schedule
 ) -> Operands:
     """Adds what a ring needs of positions, and makes blocks that have no pads by their type."""
-    axes, dim = choice.splits[problem.memory], problem.columns
+    axes, dim = division.splits[problem.memory], problem.columns
     if steps.by_positions:
-        rows = choice.splits.get(problem.length, ())
+        rows = division.splits.get(problem.length, ())
         given = _with_positions(builder, given, problem, axes, rows, always=True)
     if not builder.has_pads(dim, axes):
         return given
-    given = _without_pads(builder, given, problem, axes, steps.pads or axes != choice.ring)
+    given = _without_pads(builder, given, problem, axes, steps.pads or axes != division.ring)
     devices = builder.mesh.extent(axes)
     longer = Dimension(dim.name, -(-dim.size // devices) * devices)
     values = {

@@ -176,7 +176,7 @@ def primitive(
             tuples. Without it the operation has no gradient.
         partition: which dims may be split; a function of (*tensors) if that depends on them. By
             default every operand is made whole.
-        rule: instead, a rule of `meshdsl.lowering.partition`: Case -> Plan.
+        rule: instead, a rule of `meshdsl.lowering.partition`: Case -> Strategy.
 
     Raises:
         ValueError: an unknown backend, or `partition` and `rule` together; when called: what

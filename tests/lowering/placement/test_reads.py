@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl import nn
-from meshdsl.lowering import lower
+from meshdsl.lowering.placement import planning
 from meshdsl.lowering.placement.partial_sums import _AxisProblem, place_reductions
 from meshdsl.lowering.placement.reads import Reads
 from tests.lowering.plans import collectives, lowered
@@ -122,11 +122,11 @@ def program_of(seed):
 def legal(problem, planned, kept):
     """Whether each tensor that stays partial has partial operands to be made of."""
     partial = kept | problem.made
-    for op, plan in planned.plans.items():
+    for op, strategy in planned.strategies.items():
         if op.outputs[0] in kept:
-            summands = [t for t in problem._summands(op, plan) if t in partial]
-            twice = sum(any(op.inputs[i] is t for t in summands) for i in plan.linear) > 1
-            if not summands or (twice and not plan.additive):
+            summands = [t for t in problem._summands(op, strategy) if t in partial]
+            twice = sum(any(op.inputs[i] is t for t in summands) for i in strategy.linear) > 1
+            if not summands or (twice and not strategy.additive):
                 return False
     return True
 
@@ -140,7 +140,7 @@ def test_no_other_choice_of_what_stays_partial_sends_less(seed, monkeypatch):
         def place(planned):
             problem = _AxisProblem(planned, AXIS, Reads(planned))
             problem._reach(planned.graph)
-            passing = [t for op in planned.plans for t in op.outputs if t in problem.passing]
+            passing = [t for op in planned.strategies for t in op.outputs if t in problem.passing]
             if choice is None:
                 sent.append(2 ** min(len(passing), 8))
                 return place_reductions(planned)
@@ -149,7 +149,7 @@ def test_no_other_choice_of_what_stays_partial_sends_less(seed, monkeypatch):
                 return place_reductions(planned)
             return dict.fromkeys(kept, frozenset([AXIS]))
 
-        monkeypatch.setattr(lower, "place_reductions", place)
+        monkeypatch.setattr(planning, "place_reductions", place)
         return md.jit(function, MESH, "channels:model").lower(*args).wire_bytes
 
     best = forced(None)

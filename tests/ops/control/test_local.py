@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.partition import Plan
+from meshdsl.lowering.partition import Strategy
 from tests.ops.agreement import arrays_of, assert_agree, assert_close, message, random, run
 
 a, b, c = md.dims(a=7, b=4, c=6)
@@ -162,7 +162,7 @@ def test_a_rule_can_plan_everything_itself():
             results = [(op.outputs[0].shape, op.outputs[0].dtype, where)]
             return builder.add("local", inputs, results, op.params)
 
-        return Plan((where,), (where,), emit)
+        return Strategy((where,), (where,), emit)
 
     reversed_ = md.primitive(
         "reversed", shape=lambda x: x.dims, emitters={"jax": lambda x: x[::-1]}, rule=rule

@@ -1,0 +1,112 @@
+"""Placing: every tensor of a graph gets its layout.
+
+Layouts come from the rules, unless a tensor is stored elsewhere (`storage`), may stay split for
+longer (`postponed`), or has one in a `Placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.choices import USUAL, Choice
+from meshdsl.lowering.graphs.from_nothing import constants
+from meshdsl.lowering.partition import Strategy
+from meshdsl.lowering.partition.attention.rules import readers
+from meshdsl.lowering.placement.choosing import Chooser
+from meshdsl.lowering.placement.postponed import postponed
+from meshdsl.lowering.placement.storage import stored
+from meshdsl.lowering.stages import Given, Placed
+from meshdsl.lowering.writing.bodies import BODIES
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Graph, Operation
+
+NOTHING: Mapping[Tensor, TensorLayout] = MappingProxyType({})
+
+
+def place(
+    graph: Graph,
+    layout: Layout,
+    chooser: Chooser,
+    choice: Choice = USUAL,
+    given: Given | None = None,
+    moved: Mapping[Tensor, TensorLayout] = NOTHING,
+    before: Placed | None = None,
+) -> Placed:
+    """Gives every tensor its layout.
+
+        place(graph, layout, Chooser(mesh)).layouts
+
+    Args:
+        given: what a `Placement` decides.
+        moved: the layouts of what the forward pass keeps moved for the backward pass.
+        before: a graph of which this one is a rewritten form; what is the same in both keeps its
+            strategies.
+    """
+    given = given or Given()
+    where = given.tensors
+    store = stored(graph, layout, chooser, choice.keep, choice.reduce_each)
+    store = {t: at for t, at in store.items() if where.get(t, at) == at}
+    special = {**store, **moved, **where}
+    layouts = {t: special.get(t) or layout.inside(t.shape) for t in _tensors(graph)}
+    strategies = strategies_of(graph, chooser, layouts, before)
+    constant = constants(graph)
+    late = postponed(graph, layouts, strategies, chooser, special, constant)
+    for op in _operations(graph) if late else ():
+        if any(t in late for t in (*op.inputs, *op.outputs)):
+            del strategies[op]
+    layouts.update(late)
+    return Placed(graph, chooser, layouts, constant, frozenset(store), moved, given, strategies)
+
+
+def strategies_of(
+    graph: Graph,
+    chooser: Chooser,
+    layouts: Mapping[Tensor, TensorLayout],
+    before: Placed | None = None,
+) -> dict[Operation, Strategy]:
+    """Returns the strategies of all operations without bodies.
+
+    Args:
+        before: where some of them may be known.
+    """
+    strategies: dict[Operation, Strategy] = {}
+    for block in blocks_of(graph):
+        alike = readers(block)
+        for op in block.operations:
+            if op.name in BODIES:
+                continue
+            known = before.strategies.get(op) if before is not None and op not in alike else None
+            if known is not None and before is not None:
+                tensors = (*op.inputs, *op.outputs)
+                if all(before.layouts[t] is layouts[t] for t in tensors):
+                    strategies[op] = known
+                    continue
+            operands = [layouts[tensor] for tensor in op.inputs]
+            results = [layouts[tensor] for tensor in op.outputs]
+            strategies[op] = chooser.strategy(op, operands, results, alike.get(op, 1))
+    return strategies
+
+
+def blocks_of(graph: Graph) -> Iterator[Graph]:
+    """Yields a graph and its bodies."""
+    yield graph
+    for op in graph.operations:
+        for body in op.bodies:
+            yield from blocks_of(body)
+
+
+def _operations(graph: Graph) -> Iterator[Operation]:
+    for block in blocks_of(graph):
+        for op in block.operations:
+            if op.name not in BODIES:
+                yield op
+
+
+def _tensors(graph: Graph) -> Iterator[Tensor]:
+    for block in blocks_of(graph):
+        yield from block.inputs
+        for op in block.operations:
+            yield from op.outputs
