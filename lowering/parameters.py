@@ -67,8 +67,8 @@ class SplitDim(OverAxes):
     """A reduce_scatter, an all_gather, or a slice.
 
     Attributes:
-        dim: the dim that the axes split: before an all_gather, after the others. They are its
-            last axes.
+        dim: the dim whose layout has the axes last: that of the operand of an all_gather, and of
+            the result of the others. Empty for a slice over no axes.
     """
 
     dim: str

@@ -8,15 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from functools import cache
-from typing import (
-    Any,
-    Literal,
-    NotRequired,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 from meshdsl.lowering.instructions import record_of
 from meshdsl.lowering.program import Block, Instruction
