@@ -180,8 +180,8 @@ def convolve(case: Case) -> Strategies:
 
 
 def _strategy(case: Case, product: Product, division: Division) -> Strategy:
-    (out,) = case.operation.outputs
-    operand, window, result = division.ends
+    op, (operand, window, result) = case.operation, division.ends
+    (out,) = op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]
@@ -205,7 +205,7 @@ def _strategy(case: Case, product: Product, division: Division) -> Strategy:
         return (value,)
 
     used = frozenset(axis for _, axes in division.splits for axis in axes)
-    return Strategy((operand, window), (result,), emit, linear=(0, 1), fixed=used)
+    return Strategy((operand, window), (result,), emit, linear=op.linear, fixed=used)
 
 
 def _without_pads(builder: BlockBuilder, product: Product, which: int, value: Value) -> Value:

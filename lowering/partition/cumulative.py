@@ -38,7 +38,8 @@ def _over(params: Mapping[str, Any]) -> dict[str, Any]:
 def cumulative(case: Case) -> Strategy:
     """Sums and extremes."""
     op, layout, axes = case.operation, case.operands[0], _split_over(case)
-    params, kind, dim = dict(op.params), op.name.removeprefix("cum"), op.params["dim"]
+    params, kind, dim = dict(op.params), op.primitive.combines, op.params["dim"]
+    assert kind is not None
     (out,) = op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -59,8 +60,7 @@ def cumulative(case: Case) -> Strategy:
         (earlier,) = combine_before(builder, [total], axes, before, dtype.itemsize)
         return builder.add(_COMBINE[kind], (local, earlier), [(out.shape, dtype, here)])
 
-    linear = (0,) if op.name == "cumsum" else ()
-    return Strategy((layout,), (layout,), emit, linear=linear, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, linear=op.linear, fixed=frozenset(axes))
 
 
 def product(case: Case) -> Strategy:
@@ -116,7 +116,7 @@ def recurrence(case: Case) -> Strategy:
         (start,) = combine_before(builder, ends, axes, before, dtype.itemsize)
         return builder.add("linear_recurrence_from", (decay, x, start), result, params)
 
-    return Strategy((layout, layout), (layout,), emit, linear=(1,), fixed=frozenset(axes))
+    return Strategy((layout, layout), (layout,), emit, linear=op.linear, fixed=frozenset(axes))
 
 
 RULES = {

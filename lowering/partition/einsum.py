@@ -21,7 +21,7 @@ from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
-from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Operation
 
 _Ends = tuple[TensorLayout, TensorLayout, TensorLayout]
 
@@ -118,12 +118,12 @@ def einsum(case: Case) -> Strategy | Strategies:
     )
     ends, work = offered(product)
     if len(ends) == 1:
-        return _strategy(out, ends[0])
-    return Strategies(work, lambda number: _strategy(out, ends[number]))
+        return _strategy(op, ends[0])
+    return Strategies(work, lambda number: _strategy(op, ends[number]))
 
 
-def _strategy(out: Tensor, ends: _Ends) -> Strategy:
-    left, right, result = ends
+def _strategy(op: Operation, ends: _Ends) -> Strategy:
+    (left, right, result), (out,) = ends, op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]
@@ -135,7 +135,7 @@ def _strategy(out: Tensor, ends: _Ends) -> Strategy:
         return builder.add("einsum", factors, [(out.shape, out.dtype, here)])
 
     used = left.split_axes | right.split_axes
-    return Strategy((left, right), (result,), emit, linear=(0, 1), fixed=used)
+    return Strategy((left, right), (result,), emit, linear=op.linear, fixed=used)
 
 
 RULES = {"einsum": einsum}

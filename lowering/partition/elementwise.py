@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import ml_dtypes
-import numpy as np
-
 from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
-from meshdsl.tensors.dtypes import is_float
-from meshdsl.tracing.graph import Operation
 
 
 def elementwise(case: Case) -> Strategy:
@@ -34,25 +29,9 @@ def elementwise(case: Case) -> Strategy:
         ),
         results=(layout,),
         emit=emit,
-        linear=_linear(op),
+        linear=op.linear,
         additive=op.primitive.additive,
     )
-
-
-def _linear(op: Operation) -> tuple[int, ...]:
-    """Returns the operands in which an operation is linear; a cast is, where it is exact."""
-    if op.name == "cast":
-        before, after = op.inputs[0].dtype, op.outputs[0].dtype
-        return (0,) if _holds(after, before) else ()
-    return op.linear
-
-
-def _holds(wide: np.dtype, narrow: np.dtype) -> bool:
-    """Whether one floating-point dtype holds every number of another."""
-    if not (is_float(wide) and is_float(narrow)):
-        return False
-    w, n = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
-    return w.nmant >= n.nmant and w.maxexp >= n.maxexp and w.minexp <= n.minexp
 
 
 RULES = dict.fromkeys(ELEMENTWISE, elementwise)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshdsl.layouts.tensor_layout import Kind, TensorLayout
+from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partition.strategy import (
     Case,
     Strategies,
@@ -75,7 +75,7 @@ def take(case: Case) -> Strategy | Strategies:
             return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
         used = ends.elements.split_axes | ends.table.split_axes
-        return Strategy((ends.table, ends.indices), (result,), emit, linear=(0,), fixed=used)
+        return Strategy((ends.table, ends.indices), (result,), emit, linear=op.linear, fixed=used)
 
     return offer(every, work, strategy)
 
@@ -84,7 +84,8 @@ def scatter(case: Case) -> Strategy | Strategies:
     """Local; partial over the axes that split places of the indices."""
     op = case.operation
     (update, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
-    kind: Kind = {"scatter_add": "sum", "scatter_max": "max", "scatter_min": "min"}[op.name]  # type: ignore[assignment]
+    kind = op.primitive.combines
+    assert kind is not None
     pairs = paired(out.shape, index.shape, dim)
     (home,), (given, around) = case.results, case.operands
 
@@ -109,10 +110,9 @@ def scatter(case: Case) -> Strategy | Strategies:
             params = {"dim": dim, "pairs": pairs}
             return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
-        linear = (0,) if kind == "sum" else ()
         used = ends.elements.split_axes | ends.table.split_axes
         operands = ends.elements, ends.indices
-        return Strategy(operands, (result,), emit, linear=linear, fixed=used)
+        return Strategy(operands, (result,), emit, linear=op.linear, fixed=used)
 
     return offer(every, work, strategy)
 
@@ -150,8 +150,8 @@ def update(case: Case) -> Strategy:
         (layout, free, TensorLayout()),
         (layout,),
         emit,
-        linear=(0, 1),
-        additive=True,
+        linear=op.linear,
+        additive=op.primitive.additive,
         fixed=frozenset(rows),
     )
 

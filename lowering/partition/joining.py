@@ -44,8 +44,8 @@ def concat(case: Case) -> Strategy:
             found = builder.one("reshape", (found,), out.shape, out.dtype, here)
         return (found,)
 
-    every = tuple(range(len(op.inputs)))
-    return Strategy((layout,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+    operands, additive = (layout,) * len(op.inputs), op.primitive.additive
+    return Strategy(operands, (layout,), emit, op.linear, additive, frozenset(axes))
 
 
 def split_into(case: Case) -> Strategy:
@@ -97,8 +97,8 @@ def stack(case: Case) -> Strategy:
             return slots
         return builder.add("concat", slots, [(out.shape, out.dtype, here)], {"dim": name})
 
-    every = tuple(range(len(op.inputs)))
-    return Strategy((each,) * len(op.inputs), (layout,), emit, every, True, frozenset(axes))
+    operands, additive = (each,) * len(op.inputs), op.primitive.additive
+    return Strategy(operands, (layout,), emit, op.linear, additive, frozenset(axes))
 
 
 RULES = {"concat": concat, "split_into": split_into, "stack": stack}

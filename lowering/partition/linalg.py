@@ -48,16 +48,14 @@ def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
     return TensorLayout.of(splits)
 
 
-def whole_dims(
-    case: Case, whole: Iterable[str], params: Mapping[str, Any], linear: tuple[int, ...] = ()
-) -> Strategy:
+def whole_dims(case: Case, whole: Iterable[str], params: Mapping[str, Any]) -> Strategy:
     """Does an operation locally on dims that are whole."""
     op = case.operation
     layout = batch_layout(case, whole)
     results = tuple(layout.restrict(t.shape.names) for t in op.outputs)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        partial = [axis for i in linear for axis in inputs[i].layout.partial_axes]
+        partial = [axis for i in op.linear for axis in inputs[i].layout.partial_axes]
         made = [
             (t.shape, t.dtype, at.add_partial(partial))
             for t, at in zip(op.outputs, results, strict=True)
@@ -68,7 +66,7 @@ def whole_dims(
         operands=tuple(layout.restrict(t.shape.names) for t in op.inputs),
         results=results,
         emit=emit,
-        linear=linear,
+        linear=op.linear,
         fixed=layout.split_axes,
     )
 
@@ -78,7 +76,7 @@ def linalg(case: Case) -> Strategy:
     params = case.operation.params
     whole = [params["rows"], params["columns"]]
     whole += [params["inner"].name] if "inner" in params else []
-    return whole_dims(case, whole, params, (1,) if len(case.operands) == 2 else ())
+    return whole_dims(case, whole, params)
 
 
 RULES = dict.fromkeys(

@@ -46,16 +46,13 @@ def windows(case: Case) -> Strategy:
             value = found.narrow(builder, value, out.shape.get(found.slide.out))
         return (value,)
 
-    linear = {"window_sum": (0,), "window_match": (2,)[: len(op.inputs) - 2]}
     fixed = layout.split_axes
-    return Strategy(
-        (layout,) * len(op.inputs), (layout,), emit, linear.get(op.name, ()), fixed=fixed
-    )
+    return Strategy((layout,) * len(op.inputs), (layout,), emit, op.linear, fixed=fixed)
 
 
 def _outside(op: Operation, number: int) -> float:
     """Returns what windows meet outside of an operand: what changes nothing."""
-    if op.name == "window_max":
+    if op.primitive.combines == "max":
         return identity("max", op.inputs[number].dtype)
     return np.nan if op.name == "window_match" and number == 1 else 0
 

@@ -29,18 +29,20 @@ def reduction(case: Case) -> Strategy:
     op, (layout,) = case.operation, case.operands
     result, over = op.outputs[0], op.params["over"]
     axes = [axis for name in over for axis in layout.axes(name)]
-    left = layout.restrict(result.shape.names).add_partial(axes, op.name)  # type: ignore[arg-type]
+    kind = op.primitive.combines
+    assert kind is not None
+    left = layout.restrict(result.shape.names).add_partial(axes, kind)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         here = left.add_partial(inputs[0].layout.partial_axes)
-        inputs = [builder.mask_pads(inputs[0], over, identity(op.name, result.dtype))]
+        inputs = [builder.mask_pads(inputs[0], over, identity(kind, result.dtype))]
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)
 
     return Strategy(
         operands=(layout,),
         results=(left,),
         emit=emit,
-        linear=(0,) if op.name == "sum" else (),
+        linear=op.linear,
         fixed=frozenset(axes),
     )
 

@@ -192,7 +192,7 @@ def _reshape(case: Case, ends: _Ends) -> Strategy:
         )
 
     used = result.split_axes if crossing else frozenset()
-    return Strategy((operand,), (result,), emit, linear=(0,), fixed=used)
+    return Strategy((operand,), (result,), emit, linear=op.linear, fixed=used)
 
 
 def _as_parts(builder: BlockBuilder, value: Value, case: Case) -> Value:
@@ -230,7 +230,7 @@ def in_place(case: Case) -> Strategy:
         here = layout.add_partial(inputs[0].layout.partial_axes)
         return builder.add(op.name, inputs, [(y.shape, y.dtype, here)])
 
-    return Strategy((layout.restrict(op.inputs[0].shape.names),), (layout,), emit, linear=(0,))
+    return Strategy((layout.restrict(op.inputs[0].shape.names),), (layout,), emit, linear=op.linear)
 
 
 def merge_order(case: Case) -> Strategies:
@@ -268,7 +268,7 @@ def _merge_order(case: Case, ends: _Ends) -> Strategy:
         return (value,)
 
     used = result.split_axes if crossing else frozenset()
-    return Strategy((operand,), (result,), emit, linear=(0,), fixed=used)
+    return Strategy((operand,), (result,), emit, linear=op.linear, fixed=used)
 
 
 def barrier(case: Case) -> Strategy:

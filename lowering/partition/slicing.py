@@ -64,8 +64,7 @@ def _exchanged(case: Case) -> Strategy:
         shape = (params["start"], params["stride"], params["dilation"])
         return (local_window(builder, inputs[0], dim, *shape, params["fill"]),)
 
-    linear = () if params["fill"] else (0,)
-    return Strategy((layout,), (layout,), emit, linear, fixed=frozenset(axes))
+    return Strategy((layout,), (layout,), emit, op.linear, fixed=frozenset(axes))
 
 
 def _turned(builder: BlockBuilder, x: Value, dim: Dimension, start: int) -> Value:
@@ -222,7 +221,7 @@ def _few(case: Case) -> Strategy:
         here = left.add_partial(inputs[0].layout.partial_axes)
         return (builder.one("reshape", (value,), out.shape, out.dtype, here),)
 
-    return Strategy((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((layout,), (left,), emit, linear=op.linear, fixed=frozenset(axes))
 
 
 def index(case: Case) -> Strategy:
@@ -253,7 +252,7 @@ def _pick(case: Case, at: int) -> Strategy:
             row = builder.one("select", (mine, row, zero), out.shape, out.dtype, here)
         return (row,)
 
-    return Strategy((layout,), (left,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((layout,), (left,), emit, linear=op.linear, fixed=frozenset(axes))
 
 
 def is_device(builder: BlockBuilder, axes: Sequence[str], number: int) -> Value:

@@ -195,6 +195,8 @@ class Primitive:
         few = not callable(self.linear) and len(self.linear) < 2
         yield self.additive and few, "additive, but not linear in two operands"
         yield self.flat and bool(self.linear), "flat, but linear"
+        adds = self.combines == "sum"
+        yield adds and not self.linear, "combining by sum, but linear in no operand"
         extreme = self.combines in ("max", "min")
         yield extreme and bool(self.linear), f"linear, but combines by {self.combines}"
 

@@ -247,6 +247,8 @@ def test_sums_and_multiples_pass_through_linear_operands(name):
 def test_what_fills_or_rounds_is_not_linear():
     window, (operands, params) = PRIMITIVES["window"], SAMPLES["window"]
     assert traced(window, operands, {**params, "fill": 1.0}).linear == ()
+    assert traced(window, operands, {**params, "fill": 1.0, "dilation": 2}).linear == ()
+    assert traced(window, operands, {**params, "fill": 1.0, "start": 0}).linear == (0,)
     for before, after, exact in (
         ("float32", "float64", True),
         ("bfloat16", "float32", True),
@@ -322,6 +324,7 @@ def test_results_for_a_gradient_alone_are_read_by_nothing_else():
         ({"additive": True, "linear": (0,)}, "additive, but not linear in two operands"),
         ({"flat": True, "linear": (0,)}, "flat, but linear"),
         ({"combines": "max", "linear": (0,)}, "linear, but combines by max"),
+        ({"combines": "sum"}, "combining by sum, but linear in no operand"),
         (
             {"form": Form.SAME, "mark": True, "inlined": True, "result_graphs": ("body",)},
             "a mark, but inlined",

@@ -94,7 +94,15 @@ def _arg_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]
     return [(x.shape.without([params["dim"]]), np.dtype("int32"))]
 
 
-SUM = Primitive("sum", _rule, _sum_gradient, form=Form.REDUCTION, positionwise=True, combines="sum")
+SUM = Primitive(
+    "sum",
+    _rule,
+    _sum_gradient,
+    form=Form.REDUCTION,
+    positionwise=True,
+    combines="sum",
+    linear=(0,),
+)
 PROD = Primitive("prod", _rule, _prod_gradient, form=Form.REDUCTION)
 OTHERS = Primitive("prod_others", _others_rule, _others_gradient)
 MAX = Primitive(

@@ -57,13 +57,22 @@ def _index_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool])
     return [where(there, cotangents[0].broadcast(x.shape), 0)]
 
 
+def _unfilled(op: Operation) -> tuple[int, ...]:
+    """Returns the operand of a window if that reads no number but zero outside of it."""
+    (x,), (out,), params = op.inputs, op.outputs, op.params
+    last = params["start"] + (out.shape.get(params["dim"]).size - 1) * params["stride"]
+    ends = params["start"], last
+    inside = min(ends) >= 0 and max(ends) < x.shape.get(params["dim"]).size
+    return (0,) if not params["fill"] or (inside and params["dilation"] == 1) else ()
+
+
 WINDOW = Primitive(
     "window",
     _window_rule,
     _window_gradient,
     work=Work.NONE,
     positionwise=True,
-    linear=lambda op: () if op.params["fill"] else (0,),
+    linear=_unfilled,
 )
 INDEX = Primitive(
     "index", _index_rule, _index_gradient, work=Work.NONE, positionwise=True, linear=(0,)
