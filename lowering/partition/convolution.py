@@ -19,6 +19,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.halos import Cut, cut
 from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.parameters import Convolve
 from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
@@ -197,7 +198,7 @@ def _strategy(case: Case, product: Product, division: Division) -> Strategy:
                 else:
                     right = found.widen(builder, right, slide.window)
             slides.append(found.slide if found else slide)
-        params = {"slides": tuple(slides)}
+        params: Convolve = {"slides": tuple(slides)}
         here = result.add_partial(through)
         value = builder.one("convolve", (left, right), shape, out.dtype, here, **params)
         for found in by_result:

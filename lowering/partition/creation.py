@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import Full
 from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import INT32, BlockBuilder
@@ -16,7 +17,7 @@ def full(case: Case) -> Strategy:
     (out,), (layout,) = case.operation.outputs, case.results
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        params = {"value": case.operation.params["value"]}
+        params: Full = {"value": case.operation.params["value"]}
         return builder.add("full", (), [(out.shape, out.dtype, layout)], params)
 
     return Strategy((), (layout,), emit)

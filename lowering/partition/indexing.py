@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import Indexed
 from meshdsl.lowering.partition.strategy import (
     Case,
     Strategies,
@@ -71,7 +72,7 @@ def take(case: Case) -> Strategy | Strategies:
         def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
             own = _own_indices(builder, inputs[1], table.shape, dim, rows)
             here = result.add_partial(inputs[0].layout.partial_axes)
-            params = {"dim": dim, "pairs": pairs}
+            params: Indexed = {"dim": dim, "pairs": pairs}
             return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
         used = ends.elements.split_axes | ends.table.split_axes
@@ -107,7 +108,7 @@ def scatter(case: Case) -> Strategy | Strategies:
         def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
             own = _own_indices(builder, inputs[1], out.shape, dim, ends.table.axes(dim), pairs)
             here = result.add_partial(inputs[0].layout.partial_axes)
-            params = {"dim": dim, "pairs": pairs}
+            params: Indexed = {"dim": dim, "pairs": pairs}
             return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
         used = ends.elements.split_axes | ends.table.split_axes
@@ -141,7 +142,7 @@ def update(case: Case) -> Strategy:
         most = builder.one("less", (index, size), along, BOOL, own)
         inside = builder.one("logical_and", (least, most), along, BOOL, own)
         found = (Shape([*along, *piece.shape.without([part.name])]), x.dtype, here)
-        params = {"dim": part.name, "pairs": ()}
+        params: Indexed = {"dim": part.name, "pairs": ()}
         (chosen,) = builder.add("take", (pieces, index), [found], params)
         return builder.add("select", (inside, chosen, target), [result])
 

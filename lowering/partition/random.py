@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import RandomBits
 from meshdsl.lowering.partition.creation import global_index
 from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
@@ -33,7 +34,7 @@ def random_bits(case: Case) -> Strategy:
         at = _words(shape)
         high = _counter(builder, Shape(shape[:at]), here, 0)
         low = _counter(builder, Shape(shape[at:]), here, op.params["start"])
-        params = {"pairs": op.params["pairs"]}
+        params: RandomBits = {"pairs": op.params["pairs"]}
         result = [(out.shape, out.dtype, layout)]
         return builder.add("threefry2x32", (inputs[0], high, low), result, params)
 

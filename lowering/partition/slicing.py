@@ -18,6 +18,7 @@ from meshdsl.lowering.communication.exchange import (
     local_slice,
     starts_of,
 )
+from meshdsl.lowering.parameters import Window
 from meshdsl.lowering.partition.strategy import (
     Case,
     Strategies,
@@ -92,8 +93,14 @@ def local_window(
         if shape == x.shape:
             return x
         return builder.one("reshape", (x,), shape, x.dtype, x.layout)
-    params = {"start": start, "stride": stride, "dilation": dilation, "fill": fill}
-    return builder.one("window", (x,), shape, x.dtype, x.layout, dim=dim.name, **params)
+    params: Window = {
+        "dim": dim.name,
+        "start": start,
+        "stride": stride,
+        "dilation": dilation,
+        "fill": fill,
+    }
+    return builder.one("window", (x,), shape, x.dtype, x.layout, **params)
 
 
 def _split_window(

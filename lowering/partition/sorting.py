@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.totals import combine_along
+from meshdsl.lowering.parameters import Sort
 from meshdsl.lowering.partition.strategy import (
     Case,
     Strategies,
@@ -101,7 +102,7 @@ def _merged(
     (found, places), shape, layout = rows, rows[0].shape, rows[0].layout
     pairs = shape.without([_CANDIDATES]).names
     if padded:  # pads to the end, so that they lose each tie
-        params = {"dim": _CANDIDATES, "descending": False}
+        params: Sort = {"dim": _CANDIDATES, "descending": False}
         results = [(shape, INT32, layout)] * 2
         places, order = builder.add("sort", (places,), results, params)
         found = _look_up(builder, found, order, _CANDIDATES, pairs)

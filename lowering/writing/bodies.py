@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import Cond, Scan, While
 from meshdsl.lowering.program import Block, Value
 from meshdsl.lowering.writing.builder import BOOL, INT32
 from meshdsl.lowering.writing.loops import is_sum, within
@@ -51,7 +52,7 @@ def _scan(scope: Scope, op: Operation) -> None:
         given.append(_place_of(scope, inner, dim, own))
         ends[:carries] = _unless_pad(inner, dim, given[-1][1], starts, ends)
     pairs = [*inner.consts.items(), *given]
-    params = {
+    params: Scan = {
         "body": inner.builder.finish([inside for _, inside in pairs], ends),
         "length": -(-dim.size // scope.builder.mesh.extent(own)),
         "dim": dim.name,
@@ -124,7 +125,7 @@ def _while(scope: Scope, op: Operation) -> None:
         _block(inner, captured, [inside for _, inside in pairs], end)
         for inner, pairs, end in zip(inners, given, ends, strict=True)
     ]
-    params = {
+    params: While = {
         "condition": blocks[0],
         "body": blocks[1],
         "consts": len(captured),
@@ -150,7 +151,7 @@ def _cond(scope: Scope, op: Operation) -> None:
     scope.builder.source = op.source
     inputs = [scope.get(predicate, TensorLayout()), *captured]
     results = [(t.shape, t.dtype, at) for t, at in zip(op.outputs, places, strict=True)]
-    params = {"if_true": blocks[0], "if_false": blocks[1]}
+    params: Cond = {"if_true": blocks[0], "if_false": blocks[1]}
     scope.builder.source = op.source
     _define(scope, op, scope.builder.add("cond", inputs, results, params))
 

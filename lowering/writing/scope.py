@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import REDUCING
 from meshdsl.lowering.communication.reshard import reshard, reshard_cost
+from meshdsl.lowering.parameters import Barrier
 from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.stages import Planned, Reduced, partial_form
@@ -80,7 +81,7 @@ class Scope:
                 value = versions[home]
                 results = [(v.shape, v.dtype, v.layout) for v in (value, late)]
                 self.builder.source = op.source
-                params = {"stored": True}
+                params: Barrier = {"stored": True}
                 behind = self.builder.add("barrier", (value, late), results, params)
                 self.again[tensor] = behind[0]
                 self.versions[tensor] = {home: value}

@@ -17,6 +17,7 @@ from itertools import takewhile
 import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.parameters import Permute, Scan
 from meshdsl.lowering.partition.attention.operands import POSITIONS, Operands, cast
 from meshdsl.lowering.partition.attention.schedule import Schedule, Step
 from meshdsl.lowering.program import Pairs, Value
@@ -93,7 +94,11 @@ class Ring:
             for place in range(devices)
             if wraps or 0 <= place + shift < devices
         ]
-        params = {"axes": self.axes, "pairs": Pairs(sorted(pairs)), "mesh_axes": mesh.names}
+        params: Permute = {
+            "axes": self.axes,
+            "pairs": Pairs(sorted(pairs)),
+            "mesh_axes": mesh.names,
+        }
         return [builder.one("permute", (v,), v.shape, v.dtype, v.layout, **params) for v in values]
 
     def table(self, builder: BlockBuilder, steps: Sequence[Step]) -> Value:
@@ -217,7 +222,7 @@ class _Pass:
             inner, steps[0], active, starts[:first], starts[first:second], starts[second:]
         )
         inputs = [*(held[v] for v in consts), *starts, *([row] if stacked else [])]
-        params = {
+        params: Scan = {
             "body": inner.finish(inputs, [v for part in ends for v in part]),
             "length": len(steps),
             "dim": "ring",
