@@ -27,7 +27,7 @@ from meshdsl.layouts.topologies import Topology
 from meshdsl.reports.sweeps import candidates, tables
 from meshdsl.reports.sweeps.candidates import Candidate, Reading
 from meshdsl.reports.sweeps.digest import digest, key
-from meshdsl.reports.sweeps.page import Told, page
+from meshdsl.reports.sweeps.page import Heading, page
 from meshdsl.reports.sweeps.plot import plot
 from meshdsl.reports.sweeps.ranking import Ranked, ranked
 from meshdsl.reports.sweeps.result import Result
@@ -231,11 +231,11 @@ class _Sweep:
             facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         return digest(graph, *facts)
 
-    def told(self) -> Told:
+    def told(self) -> Heading:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "a lower bound, from published peaks, with nothing overlapped"
-        return Told(
+        return Heading(
             title=f"{self.subject.job.model.name}: a sweep of {len(self.candidates):,} candidates",
             hardware=", ".join(machines) or find_hardware(values.hardware).title,
             times=measured if values.measure == "run" else estimate,
@@ -274,7 +274,7 @@ def _compiler_version() -> str:
         return ""
 
 
-def _write(folder: Path, rows: Sequence[Ranked], told: Told, facts: dict[str, Any]) -> None:
+def _write(folder: Path, rows: Sequence[Ranked], told: Heading, facts: dict[str, Any]) -> None:
     texts = {
         "sweep.csv": tables.as_csv(rows),
         "sweep.json": tables.as_json(rows, facts),
@@ -290,7 +290,7 @@ def _write(folder: Path, rows: Sequence[Ranked], told: Told, facts: dict[str, An
         raise unwritable(folder, error) from error
 
 
-def _print(rows: Sequence[Ranked], told: Told, sweep: _Sweep, folder: str | None) -> None:
+def _print(rows: Sequence[Ranked], told: Heading, sweep: _Sweep, folder: str | None) -> None:
     from rich.console import Console
 
     console = Console()

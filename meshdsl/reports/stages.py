@@ -49,7 +49,7 @@ def _placed(stages: Stages) -> str:
 
 
 def _planned(stages: Stages) -> str:
-    """Every operation with its strategy, marked `*`, and those that were not taken."""
+    """Every operation with its strategy, marked `*`, and the strategies that were not chosen."""
     planned: Planned = stages.planned
     names = names_of(planned.graph)
     lines = []
@@ -61,23 +61,23 @@ def _planned(stages: Stages) -> str:
 
 
 def _strategies(planned: Planned, op: Operation) -> list[str]:
-    taken, layouts = planned.strategies[op], planned.layouts
+    planned_strategy, layouts = planned.strategies[op], planned.layouts
     operands = [layouts[tensor] for tensor in op.inputs]
     results = [layouts[tensor] for tensor in op.outputs]
     offered = planned.chooser.offered(op, operands, results)
     if not isinstance(offered, Strategies):
         sends = planned.chooser.sends(op, operands, results)
-        return [f"  * {_flow(taken)}" + (f"   {_costs(Work(sends))}" if sends else "")]
+        return [f"  * {_flow(planned_strategy)}" + (f"   {_costs(Work(sends))}" if sends else "")]
     lines, marked = [], False
     for number, work in enumerate(offered.work):
         strategy = offered.strategy(number)
-        chosen = not marked and _ends(strategy) == _ends(taken)
+        chosen = not marked and _layouts(strategy) == _layouts(planned_strategy)
         marked |= chosen
         lines.append(f"  {'*' if chosen else ' '} {_flow(strategy)}   {_costs(work)}")
     return lines
 
 
-def _ends(strategy: Strategy) -> tuple:
+def _layouts(strategy: Strategy) -> tuple:
     return strategy.operands, strategy.results
 
 
@@ -92,7 +92,7 @@ def _costs(work: Work) -> str:
 
 
 def _reduced(stages: Stages) -> str:
-    """What leaves a partial sum, and what stays one."""
+    """Which values become partial sums, and which remain partial."""
     reduced: Reduced = stages.reduced
     planned = reduced.planned
     made = {

@@ -1,8 +1,8 @@
 """Advice: the next thing to try when a program needs too much memory.
 
-It names only what can be read off the program: a large tensor that is the same on all devices of an
-axis, and the layout rule that would split it; or values kept for the backward pass that could be
-computed again. It promises no figures, since other tensors change with the layout.
+It names only what the program shows: a large tensor that is replicated along an axis, with the
+layout rule that would split it; or values kept for the backward pass that could be recomputed. It
+promises no figures, since other tensors change with the layout.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def advice(program: SpmdProgram, parts: Sequence[Part]) -> str:
     if program.mesh.size > 1 and not program.layout.rules:
         axis = program.mesh.names[0]
         return f"no layout: all devices do the same work. Begin with --layout=batch:{axis}"
-    kept = [part for part in parts if part.part in _KEPT]
+    activations = [part for part in parts if part.part in _KEPT]
     state = [part for part in parts if part.part in ("parameters", "optimizer")]
-    if _bytes(kept) > _bytes(parts) / 2:
-        return _about_activations(program, kept)
+    if _bytes(activations) > _bytes(parts) / 2:
+        return _about_activations(program, activations)
     if _bytes(state) > _bytes(parts) / 3:
         return _about_state(program, state)
     return ""
@@ -36,16 +36,16 @@ def _bytes(parts: Sequence[Part]) -> int:
     return sum(part.held.bytes for part in parts)
 
 
-def _about_activations(program: SpmdProgram, kept: Sequence[Part]) -> str:
-    saved = [part for part in kept if part.part == "activations"]
+def _about_activations(program: SpmdProgram, activations: Sequence[Part]) -> str:
+    saved = [part for part in activations if part.part == "activations"]
     again = (i for i, _ in program.block.walk() if i.op == "barrier" and len(i.inputs) > 1)
     recomputes = next(again, None) is not None
-    if saved and not recomputes and _bytes(saved) > _bytes(kept) / 2:
+    if saved and not recomputes and _bytes(saved) > _bytes(activations) / 2:
         return (
             "most of the peak is kept for the backward pass. md.checkpoint around a layer "
             "(--remat=full for language models) computes it again instead: less memory, more time"
         )
-    for part in kept:
+    for part in activations:
         rule = _rule(program, part.held.value)
         if rule is not None:
             dim, axis, extent = rule
@@ -58,7 +58,7 @@ def _about_activations(program: SpmdProgram, kept: Sequence[Part]) -> str:
 
 
 def _about_state(program: SpmdProgram, state: Sequence[Part]) -> str:
-    """Suggests to split the optimizer's state, else the parameters, over an axis they lack."""
+    """Suggests splitting the optimizer's state, else the parameters, over an axis they lack."""
     for scope, words in (("optimizer", "optimizer state"), ("parameters", "the parameters")):
         own = [part for part in state if part.part == scope]
         if _bytes(own) < _bytes(state) / 4:

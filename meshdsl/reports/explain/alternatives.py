@@ -1,7 +1,7 @@
 """Alternatives: the same step by other options, and what each would send, hold and take.
 
-Options trade bytes for memory (`lowering.options`); whoever reads a report sees here what the other
-side of a trade costs before choosing it.
+Options trade bytes for memory (`lowering.options`). A report shows what each other choice would
+cost.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def alternatives(
 
 
 def _others(program: SpmdProgram, options: Options) -> Iterator[tuple[str, Options]]:
-    """Yields the options worth a try; those that nothing answers to are left out."""
-    if options.memory is not None:  # it has chosen among them
+    """Yields the options worth a try, without those that cannot change this program."""
+    if options.memory is not None:  # lowering has chosen among them
         return
     if any(rule.scope for rule in program.layout.rules):
         weights: Weights = "again" if options.weights == "keep" else "keep"
@@ -76,8 +76,8 @@ def compared(
     first, *rest = (
         _measured(how, one, hardware) for how, one in [("as it is", program), *others.items()]
     )
-    found = [one for one in rest if replace(one, how=first.how) != first]
-    return (first, *found) if found else ()
+    different = [one for one in rest if replace(one, how=first.how) != first]
+    return (first, *different) if different else ()
 
 
 def _measured(how: str, program: SpmdProgram, hardware: Hardware) -> Alternative:

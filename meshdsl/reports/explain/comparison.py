@@ -22,7 +22,7 @@ class Total:
     """One figure under both layouts.
 
     Attributes:
-        show: how it is written.
+        show: formats the figure.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Moved:
 
     @property
     def any(self) -> Traffic:
-        """It, under the layout that has it."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        """The collective under a layout that has it, the second if both do."""
+        traffic = self.after or self.before
+        assert traffic is not None
+        return traffic
 
     @property
     def what(self) -> str:
@@ -66,7 +66,7 @@ class Moved:
 
     @property
     def more_bytes(self) -> float:
-        """Wire bytes that the second layout has more."""
+        """How many more wire bytes the second layout has."""
         return (self.after.wire_bytes if self.after else 0.0) - (
             self.before.wire_bytes if self.before else 0.0
         )
@@ -79,8 +79,8 @@ class Comparison:
     Attributes:
         totals: the main figures; `parts` the memory at the peak, by what it is for.
         traffic: the collectives that change, those that change most first.
-        same: how many rows of collectives do not.
-        parameters: those that lie elsewhere: path, and the value under each layout.
+        same: how many rows of collectives do not change.
+        parameters: those with another tensor layout: path, and the value under each layout.
     """
 
     before: Explanation
@@ -155,7 +155,7 @@ def _totals(before: Explanation, after: Explanation) -> list[Total]:
     ) -> Total:
         return Total(name, figure(before), figure(after), show)
 
-    found = [
+    totals = [
         total("step time", lambda e: e.timeline.seconds, show_seconds),
         total("if sending overlaps", lambda e: e.timeline.overlapped_seconds, show_seconds),
         total("on the wire", lambda e: e.wire_bytes, show_bytes),
@@ -164,8 +164,8 @@ def _totals(before: Explanation, after: Explanation) -> list[Total]:
         total("peak memory", lambda e: e.memory.peak_bytes, show_bytes),
     ]
     if before.pads.held_bytes or after.pads.held_bytes:
-        found.append(total("pads at the peak", lambda e: e.pads.held_bytes, show_bytes))
-    return found
+        totals.append(total("pads at the peak", lambda e: e.pads.held_bytes, show_bytes))
+    return totals
 
 
 def _moved(before: Explanation, after: Explanation) -> list[Moved]:

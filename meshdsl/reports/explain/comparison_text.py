@@ -10,7 +10,7 @@ from meshdsl.reports.explain.lines import table, wrapped
 from meshdsl.reports.explain.text import MEANING
 
 _WIDTH = 120
-_LITTLE = 0.01  # of what is sent: collectives that change less are told together
+_LITTLE = 0.01  # of what is sent: collectives that change less share one line
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 
@@ -27,8 +27,8 @@ def _head(comparison: Comparison) -> list[str]:
     lines = [f"{comparison.name} on {mesh}: {mesh.size:,} devices of {hardware}, two layouts"]
     for letter, report in (("A", comparison.before), ("B", comparison.after)):
         lines += wrapped(f"  {letter}  ", str(report.layout) or "none", _WIDTH)
-        told = f"most time is spent on {what_limits(report.timeline)}"
-        lines += wrapped("     ", "; ".join(filter(None, [told, too_large(report)])), _WIDTH)
+        limit = f"most time is spent on {what_limits(report.timeline)}"
+        lines += wrapped("     ", "; ".join(filter(None, [limit, too_large(report)])), _WIDTH)
     return lines
 
 
@@ -57,10 +57,10 @@ def _traffic(comparison: Comparison) -> list[str]:
         ("", "collective", "of", "over", "count", "wire A", "wire B", "line")
     ]
     least = _LITTLE * max(comparison.before.wire_bytes, comparison.after.wire_bytes)
-    told = [one for one in comparison.traffic if abs(one.more_bytes) >= least]
-    rows += [_row(one) for one in told]
+    shown = [one for one in comparison.traffic if abs(one.more_bytes) >= least]
+    rows += [_row(one) for one in shown]
     lines = table(rows, right=(4, 5, 6), squeezed=2, width=_WIDTH)
-    if rest := comparison.traffic[len(told) :]:
+    if rest := comparison.traffic[len(shown) :]:
         before = show_bytes(sum(one.before.wire_bytes for one in rest if one.before))
         after = show_bytes(sum(one.after.wire_bytes for one in rest if one.after))
         lines.append(f"  and {len(rest)} by less than 1 % of it all: {before} in A, {after} in B")
@@ -82,8 +82,8 @@ def _row(one: Moved) -> tuple[str, ...]:
 
 
 def _counts_of(one: Moved) -> str:
-    found = list(dict.fromkeys(t.count for t in (one.before, one.after) if t))
-    return " → ".join(f"{count:,}" for count in found)
+    counts = list(dict.fromkeys(t.count for t in (one.before, one.after) if t))
+    return " → ".join(f"{count:,}" for count in counts)
 
 
 def _wire(traffic: Traffic | None) -> str:

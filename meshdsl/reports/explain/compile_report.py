@@ -20,7 +20,7 @@ _WIDTH = 120
 
 
 def fits(program: SpmdProgram, topology: Topology, compiled: Compiled | None) -> bool:
-    """Returns whether the program has room: the compiler's word, or without one the plan's."""
+    """Returns whether the program fits: by the compiler, or by the plan without a compiler."""
     return compiled.fits if compiled else program.peak_bytes <= topology.memory_bytes
 
 
@@ -35,7 +35,7 @@ def report(
 
     Args:
         explanation: of the same program on the hardware of the topology.
-        compiled: what the compiler made of it; None of machines whose compiler is not at hand.
+        compiled: the compiler's figures; None for machines whose compiler is not installed.
         flags: the compiler's, as they are written.
     """
     sections = [
@@ -79,16 +79,16 @@ def _memory(
 
 
 def _wire(plan: Mapping[str, float], compiled: Compiled | None) -> list[str]:
-    found = compiled.sent if compiled is not None else None
-    if not plan and not found:
+    compiler = compiled.sent if compiled is not None else None
+    if not plan and not compiler:
         return ["on the wire: nothing; no device needs what another has"]
-    kinds = [kind for kind in COLLECTIVES if kind in plan or kind in (found or {})]
+    kinds = [kind for kind in COLLECTIVES if kind in plan or kind in (compiler or {})]
     sums = [*((kind, plan.get(kind, 0.0)) for kind in kinds), ("total", math.fsum(plan.values()))]
     rows: list[tuple[str, ...]]
-    if found is None:
+    if compiler is None:
         rows = [("", "plan"), *((kind, show_bytes(ours)) for kind, ours in sums)]
     else:
-        theirs = [*(found.get(kind, 0.0) for kind in kinds), math.fsum(found.values())]
+        theirs = [*(compiler.get(kind, 0.0) for kind in kinds), math.fsum(compiler.values())]
         rows = [("", "plan", "compiler", "compiler/plan")]
         for (kind, ours), sent in zip(sums, theirs, strict=True):
             share = f"{sent / ours:.3f}" if ours else ""

@@ -1,7 +1,7 @@
 """Explain: what a training step keeps on each device and sends between them, before it runs.
 
-Everything is read off the `SpmdProgram`; nothing is run or allocated. Inputs are told apart by
-their paths: those with a part `optimizer` are optimizer state, others with a part `params` are
+Everything is read off the `SpmdProgram`; nothing is run or allocated. The path of an input says
+what it is: those with a part `optimizer` are optimizer state, others with a part `params` are
 parameters, the rest is the batch and the like.
 
 Memory is that of the moment when a device holds most (see `costs.memory`), so that the parts add
@@ -11,11 +11,11 @@ up to the peak:
 * copies: other values that have the dims of a parameter: parameters cast, or moved to where they
   are used, and parameters and optimizer state after the update.
 * activations: other values that the forward pass made outside of the loop that runs at the peak.
-  During the backward pass this is what was kept for it.
+  During the backward pass these are the values kept for it.
 * working: everything else, such as the values of the layer that is being computed.
 
-A step has three phases. `backward` begins with the first and ends with the last line that
-differentiation added, so what is computed again in between belongs to it; `update` follows.
+A step has three phases. `backward` goes from the first to the last line that differentiation added,
+so recomputed values in between belong to it. `update` follows.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class Explanation:
 
     Attributes:
         batch: the largest input that is neither parameter nor optimizer state.
-        wire_bytes: what one device sends per step: of a `cond` in its worse branch, though the
-            traffic of both is listed; of a `while` loop in one iteration.
-        collectives: how many send that, each with all tensors that it joins.
+        wire_bytes: what one device sends per step. A `cond` counts by its worse branch, though the
+            traffic lists both. A `while` loop counts by one iteration.
+        collectives: how many collectives send that; a joined one counts as one.
         unsure: which of these two, `cond` and `while`, the program has.
-        parts: everything held at the peak, largest first.
+        parts: every buffer at the peak, largest first.
         advice: the next thing to try for less memory, or an empty string.
         timeline: the step as intervals, with the hardware that it is for.
         pads: what is lost where sizes do not divide.
@@ -144,10 +144,10 @@ class Explanation:
     @property
     def bytes_of(self) -> Mapping[str, int]:
         """Bytes per device at the peak, by part; they add up to `memory.peak_bytes`."""
-        found = dict.fromkeys(PARTS, 0)
+        totals = dict.fromkeys(PARTS, 0)
         for part in self.parts:
-            found[part.part] += part.held.bytes
-        return found
+            totals[part.part] += part.held.bytes
+        return totals
 
     def __str__(self) -> str:
         return late("explanation as text")(self)
@@ -221,16 +221,16 @@ def input_part(path: str) -> str:
 def input_parts(paths: Sequence[str]) -> dict[str, str]:
     """Returns the part of the table that each input counts to.
 
-    Of inputs that mirror the same parameter the one with the shortest path is that parameter; the
-    others, such as a momentum, are optimizer state.
+    Several inputs may mirror the same parameter. The one with the shortest path is that parameter;
+    the others, such as a momentum, are optimizer state.
     """
-    found = {path: input_part(path) for path in paths}
+    parts = {path: input_part(path) for path in paths}
     first: dict[str, str] = {}
     for path in sorted(paths, key=lambda path: path.count("/")):
         of = path.rpartition("params/")[2]
-        if found[path] == "parameters" and first.setdefault(of, path) != path:
-            found[path] = "optimizer"
-    return found
+        if parts[path] == "parameters" and first.setdefault(of, path) != path:
+            parts[path] = "optimizer"
+    return parts
 
 
 def _phases(block: Block) -> Iterator[tuple[Instruction, str]]:
@@ -247,7 +247,7 @@ def _phases(block: Block) -> Iterator[tuple[Instruction, str]]:
 
 
 def _count(program: SpmdProgram) -> int:
-    """Returns how many collectives there are, of a cond in the branch that sends more."""
+    """Returns how many collectives there are; a cond counts by the branch that sends more."""
 
     def sent(one: Instruction) -> float:
         return wire_of(one, program.mesh)
@@ -263,7 +263,7 @@ def _traffic(
         for one, times in Block((), (outermost,), ()).walk():
             if not one.is_collective:
                 continue
-            for part in one.parts:  # each tensor is told with its own line, joined or not
+            for part in one.parts:  # each tensor has a row of its own, joined or not
                 axes, dims = tuple(part.params["axes"]), part.outputs[0].shape
                 payload = payload_bytes(part, program.mesh)
                 sent = wire_bytes(part.op, payload, program.mesh.extent(axes))
@@ -282,8 +282,8 @@ def _traffic(
                     payload_bytes=times * payload + (before.payload_bytes if before else 0),
                     wire_bytes=times * sent + (before.wire_bytes if before else 0),
                 )
-    found = sorted(grouped.values(), key=lambda t: -t.wire_bytes)
-    return tuple(sorted(found, key=lambda t: PHASES.index(t.phase)))
+    largest_first = sorted(grouped.values(), key=lambda t: -t.wire_bytes)
+    return tuple(sorted(largest_first, key=lambda t: PHASES.index(t.phase)))
 
 
 def _parts(
@@ -295,11 +295,11 @@ def _parts(
     shapes = {frozenset(parameter.value.shape) for parameter in parameters}
     outermost = {value: phase for i, phase in phases.items() for value in i.outputs}
     kinds = input_parts(program.input_paths)
-    for held in program.memory.held:
-        if held.kind == "input":
-            part = kinds[held.path]
-        elif frozenset(held.value.shape) in shapes:
-            part = "gradients" if held.source.backward else "copies"
+    for buffer in program.memory.held:
+        if buffer.kind == "input":
+            part = kinds[buffer.path]
+        elif frozenset(buffer.value.shape) in shapes:
+            part = "gradients" if buffer.source.backward else "copies"
         else:
-            part = "activations" if outermost.get(held.value) == "forward" else "working"
-        yield Part(part, names.get(held.value, ""), held)
+            part = "activations" if outermost.get(buffer.value) == "forward" else "working"
+        yield Part(part, names.get(buffer.value, ""), buffer)

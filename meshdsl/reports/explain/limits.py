@@ -71,10 +71,10 @@ def faster(program: SpmdProgram, timeline: Timeline, traffic: Sequence[Traffic])
             return f"half precision moves half the bytes ({_HALF})"
         return f"{_HALF} multiplies {quick:.1f} times as fast" if quick > 1 else ""
     inputs = zip(program.block.inputs, program.input_paths, strict=True)
-    found = [t for t in traffic if over(t.axes, program.mesh) == limit]
-    if not found:
+    limiting = [t for t in traffic if over(t.axes, program.mesh) == limit]
+    if not limiting:
         return ""
-    most = max(found, key=lambda t: t.wire_bytes)
+    most = max(limiting, key=lambda t: t.wire_bytes)
     dims = f"[{','.join(most.dims.names)}]" if most.dims else ""
     text = (
         f"most of that is the {most.kind} of {most.what[0]} {dims} at {most.source.place}"

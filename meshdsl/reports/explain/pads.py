@@ -1,7 +1,7 @@
 """Pads: what is lost where a size does not divide by the devices that share it.
 
-Along a split dim every device holds the same number of positions, so the last ones hold pads. The
-share of a tensor that is pads is 1 minus its elements over those of all its shards together.
+Along a split dim every device has the same number of positions, so the last devices have pads. The
+share of pads of a tensor is 1 minus its elements over those of all its shards together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PaddedDim:
     """A dim that does not divide by the axes it is split over: `blocks` of `block` positions.
 
     Attributes:
-        tensors: how many values of the program have it so.
+        tensors: how many values of the program have this padding.
     """
 
     dim: Dimension
@@ -36,7 +36,7 @@ class PaddedDim:
 
     @property
     def share(self) -> float:
-        """Which part of all positions is pads."""
+        """The share of all positions that is pads."""
         return self.pads / (self.blocks * self.block)
 
 
@@ -68,27 +68,27 @@ class Pads:
 
 def padded_dims(value: Value, mesh: Mesh) -> list[PaddedDim]:
     """Returns the dims of a value that have pads."""
-    found = []
+    padded = []
     for name, axes in value.layout.splits:
         dim, block, blocks = value.shape.find(name), value.local.find(name), mesh.extent(axes)
         if dim is not None and block is not None and block.size * blocks != dim.size:
-            found.append(PaddedDim(dim, axes, blocks, block.size))
-    return found
+            padded.append(PaddedDim(dim, axes, blocks, block.size))
+    return padded
 
 
 def share(value: Value, mesh: Mesh) -> float:
-    """Returns which part of a value's shards is pads."""
-    kept = 1.0
+    """Returns the share of a value's shards that is pads."""
+    used = 1.0
     for one in padded_dims(value, mesh):
-        kept *= 1 - one.share
-    return 1 - kept
+        used *= 1 - one.share
+    return 1 - used
 
 
 def pads(program: SpmdProgram, named: Iterable[tuple[str, Held]]) -> Pads:
     """Returns the pads of a program.
 
     Args:
-        named: what is held at the peak, with names.
+        named: buffers at the peak, with names.
     """
     mesh = program.mesh
     counted: dict[PaddedDim, int] = {}
@@ -97,17 +97,17 @@ def pads(program: SpmdProgram, named: Iterable[tuple[str, Held]]) -> Pads:
             counted[one] = counted.get(one, 0) + 1
     dims = [PaddedDim(d.dim, d.axes, d.blocks, d.block, n) for d, n in counted.items()]
     inputs = dict(zip(program.block.inputs, program.input_paths, strict=True))
-    held = {one.value: one.path or name for name, one in named}
+    alive = {one.value: one.path or name for name, one in named}
     tensors = [
         PaddedTensor(name, value, part, part * value.bytes)
-        for value, name in {**held, **inputs}.items()
+        for value, name in {**alive, **inputs}.items()
         if (part := share(value, mesh))
     ]
     return Pads(
         tuple(sorted(dims, key=lambda d: -d.share)),
         tuple(sorted(tensors, key=lambda t: -t.bytes)),
         sum(t.bytes for t in tensors if t.value in inputs),
-        sum(t.bytes for t in tensors if t.value in held),
+        sum(t.bytes for t in tensors if t.value in alive),
     )
 
 

@@ -75,22 +75,22 @@ class _Printer:
         for note in program.notes:
             yield from wrapped("note: ", note, _WIDTH)
         block, inputs, outputs = program.block, program.input_paths, program.output_paths
-        yield from self._ends("inputs", list(zip(block.inputs, inputs, strict=True)))
-        ends = list(zip(block.outputs, outputs, strict=True))
-        changed = [end for end in ends if end[0] not in self.names.replacing]
-        yield from self._ends("outputs", changed)
-        if len(changed) < len(ends):
+        yield from self._boundary("inputs", list(zip(block.inputs, inputs, strict=True)))
+        results = list(zip(block.outputs, outputs, strict=True))
+        changed = [end for end in results if end[0] not in self.names.replacing]
+        yield from self._boundary("outputs", changed)
+        if len(changed) < len(results):
             word = "and " if changed else ""
-            yield f"  {word}{len(ends) - len(changed)} that replace inputs, where these were"
+            yield f"  {word}{len(results) - len(changed)} that replace inputs, where these were"
         yield ""
         yield from _aligned(list(self._block(block, _Times(), "")))
 
-    def _ends(self, title: str, ends: Sequence[tuple[Value, str]]) -> Iterable[str]:
+    def _boundary(self, title: str, values: Sequence[tuple[Value, str]]) -> Iterable[str]:
         yield ""
         yield f"{title}, per device"
-        rows = [(path or "result", self._type(v), show_bytes(v.bytes)) for v, path in ends]
+        rows = [(path or "result", self._type(v), show_bytes(v.bytes)) for v, path in values]
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        for (path, kind, size), (value, _) in zip(rows, ends, strict=True):
+        for (path, kind, size), (value, _) in zip(rows, values, strict=True):
             line = f"  {path:<{widths[0]}}  {kind:<{widths[1]}}  {size:>{widths[2]}}"
             name = self.names[value]
             yield line if name == path.split("/")[-1] else f"{line}  as {name}"
@@ -112,7 +112,7 @@ class _Printer:
     def _together(
         self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
-        """Tells a joined collective: what it sends, then each of its tensors with its line."""
+        """Yields a joined collective: what it sends, then each of its tensors with its line."""
         parts, axes = instruction.parts, "+".join(parameters_of(instruction, OverAxes)["axes"])
         head = f"{indent}* {instruction.op} over {axes} of {len(parts)} tensors together"
         yield head, self._sent(instruction, times), ""
@@ -131,7 +131,7 @@ class _Printer:
         return f"{indent}  {text}", kind, str(instruction.source)
 
     def _sends(self, instruction: Instruction, expressions: Expressions) -> tuple[str, str]:
-        """Returns the statement of a collective, and the line that it leads to (→) or ends (←)."""
+        """Returns the statement of a collective, with the line that uses it (→) or made it (←)."""
         arrow = "←" if instruction.op in REDUCING else "→"
         return self._makes(instruction, expressions), f"{arrow} {instruction.source}"
 
@@ -189,7 +189,7 @@ class _Printer:
                 yield f"{inside}gives {names[outer]} = {names[inner]}", self._type(outer), ""
 
     def _carries(self, loop: Instruction, expressions: Expressions, indent: str) -> Iterable[Row]:
-        """Tells what a loop's carries are called and what they start as."""
+        """Yields the names and the initial values of a loop's carries."""
         params = parameters_of(loop, Loop)
         body, first = params["body"], params["consts"]
         last = first + params["carries"]
@@ -206,7 +206,7 @@ class _Printer:
             yield f"{indent}next  {names[inner]} = {names[after]}, at the end {end}"
 
     def _stacked(self, scan: Instruction, indent: str) -> Iterable[str]:
-        """Tells what a scan stacks: `q` within is `q[layers]` after it."""
+        """Yields what a scan stacks: `q` within is `q[layers]` after it."""
         params = parameters_of(scan, Scan)
         carries, suffix = params["carries"], f"[{params['dim']}]"
         words = []

@@ -41,7 +41,7 @@ def show(explanation: Explanation) -> str:
 
 
 def head(explanation: Explanation) -> list[str]:
-    """Returns the lines that say what is explained, and how long a step takes at least."""
+    """Returns the lines about the program itself, and the least time of a step."""
     mesh = explanation.mesh
     devices = f"{mesh.size:,} device{'s' if mesh.size > 1 else ''}"
     facts = [f"{show_count(explanation.parameter_count)} parameters"]
@@ -96,13 +96,13 @@ def largest_values(
 
 
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
-    held = part.held
-    kind = _type(held.value, explanation).replace(", ", ",")
-    return part.name, kind, show_bytes(held.bytes), held.path or held.source.place
+    buffer = part.held
+    kind = _type(buffer.value, explanation).replace(", ", ",")
+    return part.name, kind, show_bytes(buffer.bytes), buffer.path or buffer.source.place
 
 
 def _type(value: Value, explanation: Explanation) -> str:
-    where = value.layout.complete()  # whether it is a partial sum matters little to its size
+    where = value.layout.complete()  # a partial sum has the same size
     return short(value.dtype) + where.show(value.shape, explanation.mesh)
 
 
@@ -134,11 +134,11 @@ def _wire(explanation: Explanation) -> list[str]:
         return ["on the wire: nothing; no device needs what another has"]
     rows: list[tuple[str, ...]] = [("collective", "of", "over", "count", "payload", "wire", "line")]
     for phase in PHASES:
-        found = [t for t in explanation.traffic if t.phase == phase]
-        if not found:
+        sent = [t for t in explanation.traffic if t.phase == phase]
+        if not sent:
             continue
-        rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in found)), ""))
-        rows += [_row(t) for t in found]
+        rows.append((phase, "", "", "", "", show_bytes(sum(t.wire_bytes for t in sent)), ""))
+        rows += [_row(t) for t in sent]
     total = show_bytes(explanation.wire_bytes)
     rows.append(("total", "", "", f"{explanation.collectives:,}", "", total, ""))
     lines = table(rows, right=(3, 4, 5), squeezed=1)
@@ -206,7 +206,7 @@ def _parameters(explanation: Explanation) -> list[str]:
 
 
 def shared_root(paths: Sequence[str]) -> str:
-    """Returns what all paths of parameters begin with, up to `params/`, or an empty string."""
+    """Returns the common prefix of all parameters' paths, up to `params/`, or an empty string."""
     root = paths[0][: paths[0].index("params") + len("params/")]
     return root if all(path.startswith(root) for path in paths) else ""
 

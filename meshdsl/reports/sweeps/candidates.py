@@ -6,8 +6,8 @@ Alternatives stand in braces: `data:{64,128},model:4`, `params/embed:{data,-}`,
 `{length:model?,}`; several braces in a text are all combined. Topologies are written likewise, as
 texts: `v5p:{4x4x4,8x8x8}`; each goes with the meshes that cover it.
 
-Every text is understood before anything runs: whatever is malformed is told at once, with its file
-and line.
+Every text is parsed before anything runs. All malformed texts are reported at once, with file and
+line.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read(meshes: Sequence[str], layouts: Sequence[str]) -> Reading:
     """
     reading = Reading()
     own = _all(_lines(meshes, "--mesh_shape", reading), Mesh.parse, reading)
-    found: dict[Candidate, None] = {}
+    candidates: dict[Candidate, None] = {}
     for line in _lines(layouts, "--layout", reading):
         mesh, separator, layout = line.text.rpartition("|")
         pairs = _all([_Line(line.where, mesh)], Mesh.parse, reading) if separator else own
@@ -86,14 +86,14 @@ def read(meshes: Sequence[str], layouts: Sequence[str]) -> Reading:
                 f"`data:8 | {layout.strip()}`"
             )
         rules = _all([_Line(line.where, layout)], Layout.parse, reading)
-        if len(found) + len(pairs) * len(rules) > MOST:
+        if len(candidates) + len(pairs) * len(rules) > MOST:
             reading.problems.append(f"{line.where}: there are more than {MOST:,} candidates")
             break
         for one in itertools.starmap(_candidate, itertools.product(pairs, rules)):
-            if one in found and one not in reading.repeated:
+            if one in candidates and one not in reading.repeated:
                 reading.repeated.append(one)
-            found[one] = None
-    reading.candidates = list(found)
+            candidates[one] = None
+    reading.candidates = list(candidates)
     return reading
 
 
@@ -105,28 +105,28 @@ def read_topologies(texts: Sequence[str], slices: int) -> tuple[dict[str, Topolo
     problems: list[str] = []
     lines = [_Line("--topology", text) for text in texts]
     reading = Reading(problems=problems)
-    found = _all(lines, lambda text: Topology.parse(text, slices), reading)
-    return {str(one): one for one in found}, problems
+    machines = _all(lines, lambda text: Topology.parse(text, slices), reading)
+    return {str(one): one for one in machines}, problems
 
 
 def on_topologies(reading: Reading, topologies: Sequence[Topology]) -> Reading:
     """Returns candidates on each of some machines that their mesh covers.
 
-    A mesh that covers none of them, and a machine that no mesh covers, are told in a warning, and
-    are problems if nothing is left.
+    A mesh that covers no machine, and a machine that no mesh covers, cause a warning. They are
+    problems if no candidate is left.
     """
     meshes = {one.mesh: Mesh.parse(one.mesh) for one in reading.candidates}
     why = {
         (text, str(one)): one.problems(mesh) for text, mesh in meshes.items() for one in topologies
     }
     names = [str(one) for one in topologies]
-    found = [
+    candidates = [
         replace(one, topology=name)
         for one in reading.candidates
         for name in names
         if not why[one.mesh, name]
     ]
-    covering, covered = {one.mesh for one in found}, {one.topology for one in found}
+    covering, covered = {one.mesh for one in candidates}, {one.topology for one in candidates}
     problems = [
         _none(f"--mesh_shape: mesh {mesh} covers no topology", [why[mesh, name] for name in names])
         for mesh in meshes
@@ -138,23 +138,23 @@ def on_topologies(reading: Reading, topologies: Sequence[Topology]) -> Reading:
             for name in names
             if meshes and name not in covered
         ]
-    if found:
+    if candidates:
         for each in problems:
             warnings.warn(f"{each}\n  It is left out", stacklevel=2)
         problems = []
-    if len(found) > MOST:
+    if len(candidates) > MOST:
         problems.append(f"--topology: there are more than {MOST:,} candidates")
-    return Reading(found, reading.repeated, reading.problems + problems)
+    return Reading(candidates, reading.repeated, reading.problems + problems)
 
 
 def _none(what: str, reasons: Sequence[Sequence[str]]) -> str:
     """Returns a problem with its reasons, each on a line of its own if there are several."""
-    found = [reason for each in reasons for reason in each]
-    return f"{what}: {found[0]}" if len(found) == 1 else "\n  ".join([f"{what}:", *found])
+    lines = [reason for each in reasons for reason in each]
+    return f"{what}: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"{what}:", *lines])
 
 
 def expanded(text: str) -> list[str]:
-    """Returns a text with every choice of its alternatives.
+    """Returns every text that the alternatives in braces allow.
 
     >>> expanded("heads:{model,-}; batch:data")
     ['heads:model; batch:data', 'heads:-; batch:data']
@@ -182,8 +182,8 @@ def _candidate(mesh: Mesh, layout: Layout) -> Candidate:
 
 
 def _all(lines: Sequence[_Line], parse: Callable[[str], _Kind], reading: Reading) -> list[_Kind]:
-    """Returns what lines spell, with all their alternatives; problems are noted."""
-    found = []
+    """Returns the values of lines, with all their alternatives; adds problems to `reading`."""
+    values = []
     for line in lines:
         try:
             texts = expanded(line.text.strip())
@@ -192,20 +192,20 @@ def _all(lines: Sequence[_Line], parse: Callable[[str], _Kind], reading: Reading
             continue
         for text in texts:
             try:
-                found.append(parse(text))
+                values.append(parse(text))
             except ValueError as error:
                 reading.problems.append(f"{line.where}: {error}")
-    return found
+    return values
 
 
 def _lines(texts: Sequence[str], flag: str, reading: Reading) -> list[_Line]:
-    found = []
+    lines = []
     for text in texts:
         if ":" in text or not text.strip():
-            found.append(_Line(flag, text))
+            lines.append(_Line(flag, text))
         else:
-            found += _lines_of_files(text, flag, reading)
-    return found
+            lines += _lines_of_files(text, flag, reading)
+    return lines
 
 
 def _lines_of_files(pattern: str, flag: str, reading: Reading) -> Iterator[_Line]:
@@ -223,7 +223,7 @@ def _lines_of_files(pattern: str, flag: str, reading: Reading) -> Iterator[_Line
             reading.problems.append(f"{flag}: cannot read {file}: {reason.lower()}")
             continue
         rows = [(number, line.partition("#")[0]) for number, line in enumerate(lines, 1)]
-        found = [_Line(f"{file}:{number}", line) for number, line in rows if line.strip()]
-        if not found:
+        nonempty = [_Line(f"{file}:{number}", line) for number, line in rows if line.strip()]
+        if not nonempty:
             reading.problems.append(f"{flag}: {file} has no line to read")
-        yield from found
+        yield from nonempty

@@ -1,4 +1,4 @@
-"""Digest: what tells a measurement from every other.
+"""Digest: what identifies a measurement.
 
 A resumed sweep takes over a result only if nothing has changed that it depends on: the traced step
 with its sizes and constants, the code that made and lowered it, what is asked for, and the
@@ -22,13 +22,13 @@ _PACKAGES = ("meshdsl", "meshdsl.layouts", "meshdsl.lowering", "meshdsl.models")
 
 
 def digest(graph: Graph, *facts: object) -> str:
-    """Returns a number, in hexadecimal, for a graph and facts whose text tells them apart."""
-    found = hashlib.sha256()
+    """Returns a checksum, in hexadecimal, of a graph and of facts that differ in their text."""
+    checksum = hashlib.sha256()
     for part in (*map(repr, facts), *_written(graph, TensorNames())):
-        found.update(part.encode() + b"\0")
+        checksum.update(part.encode() + b"\0")
     for file in _files(graph):
-        found.update(file.name.encode() + b"\0" + file.read_bytes())
-    return found.hexdigest()
+        checksum.update(file.name.encode() + b"\0" + file.read_bytes())
+    return checksum.hexdigest()
 
 
 def key(step: str, candidate: object) -> str:
@@ -45,11 +45,11 @@ def _written(graph: Graph, printer: TensorNames) -> Iterator[str]:
         yield " ".join(f"{printer.name(tensor)} {tensor}" for tensor in op.outputs)
         for name, value in sorted(op.params.items()):
             yield name
-            yield from _written(value, printer) if isinstance(value, Graph) else _told(value)
+            yield from _written(value, printer) if isinstance(value, Graph) else _texts(value)
     yield " ".join(map(printer.name, graph.outputs))
 
 
-def _told(value: Any) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
     elif callable(value):  # the file that it stands in is part of the digest
@@ -60,8 +60,8 @@ def _told(value: Any) -> Iterator[str]:
 
 def _files(graph: Graph) -> Iterable[Path]:
     """Returns the files of the code: those that operations were written in, and our own."""
-    found = {Path(op.source.file) for op in within(graph)}
+    files = {Path(op.source.file) for op in within(graph)}
     for name in _PACKAGES:
         for folder in importlib.import_module(name).__path__:
-            found |= set(Path(folder).rglob("*.py"))
-    return sorted(file for file in found if file.is_file())
+            files |= set(Path(folder).rglob("*.py"))
+    return sorted(file for file in files if file.is_file())

@@ -28,7 +28,7 @@ from meshdsl.reports.sweeps.tables import axes_of
 
 
 @dataclass(frozen=True)
-class Told:
+class Heading:
     """What a sweep is about, in words.
 
     Attributes:
@@ -44,40 +44,40 @@ class Told:
     rooms: Mapping[str, int]
 
 
-def page(rows: Sequence[Ranked], told: Told) -> str:
+def page(rows: Sequence[Ranked], heading: Heading) -> str:
     """Returns the whole page."""
     measured = [row for row in rows if not row.result.reason]
     failed = [row for row in rows if row.result.reason]
     header = tag(
         "header",
-        tag("h1", told.title),
+        tag("h1", heading.title),
         facts(
             [
                 ("candidates", f"{len(rows):,}"),
                 ("fit", f"{sum(bool(row.result.fits) for row in rows):,}"),
-                ("hardware", told.hardware),
-                ("memory of a device", _memory(told.rooms)),
-                ("step", told.times),
-                ("peak", told.peaks),
+                ("hardware", heading.hardware),
+                ("memory of a device", _memory(heading.rooms)),
+                ("step", heading.times),
+                ("peak", heading.peaks),
             ]
         ),
     )
-    return document(told.title, header, *_measured(measured, told), _failed(failed))
+    return document(heading.title, header, *_measured(measured, heading), _failed(failed))
 
 
 def _memory(rooms: Mapping[str, int]) -> str:
-    found = by_room(rooms).items()
+    names_of_room = by_room(rooms).items()
     return "; ".join(
-        f"{show_bytes(room)}{f' on {names}' if names else ''}" for room, names in found
+        f"{show_bytes(room)}{f' on {names}' if names else ''}" for room, names in names_of_room
     )
 
 
-def _measured(rows: Sequence[Ranked], told: Told) -> list[Html]:
+def _measured(rows: Sequence[Ranked], heading: Heading) -> list[Html]:
     if not rows:
         return []
     picture = section(
         "Memory against communication",
-        plot(rows, told.rooms),
+        plot(rows, heading.rooms),
         lead=(
             "Filled: fits. The line is the Pareto front: no other candidate both holds and sends "
             "less than one on it; the numbers are ranks. Rest on a mark to read it; a click opens "
@@ -135,7 +135,7 @@ def _failed(rows: Sequence[Ranked]) -> Html | None:
     machines = any(row.result.topology for row in rows)
     columns = [*([Column("topology")] if machines else [])]
     columns += [Column("mesh"), Column("layout"), Column("why")]
-    found: list[list[Cell | Child]] = [
+    cells: list[list[Cell | Child]] = [
         [
             *([row.result.topology] if machines else []),
             row.result.mesh,
@@ -144,4 +144,4 @@ def _failed(rows: Sequence[Ranked]) -> Html | None:
         ]
         for row in rows
     ]
-    return section("Not measured", table("candidates without figures", columns, found))
+    return section("Not measured", table("candidates without figures", columns, cells))

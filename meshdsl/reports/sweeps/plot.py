@@ -1,7 +1,7 @@
 """Plot: memory against communication, one mark for each candidate, as SVG.
 
 Both scales are logarithmic, to the base of two; what sends nothing stands at the left end. The
-Pareto front is drawn as the stairs below which no candidate is, its candidates with their ranks.
+Pareto front is drawn as stairs: no candidate lies below them. Its candidates have their ranks.
 Colours are written into the elements, so that the picture is the same in a page and as a file.
 """
 
@@ -53,21 +53,21 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
     Args:
         rooms: bytes that a device may hold, by topology, or under "" of all; lines.
     """
-    found = [row for row in rows if not row.result.reason]
-    if not found:
+    measured = [row for row in rows if not row.result.reason]
+    if not measured:
         return Html("")
-    sent = [row.result.wire for row in found]
+    sent = [row.result.wire for row in measured]
     gap = 36 if min(sent) < 1 else 0  # for those that send nothing
     across = _Scale.of(sent, _LEFT + gap, _WIDTH - _RIGHT)
-    held = [float(row.result.peak_bytes or 0) for row in found]
-    up = _Scale.of([*held, *rooms.values()], _HEIGHT - _BOTTOM, _TOP)
+    peaks = [float(row.result.peak_bytes or 0) for row in measured]
+    up = _Scale.of([*peaks, *rooms.values()], _HEIGHT - _BOTTOM, _TOP)
 
     def place(one: Result) -> tuple[float, float]:
         x = across.at(one.wire) if one.wire >= 1 else float(_LEFT + gap / 2)
         return x, up.at(one.peak_bytes or 0)
 
-    behind = [row for row in found if not row.front]
-    ahead = [row for row in found if row.front]
+    behind = [row for row in measured if not row.front]
+    ahead = [row for row in measured if row.front]
     return tag(
         "svg",
         _grid(across, up, bool(gap)),
@@ -85,19 +85,19 @@ def plot(rows: Sequence[Ranked], rooms: Mapping[str, int]) -> Html:
 
 
 def _grid(across: _Scale, up: _Scale, zero: bool) -> list[Html]:
-    floor, found = _HEIGHT - _BOTTOM, []
+    floor, marks = _HEIGHT - _BOTTOM, []
     ticks = across.ticks() + ([(float(_LEFT + 18), "0")] if zero else [])
     for x, text in ticks:
-        found.append(_line(x, x, _TOP, floor, opacity="0.25"))
-        found.append(_text(text, x, floor + 18, "middle"))
+        marks.append(_line(x, x, _TOP, floor, opacity="0.25"))
+        marks.append(_text(text, x, floor + 18, "middle"))
     for y, text in up.ticks():
-        found.append(_line(_LEFT, _WIDTH - _RIGHT, y, y, opacity="0.25"))
-        found.append(_text(text, _LEFT - 8, y + 4, "end"))
-    found.append(
+        marks.append(_line(_LEFT, _WIDTH - _RIGHT, y, y, opacity="0.25"))
+        marks.append(_text(text, _LEFT - 8, y + 4, "end"))
+    marks.append(
         _text("sent by a device per step", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, "middle")
     )
-    found.append(_text("held at the peak", _LEFT + 8, _TOP + 14, "start"))
-    return found
+    marks.append(_text("held at the peak", _LEFT + 8, _TOP + 14, "start"))
+    return marks
 
 
 def by_room(rooms: Mapping[str, int]) -> dict[int, str]:
@@ -106,10 +106,10 @@ def by_room(rooms: Mapping[str, int]) -> dict[int, str]:
     >>> by_room({"v5p:4x4x4": 95, "h100:8x8": 80, "v5p:8x8x8": 95})
     {95: 'v5p:4x4x4, v5p:8x8x8', 80: 'h100:8x8'}
     """
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name, room in rooms.items():
-        found[room] = f"{found[room]}, {name}" if room in found else name
-    return found
+        names[room] = f"{names[room]}, {name}" if room in names else name
+    return names
 
 
 def _room(names: str, room: int, up: _Scale) -> list[Html]:
@@ -130,13 +130,13 @@ def _stairs(points: Sequence[tuple[float, float]]) -> Html:
 def _mark(row: Ranked, x: float, y: float) -> Html:
     one = row.result
     colour = _GOOD if one.fits else _BAD
-    told = (
+    title = (
         f"{row.rank}. {one.candidate}\n{show_seconds(one.seconds or 0.0)} per step, "
         f"{show_bytes(one.wire)} sent, {show_bytes(one.peak_bytes or 0)} held"
     )
     mark = tag(
         "circle",
-        tag("title", told),
+        tag("title", title),
         cx=x,
         cy=y,
         r=6 if row.front else 4,

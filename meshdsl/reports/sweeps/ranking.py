@@ -1,8 +1,8 @@
 """Ranking: which candidates come first, and which of them nothing beats in both bytes.
 
-Those that fit come first, the fastest of them at the top; then those that do not fit, as ordered;
-then those without figures. Equal times are told apart by bytes on the wire, then by memory, then
-by their texts, so that the order does not depend on who was measured first.
+Candidates that fit come first, then those that do not fit, then those without figures. Within each
+group the fastest comes first. Equal times are ordered by bytes on the wire, then by memory, then by
+their texts, so that the order does not depend on which was measured first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from meshdsl.reports.sweeps.result import Result
 class Ranked:
     """A result with its place, from 1, and whether it is on the Pareto front.
 
-    The front has those results with figures of which no other holds as little and sends as little,
-    and one of the two less.
+    A result with figures is on the front if no other one needs less of memory or wire bytes and no
+    more of the other.
     """
 
     rank: int
@@ -38,7 +38,9 @@ def ranked(results: Iterable[Result]) -> list[Ranked]:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Returns for each point whether no other is as small in both numbers and smaller in one.
+    """Returns for each point whether it is on the front.
+
+    No other point is then smaller in one number and no larger in the other.
 
     >>> front([(1, 4), (2, 4), (3, 1), (3, 1)])
     [True, False, True, True]

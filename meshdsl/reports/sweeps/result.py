@@ -26,16 +26,16 @@ class Result:
     Attributes:
         topology: the machine that it is planned for, if one was asked for.
         reason: why there are no figures, if there are none.
-        passing: whether that may have other reasons than the candidate, so that it is worth another
-            try.
+        passing: whether the failure may have other causes than the candidate, so that it is worth
+            another try.
         seconds: the time that ranks it: measured if `--measure=run`, else estimated.
         quartiles: of the measured times.
         estimated_seconds, overlapped_seconds: as in `Timeline`, for the hardware asked for.
         limit: what takes most of the estimated time, in words.
         wire_bytes: what is sent, by mesh axes: `data`, or `data+model` if over both at once.
-        peak_bytes: the most that is held: by the compiler's account where it was asked.
-        planned_peak_bytes: by ours.
-        fits: whether that is no more than there is.
+        peak_bytes: the peak of memory, by the compiler if one was asked, else by the plan.
+        planned_peak_bytes: by the plan.
+        fits: whether the peak is within the device's memory.
         compile_seconds: what the compiler took.
         notes: what lowering warned of.
         page: the file of the whole report, if one is written.
@@ -74,21 +74,21 @@ class Result:
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
     @staticmethod
-    def of_json(found: Mapping[str, Any]) -> Result:
+    def of_json(record: Mapping[str, Any]) -> Result:
         """Returns what `as_json` wrote.
 
         Raises:
             TypeError: it is something else.
         """
         names = {field.name for field in fields(Result)}
-        if set(found) != names:
-            raise TypeError(f"a result has {sorted(names)}, not {sorted(found)}")
-        quartiles = found["quartiles"] and tuple(found["quartiles"])
-        return Result(**{**found, "quartiles": quartiles, "notes": tuple(found["notes"])})
+        if set(record) != names:
+            raise TypeError(f"a result has {sorted(names)}, not {sorted(record)}")
+        quartiles = record["quartiles"] and tuple(record["quartiles"])
+        return Result(**{**record, "quartiles": quartiles, "notes": tuple(record["notes"])})
 
 
 def planned(candidate: Candidate, report: Explanation, program: SpmdProgram, room: int) -> Result:
-    """Returns what the plan says of a candidate.
+    """Returns the plan's figures for a candidate.
 
     Args:
         room: bytes that a device may hold.
@@ -117,10 +117,10 @@ def sent_over(program: SpmdProgram) -> dict[str, float]:
     def sent(one: Instruction) -> float:
         return wire_of(one, mesh)
 
-    found: dict[str, float] = {}
+    sent_bytes: dict[str, float] = {}
     for one, times in program.block.counted(sent):
         count = times * sent(one)
         if count:
             axes = over(one.params["axes"], mesh).removeprefix("over ")
-            found[axes] = found.get(axes, 0.0) + count
-    return dict(sorted(found.items()))
+            sent_bytes[axes] = sent_bytes.get(axes, 0.0) + count
+    return dict(sorted(sent_bytes.items()))

@@ -1,9 +1,9 @@
 """Store: the results of a sweep in a folder, so that an interrupted one goes on where it was.
 
 `results.jsonl` has one line of JSON for every candidate that is done, and for every round of
-measured steps; each has the key of what it is about (see `digest`). A line goes to the system in
-one write, and a line that an earlier process did not finish is cut off. One process at a time holds
-the folder; however it ends, the folder is free then.
+measured steps; each has the key of its candidate (see `digest`). A line is written in one call,
+and a line that an earlier process did not finish is removed. One process at a time locks the
+folder; its exit unlocks the folder in any case.
 """
 
 from __future__ import annotations
@@ -56,44 +56,44 @@ class Store:
             self._take(line)
 
     def add(self, key: str, result: Result) -> None:
-        """Keeps the result of a candidate; it is with the system on return."""
+        """Writes the result of a candidate; it has reached the system on return."""
         self.results[key] = result
         self._write({"key": key, "result": json.loads(result.as_json())})
 
     def add_round(self, key: str, seconds: Sequence[float]) -> None:
-        """Keeps the seconds of a round of steps."""
+        """Writes the seconds of a round of steps."""
         self.rounds.setdefault(key, []).append([*seconds])
         self._write({"key": key, "round": [*seconds]})
 
     def known(self, key: str) -> Result | None:
-        """Returns the result of a key, if there is one that can be taken over."""
-        found = self.results.get(key)
-        if found is None or found.passing:
+        """Returns the result of a key, if there is one that can be used again."""
+        result = self.results.get(key)
+        if result is None or result.passing:
             return None
-        return None if found.page and not (self.folder / found.page).is_file() else found
+        return None if result.page and not (self.folder / result.page).is_file() else result
 
     def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
         try:
-            if self._file.write(data) != len(data):  # what is there is cut off by the next process
+            if self._file.write(data) != len(data):  # the next process removes the unfinished line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
     def _whole_lines(self) -> Iterator[bytes]:
         self._file.seek(0)
-        whole, newline, rest = self._file.read().rpartition(b"\n")
+        complete, newline, rest = self._file.read().rpartition(b"\n")
         if rest:
-            self._file.truncate(len(whole) + len(newline))
-        yield from whole.splitlines()
+            self._file.truncate(len(complete) + len(newline))
+        yield from complete.splitlines()
 
     def _take(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
-            if "round" in found:
-                self.rounds.setdefault(found["key"], []).append(found["round"])
+            entry = json.loads(line)
+            if "round" in entry:
+                self.rounds.setdefault(entry["key"], []).append(entry["round"])
             else:
-                self.results[found["key"]] = Result.of_json(found["result"])
+                self.results[entry["key"]] = Result.of_json(entry["result"])
         except (ValueError, TypeError, KeyError):
             return  # of another version: it is measured again
 

@@ -39,26 +39,26 @@ def as_csv(rows: Sequence[Ranked]) -> str:
 
 def as_json(rows: Sequence[Ranked], facts: Mapping[str, Any]) -> str:
     """Returns the facts of a sweep, and its `candidates` in their order."""
-    found = [{"rank": r.rank, "front": r.front, **asdict(r.result)} for r in rows]
-    return json.dumps({**facts, "candidates": found}, ensure_ascii=False, indent=1) + "\n"
+    candidates = [{"rank": r.rank, "front": r.front, **asdict(r.result)} for r in rows]
+    return json.dumps({**facts, "candidates": candidates}, ensure_ascii=False, indent=1) + "\n"
 
 
 def axes_of(rows: Sequence[Ranked]) -> list[str]:
     """Returns the sets of mesh axes over which something is sent, as `data+model`."""
-    found = dict.fromkeys(axes for row in rows for axes in row.result.wire_bytes)
-    return sorted(found, key=lambda axes: (axes.count("+"), axes))
+    sets = dict.fromkeys(axes for row in rows for axes in row.result.wire_bytes)
+    return sorted(sets, key=lambda axes: (axes.count("+"), axes))
 
 
 def _flat(row: Ranked, axes: Sequence[str]) -> dict[str, Any]:
-    found = {"rank": row.rank, "front": row.front, **asdict(row.result)}
-    sent, (low, high) = found.pop("wire_bytes"), found.pop("quartiles") or (None, None)
-    at = list(found).index("peak_bytes")
+    columns = {"rank": row.rank, "front": row.front, **asdict(row.result)}
+    sent, (low, high) = columns.pop("wire_bytes"), columns.pop("quartiles") or (None, None)
+    at = list(columns).index("peak_bytes")
     failed = bool(row.result.reason)
     more = {"lower_quartile": low, "upper_quartile": high}
     more |= {"wire_bytes": None if failed else row.result.wire}
     more |= {f"wire_bytes over {one}": None if failed else sent.get(one, 0.0) for one in axes}
-    pairs = [*list(found.items())[:at], *more.items(), *list(found.items())[at:]]
-    return {**dict(pairs), "notes": "\n".join(found["notes"])}
+    pairs = [*list(columns.items())[:at], *more.items(), *list(columns.items())[at:]]
+    return {**dict(pairs), "notes": "\n".join(columns["notes"])}
 
 
 def shown(rows: Sequence[Ranked], measured: bool) -> Table:
@@ -67,9 +67,9 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
     Args:
         measured: whether times are.
     """
-    found = [row for row in rows if not row.result.reason]
-    axes, meshes = axes_of(rows), {row.result.mesh for row in found}
-    machines = {row.result.topology for row in found}
+    with_figures = [row for row in rows if not row.result.reason]
+    axes, meshes = axes_of(rows), {row.result.mesh for row in with_figures}
+    machines = {row.result.topology for row in with_figures}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("#", justify="right")
     if len(machines) > 1:
@@ -81,7 +81,7 @@ def shown(rows: Sequence[Ranked], measured: bool) -> Table:
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for row in found[:_MOST_ROWS]:
+    for row in with_figures[:_MOST_ROWS]:
         one = row.result
         cells = [str(row.rank), *([one.topology] if len(machines) > 1 else [])]
         cells += [*([one.mesh] if len(meshes) > 1 else []), one.layout or "-"]

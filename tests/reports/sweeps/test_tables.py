@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from meshdsl.reports.sweeps import tables
-from meshdsl.reports.sweeps.page import Told, page
+from meshdsl.reports.sweeps.page import Heading, page
 from meshdsl.reports.sweeps.plot import plot
 from meshdsl.reports.sweeps.ranking import ranked
 from meshdsl.reports.sweeps.result import Result
@@ -154,7 +154,7 @@ def test_any_rows_can_be_drawn(rows):
 
 
 def test_the_page_links_every_report_and_tells_what_failed():
-    text = page(ROWS, Told("a sweep", "TPU v5p", "estimated", "planned", {"": 2 * GIB}))
+    text = page(ROWS, Heading("a sweep", "TPU v5p", "estimated", "planned", {"": 2 * GIB}))
     assert text.startswith("<!doctype html>") and "http://www.w3.org/2000/svg" in text
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
     assert text.count('href="pages/one.html"') == text.count('href="pages/three.html"') == 2

@@ -61,13 +61,13 @@ def _header(comparison: Comparison) -> Html:
     ]
     layouts = []
     for letter, report in zip(_LETTERS, (comparison.before, comparison.after), strict=True):
-        told = f"most time is spent on {what_limits(report.timeline)}"
+        limit = f"most time is spent on {what_limits(report.timeline)}"
         layouts += [
             _letter(letter),
             tag(
                 "div",
                 code(str(report.layout) or "none"),
-                tag("div", told, class_="quiet"),
+                tag("div", limit, class_="quiet"),
                 tag("div", too_large(report), class_="warn") if too_large(report) else None,
             ),
         ]

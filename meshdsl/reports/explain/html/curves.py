@@ -13,27 +13,27 @@ from meshdsl.reports.explain.html.strips import Scale
 def memory_curve(
     intervals: Sequence[Interval], scale: Scale, room: int, marked: bool = True
 ) -> Html:
-    """Returns what is held while the intervals of a strip run, on the same axis of time.
+    """Returns the memory in use while the intervals of a strip run, on the same axis of time.
 
     Args:
         room: bytes that the device has; a line, where the scale reaches it.
         marked: whether the highest place is marked.
     """
-    whole, steps, known = scale.seconds or 1.0, [], None
+    seconds, steps, known = scale.seconds or 1.0, [], None
     even = not scale.seconds
     start = 0.0
     for interval in intervals:
         width = 1 / len(intervals) if even else interval.seconds
         known = interval.held_bytes if interval.held_bytes is not None else known
         if known is not None:
-            steps.append((start / whole, (start + width) / whole, known))
+            steps.append((start / seconds, (start + width) / seconds, known))
         start += width
     if not steps:
         return Html("")
     top = scale.bytes * 1.15 or 1.0
     points = [f"M0 {100 - 100 * steps[0][2] / top:.2f}"]
-    for _, right, held in steps:
-        points.append(f"V{100 - 100 * held / top:.2f}H{1000 * right:.2f}")
+    for _, right, count in steps:
+        points.append(f"V{100 - 100 * count / top:.2f}H{1000 * right:.2f}")
     line = "".join(points)
     peak = max(steps, key=lambda step: step[2])
     figure = tag(

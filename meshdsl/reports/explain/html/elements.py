@@ -15,7 +15,7 @@ from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.tracing.source import Source
 
 _EMPTY = frozenset(["input", "meta"])
-_CLOSED = frozenset(["line", "path", "rect"])  # empty, and of SVG, where a slash closes
+_CLOSED = frozenset(["line", "path", "rect"])  # empty elements of SVG, which a slash closes
 
 
 class Html(str):
@@ -82,8 +82,8 @@ def place(source: Source, phase: bool = True) -> Html:
 
 
 def facts(pairs: Iterable[tuple[str, Child]], kind: str = "facts") -> Html:
-    """Returns names with what there is to say of each, in two columns."""
-    return tag("dl", [[tag("dt", name), tag("dd", told)] for name, told in pairs], class_=kind)
+    """Returns names with one fact about each, in two columns."""
+    return tag("dl", [[tag("dt", name), tag("dd", fact)] for name, fact in pairs], class_=kind)
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def _foot(columns: Sequence[Column], rows: Sequence[Sequence[Cell | Child]]) -> 
     for number, column in enumerate(columns):
         text: str | None = "total" if number == 0 else None
         if column.total:
-            found = (row[number] for row in rows)
-            text = show_bytes(sum(c.order or 0 for c in found if isinstance(c, Cell)))
+            column_cells = (row[number] for row in rows)
+            text = show_bytes(sum(c.order or 0 for c in column_cells if isinstance(c, Cell)))
         kinds = " ".join(
             name for name, on in (("number", column.number), ("sum", column.total)) if on
         )

@@ -117,12 +117,12 @@ def limits(explanation: Explanation) -> Html:
         ("slow network", f"crossed by {_axes(slow)}" if slow else ""),
         *(("note", note) for note in explanation.notes),
     ]
-    told = [(name, text) for name, text in notes if text]
+    shown = [(name, text) for name, text in notes if text]
     return section(
         "What limits the step",
         tag("p", "Most is spent on ", tag("b", what_limits(timeline)), "."),
         legend(timeline.times, explanation.mesh),
-        facts(told, "facts notes") if told else None,
+        facts(shown, "facts notes") if shown else None,
     )
 
 
@@ -149,14 +149,14 @@ def timeline(explanation: Explanation) -> Html | None:
 def buffers(explanation: Explanation) -> Html:
     """Returns what is alive at the peak: by part, then the largest buffers."""
     peak = explanation.memory.peak_bytes or 1
-    found = {part: count for part, count in explanation.bytes_of.items() if count}
+    totals = {part: count for part, count in explanation.bytes_of.items() if count}
     bar = [
         tag(
             "span",
             style=f"flex: {count / peak:.5f}; background: var(--part-{PARTS.index(part)})",
             title=f"{MEANING[part][0]}: {show_bytes(count)}",
         )
-        for part, count in found.items()
+        for part, count in totals.items()
     ]
     items = [
         tag(
@@ -167,7 +167,7 @@ def buffers(explanation: Explanation) -> Html:
             tag("span", f" {show_share(count / peak)}", class_="quiet"),
             title=MEANING[part][1] or None,
         )
-        for part, count in found.items()
+        for part, count in totals.items()
     ]
     columns = [
         Column("part"),
@@ -239,7 +239,7 @@ def collectives(explanation: Explanation) -> Html:
 
 
 def traffic_cells(traffic: Traffic) -> Sequence[Cell | Html | str]:
-    """Returns the cells of one collective, its phase aside."""
+    """Returns the cells of one collective, without its phase."""
     names = traffic.what[0] + (f" + {len(traffic.what) - 1} more" if traffic.what[1:] else "")
     return (
         traffic.kind,
@@ -313,8 +313,8 @@ def parameters(explanation: Explanation) -> Html | None:
 
 def pads(explanation: Explanation) -> Html | None:
     """Returns what is lost to sizes that do not divide, if anything."""
-    found = explanation.pads
-    if not found.dims:
+    wasted = explanation.pads
+    if not wasted.dims:
         return None
     dims = [
         (
@@ -325,7 +325,7 @@ def pads(explanation: Explanation) -> Html | None:
             Cell(show_share(one.share), one.share),
             Cell(f"{one.tensors:,}", one.tensors),
         )
-        for one in found.dims
+        for one in wasted.dims
     ]
     dim_columns = [Column("dim"), Column("over")]
     dim_columns += [Column(n, number=True) for n in ("blocks", "pads", "of all positions")]
@@ -337,7 +337,7 @@ def pads(explanation: Explanation) -> Html | None:
             Cell(show_share(one.share), one.share),
             byte_cell(one.bytes),
         )
-        for one in found.tensors
+        for one in wasted.tensors
     ]
     tensor_columns = [
         Column("tensor"),
@@ -352,8 +352,8 @@ def pads(explanation: Explanation) -> Html | None:
         table("padded tensors", tensor_columns, tensors) if tensors else None,
         lead=(
             f"Sizes that do not divide by the devices that share them. Of the peak, "
-            f"{show_bytes(found.held_bytes)} ({show_share(found.held_bytes / peak)}) per device "
-            f"are pads; of the inputs, {show_bytes(found.input_bytes)}."
+            f"{show_bytes(wasted.held_bytes)} ({show_share(wasted.held_bytes / peak)}) per device "
+            f"are pads; of the inputs, {show_bytes(wasted.input_bytes)}."
         ),
     )
 

@@ -29,30 +29,34 @@ def step(timeline: Timeline, mesh: Mesh, peak: int) -> Html:
     """Returns the whole step: strip, memory and scale; then every loop, and all intervals."""
     scale = Scale(timeline.seconds, peak)
     room = timeline.hardware.memory_bytes
-    whole = timeline.seconds
+    seconds = timeline.seconds
     return joined(
         [
             strip(timeline.intervals, mesh, scale, "the step as intervals, to scale"),
             memory_curve(timeline.intervals, scale, room),
             ruler(scale),
             tag("p", class_="told", aria_live="polite"),
-            loops(timeline.intervals, mesh, whole, peak, room),
-            interval_table(timeline.intervals, whole),
+            loops(timeline.intervals, mesh, seconds, peak, room),
+            interval_table(timeline.intervals, seconds),
         ]
     )
 
 
-def loops(intervals: Sequence[Interval], mesh: Mesh, whole: float, peak: int, room: int) -> Html:
+def loops(
+    intervals: Sequence[Interval], mesh: Mesh, total_seconds: float, peak: int, room: int
+) -> Html:
     """Returns every loop of some intervals, folded: one iteration of it."""
     return joined(
-        _loop(interval, mesh, whole, peak, room) for interval in intervals if interval.inside
+        _loop(interval, mesh, total_seconds, peak, room)
+        for interval in intervals
+        if interval.inside
     )
 
 
-def _loop(loop: Interval, mesh: Mesh, whole: float, peak: int, room: int) -> Html:
+def _loop(loop: Interval, mesh: Mesh, total_seconds: float, peak: int, room: int) -> Html:
     seconds = sum(interval.seconds for interval in loop.inside)
     each = f", {show_seconds(seconds)} each" if loop.count > 1 else ""
-    share = show_share(loop.seconds / whole) if whole else ""
+    share = show_share(loop.seconds / total_seconds) if total_seconds else ""
     scale = Scale(seconds, peak)
     return tag(
         "details",
@@ -74,7 +78,7 @@ def _loop(loop: Interval, mesh: Mesh, whole: float, peak: int, room: int) -> Htm
     )
 
 
-def interval_table(intervals: Sequence[Interval], whole: float) -> Html:
+def interval_table(intervals: Sequence[Interval], total_seconds: float) -> Html:
     """Returns intervals as a table, folded."""
     columns = [
         Column("#", number=True),
@@ -97,7 +101,7 @@ def interval_table(intervals: Sequence[Interval], whole: float) -> Html:
             f"{one.kind} ×{one.count:,}" if one.count > 1 else one.kind,
             code(few(one.name)),
             Cell(show_seconds(one.seconds), one.seconds),
-            Cell(show_share(one.seconds / whole) if whole else "–", one.seconds),
+            Cell(show_share(one.seconds / total_seconds) if total_seconds else "–", one.seconds),
             called(one.limit),
             Cell(show_flops(one.flops) if one.flops else "", one.flops),
             Cell(show_bytes(one.bytes) if one.bytes else "", one.bytes),

@@ -23,7 +23,7 @@ from meshdsl.reports.explain.limits import called
 _COLOURS = 8
 _NARROW = 0.001  # of the width: joined with its neighbours
 _LABELLED = 0.07
-_TOLD = 0.001  # of the time: what takes less is drawn, and not told in the legend
+_IN_LEGEND = 0.001  # of the time: what takes less is drawn, but not in the legend
 _PARTED = 0.006  # wide enough for a gap behind it
 
 
@@ -61,7 +61,7 @@ def legend(times: Mapping[str, float], mesh: Mesh) -> Html:
             tag("span", f" {show_share(seconds / total if total else 0)}", class_="quiet"),
         )
         for what, seconds in times.items()
-        if seconds >= _TOLD * total
+        if seconds >= _IN_LEGEND * total
     ]
     return joined([tag("div", bar, class_="bar"), tag("ul", items, class_="legend")])
 
@@ -86,18 +86,18 @@ class Scale:
 def _segments(intervals: Sequence[Interval], scale: Scale) -> list[_Segment]:
     least = scale.seconds * _NARROW
     even = not scale.seconds  # no interval takes time: all are drawn alike
-    found: list[_Segment] = []
+    segments: list[_Segment] = []
     start = 0.0
     for interval in intervals:
         width = 1 / len(intervals) if even else interval.seconds
-        last = found[-1] if found else None
+        last = segments[-1] if segments else None
         loop = bool(interval.inside) or (last is not None and bool(last.intervals[-1].inside))
         if last and not even and not loop and width < least and last.width < least:
-            found[-1] = _Segment((*last.intervals, interval), last.start, last.width + width)
+            segments[-1] = _Segment((*last.intervals, interval), last.start, last.width + width)
         else:
-            found.append(_Segment((interval,), start, width))
+            segments.append(_Segment((interval,), start, width))
         start += width
-    return found
+    return segments
 
 
 def strip(
@@ -109,32 +109,32 @@ def strip(
         label: what the strip shows, for those who do not see it.
         first_loop: None, if its loops cannot be unfolded.
     """
-    whole = scale.seconds or 1.0
+    seconds = scale.seconds or 1.0
     segments = _segments(intervals, scale)
     loops = itertools.count()
     drawn = [
         _drawn(
             segment,
             mesh,
-            whole,
+            seconds,
             next(loops) if first_loop is not None and segment.intervals[0].inside else None,
         )
         for segment in segments
     ]
     return tag(
         "div",
-        _phases(segments, whole),
+        _phases(segments, seconds),
         tag("div", drawn, class_="strip", role="group", aria_label=label, tabindex="0"),
         class_="timeline",
     )
 
 
-def _span(start: float, width: float, whole: float) -> str:
-    return f"left: {100 * start / whole:.4f}%; width: {100 * width / whole:.4f}%"
+def _span(start: float, width: float, seconds: float) -> str:
+    return f"left: {100 * start / seconds:.4f}%; width: {100 * width / seconds:.4f}%"
 
 
-def _drawn(segment: _Segment, mesh: Mesh, whole: float, loop: int | None) -> Html:
-    first, share = segment.intervals[0], segment.width / whole
+def _drawn(segment: _Segment, mesh: Mesh, seconds: float, loop: int | None) -> Html:
+    first, share = segment.intervals[0], segment.width / seconds
     kinds = ["segment"]
     background = colour(first.limit, mesh)
     name = ""
@@ -148,12 +148,12 @@ def _drawn(segment: _Segment, mesh: Mesh, whole: float, loop: int | None) -> Htm
         kinds.append("sent")
     if share > _PARTED:
         kinds.append("parted")
-    tip = told(first) if len(segment.intervals) == 1 else _told_together(segment)
+    tip = tooltip(first) if len(segment.intervals) == 1 else _joint_tooltip(segment)
     return tag(
         "span",
         tag("span", name) if name and share > _LABELLED else None,
         class_=" ".join(kinds),
-        style=f"{_span(segment.start, segment.width, whole)}; background: {background}",
+        style=f"{_span(segment.start, segment.width, seconds)}; background: {background}",
         title=tip,
         data_loop=loop,
     )
@@ -177,7 +177,7 @@ def loop_name(loop: Interval) -> str:
     return f"{loop.name or loop.kind}{times}"
 
 
-def told(interval: Interval) -> str:
+def tooltip(interval: Interval) -> str:
     """Returns one line about an interval."""
     if interval.inside:
         head = f"{interval.kind} {loop_name(interval)}"
@@ -200,7 +200,7 @@ def told(interval: Interval) -> str:
     return f"{head}: {' · '.join(facts)}"
 
 
-def _told_together(segment: _Segment) -> str:
+def _joint_tooltip(segment: _Segment) -> str:
     names = list(dict.fromkeys(i.name for i in segment.intervals if i.name))
     seconds = sum(i.seconds for i in segment.intervals)
     return f"{len(segment.intervals)} short intervals ({few(', '.join(names))}): " + show_seconds(
@@ -214,24 +214,24 @@ def few(names: str) -> str:
     return names if len(listed) < 4 else f"{', '.join(listed[:3])} + {len(listed) - 3} more"
 
 
-def _phases(segments: Sequence[_Segment], whole: float) -> Html | None:
+def _phases(segments: Sequence[_Segment], seconds: float) -> Html | None:
     """Returns brackets with the phases of the step, if there are several."""
-    found = [
+    runs = [
         (phase, list(run))
         for phase, run in itertools.groupby(segments, lambda s: s.intervals[0].phase)
     ]
-    if len({phase for phase, _ in found}) < 2:
+    if len({phase for phase, _ in runs}) < 2:
         return None
     joined_runs: list[tuple[str, float, float]] = []
-    for phase, run in found:
+    for phase, run in runs:
         start, end = run[0].start, run[-1].start + run[-1].width
         joined_runs.append((phase, start, end - start))
     return tag(
         "div",
         [
-            tag("span", phase, style=_span(start, width, whole), title=phase)
+            tag("span", phase, style=_span(start, width, seconds), title=phase)
             for phase, start, width in joined_runs
-            if width / whole > 0.02
+            if width / seconds > 0.02
         ],
         class_="phases",
         aria_hidden="true",
