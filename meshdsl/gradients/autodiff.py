@@ -18,7 +18,7 @@ from meshdsl.gradients.stops import stopped_at
 from meshdsl.ops import creation
 from meshdsl.ops.control.body import is_array, leaves_of, subgraph
 from meshdsl.ops.control.checkpoint import name
-from meshdsl.ops.operation import at_once, operation, told_as
+from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.tensors.dtypes import is_differentiable, is_float, short
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
@@ -80,7 +80,7 @@ def value_and_grad(
     @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
-        with told_as("gradient"):
+        with reported_as("gradient"):
             numbers = argument_numbers(wrt, args)
         chosen = [args[n] for n in numbers]
         inputs, tree = leaves_of(chosen)
@@ -226,7 +226,7 @@ def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> Non
             current().note(
                 f"{what} decides only which elements are chosen, by {by}: its gradient is zero"
             )
-    with told_as("gradient"):
+    with reported_as("gradient"):
         if problems:
             raise ValueError(
                 "there is no differentiable path: "

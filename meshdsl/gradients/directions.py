@@ -18,7 +18,7 @@ from meshdsl.gradients.replay import Cotangents, Replay
 from meshdsl.gradients.tangents import push
 from meshdsl.ops.control.body import is_array, leaves_of, subgraph
 from meshdsl.ops.creation import as_tensor, zeros
-from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.tensors.dims import Dimension, Shape, unused
 from meshdsl.tensors.dtypes import is_complex, is_differentiable
 from meshdsl.tensors.module import path_of
@@ -50,7 +50,7 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
     Raises:
         ValueError: the tangents do not fit the primals; all misfits are told.
     """
-    with told_as("jvp"):
+    with reported_as("jvp"):
         _need_tuples("jvp", primals, tangents)
         inputs, moving = _directions(tuple(primals), tuple(tangents))
     tree = jax.tree.structure(tuple(primals), is_leaf=is_array)
@@ -96,10 +96,10 @@ def hessian_vector_product(
     Raises:
         ValueError: no argument has a tangent, and what `md.jvp` and `md.grad` raise.
     """
-    with told_as("hessian_vector_product"):
+    with reported_as("hessian_vector_product"):
         _need_tuples("hessian_vector_product", primals, tangents)
     about = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
-    with told_as("hessian_vector_product"):
+    with reported_as("hessian_vector_product"):
         if not about:
             raise ValueError("give a tangent for at least one of the primals")
     slope = value_and_grad(function, about, named=False)
@@ -137,12 +137,12 @@ def jacobian(
     @at_once
     @functools.wraps(function)
     def differentiated(*args: Any) -> Any:
-        with told_as("jacobian"):
+        with reported_as("jacobian"):
             numbers = argument_numbers(wrt, args)
         inputs, tree = leaves_of([args[n] for n in numbers])
         graph, consts, structure = subgraph(of_leaves(function, args, numbers, tree), inputs)
         results = graph.outputs
-        with told_as("jacobian"):
+        with reported_as("jacobian"):
             _check(mode, [*inputs, *results])
         columns, rows = (
             sum(t.shape.volume for t in some if is_differentiable(t.dtype))

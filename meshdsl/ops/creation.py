@@ -1,4 +1,4 @@
-"""Tensors from nothing: constants and index ramps; and operands as tensors."""
+"""Constants: tensors filled with a number, and index ramps; and operands as tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARANGE = Primitive("arange", _rule, work=Work.NONE, form=Form.GENERATED)
 
 
 def sized(dims: DimsLike) -> Shape:
-    """Returns dims as a shape; a bare name is an error, since nothing gives it a size."""
+    """Returns dims as a shape; a bare name is an error, since it has no size."""
     listed = as_list(dims)
     bare = [dim for dim in listed if not isinstance(dim, Dimension)]
     if bare:

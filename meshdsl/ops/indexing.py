@@ -4,8 +4,8 @@ An index counts from 0 along the whole of a dim, whatever the layout. Indices ou
 are well-defined everywhere: a look-up gives zeros for them, a scatter drops them; there are no
 negative indices that count from the end.
 
-Dims that table and indices share pair up, as everywhere. The looked-up dim itself may be a dim of
-the indices as well, with a size of its own: it then stands in the result for the places looked at.
+Dims that table and indices share pair up, as everywhere. The indices may also have the looked-up
+dim itself, with another size: the result then has the indices' one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from meshdsl.tracing.trace import bind_one, is_derived
 
 
 def paired(table: Shape, indices: Shape, dim: str) -> tuple[str, ...]:
-    """Returns the names of the dims that a table and its indices go along together."""
+    """Returns the names of the dims that pair up between a table and its indices."""
     return tuple(d.name for d in indices if d.name != dim and table.find(d.name) is not None)
 
 
 def looked_up(table: Shape, indices: Shape, dim: str) -> Shape:
-    """Returns the dims of what is looked up: those of the indices, then the table's others."""
+    """Returns the dims of the result: those of the indices, then the table's others."""
     return Shape([*indices, *table.without([dim, *paired(table, indices, dim)])])
 
 
@@ -53,17 +53,17 @@ def _check_sizes(table: Shape, indices: Shape, dim: str) -> None:
 
 
 def _need_no_slip(table: Shape, indices: Shape, dim: str) -> None:
-    """Raises ValueError for dims that would pair up but for a slip, such as `batch` and `bacth`."""
+    """Raises ValueError for dims whose names differ by a slip, such as `batch` and `bacth`."""
     if is_derived():
         return
-    found = [
+    problems = [
         f"dim `{mine.name}` of the indices and dim `{theirs.name}` of {table} have one size, and "
         f"names that differ by a slip, so they do not pair up; rename one, as in "
         f"indices.rename({mine.name}='{theirs.name}'), or to a name that is less alike"
         for mine, theirs in slips(indices.without([dim]), table.without([dim]))
     ]
-    if found:
-        raise ValueError("; ".join(found))
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 def _take_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -100,16 +100,16 @@ def _scatter_add_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[
 
 
 def _scatter_extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
-    """Shares the cotangent among the updates that reach the extreme, as for `max`."""
+    """Divides the cotangent among the updates that reach the extreme, as for `max`."""
     (updates, indices), (y,) = op.inputs, op.outputs
-    found = functools.partial(bind_one, TAKE, params={"dim": op.params["dim"]})
-    extreme = found(inputs=(y, indices))
+    look_up = functools.partial(bind_one, TAKE, params={"dim": op.params["dim"]})
+    extreme = look_up(inputs=(y, indices))
     slack = rounding(y.dtype) * abs(extreme)
     top = op.name == "scatter_max"
     near = updates >= extreme - slack if top else updates <= extreme + slack
     reached = cast(near | (updates == extreme), y.dtype)
     count = maximum(bind_one(SCATTER_ADD, (reached, indices), op.params), 1)
-    return [reached * found(inputs=(cotangents[0] / count, indices)), None]
+    return [reached * look_up(inputs=(cotangents[0] / count, indices)), None]
 
 
 def _update_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
@@ -130,10 +130,10 @@ def overwrite(x: Tensor, piece: Tensor, start: Tensor, dim: str, part: str) -> T
         overwrite(cache, rows, at, "length", "rows")
 
     Args:
-        piece: [*x's dims], with another dim, `part`, that x lacks, in place of `dim`. No layout
+        piece: x's dims, but with the dim `part`, which x lacks, in place of `dim`. No layout
             splits its name, so that every device has the piece.
-        start: s32[]. The piece lies inside of x, but for one of a single position: that is dropped
-            where it does not.
+        start: s32[]. The piece must lie inside of x. Only a piece of a single position may lie
+            outside; it is dropped.
     """
     return bind_one(UPDATE, (x, piece, start), {"dim": dim, "part": part})
 
@@ -149,7 +149,7 @@ _SCATTERS = {"add": SCATTER_ADD, "max": SCATTER_MAX, "min": SCATTER_MIN}
 
 
 def narrow(indices: Tensor, size: int) -> Tensor:
-    """Returns 64-bit indices as s32, none of them made to fall inside by cutting bits off."""
+    """Returns 64-bit indices as s32; those outside of the dim stay outside."""
     _need_integers(indices)
     if indices.dtype.itemsize < 8:
         return indices
@@ -173,7 +173,7 @@ def take(table: Tensor, indices: Tensor | int, dim: DimLike) -> Tensor:
             have differs in size, or two dims of one size have names that differ by a slip.
     """
     indices = as_tensor(indices)
-    if table.dtype == np.bool_:  # looked up as numbers, of which sums can be made
+    if table.dtype == np.bool_:  # looked up as numbers, which can be summed
         return take(cast(table, "int32"), indices, dim) != 0
     dim = table.shape.get(dim)
     _need_no_slip(table.shape, indices.shape, dim.name)
@@ -182,7 +182,7 @@ def take(table: Tensor, indices: Tensor | int, dim: DimLike) -> Tensor:
 
 @operation
 def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
-    """Looks up, at each place, along one dim: `md.take_along(x, md.argsort(x, "n"), "n")`.
+    """Looks up along one dim, at each position: `md.take_along(x, md.argsort(x, "n"), "n")`.
 
     Args:
         indices: integers that have `dim`, of any size; their other dims pair up with x's.
@@ -192,8 +192,7 @@ def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
         outside of [0, size) gives zeros, and its gradient is dropped.
 
     Raises:
-        ValueError: the indices lack `dim`, or have a dim that x lacks while x has one that they
-            lack; and whatever `take` raises.
+        ValueError: the indices lack `dim`; both have a dim that the other lacks; or as for `take`.
     """
     name = x.shape.get(dim).name
     if indices.shape.find(name) is None:
@@ -201,28 +200,28 @@ def take_along(x: Tensor, indices: Tensor, dim: DimLike) -> Tensor:
     if x.shape.without(indices.shape.names):
         advice = f"look up every combination: md.take(x, indices, {name!r})"
         need_dims(indices, "the indices", x, "x", advice)
-    found = take(x, indices, name)
+    result = take(x, indices, name)
     first = indices.shape.without(x.shape.names)
-    return transpose(found, [*first.names, *x.shape.names])
+    return transpose(result, [*first.names, *x.shape.names])
 
 
 @operation
 def scatter(
     x: Tensor, indices: Tensor | int, updates: Any, dim: DimLike, mode: str = "set"
 ) -> Tensor:
-    """Returns x with updates put, along one dim, where indices say.
+    """Returns x with updates at the positions that indices name along one dim.
 
-    `md.scatter(x, indices, updates, "vocab", mode="add")`: dims that x and the indices share,
-    apart from `dim`, pair up; each other place of the indices is one update.
+    `md.scatter(x, indices, updates, "vocab", mode="add")`. Dims that x and the indices share, apart
+    from `dim`, pair up. Each position along the indices' other dims is one update.
 
     Args:
         updates: a number, or a tensor of x's dtype with some of the dims [*indices, *x's others].
-        mode: "set": of several updates of one element the last wins, in row-major order of the
-            indices' dims. "add", "max", "min": all of them are combined with the element.
+        mode: "set": the last of several updates of one element wins, in row-major order of the
+            indices' dims. "add", "max", "min": all updates are combined with the element.
 
     Returns:
         x's dims. An index outside of [0, size) is dropped, and so is its gradient. The gradient of
-        "max" and "min" is shared by what reaches the extreme, half of it going to x where x does.
+        "max" and "min" is divided among what reaches the extreme; if x does, it gets half.
 
     Raises:
         ValueError: an unknown mode, indices that are not integers, updates of another dtype or
@@ -249,7 +248,7 @@ def scatter(
 
 
 def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor:
-    """Returns updates with all of the dims they are for."""
+    """Returns updates broadcast to all of their dims."""
     updates = as_tensor(updates, x.dtype)
     if updates.dtype != x.dtype:
         raise ValueError(
@@ -268,10 +267,10 @@ def _updates(x: Tensor, indices: Tensor, updates: Any, dim: Dimension) -> Tensor
 
 
 def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
-    """Puts the update with the largest ordinal at each place; all others become zeros to add.
+    """Adds the update with the largest ordinal at each position, and zeros for all others.
 
-    Where there is one update of each element at most, there is nothing to settle. A single one is
-    written in its place, or compared with every place where these differ along other dims.
+    Where each element has at most one update, no ordinals are needed. A single update is written in
+    place; where its index differs along other dims, it is compared with every position.
     """
     pairs = paired(x.shape, indices.shape, dim.name)
     ordinal = full([], 0, "int32")
@@ -299,7 +298,7 @@ def _set(x: Tensor, indices: Tensor, updates: Tensor, dim: Dimension) -> Tensor:
 
 
 def _distinct(indices: Tensor, name: str) -> bool:
-    """Whether integers are known to differ along a dim: those of `arange`, and a number more."""
+    """Whether integers are known to differ along a dim: those of `arange`, plus a number."""
     op = indices.trace.makers.get(indices) if indices.trace is not None else None
     if op is None:
         return False

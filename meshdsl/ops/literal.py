@@ -16,9 +16,9 @@ LITERAL = Primitive("literal", lambda inputs, params: [(params["shape"], params[
 
 
 def literal(array: NamedArray) -> Tensor:
-    """Returns a tensor with the data that an array has at this moment.
+    """Returns a tensor with the present data of an array.
 
-    In what runs at once it is an input of the program, which stays where it is.
+    An operation that runs at once has it as an input, which is not copied.
     """
     trace = root = current()
     while root.parent is not None:
@@ -29,7 +29,10 @@ def literal(array: NamedArray) -> Tensor:
         data = np.array(array)
         data.flags.writeable = False
         tensor = bind_one(LITERAL, (), {"data": data, "shape": array.dims})
-        trace.literals[id(array)] = array, tensor  # the array is held, so that its id stays its own
+        trace.literals[id(array)] = (
+            array,
+            tensor,
+        )  # the array stays alive, and its id unique
     return trace.literals[id(array)][1]
 
 

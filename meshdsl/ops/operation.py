@@ -1,4 +1,4 @@
-"""The marker of public operations: a user's mistake is told with the operands and the line."""
+"""The marker of public operations: errors name the operands and the user's line."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from meshdsl.tracing.trace import here, is_derived, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_ALIASES = ("axis", "axes", "dim", "dims", "over")  # what dims are called elsewhere
+_ALIASES = ("axis", "axes", "dim", "dims", "over")  # keywords for dims in other libraries
 
 
 class OperationError(ValueError):
-    """A user's mistake in one operation, told with its operands and source line."""
+    """A user's mistake in one operation, with its operands and source line."""
 
 
 def operation(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks a public operation: a ValueError inside it is retold with what the user needs.
+    """Marks a public operation: a ValueError inside it is raised again with what the user needs.
 
     The message names the operation, every tensor operand with the line it was made at, and the
     user's own line. NamedArrays among the operands become literals of the program; where nothing
@@ -47,14 +47,14 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value
 
-        try:  # as `told_as` does, which takes a while for thousands of operations
+        try:  # as `reported_as` does, which is slow for thousands of operations
             return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
         except OperationError:
             raise
         except ValueError as error:
             raise OperationError(_describe(name, error, (*args, *kwargs.values()))) from None
         except TypeError:
-            with told_as(name, (*args, *kwargs.values())):
+            with reported_as(name, (*args, *kwargs.values())):
                 _need_fit(function, name, args, kwargs)
             raise
 
@@ -88,16 +88,16 @@ def _parameters(signature: inspect.Signature) -> str:
 
 
 def checked_by(check: Callable[P, None]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Marks an operation whose arguments are checked before each call, even one that is kept.
+    """Marks an operation whose arguments are checked before each call, even of a cached program.
 
-    `check` has the operation's arguments as the user gives them, so it sees data that is at hand.
-    Its ValueError is retold as the operation's own.
+    `check` gets the operation's arguments as the user passes them, so it sees their data. Its
+    ValueError is raised again as the operation's own.
     """
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def checking(*args: P.args, **kwargs: P.kwargs) -> R:
-            with told_as(function.__name__, (*args, *kwargs.values())):
+            with reported_as(function.__name__, (*args, *kwargs.values())):
                 check(*args, **kwargs)
             return function(*args, **kwargs)
 
@@ -119,8 +119,8 @@ def at_once(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def told_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
-    """Retells a ValueError as a mistake in the operation `name`.
+def reported_as(name: str, arguments: Iterable[Any] = ()) -> Iterator[None]:
+    """Raises a ValueError again, as a mistake in the operation `name`.
 
     Operations that run the user's own code use it around their checks only, so that an error in
     that code keeps its traceback.

@@ -2,8 +2,8 @@
 
 Every number depends on the key and on its position in the dims as listed, on nothing else: it is
 the same on every layout, mesh and backend, up to the rounding of a backend's logarithms and the
-like. All numbers are finite: what has no bounds is cut off where 24 random bits (of float64, 32) do
-not tell it apart from a rarer value.
+like. All numbers are finite: distributions without bounds are cut off where 24 random bits (for
+float64, 32) cannot distinguish a rarer value.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def _fraction(source: Tensor, dims: DimsLike, dtype: np.dtype, exact: int, plus:
     work = dtype if exact == 32 else np.dtype("float32")
     if exact < 32:
         drawn = shift_right(drawn, 32 - exact)
-    found = cast(drawn, work)
+    numerator = cast(drawn, work)
     if plus:
-        found = found + plus
-    return cast(found * 2.0**-exact, dtype)
+        numerator = numerator + plus
+    return cast(numerator * 2.0**-exact, dtype)
 
 
 def _open(source: Tensor, dims: DimsLike, dtype: np.dtype) -> Tensor:
@@ -168,10 +168,10 @@ def bernoulli(source: Tensor, probability: float | Tensor, dims: DimsLike) -> Te
 def randint(source: Tensor, low: int, high: int, dims: DimsLike, dtype: Any = "int32") -> Tensor:
     """Returns whole numbers uniform on [low, high): `md.random.randint(key, 0, 10, [batch])`.
 
-    Made of 64 random bits each, so that no number is rarer than another by more than 2**-32.
+    Each is made of 64 random bits, so that no number is rarer than another by more than 2**-32.
 
     Raises:
-        ValueError: there are none, or more than 2**32, or `dtype` does not hold them all.
+        ValueError: [low, high) has no number or more than 2**32, or `dtype` does not hold them all.
     """
     dtype = as_dtype(dtype)
     if not is_integer(dtype):
@@ -188,8 +188,8 @@ def randint(source: Tensor, low: int, high: int, dims: DimsLike, dtype: Any = "i
     # floor(drawn * count / 2**64), in words of 32 bits
     carried = high_word * count
     total = carried + _high_product(low_word, count)
-    found = _high_product(high_word, count) + cast(total < carried, "uint32")
-    return cast(found, dtype) + low
+    offset = _high_product(high_word, count) + cast(total < carried, "uint32")
+    return cast(offset, dtype) + low
 
 
 def _high_product(x: Tensor, factor: int) -> Tensor:
@@ -231,7 +231,7 @@ def permutation(source: Tensor, dim: Dimension) -> Tensor:
     """
     (dim,) = sized(dim)
     order = arange(dim)
-    # As often as makes equal random bits in every round unlikely.
+    # Enough rounds to make equal random bits in all of them unlikely.
     for round_key in split(source, math.ceil(3 * math.log(dim.size + 1) / math.log(2**32))):
         order = take_along(order, argsort(bits(round_key, [dim]), dim), dim)
     return order
@@ -241,10 +241,10 @@ def permutation(source: Tensor, dim: Dimension) -> Tensor:
 def shuffle(source: Tensor, x: Tensor, dim: DimLike) -> Tensor:
     """Returns x in random order along one dim: `md.random.shuffle(key, examples, "batch")`.
 
-    Along its other dims, x keeps together what is at one position.
+    All elements at one position of the dim move together.
     """
-    found = x.shape.get(dim)
-    return take_along(x, permutation(source, found), found)
+    along = x.shape.get(dim)
+    return take_along(x, permutation(source, along), along)
 
 
 @operation
@@ -265,5 +265,5 @@ def dropout(source: Tensor, x: Tensor, rate: float, shared: DimsLike = ()) -> Te
     names = [x.shape.get(dim).name for dim in as_list(shared)]
     if rate == 0:
         return x
-    kept = bernoulli(source, 1 - rate, x.shape.without(names))
-    return where(kept, x / (1 - rate), 0)
+    mask = bernoulli(source, 1 - rate, x.shape.without(names))
+    return where(mask, x / (1 - rate), 0)

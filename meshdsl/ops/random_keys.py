@@ -26,7 +26,7 @@ from meshdsl.tracing.trace import bind_one
 
 KEY = Dimension("random_key", 2)
 _UINT32 = np.dtype("uint32")
-# High counter words of keys made by `fold_in` and by name; those of elements are far smaller.
+# High counter words of keys made by `fold_in` and by name; elements have far smaller ones.
 _FOLDED, _NAMED = 2**31, 2**31 + 2**30
 
 
@@ -69,8 +69,8 @@ def split(source: Tensor, into: int | Dimension | str | Sequence[str] = 2) -> An
     `first, second = md.random.split(key)`, or `keys = md.random.split(key, ["params", "dropout"])`.
 
     Args:
-        into: how many; a dim, to have them stacked along it in one tensor; or names. The key of a
-            name depends on nothing but the name, so that others can come and go.
+        into: a number of keys; a dim, to stack them along it in one tensor; or names. The key of a
+            name depends on the name only, so that other names can be added and removed.
 
     Returns:
         A list of keys, one tensor, or a dict of keys by name.

@@ -1,7 +1,7 @@
 """Order along one dim: sort, argsort, top_k, nth_largest.
 
 The order is that of numpy, on every layout: NaN is larger than everything, -0.0 equals 0.0, and
-equal elements keep the order in which they stand (descending as well).
+equal elements keep their order (descending as well).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _top_k_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Ava
 def _back_in_place(
     op: Operation, cotangents: Sequence, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Puts the cotangents of the values where the values came from."""
+    """Scatters the cotangents of the values to where the values came from."""
     (x,), (_, indices) = op.inputs, op.outputs
     if cotangents[0] is None:
         return [None]
@@ -63,7 +63,7 @@ def _sorted(x: Tensor, dim: DimLike, descending: bool) -> tuple[Tensor, Tensor]:
 def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
     """Returns x sorted along a dim: `md.sort(x, "length")`.
 
-    NaN comes last, descending first. A split dim is made whole for it, by an all_to_all where
+    NaN comes last, descending first. A split dim is gathered, or moved by an all_to_all where
     another dim can be split instead.
     """
     return _sorted(x, dim, descending)[0]
@@ -71,7 +71,7 @@ def sort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
 
 @operation
 def argsort(x: Tensor, dim: DimLike, descending: bool = False) -> Tensor:
-    """Returns the s32 indices that sort x along a dim; `md.take_along(x, indices, dim)` does.
+    """Returns the s32 indices that sort x along a dim, by `md.take_along(x, indices, dim)`.
 
     `md.argsort(x, "length")`.
 
@@ -110,13 +110,13 @@ def nth_largest(x: Tensor, n: int, dim: DimLike) -> Tensor:
 
     `md.nth_largest(x, 2, "length")`.
 
-    NaN is the largest, and equal elements count each.
+    NaN is the largest. Equal elements count one by one.
 
     Raises:
         ValueError: n is not below the size of the dim.
     """
-    found = x.shape.get(dim)
-    if not 0 <= n < found.size:
-        raise ValueError(f"n must be from 0 to {found.size - 1} along {found}, not {n}")
-    values, _ = top_k(x, n + 1, found, found.name)
-    return take(values, full([], n, "int32"), found.name)
+    along = x.shape.get(dim)
+    if not 0 <= n < along.size:
+        raise ValueError(f"n must be from 0 to {along.size - 1} along {along}, not {n}")
+    values, _ = top_k(x, n + 1, along, along.name)
+    return take(values, full([], n, "int32"), along.name)

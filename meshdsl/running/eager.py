@@ -31,7 +31,7 @@ from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
-from meshdsl.ops.operation import told_as
+from meshdsl.ops.operation import reported_as
 from meshdsl.running.calling import MISS, attempt
 from meshdsl.running.runnable import Runnable, bare
 from meshdsl.tensors.dims import Dimension, Shape
@@ -177,7 +177,7 @@ def _prepare(
     graph, given = _with_numbers(graph, given)
     place = {id(array): number for number, array in enumerate(arrays)}
     places = [_place(array) for array in given]
-    with told_as(graph.name, (*args, *kwargs.values())):
+    with reported_as(graph.name, (*args, *kwargs.values())):
         devices = _devices(places)
         _need_width(given)
     runnable = _program(graph, given, places, devices)

@@ -1,4 +1,4 @@
-"""Bodies: functions of tensors traced by themselves, to become part of an operation."""
+"""Bodies: functions of tensors, each traced as a graph of its own, for operations with bodies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def results_of(tree: Any, source: Source) -> tuple[list[Tensor], Any]:
         source: where the function is defined, or is used.
 
     Raises:
-        ValueError: leaves that are no tensors; all of these are told.
+        ValueError: leaves that are no tensors; the error names all of them.
     """
     keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
     problems = [
@@ -63,7 +63,9 @@ def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[T
         inputs = [inner.input(t.shape, t.dtype, t.source) for t in like]
         result = function(*inputs)
         source = definition(function)
-        source = caller() if is_machinery(source.file) else source  # one of ours around the user's
+        source = (
+            caller() if is_machinery(source.file) else source
+        )  # a function of meshdsl around the user's
         outputs, structure = results_of(result, source)
         graph, consts = inner.finish(outputs)
     return graph, consts, structure
@@ -94,7 +96,7 @@ def share_captured(
         traced: bodies with the tensors that they capture, their first inputs.
 
     Returns:
-        The bodies, each with an input for every captured tensor first, and these tensors.
+        The bodies and the captured tensors. Each body has an input for every captured tensor first.
     """
     everything = tuple(dict.fromkeys(t for _, captured in traced for t in captured))
     graphs = []

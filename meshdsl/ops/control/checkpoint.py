@@ -1,14 +1,14 @@
 """Checkpoint: rematerialisation (Chen et al. 2016, "Training deep nets with sublinear memory").
 
-A `checkpoint` operation keeps only its inputs for the backward pass, and the values whose names it
-is told to keep; the backward pass replays its body from these. The replay starts at a `barrier`.
-These values pass through it together with the cotangents of the operation's outputs. So no later
+A `checkpoint` operation keeps its inputs for the backward pass, and the named values that the user
+lists in `keep`. The backward pass replays the body from these. The replay starts at a `barrier`.
+The kept values pass through it together with the cotangents of the operation's outputs. So no later
 pass, and no compiler, merges the replay with the forward computation or begins it before the
-gradient arrives that needs it.
+gradient that needs it arrives.
 
-Kept values are further outputs of the forward body. In the replayed body a `kept` operation stands
-in the place of the operation that made them: its values are those kept, its gradient is that of
-the operation, which finds its results in them, and lowering drops what nothing else needs.
+Kept values are further outputs of the forward body. In the replayed body a `kept` operation
+replaces the operation that made them. Its values are the kept ones; its gradient is that of the
+replaced operation. Lowering drops what nothing else needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshdsl.gradients.replay import Cotangents, Replay, passes
 from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
 from meshdsl.ops.control.body import is_array, subgraph
 from meshdsl.ops.creation import as_tensor
-from meshdsl.ops.operation import at_once, operation, told_as
+from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.tensors.dims import Shape, did_you_mean
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Form, Graph, Operation, Primitive, TracedTensor, Work
@@ -51,10 +51,10 @@ def checkpoint(
         keep: names of values, given by `md.name`, that are kept too. Those in the bodies of scans
             and other checkpoints inside `function` count; those in branches of `md.cond` are
             always computed again.
-        collectives: whether values are kept that a layout makes collectives of, rather than moved
-            or reduced again. Which these are, lowering knows.
-        products: whether the results of matrix products, convolutions and attention are kept, so
-            that only what is cheap is computed again. Those in loops and branches as for `keep`.
+        collectives: whether to keep the results of collectives, so that they are not sent again.
+            Lowering knows which values these are.
+        products: whether to keep the results of matrix products, convolutions and attention, so
+            that only what is cheap is computed again. Loops and branches are as for `keep`.
 
     Raises:
         ValueError: when called: nothing in `function` has one of the names.
@@ -71,11 +71,11 @@ def checkpoint(
         def of_tensors(*tensors: Tensor) -> Any:
             for i, tensor in zip(places, tensors, strict=True):
                 leaves[i] = tensor
-            given, named = jax.tree.unflatten(tree, leaves)
-            return function(*given, **named)
+            positional, named = jax.tree.unflatten(tree, leaves)
+            return function(*positional, **named)
 
         graph, consts, out_tree = subgraph(of_tensors, inputs)
-        with told_as("checkpoint"):
+        with reported_as("checkpoint"):
             _check_names(keep, graph, getattr(function, "__name__", "the function"))
         params = {
             "body": graph.prune(),
@@ -106,8 +106,8 @@ def _check_names(keep: Sequence[str], graph: Graph, function: str) -> None:
         if one not in known
     ]
     if problems:
-        told = f"; its names: {', '.join(known)}" if known else ""
-        raise ValueError("; ".join(problems) + told)
+        hint = f"; its names: {', '.join(known)}" if known else ""
+        raise ValueError("; ".join(problems) + hint)
 
 
 def _names(graph: Graph) -> Iterator[str]:
@@ -123,16 +123,16 @@ def _replay(
     op: Operation, arguments: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Sequence[Tensor], Callable]:
     body, choice = op.params["body"], _Choice(frozenset(op.params["keep"]), op.params["products"])
-    given = bind(CHECKPOINT, arguments, {**op.params, "body": _showing(body, choice)}).outputs
-    outputs, kept = given[: len(op.outputs)], given[len(op.outputs) :]
+    results = bind(CHECKPOINT, arguments, {**op.params, "body": _showing(body, choice)}).outputs
+    outputs, saved = results[: len(op.outputs)], results[len(op.outputs) :]
 
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
         arriving = [c for c in cotangents if c is not None]
         params = {"collectives": op.params["collectives"]}
-        behind = iter(bind(BARRIER, [*arguments, *kept, *arriving], params).outputs)
-        again = list(itertools.islice(behind, len(arguments) + len(kept)))
+        behind = iter(bind(BARRIER, [*arguments, *saved, *arriving], params).outputs)
+        again = list(itertools.islice(behind, len(arguments) + len(saved)))
         late = [None if c is None else next(behind) for c in cotangents]
-        replayed = Replay(_taking(body, choice), again, [*wanted, *(False for _ in kept)])
+        replayed = Replay(_taking(body, choice), again, [*wanted, *(False for _ in saved)])
         reaching = zip(late, replayed.active_outputs, strict=True)
         return replayed.backward([c if on else None for c, on in reaching])[: len(arguments)]
 
@@ -141,14 +141,14 @@ def _replay(
 
 @dataclass(frozen=True)
 class _Choice:
-    """What is kept of a graph: names, products, and nothing that has a dim of a loop around it."""
+    """What is kept of a graph: names and products, unless they have a dim of an outer loop."""
 
     names: frozenset[str]
     products: bool
     loops: frozenset[str] = frozenset()
 
     def inside(self, op: Operation) -> _Choice:
-        """Returns what is kept of an operation's body; a scan stacks it along its dim."""
+        """Returns the choice for an operation's body; a scan stacks kept values along its dim."""
         if op.name != "scan":
             return self
         dim = op.params["dim"].name
@@ -157,20 +157,20 @@ class _Choice:
         return replace(self, loops=self.loops | {dim})
 
     def of(self, graph: Graph) -> set[Operation]:
-        """Returns the operations whose results are kept: for a name, the one that made it."""
+        """Returns the operations whose results are kept; for a name, the maker of the value."""
         makers = {t: op for op in graph.operations for t in op.outputs}
-        found = set()
+        chosen = set()
         for op in graph.operations:
             if op.name == "name" and op.params["name"] in self.names:
                 maker = makers.get(op.inputs[0])
-                found.add(maker if maker is not None and _can_be_kept(maker) else op)
+                chosen.add(maker if maker is not None and _can_be_kept(maker) else op)
             elif self.products and _is_product(op):
-                found.add(op)
-        return {op for op in found if not any(self.loops & {*t.shape.names} for t in op.outputs)}
+                chosen.add(op)
+        return {op for op in chosen if not any(self.loops & {*t.shape.names} for t in op.outputs)}
 
 
 def _can_be_kept(op: Operation) -> bool:
-    """Whether keeping all results of an operation keeps the one that is named, and little else."""
+    """Whether all results of an operation can be kept for the sake of one that is named."""
     single = len(op.outputs) - len(op.primitive.for_gradient) == 1
     return single and passes(op) and op.primitive.gradient is not None and not op.effect
 
@@ -183,12 +183,12 @@ def _is_product(op: Operation) -> bool:
 
 
 def _showing(graph: Graph, choice: _Choice) -> Graph:
-    """Returns a graph that also returns the values chosen, those in loops stacked."""
+    """Returns a graph that also returns the chosen values; values in loops are stacked."""
     operations: list[Operation] = []
     shown: list[Tensor] = []
-    kept = choice.of(graph)
+    chosen = choice.of(graph)
     for op in graph.operations:
-        if op in kept:
+        if op in chosen:
             shown += op.outputs
         elif op.name in ("scan", "checkpoint"):
             body = _showing(op.params["body"], choice.inside(op))
@@ -200,29 +200,29 @@ def _showing(graph: Graph, choice: _Choice) -> Graph:
 
 
 def _taking(graph: Graph, choice: _Choice) -> Graph:
-    """Returns a graph that takes what `_showing` makes it return as further inputs."""
+    """Returns a graph whose further inputs are the values that the graph of `_showing` returns."""
     operations: list[Operation] = []
-    taken: list[Tensor] = []
-    kept = choice.of(graph)
+    saved: list[Tensor] = []
+    chosen = choice.of(graph)
     for op in graph.operations:
-        if op.name == "print":  # the forward pass does that
+        if op.name == "print":  # the forward pass prints
             continue
-        if op in kept:
+        if op in chosen:
             values = [TracedTensor(t.shape, t.dtype, t.source) for t in op.outputs]
             params = {"primitive": op.primitive, "params": op.params, "outputs": len(values)}
             op = Operation(KEPT, (*op.inputs, *values), op.outputs, params, op.source)
-            taken += values
+            saved += values
         elif op.name in ("scan", "checkpoint"):
             body = _taking(op.params["body"], choice.inside(op))
             extra = [_outside(op, t) for t in body.inputs[len(op.params["body"].inputs) :]]
             op = replace(op, inputs=(*op.inputs, *extra), params={**op.params, "body": body})
-            taken += extra
+            saved += extra
         operations.append(op)
-    return replace(graph, operations=tuple(operations), inputs=(*graph.inputs, *taken))
+    return replace(graph, operations=tuple(operations), inputs=(*graph.inputs, *saved))
 
 
 def _outside(op: Operation, inner: Tensor) -> Tensor:
-    """Returns what a tensor of an operation's body is outside of it."""
+    """Returns the outer tensor for a tensor of an operation's body."""
     dims = [op.params["dim"], *inner.shape] if op.name == "scan" else inner.shape
     return TracedTensor(Shape(dims), inner.dtype, inner.source)
 
@@ -233,12 +233,12 @@ def _kept_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Sequence[
 
 
 def _kept_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cotangents:
-    """Returns the gradient of the operation in whose place it stands."""
+    """Returns the gradient of the operation that it replaces."""
     count = len(op.inputs) - len(op.outputs)
     primitive, params = op.params["primitive"], op.params["params"]
     made = Operation(primitive, op.inputs[:count], op.outputs, params, op.source)
-    found = primitive.gradient(made, cotangents, wanted[:count])
-    return [*found, *(None for _ in op.outputs)]
+    gradients = primitive.gradient(made, cotangents, wanted[:count])
+    return [*gradients, *(None for _ in op.outputs)]
 
 
 def _push(

@@ -1,8 +1,8 @@
-"""Cond: one of two branches, chosen by a scalar while the program runs.
+"""Cond: one of two branches; a scalar chooses it while the program runs.
 
 A cond's branches are graphs with the same inputs: what they capture, then the operands. Its
-gradient is a cond on the same predicate. The forward branches also return what else the backward
-branches read, in slots that both share: the branch that has nothing for a slot fills it with zeros.
+gradient is a cond on the same predicate. The forward branches also return the values that the
+backward branches read, in slots that both share. A branch without a value for a slot returns zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshdsl.gradients.replay import Cotangents
 from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
 from meshdsl.ops.control.body import leaves_of, share_captured, subgraph
 from meshdsl.ops.creation import as_tensor, zeros
-from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.ops.shapes.joint import Joint
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.module import path_of
@@ -36,7 +36,7 @@ def cond(
 ) -> R:
     """Returns `if_true(*operands)` where the predicate holds, else `if_false(*operands)`.
 
-    Both are traced, one runs: on every device the same one, so the predicate has no dims. To
+    Both are traced and one runs, the same one on every device. So the predicate has no dims. To
     choose element by element, use `md.where`.
 
         y = md.cond(step < 100, lambda x: x * 0.1, lambda x: x, x)
@@ -48,9 +48,10 @@ def cond(
         operands: trees of tensors.
 
     Raises:
-        ValueError: the predicate is no bool scalar, or the results differ; all told.
+        ValueError: the predicate is no bool scalar, or the results differ; it names all
+            differences.
     """
-    with told_as("cond"):
+    with reported_as("cond"):
         predicate = as_tensor(predicate)
         check_predicate("the predicate", predicate)
         inputs, tree = leaves_of(operands)
@@ -58,17 +59,19 @@ def cond(
     def chosen(*leaves: Tensor) -> Any:
         return if_true(*jax.tree.unflatten(tree, leaves))
 
-    whole, captured, out_tree = subgraph(chosen, inputs)
+    first, captured, out_tree = subgraph(chosen, inputs)
 
     def other(*leaves: Tensor) -> Any:
         result = if_false(*jax.tree.unflatten(tree, leaves))
-        found, structure = leaves_of(result)
-        with told_as("cond"):
-            _check_alike(whole.outputs, out_tree, found, structure)
-        return [t.transpose(like.shape.names) for t, like in zip(found, whole.outputs, strict=True)]
+        results, structure = leaves_of(result)
+        with reported_as("cond"):
+            _check_alike(first.outputs, out_tree, results, structure)
+        return [
+            t.transpose(like.shape.names) for t, like in zip(results, first.outputs, strict=True)
+        ]
 
     rest, also_captured, _ = subgraph(other, inputs)
-    branches, consts = share_captured([(whole, captured), (rest, also_captured)])
+    branches, consts = share_captured([(first, captured), (rest, also_captured)])
     params = {"if_true": branches[0].prune(), "if_false": branches[1].prune()}
     outputs = bind(COND, [predicate, *consts, *inputs], params).outputs
     return jax.tree.unflatten(out_tree, outputs)
@@ -111,18 +114,18 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 def _replay(
     op: Operation, arguments: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Sequence[Tensor], Callable]:
-    predicate, *given = arguments
+    predicate, *operands = arguments
     joints = [Joint(body, wanted[1:]) for body in op.bodies]
     seeded = [any(both) for both in zip(*(j.active_results for j in joints), strict=True)]
-    found = [joint.pull(seeded) for joint in joints]
-    wants = [any(g is not None for g in both) for both in zip(*found, strict=True)]
-    halves = [_Half(joint, own, wants) for joint, own in zip(joints, found, strict=True)]
+    gradients = [joint.pull(seeded) for joint in joints]
+    wants = [any(g is not None for g in both) for both in zip(*gradients, strict=True)]
+    halves = [_Half(joint, own, wants) for joint, own in zip(joints, gradients, strict=True)]
     returned = sorted(set().union(*(half.returned for half in halves)))
     slots = functools.reduce(operator.or_, (half.needs for half in halves))  # the larger counts
     forward = _params(half.forward(slots) for half in halves)
     emitted = bind(COND, arguments, forward).outputs
     outputs = emitted[: len(op.outputs)]
-    kept = [*(outputs[i] for i in returned), *emitted[len(op.outputs) :]]
+    saved = [*(outputs[i] for i in returned), *emitted[len(op.outputs) :]]
 
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
         arriving = [
@@ -131,7 +134,7 @@ def _replay(
             if on
         ]
         backward = _params(half.backward(returned, slots) for half in halves)
-        results = iter(bind(COND, [predicate, *given, *kept, *arriving], backward).outputs)
+        results = iter(bind(COND, [predicate, *operands, *saved, *arriving], backward).outputs)
         return [None, *(next(results) if on else None for on in wants)]
 
     return outputs, pullback
@@ -140,7 +143,7 @@ def _replay(
 def _push(
     op: Operation, arguments: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    predicate, *given = arguments
+    predicate, *inputs = arguments
     active = [t is not None for t in tangents[1:]]
     bodies = [PushedBody(body, active) for body in op.bodies]
     moving = [any(both) for both in zip(*(body.moving for body in bodies), strict=True)]
@@ -148,7 +151,7 @@ def _push(
         body.graph(body.taking(0, len(active)), body.giving(0, len(moving), moving))
         for body in bodies
     )
-    operands = [predicate, *with_tangents(given, tangents[1:], active)]
+    operands = [predicate, *with_tangents(inputs, tangents[1:], active)]
     return apart(bind(COND, operands, branches).outputs, moving)
 
 
@@ -164,21 +167,21 @@ class _Half:
 
     Attributes:
         returned: the numbers of the results that its backward part reads.
-        needs: how many slots of which dims and dtype keep what else it reads.
+        needs: how many slots of which dims and dtype the other values that it reads need.
     """
 
-    def __init__(self, joint: Joint, found: Cotangents, wants: Sequence[bool]) -> None:
+    def __init__(self, joint: Joint, cotangents: Cotangents, wants: Sequence[bool]) -> None:
         def gradients() -> list[Tensor]:
-            rows = zip(found, joint.inputs, wants, strict=True)
+            rows = zip(cotangents, joint.inputs, wants, strict=True)
             return [zeros(t.shape, t.dtype) if g is None else g for g, t, on in rows if on]
 
         self._joint = joint
         self._gradients = joint.extend(gradients)
-        held = set(joint.inputs)
-        reads, self._operations = joint.cut(self._gradients, held)
+        inputs = set(joint.inputs)
+        reads, self._operations = joint.cut(self._gradients, inputs)
         numbers = {t: i for i, t in enumerate(joint.results)}
-        self.returned = {numbers[t] for t in reads if t in numbers and t not in held}
-        self._saved = [t for t in reads if t not in held and t not in numbers]
+        self.returned = {numbers[t] for t in reads if t in numbers and t not in inputs}
+        self._saved = [t for t in reads if t not in inputs and t not in numbers]
         self.needs = collections.Counter((t.shape, t.dtype) for t in self._saved)
 
     def forward(self, slots: collections.Counter) -> Graph:
@@ -195,7 +198,7 @@ class _Half:
         return Graph(inputs, self._operations, tuple(self._gradients)).prune()
 
     def _fill(self, slots: collections.Counter) -> list[Tensor]:
-        """Returns a tensor for every slot: one that this branch saved, or one without use."""
+        """Returns a tensor for every slot: one that this branch saved, or zeros."""
         waiting = collections.defaultdict(list)
         for tensor in reversed(self._saved):
             waiting[tensor.shape, tensor.dtype].append(tensor)

@@ -1,8 +1,8 @@
 """Custom gradients: a function together with a rule for its backward pass.
 
-The function and its rule are traced at once. A `custom_gradient` operation has two graphs: `body`
-returns the function's results and, after them, what else the rule reads of its values; `backward`
-takes the inputs, what it reads and the cotangents of the results. Lowering inlines the body.
+The function and its rule are traced together. A `custom_gradient` operation has two graphs. `body`
+returns the function's results and, after them, the other values that the rule reads. `backward`
+takes the inputs, the values it reads and the cotangents of the results. Lowering inlines the body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from meshdsl.gradients.replay import Cotangents, Replay
 from meshdsl.ops.control.body import is_array, leaves_of
 from meshdsl.ops.creation import as_tensor, zeros
-from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.tensors.dtypes import is_differentiable
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
@@ -29,14 +29,14 @@ def custom_gradient(function: Callable) -> Callable:
     """Decorates a function that returns `(result, backward)` and gives its gradient itself.
 
     `backward` gets the gradient of the result, with the result's tree (None for what is not
-    floating-point), and returns that of the argument; of several arguments, a tuple with one each.
-    None stands for zero. It may use every tensor of the function.
+    floating-point). It returns the gradient of the argument; for several arguments, a tuple of
+    gradients. None stands for zero. It may use every tensor of the function.
 
         @md.custom_gradient
         def limited(x):
             return x, lambda g: md.clip(g, -1.0, 1.0)
 
-    The rule holds for the first gradient of the results; it is differentiated as it is written.
+    The rule is for the first gradient of the results; second gradients differentiate the rule.
     Positional arguments may be trees of tensors; other leaves and keyword arguments belong to the
     function. Tensors that it uses without taking them as arguments are constants to it.
 
@@ -57,7 +57,7 @@ def custom_gradient(function: Callable) -> Callable:
             for i, tensor in zip(places, own, strict=True):
                 leaves[i] = tensor
             pair = function(*jax.tree.unflatten(tree, leaves), **kwargs)
-            with told_as("custom_gradient"):
+            with reported_as("custom_gradient"):
                 if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[1])):
                     raise ValueError("the function must return a pair: (result, backward)")
             results, out_tree = leaves_of(pair[0])
@@ -68,7 +68,7 @@ def custom_gradient(function: Callable) -> Callable:
                 for t in results
             ]
             returned = pair[1](jax.tree.unflatten(out_tree, seeds))
-            with told_as("custom_gradient"):
+            with reported_as("custom_gradient"):
                 gradients = _as_gradients(returned, args, places, own)
             gradients = [
                 None if g is None else trace.own(g).transpose(t.shape.names)
@@ -76,25 +76,25 @@ def custom_gradient(function: Callable) -> Callable:
             ]
             backward = trace.operations[len(forward) :]
         consts = tuple(trace.captured)
-        given = (*trace.captured.values(), *own)
-        ends = tuple(g for g in gradients if g is not None)
+        operands = (*trace.captured.values(), *own)
+        present = tuple(g for g in gradients if g is not None)
         made = {t for op in forward for t in op.outputs}
-        read = [t for op in backward for t in op.inputs] + list(ends)
-        kept = tuple(dict.fromkeys(t for t in read if t in made))
+        read = [t for op in backward for t in op.inputs] + list(present)
+        saved = tuple(dict.fromkeys(t for t in read if t in made))
         places_of = {t: i for i, t in enumerate(results)}
-        extra = [t for t in kept if t not in places_of]
+        extra = [t for t in saved if t not in places_of]
         places_of |= {t: len(results) + i for i, t in enumerate(extra)}
         rule = Graph(
-            (*given, *kept, *(seed for seed in seeds if seed is not None)),
+            (*operands, *saved, *(seed for seed in seeds if seed is not None)),
             tuple(replace(op, source=op.source.as_backward()) for op in backward),
-            ends,
+            present,
         )
         params = {
-            "body": Graph(given, forward, (*results, *extra)).prune(),
+            "body": Graph(operands, forward, (*results, *extra)).prune(),
             "backward": rule.prune(),
             "consts": len(consts),
             "results": len(results),
-            "reads": tuple(places_of[t] for t in kept),
+            "reads": tuple(places_of[t] for t in saved),
             "gives": tuple(g is not None for g in gradients),
             "function": getattr(function, "__name__", "function"),
         }
@@ -107,7 +107,7 @@ def custom_gradient(function: Callable) -> Callable:
 def _as_gradients(
     returned: Any, args: Sequence[Any], places: Sequence[int], own: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Returns what `backward` gave as one gradient, or None, per tensor argument."""
+    """Returns one gradient, or None, per tensor argument, from what `backward` returned."""
     if len(args) == 1 and not (isinstance(returned, tuple) and len(returned) == 1):
         returned = (returned,)
     if not isinstance(returned, tuple) or len(returned) != len(args):
@@ -116,7 +116,7 @@ def _as_gradients(
         )
     keyed, _ = jax.tree_util.tree_flatten_with_path(tuple(args), is_leaf=is_array)
     tensors = dict(zip((keyed[i][0] for i in places), own, strict=True))
-    found: dict[Any, Any] = {}
+    gradients: dict[Any, Any] = {}
     problems = []
 
     def is_end(value: Any) -> bool:
@@ -134,10 +134,10 @@ def _as_gradients(
             problems.append(f"{path}: {like} has no gradient; return None")
         elif set(gradient.shape) != set(like.shape) or gradient.dtype != like.dtype:
             problems.append(f"{path} is {gradient} (made at {gradient.source}), not {like}")
-        found[keys] = gradient
+        gradients[keys] = gradient
     if problems:
         raise ValueError("backward returns what does not fit the arguments: " + "; ".join(problems))
-    return [found.get(keys) for keys in tensors]
+    return [gradients.get(keys) for keys in tensors]
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -149,11 +149,11 @@ def _replay(
 ) -> tuple[Sequence[Tensor], Callable]:
     params, body = op.params, op.params["body"]
     consts, results = params["consts"], params["results"]
-    whole = replace(body, outputs=body.outputs[:results]).prune()
-    used = {t for inner in whole.operations for t in inner.inputs}.union(whole.outputs)
+    primal = replace(body, outputs=body.outputs[:results]).prune()
+    used = {t for inner in primal.operations for t in inner.inputs}.union(primal.outputs)
     captured = zip(arguments[:consts], body.inputs[:consts], wanted[:consts], strict=True)
     outside = [f"{t} (made at {t.source})" for t, own, on in captured if on and own in used]
-    with told_as("custom_gradient"):
+    with reported_as("custom_gradient"):
         if outside:
             raise ValueError(
                 f"`{params['function']}` uses {', '.join(outside)} without taking it as an "
@@ -165,7 +165,7 @@ def _replay(
     def pullback(cotangents: Cotangents, wanted: Sequence[bool]) -> Cotangents:
         pairs = zip(cotangents[:results], outputs[:results], strict=True)
         floats = [(c, t) for c, t in pairs if is_differentiable(t.dtype)]
-        found: Cotangents = [None] * len(arguments)
+        gradients: Cotangents = [None] * len(arguments)
         if any(c is not None for c, _ in floats):
             seeds = [
                 zeros(t.shape, t.dtype) if c is None else c.transpose(t.shape.names)
@@ -173,15 +173,15 @@ def _replay(
             ]
             rule = params["backward"]
             inputs = [*arguments, *(outputs[i] for i in params["reads"]), *seeds]
-            given = iter(Replay(rule, inputs, [False] * len(inputs)).outputs)
-            found[consts:] = [next(given) if on else None for on in params["gives"]]
+            values = iter(Replay(rule, inputs, [False] * len(inputs)).outputs)
+            gradients[consts:] = [next(values) if on else None for on in params["gives"]]
         if any(c is not None for c in cotangents[results:]):  # the rule itself is differentiated
-            kept = replace(body, outputs=body.outputs[results:])
-            again = Replay(kept, arguments, wanted)
+            rest = replace(body, outputs=body.outputs[results:])
+            again = Replay(rest, arguments, wanted)
             reaching = zip(cotangents[results:], again.active_outputs, strict=True)
             more = again.backward([c if on else None for c, on in reaching])
-            found = [_sum(a, b) for a, b in zip(found, more, strict=True)]
-        return found
+            gradients = [_sum(a, b) for a, b in zip(gradients, more, strict=True)]
+        return gradients
 
     return outputs, pullback
 

@@ -64,7 +64,7 @@ def print(*values: Any) -> None:
 
 
 def _figures(x: Tensor) -> list[Tensor]:
-    """Returns mean, deviation, minimum and maximum of what there is too much of."""
+    """Returns mean, deviation, minimum and maximum of a tensor with too many elements to print."""
     if is_complex(x.dtype):
         x = abs(x)
     elif not is_float(x.dtype):

@@ -29,10 +29,10 @@ class Partition:
 
     Args:
         split: dims along which positions are independent of each other; every result has them.
-            The others are whole. Pads, at the end of shards, hold anything, NaN too.
-        whole: dims that are whole; give these or `split`. All others that results have are split.
-        sums: dims that the operation sums over: each shard gives a summand of the results. Pads
-            along them are zeros.
+            The others are not split. Pads, at the end of shards, hold anything, NaN too.
+        whole: dims that are not split; give these or `split`. All others that results have are.
+        sums: dims that the operation sums over, so that results are partial sums. Pads along
+            them are zeros.
     """
 
     split: DimsLike | None = None
@@ -51,29 +51,29 @@ class Partition:
         """Returns the dims that are split, where the layout says so.
 
         Raises:
-            ValueError: no tensor has a dim named here, or not every result has one to be split.
+            ValueError: no tensor has a dim named here, or a result lacks a dim that is to be split.
         """
         sums = _names(self.sums)
         split = None if self.split is None else _names(self.split)
-        whole = None if self.whole is None else _names(self.whole)
-        taken = dict.fromkeys(name for shape in inputs for name in shape.names)
-        known = dict.fromkeys([*taken, *(name for shape in outputs for name in shape.names)])
+        unsplit = None if self.whole is None else _names(self.whole)
+        of_operands = dict.fromkeys(name for shape in inputs for name in shape.names)
+        known = dict.fromkeys([*of_operands, *(name for shape in outputs for name in shape.names)])
         problems = [
             f"no operand and no result has the dim `{name}`{did_you_mean(name, known)}"
-            for name in (*(split or ()), *(whole or ()), *sums)
+            for name in (*(split or ()), *(unsplit or ()), *sums)
             if name not in known
         ]
         asked = split or ()
-        if whole is not None:
-            shared = (n for n in taken if all(n in shape.names for shape in outputs))
-            asked = tuple(name for name in shared if name not in whole)
+        if unsplit is not None:
+            shared = (n for n in of_operands if all(n in shape.names for shape in outputs))
+            asked = tuple(name for name in shared if name not in unsplit)
         for name in asked:
             if name in known and not all(name in shape.names for shape in outputs):
                 problems.append(
                     f"`{name}` is split, but not every result has it; if the results are sums over "
                     f"it, write sums={name!r}"
                 )
-            elif name in known and name not in taken:
+            elif name in known and name not in of_operands:
                 problems.append(f"`{name}` is split, but no operand has it")
         if problems:
             raise ValueError("; ".join(dict.fromkeys(problems)))
@@ -82,7 +82,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class _Free:
-    """A partition by the dims that may be split; results that lack one are sums over it."""
+    """A partition by the dims that may be split; a result that lacks one is a partial sum."""
 
     dims: frozenset[str]
 
@@ -92,7 +92,7 @@ class _Free:
 
 @dataclass(frozen=True)
 class Definition:
-    """What is known of an operation of a user's own; see `primitive`.
+    """What a user declares about an operation; see `primitive`.
 
     Attributes:
         emitters: pairs of a backend and a function of its arrays.
@@ -110,19 +110,19 @@ class Definition:
     def emitter(self, backend: str) -> Callable:
         """Returns what computes this on a backend.
 
-        A function for JAX's arrays will do for numpy's.
+        Without one for numpy, the function for JAX's arrays is used.
 
         Raises:
             ValueError: there is none.
         """
         known = dict(self.emitters)
-        found = known.get(backend) or (known.get("jax") if backend == "numpy" else None)
-        if found is None:
+        emitter = known.get(backend) or (known.get("jax") if backend == "numpy" else None)
+        if emitter is None:
             raise ValueError(
                 f"{self.name} has no emitter for the backend {backend!r}, only for "
                 f"{', '.join(map(repr, known))}; give one: emitters={{{backend!r}: function}}"
             )
-        return found
+        return emitter
 
     def free(self, op: Operation) -> frozenset[str]:
         """Returns the dims of an operation that may be split."""
@@ -160,13 +160,13 @@ def primitive(
         y = scaled(x, by=2.0)
 
     The operation takes tensors as positional arguments. Its keyword arguments, hashable values,
-    are handed to all of these functions. They must be pure: equal operations are done once.
+    are passed to all of these functions. They must be pure: equal operations run once.
 
     Args:
         name: as errors and reports call it.
         shape: (*tensors) -> the dims of the result, or a `md.spec(dims, dtype)`; a list of specs
             for several results. Without one, the dtype is that of the first operand. A ValueError
-            raised here is told with the operands and the line.
+            raised here is reported with the operands and the line.
         emitters: for "jax", and if wanted "numpy" and "tf", a function of local arrays with dims
             in the order of the tensors', which returns an array, or a tuple of them. Without one
             for numpy, that for JAX gets numpy's arrays; without one for TensorFlow, JAX compiles
@@ -175,7 +175,7 @@ def primitive(
             the language. `g` is the gradient of the result `y`; of several results, both are
             tuples. Without it the operation has no gradient.
         partition: which dims may be split; a function of (*tensors) if that depends on them. By
-            default every operand is made whole.
+            default every operand is gathered.
         rule: instead, a rule of `meshdsl.lowering.partition`: Case -> Strategy.
 
     Raises:
@@ -214,14 +214,14 @@ def local(
     gradient: Callable[..., Any] | str | None = "jax",
     name: str | None = None,
 ) -> Any:
-    """Runs a function of local arrays: what one device has of each tensor.
+    """Runs a function of local arrays: of the shards that one device has.
 
         y = md.local(lambda x: jnp.fft.fftshift(x, 1), x, out=x.dims, split="batch")
 
     The function takes arrays with dims in the order of the tensors', and returns an array, or a
     tuple of them; it must be pure. On the backend "numpy" it gets numpy's arrays. Dims named in
-    `split` and `sums` may be split, all others are whole, and results are moved on from there as
-    the layout says.
+    `split` and `sums` may be split, all others are gathered. Results are then moved as the layout
+    says.
 
     Args:
         out: the dims of the result (names will do for those of the tensors); a tuple of lists for
@@ -284,11 +284,11 @@ def _sized(dims: Any, tensors: Sequence[Tensor]) -> Shape:
 
 def _apply(definition: Definition, inputs: Sequence[Any], params: Mapping[str, Any]) -> Any:
     tensors = [as_tensor(x) for x in inputs]
-    kept = tuple((name, _hashable(name, params[name])) for name in sorted(params))
-    op = bind(LOCAL, tensors, {"definition": definition, "params": kept})
+    static = tuple((name, _hashable(name, params[name])) for name in sorted(params))
+    op = bind(LOCAL, tensors, {"definition": definition, "params": static})
     if definition.rule is None:
-        definition.free(op)  # tells its mistakes here
-    several = isinstance(_results(definition, tensors, dict(kept)), list)
+        definition.free(op)  # raises here, with the operands and the line
+    several = isinstance(_results(definition, tensors, dict(static)), list)
     return op.outputs if several else op.outputs[0]
 
 
@@ -307,20 +307,20 @@ def _hashable(name: str, value: Any) -> Hashable:
 def _results(
     definition: Definition, inputs: Sequence[Tensor], params: Mapping[str, Any]
 ) -> Aval | list[Aval]:
-    """Returns what the shape rule says: of one result, or of a list of them."""
-    given = definition.shape(*inputs, **params)
-    if isinstance(given, list | tuple) and any(isinstance(one, Spec) for one in given):
-        return [(one.dims, one.dtype) for one in given]
-    if isinstance(given, Spec):
-        return given.dims, given.dtype
+    """Returns dims and dtype of the result by the shape rule, or a list of them for several."""
+    result = definition.shape(*inputs, **params)
+    if isinstance(result, list | tuple) and any(isinstance(one, Spec) for one in result):
+        return [(one.dims, one.dtype) for one in result]
+    if isinstance(result, Spec):
+        return result.dims, result.dtype
     if not inputs:
         raise ValueError("without operands, the shape rule must return a md.spec(dims, dtype)")
-    return _sized(given, inputs), inputs[0].dtype
+    return _sized(result, inputs), inputs[0].dtype
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-    found = _results(params["definition"], inputs, dict(params["params"]))
-    return found if isinstance(found, list) else [found]
+    results = _results(params["definition"], inputs, dict(params["params"]))
+    return results if isinstance(results, list) else [results]
 
 
 def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Sequence:
@@ -331,30 +331,30 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Se
             f"{op.source.code}; give it one (gradient=...), or wrap its input in "
             "md.stop_gradient(...) if it is a constant there"
         )
-    given = tuple(
+    seeds = tuple(
         zeros(t.shape, t.dtype) if c is None else c.transpose(t.shape.names)
         for c, t in zip(cotangents, op.outputs, strict=True)
     )
     if isinstance(definition.gradient, _ByJax):
-        return definition.gradient.of(op, given)
+        return definition.gradient.of(op, seeds)
     params = dict(op.params["params"])
     several = isinstance(_results(definition, op.inputs, params), list)
-    g, y = (given, op.outputs) if several else (given[0], op.outputs[0])
-    found = definition.gradient(g, y, *op.inputs, **params)
-    found = list(found) if isinstance(found, list | tuple) else [found]
-    if len(found) != len(op.inputs):
+    g, y = (seeds, op.outputs) if several else (seeds[0], op.outputs[0])
+    gradients = definition.gradient(g, y, *op.inputs, **params)
+    gradients = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
+    if len(gradients) != len(op.inputs):
         raise ValueError(
-            f"the gradient of {definition.name} returns {len(found)} values for "
+            f"the gradient of {definition.name} returns {len(gradients)} values for "
             f"{len(op.inputs)} operands; give None for those that have none"
         )
-    for number, (gradient, tensor) in enumerate(zip(found, op.inputs, strict=True), 1):
+    for number, (gradient, tensor) in enumerate(zip(gradients, op.inputs, strict=True), 1):
         if gradient is not None and (
             set(gradient.shape) != set(tensor.shape) or gradient.dtype != tensor.dtype
         ):
             raise ValueError(
                 f"the gradient of {definition.name} by operand {number} is {gradient}, not {tensor}"
             )
-    return found
+    return gradients
 
 
 LOCAL = Primitive("local", _rule, _gradient)
@@ -387,8 +387,8 @@ class _ByJax:
         seeded = tuple(i for i, t in enumerate(op.outputs) if is_differentiable(t.dtype))
         pullback = _Pullback(self.function, len(op.inputs), floats, seeded)
         avals = tuple((op.inputs[i].shape, op.inputs[i].dtype) for i in floats)
-        # Where pads are summed over, ones are safe to divide by and to take logarithms of; what
-        # comes of them is multiplied by a cotangent of zero.
+        # Where pads are summed over, they are ones: safe to divide by and to take logarithms of.
+        # Their results are multiplied by a cotangent of zero.
         pads = tuple(float(is_differentiable(t.dtype)) for t in op.inputs)
         backward = Definition(
             f"{definition.name}_grad",
@@ -399,9 +399,9 @@ class _ByJax:
             pads=pads,
         )
         operands = [*op.inputs, *(seeds[i] for i in seeded)]
-        found = bind(LOCAL, operands, {"definition": backward, "params": ()}).outputs
+        results = bind(LOCAL, operands, {"definition": backward, "params": ()}).outputs
         gradients: list[Tensor | None] = [None] * len(op.inputs)
-        for i, gradient in zip(floats, found, strict=True):
+        for i, gradient in zip(floats, results, strict=True):
             gradients[i] = gradient
         return gradients
 

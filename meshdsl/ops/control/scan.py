@@ -16,7 +16,7 @@ from meshdsl.gradients.replay import Cotangents, passes
 from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
 from meshdsl.ops.control.body import check_carry, leaves_of
 from meshdsl.ops.creation import zeros
-from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.ops.shapes.joint import Joint
 from meshdsl.ops.shapes.shape import RENAME
 from meshdsl.tensors.dims import Dimension, DimLike, Shape, did_you_mean
@@ -27,8 +27,8 @@ from meshdsl.tracing.graph import Aval, Graph, Operation, Primitive, TracedTenso
 from meshdsl.tracing.trace import Trace, bind, current, tracing
 
 C = TypeVar("C")  # the carry
-X = TypeVar("X")  # a slice of what a loop takes
-Y = TypeVar("Y")  # a slice of what it gives
+X = TypeVar("X")  # a slice of a loop's inputs
+Y = TypeVar("Y")  # a slice of its results
 
 
 @at_once
@@ -41,9 +41,9 @@ def scan(
 ) -> tuple[C, Y]:
     """Runs `body` once for each index along a stacked dim: program size does not grow with it.
 
-    For the gradient, what it reads of every step is kept, stacked; `md.checkpoint(body)` keeps
-    the carries alone and computes the rest again, `md.checkpoint(body, keep=[...])` also keeps
-    the values with those names.
+    The values that the gradient reads of every step are kept, stacked. `md.checkpoint(body)` keeps
+    the carries only and recomputes the rest; `md.checkpoint(body, keep=[...])` also keeps the
+    values with those names.
 
         x, losses = md.scan(lambda x, layer: (layer(x), None), x, layers, dim="layers")
 
@@ -57,7 +57,7 @@ def scan(
         The final carry, and ys: the body's second results with `dim` in front.
 
     Raises:
-        ValueError: an x lacks `dim`, or the carry changes its tree, dims or dtypes; all told.
+        ValueError: an x lacks `dim`, or the carry changes its tree, dims or dtypes.
     """
     return _scan("scan", body, carry, xs, dim, reverse)
 
@@ -66,9 +66,9 @@ def scan(
 def map(function: Callable[[X], Y], xs: X, dim: DimLike) -> Y:
     """Returns `function` of every slice along a dim, stacked: one after another, in little memory.
 
-    Operations work on all of a dim at once by themselves; this is for what would need too much
-    memory so. Where `dim` is split, every device maps over its own slices, unless something in
-    `function` is split over the same axes, or decides with `md.cond` or `md.while_loop`.
+    Operations work on all of a dim at once; use `map` where that needs too much memory. Where
+    `dim` is split, every device maps over its own slices, unless `function` has a value that is
+    split over the same axes, or uses `md.cond` or `md.while_loop`.
 
         scores = md.map(lambda q: md.softmax(md.einsum(q, k, over="kv"), "memory"), q, dim="heads")
 
@@ -88,7 +88,7 @@ def map(function: Callable[[X], Y], xs: X, dim: DimLike) -> Y:
 def _scan(
     name: str, body: Callable, carry: Any, xs: Any, dim: DimLike, reverse: bool
 ) -> tuple[Any, Any]:
-    with told_as(name, (carry, xs)):
+    with reported_as(name, (carry, xs)):
         carry_in, carry_tree = leaves_of(carry)
         stacked, stacked_tree = leaves_of(xs)
         dim = _stacked_dim(dim, stacked, xs)
@@ -99,7 +99,7 @@ def _scan(
         result = body(
             jax.tree.unflatten(carry_tree, start), jax.tree.unflatten(stacked_tree, slices)
         )
-        with told_as(name):
+        with reported_as(name):
             if not isinstance(result, tuple) or len(result) != 2:
                 raise ValueError("the body must return a pair: (carry, slice of ys)")
             carry_out, out_tree = leaves_of(result[0])
@@ -130,15 +130,15 @@ def _stacked_dim(dim: DimLike, stacked: Sequence[Tensor], xs: Any) -> Dimension:
         for path, tensor in zip(paths, stacked, strict=False)
         if tensor.shape.find(name) is None
     ]
-    found = [t.shape.get(name) for t in stacked if t.shape.find(name) is not None]
-    found += [dim] if isinstance(dim, Dimension) else []
-    if len(set(found)) > 1:
-        problems.append(f"dim `{name}` has several sizes: {sorted({d.size for d in found})}")
-    if not found and not problems:
+    dims = [t.shape.get(name) for t in stacked if t.shape.find(name) is not None]
+    dims += [dim] if isinstance(dim, Dimension) else []
+    if len(set(dims)) > 1:
+        problems.append(f"dim `{name}` has several sizes: {sorted({d.size for d in dims})}")
+    if not dims and not problems:
         problems.append(f"nothing gives dim {name!r} a size; pass a md.Dimension")
     if problems:
         raise ValueError("; ".join(problems))
-    return found[0]
+    return dims[0]
 
 
 def _check_ys(tree: Any, ys: Sequence[Tensor], dim: Dimension) -> None:
@@ -186,7 +186,7 @@ def _replay(
             "carries": moving + len(sums),
             "reverse": not op.params["reverse"],
         }
-        found = iter(
+        gradients = iter(
             bind(
                 SCAN,
                 [
@@ -199,13 +199,13 @@ def _replay(
                 backward,
             ).outputs
         )
-        ends = [next(found) if on else None for on in parts.seeded[:carries]]
+        carried = [next(gradients) if on else None for on in parts.seeded[:carries]]
         of_carry = [
             end if g is not None else None
-            for end, g in zip(ends, parts.carry_gradients, strict=True)
+            for end, g in zip(carried, parts.carry_gradients, strict=True)
         ]
-        of_consts = [None if g is None else next(found) for g in parts.const_gradients]
-        of_slices = [None if g is None else next(found) for g in parts.slice_gradients]
+        of_consts = [None if g is None else next(gradients) for g in parts.const_gradients]
+        of_slices = [None if g is None else next(gradients) for g in parts.slice_gradients]
         return [*of_consts, *of_carry, *of_slices]
 
     return emitted.outputs[:results], pullback
@@ -221,11 +221,11 @@ def _push(
     pushed = PushedBody(body, active)
     moving = [*active[consts:last], *pushed.moving[last - consts :]]
     bounds = [(0, consts), (consts, last), (last, count)]
-    ends = [(0, last - consts), (last - consts, len(body.outputs))]
+    result_bounds = [(0, last - consts), (last - consts, len(body.outputs))]
     parts = [with_tangents(arguments[a:b], tangents[a:b], active[a:b]) for a, b in bounds]
     graph = pushed.graph(
         [t for a, b in bounds for t in pushed.taking(a, b)],
-        [t for a, b in ends for t in pushed.giving(a, b, moving[a:b])],
+        [t for a, b in result_bounds for t in pushed.giving(a, b, moving[a:b])],
     )
     params = {**op.params, "body": graph, "consts": len(parts[0]), "carries": len(parts[1])}
     outputs = bind(SCAN, [t for part in parts for t in part], params).outputs
@@ -244,8 +244,8 @@ class _Parts:
         inputs: consts, carry and slices, as the joint graph has them.
         seeded: for each result of the body, whether a cotangent arrives for it.
         sums: running sums of the gradients of the consts that have one.
-        const_gradients, carry_gradients, slice_gradients: what one iteration finds; None where
-            nothing is wanted.
+        const_gradients, carry_gradients, slice_gradients: those of one iteration; None where no
+            gradient is wanted.
         saved: what the forward scan stacks for the backward scan.
         read_consts, read_slices: what the backward body reads: consts; slices and `saved`.
     """
@@ -257,10 +257,10 @@ class _Parts:
         joint = Joint(body, active)
         self.inputs, self._results = joint.inputs, joint.results
         self.seeded = [*active[consts : consts + carries], *joint.active_results[carries:]]
-        found = joint.pull(self.seeded)
-        self.const_gradients = found[:consts]
-        self.carry_gradients = found[consts : consts + carries]
-        self.slice_gradients = found[consts + carries :]
+        gradients_of = joint.pull(self.seeded)
+        self.const_gradients = gradients_of[:consts]
+        self.carry_gradients = gradients_of[consts : consts + carries]
+        self.slice_gradients = gradients_of[consts + carries :]
         gradients = [g for g in self.const_gradients if g is not None]
         self.sums = [joint.input(t) for t in gradients]
 
@@ -282,18 +282,18 @@ class _Parts:
         self._forward = joint.forward
         self._carry_seeds = [seed for seed in joint.seeds[:carries] if seed is not None]
         self._result_seeds = [seed for seed in joint.seeds[carries:] if seed is not None]
-        held = set(self.inputs[:consts]) | set(self.inputs[consts + carries :])
-        reads, self._backward = joint.cut(self._outputs, held)
+        at_hand = set(self.inputs[:consts]) | set(self.inputs[consts + carries :])
+        reads, self._backward = joint.cut(self._outputs, at_hand)
         own_consts = set(self.inputs[:consts])
         self.read_consts = [t for t in reads if t in own_consts]
         self.read_slices = [t for t in reads if t not in own_consts]
-        self.saved = [t for t in reads if t not in held]
+        self.saved = [t for t in reads if t not in at_hand]
         stored = {t: self._stored(t, dim.name) for t in self.saved}
         self.saved = [stored[t] for t in self.saved]
         self.read_slices = [stored.get(t, t) for t in self.read_slices]
 
     def _stored(self, tensor: Tensor, name: str) -> Tensor:
-        """Returns what is stacked for a saved tensor: one without the stacked dim's name."""
+        """Returns the tensor to stack for a saved one: it has no dim of the stacked dim's name."""
         if tensor.shape.find(name) is None:
             return tensor
         other = name

@@ -1,8 +1,9 @@
 """While: a body repeated as long as a condition holds.
 
-How often is known only while the program runs, so nothing can be kept for a backward pass: a while
-loop has no gradient. Its two graphs, the condition and the body, have the same inputs: what they
-capture, then the carry.
+The number of iterations is known only while the program runs, so nothing can be kept for a backward
+pass: a while loop has no gradient. Its two graphs, the condition and the body, have the same
+    inputs:
+the captured tensors, then the carry.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
 from meshdsl.ops.control.body import check_carry, leaves_of, share_captured, subgraph
 from meshdsl.ops.control.cond import check_predicate
 from meshdsl.ops.control.scan import active_inputs
-from meshdsl.ops.operation import at_once, told_as
+from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive, TracedTensor
 from meshdsl.tracing.trace import bind
@@ -46,26 +47,26 @@ def while_loop(condition: Callable[[C], Any], body: Callable[[C], C], carry: C) 
         carry: a tree of tensors.
 
     Raises:
-        ValueError: the condition is no bool scalar, or the carry changes; all told.
+        ValueError: the condition is no bool scalar, or the carry changes; it names all problems.
     """
-    with told_as("while_loop"):
+    with reported_as("while_loop"):
         start, tree = leaves_of(carry)
 
     def going_on(*leaves: Tensor) -> Any:
         result = condition(jax.tree.unflatten(tree, leaves))
-        with told_as("while_loop"):
-            found, _ = leaves_of(result)
-            if len(found) != 1:
+        with reported_as("while_loop"):
+            results, _ = leaves_of(result)
+            if len(results) != 1:
                 raise ValueError("the condition must return one tensor, bool[]")
-            check_predicate("what the condition returns", found[0])
-        return found
+            check_predicate("what the condition returns", results[0])
+        return results
 
     def following(*leaves: Tensor) -> Any:
         result = body(jax.tree.unflatten(tree, leaves))
-        with told_as("while_loop"):
-            found, out_tree = leaves_of(result)
-            check_carry(carry, start, tree, found, out_tree)
-        return [t.transpose(like.shape.names) for t, like in zip(found, start, strict=True)]
+        with reported_as("while_loop"):
+            results, out_tree = leaves_of(result)
+            check_carry(carry, start, tree, results, out_tree)
+        return [t.transpose(like.shape.names) for t, like in zip(results, start, strict=True)]
 
     traced = [subgraph(function, start)[:2] for function in (going_on, following)]
     graphs, consts = share_captured(traced)

@@ -1,9 +1,9 @@
 """Elementwise operations: arithmetic, functions, comparisons and logic.
 
-All that is known of such an operation stands in one statement: its name, its slopes, the kinds of
-dtype it takes, its docstring, and facts such as `linear` or `symbol` (`Primitive`). Beside it, it
-needs a word in its file's `__all__` and a line in each backend's table. `special`, `bits` and
-`complex_numbers` define more of them.
+One statement defines such an operation: its name, its slopes, the kinds of dtype it takes, its
+docstring, and facts such as `linear` or `symbol` (`Primitive`). It also needs a word in its file's
+`__all__` and a line in each backend's table. `special`, `bits` and `complex_numbers` define more
+operations.
 
 The cotangent of a complex number z is dL/d(real z) - i dL/d(imag z), as JAX has it, so that the
 slope of a function with a complex derivative is that derivative.
@@ -108,7 +108,7 @@ __all__ = [
     "where",
 ]
 
-# Slopes that take more than a line.
+# Slopes that need more than a line.
 
 
 def _base_slope(g: Tensor, z: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -347,7 +347,7 @@ def _cast_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
 
 
 def _exact(cast: Operation) -> tuple[int, ...]:
-    """Returns the operand of a cast if that rounds no number: then it is linear."""
+    """Returns the operand of a cast that rounds no number. Such a cast is linear."""
     return (0,) if holds(cast.outputs[0].dtype, cast.inputs[0].dtype) else ()
 
 
@@ -396,8 +396,8 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
 
     `md.cast(x, "bfloat16")`.
 
-    Numbers are rounded to whole ones toward zero; those that an integer dtype does not hold become
-    its nearest, and NaN becomes 0.
+    A cast to an integer dtype rounds toward zero. Numbers outside of its range become the nearest
+    number in it, and NaN becomes 0.
 
     Raises:
         ValueError: the dtype is unknown, or would drop the imaginary part of complex numbers.
@@ -408,7 +408,7 @@ def cast(x: Tensor, dtype: Any) -> Tensor:
 
 @operation
 def stop_gradient(x: Tensor) -> Tensor:
-    """Returns x; `grad` takes it for a constant. `md.stop_gradient(x)`."""
+    """Returns x, which `grad` treats as a constant. `md.stop_gradient(x)`."""
     return bind_one(STOP_GRADIENT, (x,))
 
 

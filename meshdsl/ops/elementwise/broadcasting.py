@@ -1,8 +1,8 @@
-"""How elementwise operations are made: their dims are broadcast by name.
+"""How elementwise operations are made, and how their dims broadcast by name.
 
 The result has every dim of the operands: those of the operand with most dims first, then the rest
-in order of appearance. One operand must have all of these dims, else a misspelt name would make an
-outer product; `outer` says that one is meant, and operations that gradients make need not say so.
+in order of appearance. One operand must have all of these dims: otherwise a misspelt name would
+make an outer product. `outer` asks for one. Operations that differentiation adds are exempt.
 Tensors of different dtypes do not mix (cast one of them); Python numbers take the dtype of the
 tensors they meet.
 """
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from meshdsl.ops.creation import as_tensor
-from meshdsl.ops.operation import at_once, operation, told_as
+from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.ops.reductions.reduction import sum_to
 from meshdsl.tensors.dims import Dimension, Shape, did_you_mean
 from meshdsl.tensors.dtypes import need_kind, short
@@ -30,7 +30,7 @@ Binary = Callable[[Any, Any], Tensor]
 Slope = Callable[..., Tensor]  # (cotangent, output, *inputs) -> the cotangent of one input
 Result = Callable[[np.dtype], np.dtype]  # dtype of the operands -> dtype of the result
 
-ELEMENTWISE: dict[str, Primitive] = {}  # by name; each joins as it is made
+ELEMENTWISE: dict[str, Primitive] = {}  # by name, in the order in which they are defined
 
 
 def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
@@ -44,11 +44,11 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     if all(t.shape == first or not t.shape for t in ordered):
         return first
     owner: dict[str, Tensor] = {}
-    found: dict[str, Dimension] = {}
+    dims: dict[str, Dimension] = {}
     problems = []
     for tensor in ordered:
         for dim in tensor.shape:
-            have = found.setdefault(dim.name, dim)
+            have = dims.setdefault(dim.name, dim)
             other = owner.setdefault(dim.name, tensor)
             if have.size != dim.size:
                 problems.append(
@@ -57,11 +57,11 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
                 )
     if problems:
         raise ValueError("; ".join(problems))
-    return Shape(found.values())
+    return Shape(dims.values())
 
 
 class _Allowed(threading.local):
-    """The names of the dims of which outer products are meant here, in this thread."""
+    """The names of the dims along which `outer` is in use, in this thread."""
 
     def __init__(self) -> None:
         self.outer: frozenset[str] = frozenset()
@@ -76,16 +76,16 @@ def outer(function: Callable[..., Any], *operands: Any) -> Any:
 
     `md.outer(md.subtract, md.arange(length), md.arange(memory))` is [length, memory].
 
-    Dims of one name still meet by that name; but no operand needs to have all dims of the result.
+    Dims of one name still pair up, but no operand needs to have all dims of the result.
 
     Args:
         function: of the operands: an elementwise operation such as `md.less` or `md.where`, or a
-            lambda of several of them. What it uses besides its operands has no dims but theirs.
+            lambda of several of them. Other tensors that it uses have no dims but theirs.
 
     Raises:
-        ValueError: `function` is no function of meshdsl, or meets other dims.
+        ValueError: `function` is no function of meshdsl, or uses a tensor with other dims.
     """
-    with told_as("outer", operands):
+    with reported_as("outer", operands):
         _need_function(function)
     leaves = jax.tree.leaves(operands, is_leaf=lambda x: hasattr(x, "dims"))
     names = {dim.name for x in leaves for dim in getattr(x, "dims", ())}
@@ -112,7 +112,7 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor]) -> Tensor
     """Adds an elementwise operation with operands that the user chose.
 
     Raises:
-        ValueError: no operand has the dims of all, and no outer product is meant.
+        ValueError: no operand has the dims of all, outside of `outer`.
     """
     shapes = [tensor.shape for tensor in operands]
     largest = max(shapes, key=len)
@@ -127,7 +127,7 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor]) -> Tensor
 
 
 def need_dims(tensor: Tensor, what: str, whole: Tensor, other: str, advice: str) -> None:
-    """Raises ValueError if a tensor has dims that the one it goes with lacks.
+    """Raises ValueError if a tensor has dims that the other tensor lacks.
 
     `need_dims(segments, "the segments", x, "x", "broadcast x first")`.
     """
@@ -145,7 +145,7 @@ def need_dims(tensor: Tensor, what: str, whole: Tensor, other: str, advice: str)
 
 
 def _unlike(operands: Sequence[Tensor], largest: Shape, word: str) -> str:
-    """Returns what to say where no operand has the dims of all."""
+    """Returns the message for operands of which none has the dims of all."""
     every = dict.fromkeys(name for tensor in operands for name in tensor.shape.names)
     lacks = [
         f"{tensor} lacks {', '.join(f'`{name}`' for name in missing)}"
@@ -189,7 +189,7 @@ def elementwise(
         slopes: one gradient rule per operand, None where the slope is zero.
         accepts: kinds of dtype it takes: b(ool), i(nteger), f(loating-point), c(omplex).
         result: dtype of the result from that of the operands; by default the same.
-        facts: what `Primitive` knows of an operation: work, linear, additive, symbol, word.
+        facts: further facts of `Primitive`: work, linear, additive, symbol, word.
     """
 
     def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:

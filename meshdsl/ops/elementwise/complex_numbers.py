@@ -47,21 +47,21 @@ complex = binary(
 
 @operation
 def real(x: Tensor) -> Tensor:
-    """Returns the real part: float32 of complex64; a real number is its own. `md.real(z)`."""
+    """Returns the real part: float32 for complex64; of a real number, itself. `md.real(z)`."""
     need_kind(x.dtype, "cf")
     return _real(x) if is_complex(x.dtype) else x
 
 
 @operation
 def imag(x: Tensor) -> Tensor:
-    """Returns the imaginary part: float32 of complex64, and 0 of real numbers. `md.imag(z)`."""
+    """Returns the imaginary part: float32 for complex64; of a real number, 0. `md.imag(z)`."""
     need_kind(x.dtype, "cf")
     return _imag(x) if is_complex(x.dtype) else zeros(x.shape, x.dtype)
 
 
 @operation
 def conj(x: Tensor) -> Tensor:
-    """Returns the complex conjugate; a real number is its own. `md.conj(z)`."""
+    """Returns the complex conjugate; of a real number, itself. `md.conj(z)`."""
     need_kind(x.dtype, "cf")
     return conjugate(x) if is_complex(x.dtype) else x
 

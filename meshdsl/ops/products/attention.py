@@ -1,9 +1,8 @@
 """Dot-product attention as one operation, whose scores never become a tensor of the graph.
 
 Besides its result, the primitive gives the log-sum-exp of each row of scores. Its gradient is a
-primitive too, which makes the scores again from that (Dao et al. 2022, "FlashAttention"). So memory
-is linear in the length, on whichever way a backend takes. Second derivatives go through
-`attention_reference`.
+primitive too, which recomputes the scores from that (Dao et al. 2022, "FlashAttention"). So memory
+is linear in the length on every backend. Second derivatives use `attention_reference`.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cotangents:
-    # Only the gradient reads the log-sum-exp, and `_second` gives all of its derivative to the
-    # operands. What arrives here for it is None, or zeros that a loop has made of None.
+    # Only the gradient reads the log-sum-exp, and `_second` passes all of its derivative to the
+    # operands. So its cotangent is None here, or zeros where a loop replaced None.
     arriving, _ = cotangents
     if arriving is None:
         return [None] * len(op.inputs)
     given: tuple[str, ...] = op.params["given"]
     to_bias = "bias" in given and wanted[3 + given.index("bias")]
     inputs = (*op.inputs, *op.outputs, arriving)
-    found = bind(ATTENTION_GRADIENT, inputs, {**op.params, "bias_gradient": to_bias}).outputs
-    masks = [found[3] if name == "bias" and to_bias else None for name in given]
-    return [*found[:3], *masks]
+    gradients = bind(ATTENTION_GRADIENT, inputs, {**op.params, "bias_gradient": to_bias}).outputs
+    masks = [gradients[3] if name == "bias" and to_bias else None for name in given]
+    return [*gradients[:3], *masks]
 
 
 def _second(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cotangents:
     """Pulls back through the gradient of the reference, as a function of operands and cotangent.
 
-    The result and the sums, which the gradient reads too, are functions of the operands there.
+    The gradient also reads the result and the sums. There, they are functions of the operands.
     """
     *operands, _, _, arriving = op.inputs
     first = [True] * 3 + [
@@ -74,18 +73,18 @@ def _second(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Cota
         *inner, cotangent = tensors
         graph, consts, _ = subgraph(lambda *given: _reference(given, op.params), inner)
         replayed = Replay(graph, [*consts, *inner], [*[False] * len(consts), *first])
-        found = replayed.backward([cotangent])[len(consts) :]
+        gradients = replayed.backward([cotangent])[len(consts) :]
         return [
             zeros(t.shape, t.dtype) if g is None else g
-            for g, t, on in zip(found, inner, first, strict=True)
+            for g, t, on in zip(gradients, inner, first, strict=True)
             if on
         ]
 
     graph, consts, _ = subgraph(pullback, [*operands, arriving])
     active = [*[False] * len(consts), *wanted[: len(operands)], wanted[-1]]
     replayed = Replay(graph, [*consts, *operands, arriving], active)
-    found = replayed.backward(list(cotangents))[len(consts) :]
-    return [*found[:-1], None, None, found[-1]]
+    gradients = replayed.backward(list(cotangents))[len(consts) :]
+    return [*gradients[:-1], None, None, gradients[-1]]
 
 
 def _reference(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> Tensor:
@@ -147,7 +146,7 @@ def attention(
         features: the dim contracted between queries and keys.
         window: hides what is `window` positions away or more, on either side.
         positions: of the queries, for `causal` and `window`: [length] and any dims of q, or the
-            number of the first one; the queries are the last of a memory with
+            number of the first one. For queries that are the last of the memory:
             `positions=memory.size - length.size`.
         memory_positions: of the memory, 0, 1, ... by default: [over] and any dims of q.
         segments: integers, [length] and any dims of q; a query sees the memory of its own segment.
@@ -214,8 +213,8 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, queries: Shape, memory: Dimension, contracted: Dimension
 ) -> None:
     if not (is_float(q.dtype) and q.dtype == k.dtype == v.dtype):
-        found = ", ".join(short(t.dtype) for t in (q, k, v))
-        raise ValueError(f"queries, keys and values need one floating-point dtype, got {found}")
+        dtypes = ", ".join(short(t.dtype) for t in (q, k, v))
+        raise ValueError(f"queries, keys and values need one floating-point dtype, got {dtypes}")
     if q.shape.find(memory.name) is not None:
         name = memory.name
         raise ValueError(
@@ -249,7 +248,7 @@ def _check_mask(name: str, mask: Tensor, queries: Shape, memory: Dimension) -> N
 
 
 def _along(segments: Tensor, length: Dimension, memory: Dimension) -> Tensor:
-    """Returns the segments of the queries as those of the memory."""
+    """Returns the segments of the queries under the memory's dim."""
     segments.shape.get(length)
     if length.size != memory.size:
         raise ValueError(f"with {length} and {memory}, the memory needs memory_segments of its own")

@@ -1,7 +1,7 @@
 """Attention written in the language: what the operation `attention` means.
 
-It is the definition to read and to test against, and the form in which second derivatives are
-taken. Its scores are tensors of the graph, so its memory is quadratic in the length.
+It is the definition to read and to test against. Second derivatives differentiate it. Its scores
+are tensors of the graph, so its memory is quadratic in the length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.ops.reductions.softmax import softmax
 from meshdsl.tensors.dims import DimLike
 from meshdsl.tensors.tensor import Tensor
 
-# Scores from here on down are hidden. It is finite, so that no difference of scores is NaN.
+# Scores of at most this are hidden. It is finite, so that no difference of scores is NaN.
 HIDDEN = -1e30
 
 

@@ -1,10 +1,10 @@
 """Convolution in any number of dims: a product with windows, and its transpose.
 
-The one primitive, `convolve`, is an einsum in which some dims of the operand are met through
-windows (see `tensors.slide`). All other dims follow einsum's rules: in both operands and the
-result they group, in both operands only they are contracted, in one operand they stay. Both
-gradients are convolutions again: that of the operand swaps strides with zeros between the elements
-and turns the window round; that of the window takes the result's dim as the window.
+The one primitive, `convolve`, is an einsum in which windows slide along some dims of the operand
+(see `tensors.slide`). All other dims follow einsum's rules: dims of both operands and the result
+group, dims of both operands only are contracted, dims of one operand stay. Both gradients are
+convolutions. The one by the operand swaps strides with zeros between the elements and reverses the
+window. The one by the window uses the result's dim as the window.
 """
 
 from __future__ import annotations
@@ -38,29 +38,28 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 
 def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor | None]:
     (x, filters), (cotangent,), slides = op.inputs, cotangents, op.params["slides"]
-    found: list[Tensor | None] = [None, None]
+    gradients: list[Tensor | None] = [None, None]
     if wanted[0]:
         back = tuple(slide.to_operand() for slide in slides)
         params = {"slides": back, "out": x.shape}
-        found[0] = bind_one(CONVOLVE, (cotangent, filters), params)
+        gradients[0] = bind_one(CONVOLVE, (cotangent, filters), params)
     if wanted[1] and _slides_back(slides, wanted[0]):
         back = tuple(slide.to_operand().to_window() for slide in slides)
         params = {"slides": back, "out": filters.shape}
-        found[1] = bind_one(CONVOLVE, (cotangent, x), params)
+        gradients[1] = bind_one(CONVOLVE, (cotangent, x), params)
     elif wanted[1]:
         back = tuple(slide.to_window() for slide in slides)
         params = {"slides": back, "out": filters.shape}
-        found[1] = bind_one(CONVOLVE, (x, cotangent), params)
-    return found
+        gradients[1] = bind_one(CONVOLVE, (x, cotangent), params)
+    return gradients
 
 
 def _slides_back(slides: Sequence[Slide], to_operand: bool) -> bool:
     """Whether the gradient by the window slides x over the cotangent, not the cotangent over x.
 
-    Both give the same. The first needs those parts of the cotangent that the gradient by the
-    operand needs as well, so that halos are sent once, and those of x need not be kept from the
-    forward pass; but it would put zeros between the elements of the cotangent of a strided
-    convolution.
+    Both give the same. The first reads the same parts of the cotangent as the gradient by the
+    operand, so that halos are sent once and those of x need not be kept from the forward pass.
+    With strides, however, it would put zeros between the elements of the cotangent.
     """
     spread = any(slide.base > 1 for slide in slides)
     return all(abs(slide.stride) == 1 for slide in slides) and (to_operand or spread)
@@ -87,12 +86,12 @@ def conv(
     out_dim="features")` makes [batch, height, width, features] of x: [batch, height, width, rgb]
     and filters: [filter_height, filter_width, rgb, features].
 
-    As everywhere in machine learning, the filters are not turned round: out[o] is the sum over w of
+    As usual in machine learning, the filters are not reversed: out[o] is the sum over w of
     x[o * stride + w * dilation - low] * filters[w], with zeros outside of x.
 
     Args:
         spatial: for each dim of x that the filters slide along, the filters' dim. The dim keeps its
-            name; its size becomes what fits.
+            name; its size becomes the number of windows.
         in_dim: the dim that both have and that is summed over; `{"channels": "channels_in"}` where
             the filters call it by another name. A dim that both have and that is not named here
             stays, each of its positions with filters of its own: a depthwise convolution is one
@@ -113,8 +112,8 @@ def conv(
     x, channels = _called_as_in(x, in_dim)
     pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')
     windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in pairs.items()}
-    found, shape = slides(x.shape, windows, strides, padding, dilation)
-    return _convolve(x, filters, found, shape, channels, out_dim, groups)
+    sliding, shape = slides(x.shape, windows, strides, padding, dilation)
+    return _convolve(x, filters, sliding, shape, channels, out_dim, groups)
 
 
 @operation
@@ -146,12 +145,12 @@ def conv_transpose(
     x, channels = _called_as_in(x, in_dim)
     pairs = by_name(spatial, "spatial", '{"height": "filter_height"}')
     windows = {x.shape.get(name).name: filters.shape.get(w) for name, w in pairs.items()}
-    found, shape = slides(x.shape, windows, strides, padding, dilation, transposed=True)
-    return _convolve(x, filters, found, shape, channels, out_dim, groups)
+    sliding, shape = slides(x.shape, windows, strides, padding, dilation, transposed=True)
+    return _convolve(x, filters, sliding, shape, channels, out_dim, groups)
 
 
 def _called_as_in(x: Tensor, in_dim: DimLike | ByDim[DimLike] | None) -> tuple[Tensor, str]:
-    """Returns x with its contracted dim called as the filters call it, and that name, or ""."""
+    """Returns x with its contracted dim renamed as in the filters, and that name, or ""."""
     if isinstance(in_dim, Mapping):
         if len(in_dim) != 1:
             raise ValueError(f"in_dim names one dim, got {len(in_dim)}")
@@ -164,34 +163,34 @@ def _called_as_in(x: Tensor, in_dim: DimLike | ByDim[DimLike] | None) -> tuple[T
 def _convolve(
     x: Tensor,
     filters: Tensor,
-    found: tuple[Slide, ...],
+    sliding: tuple[Slide, ...],
     shape: Shape,
     in_dim: str,
     out_dim: DimLike | None,
     groups: int,
 ) -> Tensor:
     """Checks the dims and binds the primitive; `shape` is that of x with its new sizes."""
-    if not found:
+    if not sliding:
         raise ValueError("`spatial` names no dim for the filters to slide along")
-    windows = [slide.window for slide in found]
+    windows = [slide.window for slide in sliding]
     if len(set(windows)) < len(windows):
         raise ValueError(f"each dim needs a window of its own, got {', '.join(windows)}")
     own = filters.shape.without([*windows, *x.shape.names])
     out = filters.shape.get(out_dim) if out_dim is not None else own[0] if len(own) == 1 else None
-    _check_names(x, filters, found, in_dim, out)
+    _check_names(x, filters, sliding, in_dim, out)
     if groups != 1:
-        return _grouped(x, filters, found, shape, in_dim, out, groups)
+        return _grouped(x, filters, sliding, shape, in_dim, out, groups)
     _check_sizes(x, filters)
     dims = [part for d in shape for part in (own if d.name == in_dim else [d])]
     if not in_dim:
         dims += own
-    return bind_one(CONVOLVE, (x, filters), {"slides": found, "out": Shape(dims)})
+    return bind_one(CONVOLVE, (x, filters), {"slides": sliding, "out": Shape(dims)})
 
 
 def _check_names(
-    x: Tensor, filters: Tensor, found: Sequence[Slide], in_dim: str, out: Dimension | None
+    x: Tensor, filters: Tensor, sliding: Sequence[Slide], in_dim: str, out: Dimension | None
 ) -> None:
-    for slide in found:
+    for slide in sliding:
         if x.shape.find(slide.window) is not None:
             raise ValueError(f"x has a dim `{slide.window}` as well, the window along `{slide.x}`")
         if filters.shape.find(slide.x) is not None:
@@ -220,13 +219,13 @@ def _check_sizes(x: Tensor, filters: Tensor) -> None:
 def _grouped(
     x: Tensor,
     filters: Tensor,
-    found: tuple[Slide, ...],
+    sliding: tuple[Slide, ...],
     shape: Shape,
     in_dim: str,
     out: Dimension | None,
     groups: int,
 ) -> Tensor:
-    """Makes the groups a dim of both operands, called `out_dim`, and convolves each by itself."""
+    """Makes the groups a dim of both operands, called `out_dim`, and convolves each group."""
     if not in_dim or out is None:
         raise ValueError("groups cut in_dim and out_dim: name both")
     mine, theirs = x.shape.get(in_dim), filters.shape.get(in_dim)
@@ -246,7 +245,7 @@ def _grouped(
     x = split(x, in_dim, [each, inner])
     filters = split(rename(filters, {in_dim: inner.name}), out, [each, outer])
     _check_sizes(x, filters)
-    rest = filters.shape.without([s.window for s in found] + [*x.shape.names, outer.name])
+    rest = filters.shape.without([s.window for s in sliding] + [*x.shape.names, outer.name])
     dims = [part for d in shape for part in ([each, outer, *rest] if d.name == in_dim else [d])]
-    result = bind_one(CONVOLVE, (x, filters), {"slides": found, "out": Shape(dims)})
+    result = bind_one(CONVOLVE, (x, filters), {"slides": sliding, "out": Shape(dims)})
     return merge(result, [each, outer], out)

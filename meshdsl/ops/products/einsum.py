@@ -1,7 +1,7 @@
 """Einsum over named dims: the one contraction of the language.
 
-Several operands are contracted pairwise, cheapest pair first, so that every product is planned and
-reported by itself.
+Several operands are contracted pairwise, cheapest pair first, so that every product has its own
+plan and its own line in reports.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor | None]:
     x, y = op.inputs
     (cotangent,) = cotangents
-    found: list[Tensor | None] = []
+    gradients: list[Tensor | None] = []
     for mine, other, want in ((x, y, wanted[0]), (y, x, wanted[1])):
         if not want:
-            found.append(None)
+            gradients.append(None)
             continue
         known = {*cotangent.shape.names, *other.shape.names}
         out = Shape(dim for dim in mine.shape if dim.name in known)
         pair = (cotangent, other) if mine is x else (other, cotangent)
-        found.append(broadcast(bind_one(EINSUM, pair, {"out": out}), mine.shape))
-    return found
+        gradients.append(broadcast(bind_one(EINSUM, pair, {"out": out}), mine.shape))
+    return gradients
 
 
 EINSUM = Primitive("einsum", _rule, _gradient, positionwise=True, combines="sum", linear=(0, 1))
@@ -57,8 +57,8 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
 
     `md.einsum(x, w, over="embed")` or `md.einsum(x, w, out=[batch, d_ff])`.
 
-    Of several tensors, at least two have each dim that is summed over: else a slip in a name would
-    sum two dims, each alone. A dim of a single tensor is summed first, as in
+    Each dim that is summed over must be in at least two of several tensors: otherwise a slip in a
+    name would sum two dims, each alone. Sum a dim of a single tensor first:
     `md.einsum(md.sum(x, "length"), w, over="embed")`.
 
     Args:
@@ -81,13 +81,13 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     problems = []
     for dim in listed:
         name = dim.name if isinstance(dim, Dimension) else dim
-        found = together.find(name)
-        if found is None:
+        known = together.find(name)
+        if known is None:
             hint = did_you_mean(name, together.names)
             problems.append(f"{which} dim `{name}` is in no operand{hint}")
-        elif isinstance(dim, Dimension) and dim.size != found.size:
+        elif isinstance(dim, Dimension) and dim.size != known.size:
             problems.append(
-                f"{which} dim `{name}` has size {dim.size} but the operands have {found.size}"
+                f"{which} dim `{name}` has size {dim.size} but the operands have {known.size}"
             )
     problems += _slips(tensors, {dim if isinstance(dim, str) else dim.name for dim in listed})
     if problems:
@@ -101,7 +101,7 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
 
 
 def _slips(tensors: Sequence[Tensor], listed: Collection[str]) -> list[str]:
-    """Returns what to say of dims that would pair up but for a slip in a name."""
+    """Returns the problems with dims whose names differ by a slip."""
     owners: dict[Dimension, list[Tensor]] = {}
     for tensor in tensors:
         for dim in tensor.shape:
@@ -120,8 +120,8 @@ def _slips(tensors: Sequence[Tensor], listed: Collection[str]) -> list[str]:
 
 
 def _alone(tensors: Sequence[Tensor], summed: Shape) -> list[str]:
-    """Returns what to say of dims to sum over that a single one of several operands has."""
-    found = []
+    """Returns the problems with dims to sum over that only one of several operands has."""
+    problems = []
     for dim in summed:
         having = [k for k, tensor in enumerate(tensors) if dim in tensor.shape]
         if len(tensors) == 1 or len(having) > 1:
@@ -132,12 +132,12 @@ def _alone(tensors: Sequence[Tensor], summed: Shape) -> list[str]:
             other.name: None for shape in rest for other in shape.without(tensors[k].shape.names)
         }
         hint = did_you_mean(dim.name, unpaired) or "."
-        found.append(
+        problems.append(
             f"dim `{dim.name}` is summed over, but of the operands only {tensors[k]} has it, so it "
             f"pairs up with nothing{hint} Rename it as the dim that it should meet, or, to sum it "
             f"alone, do that first: md.sum(x, '{dim.name}')"
         )
-    return found
+    return problems
 
 
 def _in_order(tensors: Sequence[Tensor]) -> Shape:

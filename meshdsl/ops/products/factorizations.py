@@ -1,9 +1,9 @@
 """Factorizations of matrices: QR, symmetric eigenvalues, singular values; see `linalg`.
 
-Factors are made unique where they are not by their definition: R has a diagonal without negative
-numbers, and of each eigenvector or left singular vector the element of largest magnitude is
-positive (the first of them). Where two eigenvalues or singular values are equal, vectors and the
-gradients through them are one choice of many.
+Factors are made unique where the definition leaves a choice. R has a diagonal without negative
+numbers. The (first) element of largest magnitude of each eigenvector or left singular vector is
+positive. Where two eigenvalues or singular values are equal, vectors and the gradients through them
+are one choice of many.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ def _svd_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
     inner = apart * (by_u - swap(by_u, k, other)) * rename(s, {k: other})
     inner = inner + s * apart * (by_v - swap(by_v, k, other))
     inner = inner + with_diagonal(gs, k, inner.shape.get(other))
-    found = einsum(u, inner, rename(v, {k: other}), over=[k, other])
+    gradient = einsum(u, inner, rename(v, {k: other}), over=[k, other])
     if u.shape.get(i).size > s.shape.get(k).size:
         outside = gu - rename(einsum(u, by_u, over=k), {other: k})
-        found = found + einsum(outside / s, v, over=k)
+        gradient = gradient + einsum(outside / s, v, over=k)
     if v.shape.get(j).size > s.shape.get(k).size:
         outside = gv - rename(einsum(v, by_v, over=k), {other: k})
-        found = found + einsum(u, outside / s, over=k)
-    return [found]
+        gradient = gradient + einsum(u, outside / s, over=k)
+    return [gradient]
 
 
 QR = Primitive("qr", _qr_rule, _qr_gradient)
@@ -151,7 +151,7 @@ def eigh(x: Tensor, rows: DimLike, columns: DimLike, inner: DimLike) -> tuple[Te
     """Returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
 
     `values, vectors = md.linalg.eigh(x, "row", "column", "mode")`: values has the dim mode, vectors
-    has row and mode. x is taken to be (x + xᵀ) / 2.
+    has row and mode. x is replaced by (x + xᵀ) / 2.
     """
     values, vectors = _factorize(EIGH, x, rows, columns, inner)
     return values, vectors

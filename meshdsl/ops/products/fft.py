@@ -1,8 +1,8 @@
 """Discrete Fourier transforms along named dims.
 
 The transform of x is the sum of x[n] exp(-2 pi i k n / size) over n; its inverse has the other sign
-and is divided by the size. A transformed dim is made whole on every device, one dim after another;
-the others stay split and take over its axes where they can.
+and is divided by the size. A transformed dim is gathered on every device, one dim after another.
+The others stay split and are split over its axes too where they can be.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> li
 
 
 def _twice(waves: Dimension, size: int) -> Tensor:
-    """Returns where a wave stands for its negative as well: not at 0, nor at half the size."""
+    """Returns which waves also stand for their negatives: all but 0 and half the size."""
     index = arange(waves)
     return (index > 0) & (2 * index < size)
 
@@ -61,8 +61,8 @@ def _rfft_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) 
 def _irfft_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
     (x,), (g,), dim = op.inputs, cotangents, op.params["into"]
     waves = x.shape.get(op.params["dim"])
-    found = conj(bind_one(RFFT, (g,), {"dim": dim.name, "into": waves})) * (1 / dim.size)
-    return [where(_twice(waves, dim.size), 2 * found, found)]
+    gradient = conj(bind_one(RFFT, (g,), {"dim": dim.name, "into": waves})) * (1 / dim.size)
+    return [where(_twice(waves, dim.size), 2 * gradient, gradient)]
 
 
 FFT = Primitive("fft", _rule, _gradient, positionwise=True, linear=(0,))
@@ -106,8 +106,8 @@ def ifft(x: Tensor, over: DimsLike) -> Tensor:
 def rfft(x: Tensor, over: DimsLike, into: DimLike | None = None) -> Tensor:
     """Returns the transform of real numbers, without the waves that mirror others.
 
-    `md.fft.rfft(x, "length", "wave")`: length=8 becomes wave=5. Of several dims, the last is so
-    shortened and the others are transformed in full. Without `into` it keeps its name.
+    `md.fft.rfft(x, "length", "wave")`: length=8 becomes wave=5. With several dims, only the last is
+    shortened. Without `into` it keeps its name.
 
     Raises:
         ValueError: x is not real, or `into` has another size than size // 2 + 1.
@@ -123,8 +123,8 @@ def rfft(x: Tensor, over: DimsLike, into: DimLike | None = None) -> Tensor:
 def irfft(x: Tensor, over: DimsLike, into: DimLike | None = None) -> Tensor:
     """Returns real numbers, the inverse of `rfft`.
 
-    `md.fft.irfft(x, "wave", length)`: a Dimension says the size; a name, or nothing, means the
-    even one, twice that of the dim but two. What would make the result complex is ignored.
+    `md.fft.irfft(x, "wave", length)`: a Dimension gives the size; with a name, or without `into`,
+    it is the even one, 2 * (waves - 1). What would make the result complex is ignored.
 
     Raises:
         ValueError: x is not complex, or `into` cannot come from as many waves.

@@ -1,9 +1,9 @@
-"""Linear algebra: solving linear systems, and what is had by it.
+"""Linear algebra: solving linear systems, and what follows from it.
 
 A matrix is two named dims of a tensor, `rows` and `columns`; every other dim is a batch of them. A
 matrix maps its columns to its rows: `md.einsum(a, x, over=columns)` has rows, and `solve` turns
-rows into columns. Matrix dims are made whole on every device; the others stay split as they are,
-and take over the axes of the matrix dims where they can.
+rows into columns. Matrix dims are gathered on every device. The others stay split, and are split
+over the axes of the matrix dims too where they can be.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def triangular_solve(
     """Returns x with `einsum(a, x, over=columns)` = b, for a triangular matrix a.
 
     `x = md.linalg.triangular_solve(a, b, "row", "column")`; only one triangle of a is read, and
-    with `unit_diagonal` its diagonal is taken to be 1. Otherwise as `solve`.
+    with `unit_diagonal` its diagonal counts as 1. Otherwise as `solve`.
     """
     row, b = _system(a, b, rows, columns)
     params = {"rows": row.name, "columns": a.shape.get(columns).name}
@@ -179,7 +179,7 @@ def triangular_solve(
 def cholesky(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
     """Returns the lower triangular matrix whose product with its transpose is x.
 
-    `low = md.linalg.cholesky(x, "row", "column")`. x is taken to be (x + xᵀ) / 2; where that is
+    `low = md.linalg.cholesky(x, "row", "column")`. x is replaced by (x + xᵀ) / 2; where that is
     not positive definite, the result is NaN.
     """
     row, column = matrix(x, rows, columns)

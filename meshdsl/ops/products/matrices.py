@@ -1,4 +1,4 @@
-"""Matrices among the dims of a tensor: which two dims are meant, and their simplest parts."""
+"""Matrices among the dims of a tensor: which two dims they are, and their simplest parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def matrix(
     """Returns the two dims of x that are a matrix.
 
     Raises:
-        ValueError: they are one dim, differ in size where they must not, or the dtype has no
+        ValueError: they are one dim, their sizes differ in a square matrix, or the dtype has no
             linear algebra.
     """
     one, other = x.shape.get(rows), x.shape.get(columns)
@@ -95,7 +95,7 @@ def trace(x: Tensor, rows: DimLike, columns: DimLike) -> Tensor:
 def with_diagonal(x: Tensor, rows: DimLike, columns: Dimension) -> Tensor:
     """Returns the matrix whose diagonal is x and whose other elements are 0.
 
-    `md.linalg.with_diagonal(x, "row", column)`; the matrix has a dim more than x.
+    `md.linalg.with_diagonal(x, "row", column)`; the matrix has one dim more than x.
     """
     i = x.shape.get(rows)
     full = outer(where, outer(equal, arange(i), arange(columns)), x, 0)

@@ -1,9 +1,9 @@
-"""Pooling: the sum or maximum of what each position of a sliding window sees.
+"""Pooling: the sum or maximum over a window at each of its positions.
 
-Three primitives. `window_sum` is its own kind of gradient, with strides swapped for zeros between
-the elements. `window_max` shares its gradient among the elements that equal the maximum, as
-`md.max` does: `window_match` counts them, and then hands every element its shares. Windows are met
-as in `meshdsl.tensors.slide`; `sizes` are those of the windows.
+There are three primitives. The gradient of `window_sum` is a `window_sum`, with strides swapped for
+zeros between the elements. The gradient of `window_max` is divided among the elements that equal
+the maximum, as for `md.max`: `window_match` counts them, and then gives every element its shares.
+Windows slide as in `meshdsl.tensors.slide`; `sizes` are those of the windows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _max_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
 def _match_gradient(
     op: Operation, cotangents: Sequence, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Linear in what is handed out; what is compared moves no result smoothly."""
+    """It is linear in `amount`. The compared operands have no gradient."""
     if not any(wanted[2:]):
         return [None] * len(wanted)
     here, there, amount = op.inputs
@@ -89,20 +89,20 @@ def max_pool(
 ) -> Tensor:
     """Returns the maximum of each window: `md.max_pool(x, {"height": 2, "width": 2})`.
 
-    The gradient is shared among the elements of a window that equal its maximum, up to rounding.
+    The gradient is divided among the elements of a window that equal its maximum, up to rounding.
     NaN wins.
 
     Args:
         window: the size of the window along each dim that it slides along. These dims keep their
             names and get the number of windows as size.
         strides: by default those of windows side by side, the size of the window.
-        padding, dilation: as for `md.conv`; padding never is the maximum.
+        padding, dilation: as for `md.conv`; padding is never the maximum.
 
     Raises:
         ValueError: a dim that x lacks, a window larger than x, or one that sees nothing of x.
     """
-    found, sizes, out = _windows(x, window, strides, padding, dilation)
-    return bind_one(WINDOW_MAX, (x,), {"slides": found, "sizes": sizes, "out": out})
+    sliding, sizes, out = _windows(x, window, strides, padding, dilation)
+    return bind_one(WINDOW_MAX, (x,), {"slides": sliding, "sizes": sizes, "out": out})
 
 
 @operation
@@ -127,12 +127,12 @@ def avg_pool(
         ValueError: as for `md.max_pool`; or x is not floating-point.
     """
     need_float(x)
-    found, sizes, out = _windows(x, window, strides, padding, dilation)
+    sliding, sizes, out = _windows(x, window, strides, padding, dilation)
     wide = cast(x, accumulator(x.dtype))
-    total = window_sum(wide, found, sizes, out)
+    total = window_sum(wide, sliding, sizes, out)
     if count_pads:
         return cast(total * (1.0 / int(np.prod(sizes))), x.dtype)
-    for slide, size in zip(found, sizes, strict=True):
+    for slide, size in zip(sliding, sizes, strict=True):
         dim = out.get(slide.out)
         seen = _seen(slide, x.shape.get(slide.x), dim, size)
         if len(set(seen)) == 1:
@@ -158,14 +158,14 @@ def _windows(
     if isinstance(strides, Mapping):
         steps = {**sizes, **by_name(strides, "strides", "{}")}
     around = per_dim(padding, dims, "padding", "valid")
-    found, out = slides(x.shape, dims, steps, around, dilation)
-    for slide, dim in zip(found, dims.values(), strict=True):
+    sliding, out = slides(x.shape, dims, steps, around, dilation)
+    for slide, dim in zip(sliding, dims.values(), strict=True):
         seen = _seen(slide, x.shape.get(slide.x), out.get(slide.out), dim.size)
         if not seen.all():
             raise ValueError(
                 f"the window at position {int(seen.argmin())} of `{slide.x}` sees padding only"
             )
-    return found, tuple(dim.size for dim in dims.values()), out
+    return sliding, tuple(dim.size for dim in dims.values()), out
 
 
 def _seen(slide: Slide, x: Dimension, out: Dimension, size: int) -> np.ndarray:

@@ -41,15 +41,15 @@ def bincount(
 
     Args:
         over: the dims of `indices` to count along, by default all; the others are kept.
-        weights: what each occurrence counts instead of 1; it has dims of the indices only, or all
-            of them and more.
+        weights: what each occurrence counts instead of 1; they have some of the indices' dims, or
+            all of them and more.
 
     Returns:
         s32 counts, or sums of the weights' dtype. Indices outside of [0, size) are not counted.
 
     Raises:
-        ValueError: the weights have a dim that the indices lack, and lack one that these have; or
-            whatever `segment_sum` raises.
+        ValueError: the weights and the indices each have a dim that the other lacks; or as for
+            `segment_sum`.
     """
     if weights is None:
         return segment_sum(ones(indices.shape, "int32"), indices, into, over)
@@ -75,7 +75,7 @@ def searchsorted(
         side: "left": before elements equal to the value; "right": after them.
 
     Returns:
-        The number of elements that stand before each value; NaN goes with the NaNs, at the end.
+        The number of elements before each value; NaN belongs to the NaNs at the end.
     """
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
@@ -110,12 +110,12 @@ def histogram(
         s32 counts, with `into` where the first of the dims counted along stood.
     """
     if not isinstance(edges, Tensor):
-        given = np.asarray(edges)
+        exact = np.asarray(edges)
         with np.errstate(invalid="ignore"):
-            numbers = given.astype(x.dtype)
+            numbers = exact.astype(x.dtype)
         if numbers.ndim != 1:
             raise ValueError("edges must be a list of numbers, or a tensor with one dim")
-        if not is_float(x.dtype) and (numbers != given).any():
+        if not is_float(x.dtype) and (numbers != exact).any():
             raise ValueError(
                 f"the edges {list(edges)} would be rounded to {short(x.dtype)}; "
                 "cast x first, as in md.cast(x, 'float32')"
@@ -143,10 +143,10 @@ def nonzero(mask: Tensor, dim: DimLike, into: Dimension, fill: int = -1) -> Tens
     """Returns where a mask holds along a dim, in order: `md.nonzero(mask, "length", found)`.
 
     Args:
-        into: takes the place of `dim`; its size is the number of places to return. What is more
-            than that is left out.
-        fill: what stands where there are fewer; the default, -1, is outside of every dim, so
-            `take` gives zeros for it and `scatter` drops it.
+        into: replaces `dim`; its size is the number of positions to return. Further ones are left
+            out.
+        fill: the value where there are fewer; the default, -1, is outside of every dim, so `take`
+            gives zeros for it and `scatter` drops it.
 
     Returns:
         s32 indices along `dim`.
@@ -157,5 +157,5 @@ def nonzero(mask: Tensor, dim: DimLike, into: Dimension, fill: int = -1) -> Tens
     rank = where(mask, rank, -1)
     shape = Shape(into if d == along else d for d in mask.shape)
     places = broadcast(arange(along), mask.shape) - fill
-    found = bind_one(SCATTER_ADD, (places, rank), {"dim": into.name, "shape": shape})
-    return found + fill
+    positions = bind_one(SCATTER_ADD, (places, rank), {"dim": into.name, "shape": shape})
+    return positions + fill

@@ -1,7 +1,7 @@
 """Cumulative operations along one dim: cumsum, cumprod, cummax, cummin, linear_recurrence.
 
-Over a split dim each device goes along its own shard; then the devices' totals, one per device,
-are gathered, and each device adds what came before its shard.
+Over a split dim each device computes along its own shard. Then the totals, one per device, are
+gathered, and each device adds those of the shards before its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _recurrence_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> lis
 
 
 def _back(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of the same operation from the other end."""
+    """Returns the parameters of the same operation in the other direction."""
     return {**params, "reverse": not params["reverse"]}
 
 
@@ -48,8 +48,8 @@ def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
 def _carried(params: Mapping[str, Any], decay: Tensor, cotangent: Tensor) -> Tensor:
     """Returns the cotangents of the states h[i] = decay[i] * h[i-1] + ... of a recurrence.
 
-    Each has that of the state it makes, times that state's decay, and what comes from outside. The
-    result has h[i], or h[i-1] where it is exclusive.
+    The cotangent of a state is that of the next state times its decay, plus the one from outside.
+    The result has h[i], or h[i-1] where it is exclusive.
     """
     cotangent = cotangent.transpose(decay.shape.names)
     back = {**_back(params), "exclusive": True}
@@ -69,10 +69,11 @@ def product_slope(x: Tensor, cotangent: Tensor, params: Mapping[str, Any]) -> Te
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    """Sends each cotangent to the nearest element behind it that reached the extreme.
+    """Sends each cotangent to the nearest earlier element that reached the extreme.
 
-    The extremes are taken again, of elements behind a barrier, and compared with just these: a
-    compiler may compute an element twice, rounded otherwise, and then none would have reached it.
+    The extremes are computed again from elements behind a barrier, and compared with these
+    elements. A compiler may compute an element twice with different rounding: then none would equal
+    it.
     """
     x = bind_one(BARRIER, op.inputs)
     y = bind_one(op.primitive, (x,), op.params)
@@ -104,12 +105,12 @@ RECURRENCE = Primitive("linear_recurrence", _recurrence_rule, _recurrence_gradie
 def _along(
     primitive: Primitive, inputs: Sequence[Tensor], dim: DimLike, reverse: bool, exclusive: bool
 ) -> Tensor:
-    """Half precision is accumulated in float32."""
+    """Applies a cumulative primitive; half precision is accumulated in float32."""
     x = inputs[-1]
     params = {"dim": x.shape.get(dim).name, "reverse": bool(reverse), "exclusive": bool(exclusive)}
     wide = accumulator(x.dtype)
-    found = bind_one(primitive, [cast(each, wide) for each in inputs], params)
-    return cast(found, x.dtype)
+    result = bind_one(primitive, [cast(each, wide) for each in inputs], params)
+    return cast(result, x.dtype)
 
 
 @operation
@@ -129,9 +130,9 @@ def cumprod(x: Tensor, dim: DimLike, reverse: bool = False, exclusive: bool = Fa
 
     `md.cumprod(x, "length")`.
 
-    Each is the exact product, rounded: it is infinite or zero only if the product itself leaves the
-    range of the dtype, whatever those of fewer elements do. `md.cumprod([1e20, 1e20, 1e-20])` has
-    an infinity in the middle in float32, and 1e20 behind it. A zero times an infinity is NaN.
+    Each is the exact product, rounded. It is infinite or zero only if the product itself leaves the
+    range of the dtype, even if products of fewer elements do. `md.cumprod([1e20, 1e20, 1e-20])` has
+    an infinity in the middle in float32, and 1e20 after it. A zero times an infinity is NaN.
     The gradient is exact at zeros. It is made of `linear_recurrence`, so it may be infinite or NaN
     where a product of some of the elements leaves the range.
     """
@@ -166,12 +167,12 @@ def linear_recurrence(
     models; it takes a logarithmic number of steps, not one per place.
 
     The states are those of a loop that rounds each step: one that leaves the range of the dtype is
-    infinite, and those behind it are infinite or NaN. So they are on every mesh where terms of both
-    signs do not leave the range while their sum stays: if the recurrence of |decay| and |x| is
-    finite, this one is, and the two differ by rounding of that one only. On a mesh a state that is
-    less than four times too large for the dtype may stay finite. Numbers below the least
-    normal one of the dtype, `tiny`, may count as zeros; so may what has shrunk by more than `tiny`
-    since it was part of a state of up to 2**64.
+    infinite, and later ones are infinite or NaN. They are the same on every mesh, except where
+    terms of both signs leave the range while their sum does not. If the recurrence of |decay| and
+    |x| is finite, so is this one, up to rounding of that one. On a mesh a state that is less than
+    four times too large for the dtype may stay finite. Numbers below the least normal one of the
+    dtype, `tiny`, may count as zeros; so may a term that has shrunk by more than `tiny` since it
+    was part of a state of up to 2**64.
 
     Args:
         decay: of x's dtype; it broadcasts against x, by name.

@@ -27,9 +27,9 @@ def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
 
 
 def _extreme_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-    found = _rule(inputs, params)
+    avals = _rule(inputs, params)
     need_kind(inputs[0].dtype, "fi")
-    return found
+    return avals
 
 
 def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
@@ -37,7 +37,7 @@ def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
 
 
 def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    """Shares the cotangent among the elements that reach the extreme, or miss it by rounding.
+    """Divides the cotangent among the elements that equal the extreme, up to rounding.
 
     A compiler may compute x a second time here, rounded differently: equality alone would lose the
     gradient.
@@ -50,7 +50,7 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
 
 
 def _prod_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    """Multiplies by the product of all others, which is right for zeros too."""
+    """Multiplies by the product of all other elements, which is right for zeros too."""
     (x,) = op.inputs
     return [cotangents[0].broadcast(x.shape) * bind_one(OTHERS, (x,), op.params)]
 
@@ -66,7 +66,7 @@ def _others_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]
 def _others_slope(x: Tensor, cotangent: Tensor, over: Sequence[str]) -> Tensor:
     """Returns the cotangent of x, given that of the products of all others over some dims.
 
-    These are those over one dim, times those over the rest of the products over the one.
+    The product of all others is that within one dim, times that of the other positions' products.
     """
     cumulative = late("cumulative products")
     dim, *rest = over
@@ -171,9 +171,9 @@ def prod(x: Tensor, over: DimsLike | None = None) -> Tensor:
 
     `md.prod(x, "length")`.
 
-    It is the exact product, rounded: it is infinite or zero only if the product itself leaves the
-    range of the dtype, whatever those of some elements do. So is the gradient, the product of all
-    others.
+    It is the exact product, rounded. It is infinite or zero only if the product itself leaves the
+    range of the dtype, even if products of some elements do. The same holds for the gradient, the
+    product of all others.
     """
     return _reduce(PROD, x.cast(accumulator(x.dtype)), over).cast(x.dtype)
 
@@ -225,8 +225,8 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     """Returns x summed over the dims that `shape` lacks: the gradient of broadcasting."""
     if len(x.shape) == len(shape):
         return x
-    kept = set(shape.names)
-    return bind_one(SUM, (x,), {"over": tuple(n for n in x.shape.names if n not in kept)})
+    names = set(shape.names)
+    return bind_one(SUM, (x,), {"over": tuple(n for n in x.shape.names if n not in names)})
 
 
 def need_float(x: Tensor) -> None:

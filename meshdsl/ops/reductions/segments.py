@@ -1,7 +1,7 @@
 """Segments: sums, extremes and means of elements that belong together, by an index for each.
 
-They are scatters into zeros (or minus infinities), so out-of-range segments are left out, and over
-a split dim of elements one reduction of the result moves.
+They are scatters into zeros (or minus infinities), so elements with an out-of-range segment are
+left out. Over a split dim of elements, only one reduction of the result moves data.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def segment_max(
 
     `md.segment_max(x, graph, graphs)`.
 
-    An empty segment gives minus infinity, or the smallest integer. The gradient is shared among
-    the elements that reach the maximum.
+    An empty segment gives minus infinity, or the smallest integer. The gradient is divided among
+    the elements that equal the maximum.
     """
     return _segment(SCATTER_MAX, x, segments, into, over)
 
@@ -100,7 +100,7 @@ def _segment(
             )
     need_dims(segments, "the segments", x, "x", "broadcast x first, as in md.broadcast(x, dims)")
     first = min((x.shape.position(d.name) for d in gone), default=0)
-    kept = [d for d in x.shape if d not in gone]
-    before = sum(d in kept for d in x.shape[:first])
-    shape = Shape([*kept[:before], into, *kept[before:]])
+    remaining = [d for d in x.shape if d not in gone]
+    before = sum(d in remaining for d in x.shape[:first])
+    shape = Shape([*remaining[:before], into, *remaining[before:]])
     return bind_one(primitive, (x, segments), {"dim": into.name, "shape": shape})

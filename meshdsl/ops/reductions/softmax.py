@@ -1,7 +1,7 @@
 """Softmax and its kin, over any dims, without overflow.
 
-They are sums of exponentials after the largest element has been taken off, so over a split dim they
-move one number per position and reduction, never the operand.
+They subtract the largest element and then sum exponentials. So over a split dim they move one
+number per position and reduction, never the operand.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
     The mean squared distance from the mean; half precision is computed in float32.
 
     Args:
-        correction: taken off the number of elements that the sum is divided by; 1 for the unbiased
-            estimate from a sample.
+        correction: subtracted from the number of elements that the sum is divided by; 1 for the
+            unbiased estimate from a sample.
 
     Raises:
         ValueError: x is not floating-point, or there are no more elements than `correction`.
@@ -33,8 +33,8 @@ def var(x: Tensor, over: DimsLike | None = None, correction: float = 0) -> Tenso
     if not count > correction:
         raise ValueError(f"{count} elements are too few for a correction of {correction}")
     wide = cast(x, accumulator(x.dtype))
-    found = mean(square(wide - mean(wide, over)), over)
-    return cast(found * (count / (count - correction)) if correction else found, x.dtype)
+    variance = mean(square(wide - mean(wide, over)), over)
+    return cast(variance * (count / (count - correction)) if correction else variance, x.dtype)
 
 
 @operation
@@ -71,20 +71,20 @@ def median(x: Tensor, dim: DimLike) -> Tensor:
 
     `md.median(x, "length")`.
 
-    NaN if any element is NaN. The dim is made whole to be sorted; see `sort`.
+    NaN if any element is NaN. The dim is gathered to be sorted; see `sort`.
     """
     need_float(x)
-    found = x.shape.get(dim)
-    ordered = sort(x, found)
+    along = x.shape.get(dim)
+    ordered = sort(x, along)
     low, high = (
-        take(ordered, full([], place, "int32"), found)
-        for place in ((found.size - 1) // 2, found.size // 2)
+        take(ordered, full([], place, "int32"), along)
+        for place in ((along.size - 1) // 2, along.size // 2)
     )
-    middle = low if found.size % 2 else low * 0.5 + high * 0.5
-    return where(any(x != x, found), math.nan, middle)
+    middle = low if along.size % 2 else low * 0.5 + high * 0.5
+    return where(any(x != x, along), math.nan, middle)
 
 
 def _root(x: Tensor) -> Tensor:
-    """Returns the square root of what is not negative, with slope 0 at 0."""
+    """Returns the square root of numbers that are not negative, with slope 0 at 0."""
     zero = x == 0
     return where(zero, 0, sqrt(where(zero, 1, x)))

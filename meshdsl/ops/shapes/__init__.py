@@ -1,1 +1,1 @@
-"""Operations that lay data out anew: shapes, slices, joins and windows."""
+"""Operations that rearrange data: shapes, slices, joins and windows."""

@@ -18,7 +18,7 @@ from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind, bind_one
 
-# Copies that are put side by side by name; more of them are a dim of their own that is merged in.
+# Up to this many copies are concatenated; more become a dim of their own that is merged.
 _FEW = 8
 
 
@@ -30,8 +30,8 @@ def _concat_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Av
 
 def _concat_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
     name = op.params["dim"]
-    found = _parts(cotangents[0], name, [x.shape.get(name).size for x in op.inputs], wanted)
-    return [next(found) if on else None for on in wanted]
+    parts = _parts(cotangents[0], name, [x.shape.get(name).size for x in op.inputs], wanted)
+    return [next(parts) if on else None for on in wanted]
 
 
 def _split_into_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -46,14 +46,14 @@ def _split_into_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[b
     (x,), name = op.inputs, op.params["dim"]
     size = x.shape.get(name).size
     order = x.shape.names
-    given = [
+    parts = [
         (start, part, g.transpose(order))
         for (start, part), g in zip(op.params["parts"], cotangents, strict=True)
         if g is not None
     ]
-    if sum(part for _, part, _ in given) == size:
-        return [_concat([g for _, _, g in given], name)]
-    padded = [window(g, name, -start, size) for start, _, g in given]
+    if sum(part for _, part, _ in parts) == size:
+        return [_concat([g for _, _, g in parts], name)]
+    padded = [window(g, name, -start, size) for start, _, g in parts]
     return [functools.reduce(add, padded)]
 
 
@@ -104,11 +104,11 @@ def concat(tensors: Sequence[Any], dim: DimLike) -> Tensor:
     name = dim if isinstance(dim, str) else dim.name
     rest = first.shape.without([first.shape.get(name).name])
     for number, part in enumerate(parts, 1):
-        held = part.shape.get(name)
-        _same_dims(rest, part.shape.without([held.name]), number)
-    found = _concat([part.transpose(first.shape.names) for part in parts], name)
-    found.shape.get(dim)
-    return found
+        along = part.shape.get(name)
+        _same_dims(rest, part.shape.without([along.name]), number)
+    result = _concat([part.transpose(first.shape.names) for part in parts], name)
+    result.shape.get(dim)
+    return result
 
 
 @operation
@@ -132,25 +132,25 @@ def stack(tensors: Sequence[Any], dim: DimLike) -> Tensor:
 @operation
 def unstack(x: Tensor, dim: DimLike) -> list[Tensor]:
     """Returns x at every position of a dim, without it: `query, key = md.unstack(both, "pair")`."""
-    held = x.shape.get(dim)
-    return [index(x, held.name, at) for at in range(held.size)]
+    along = x.shape.get(dim)
+    return [index(x, along.name, at) for at in range(along.size)]
 
 
 @operation
 def split_into(x: Tensor, dim: DimLike, sizes: int | Sequence[int]) -> list[Tensor]:
-    """Cuts a dim into consecutive parts: `gate, up = md.split_into(x, "d_ff", 2)`.
+    """Divides a dim into consecutive parts: `gate, up = md.split_into(x, "d_ff", 2)`.
 
     Args:
         sizes: those of the parts, which add up to the dim's; or the number of equal parts.
     """
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     if isinstance(sizes, int):
-        if sizes < 1 or held.size % sizes:
-            raise ValueError(f"{held} has no {sizes} equal parts")
-        sizes = [held.size // sizes] * sizes
-    if sum(sizes) != held.size or min(sizes, default=0) < 1:
-        raise ValueError(f"parts of {list(sizes)} do not make up {held}")
-    return list(_parts(x, held.name, sizes, [True] * len(sizes)))
+        if sizes < 1 or along.size % sizes:
+            raise ValueError(f"{along} has no {sizes} equal parts")
+        sizes = [along.size // sizes] * sizes
+    if sum(sizes) != along.size or min(sizes, default=0) < 1:
+        raise ValueError(f"parts of {list(sizes)} do not make up {along}")
+    return list(_parts(x, along.name, sizes, [True] * len(sizes)))
 
 
 @operation
@@ -165,10 +165,10 @@ def repeat(x: Tensor, dim: DimLike, times: int) -> Tensor:
 @operation
 def tile(x: Tensor, dim: DimLike, times: int) -> Tensor:
     """Returns x `times` in a row along a dim: [a, b] -> [a, b, a, b]. `md.tile(x, "width", 2)`."""
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     if 1 < times <= _FEW:
-        return _concat([x] * times, held.name)
-    return _copies(x, held, times, minor=False)
+        return _concat([x] * times, along.name)
+    return _copies(x, along, times, minor=False)
 
 
 def _copies(x: Tensor, dim: Dimension, times: int, minor: bool) -> Tensor:
@@ -197,6 +197,6 @@ def _alike(tensors: Sequence[Any]) -> list[Tensor]:
     return parts
 
 
-def _same_dims(expected: Shape, found: Shape, number: int) -> None:
-    if set(expected) != set(found):
-        raise ValueError(f"tensor {number} has the dims {found} where tensor 1 has {expected}")
+def _same_dims(expected: Shape, dims: Shape, number: int) -> None:
+    if set(expected) != set(dims):
+        raise ValueError(f"tensor {number} has the dims {dims} where tensor 1 has {expected}")

@@ -1,7 +1,7 @@
-"""Joint: a body together with its gradient, traced as one graph and cut in two.
+"""Joint: a body together with its gradient, traced as one graph and divided in two.
 
-Operations with bodies differentiate them so: the forward part also returns what the backward part
-reads of it; what is cheap to compute again from values at hand is not returned but repeated.
+Operations with bodies differentiate them in this way. The forward part also returns the values that
+the backward part reads. Values that are cheap to recompute are not returned but recomputed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Joint:
         return self._trace.input(like.shape, like.dtype, like.source)
 
     def pull(self, seeded: Sequence[bool]) -> Cotangents:
-        """Traces the gradient, given for which results cotangents arrive.
+        """Traces the gradient; `seeded` says for which results cotangents arrive.
 
         Returns:
             One per input, with its dims in order, or None.
@@ -54,13 +54,13 @@ class Joint:
                 self.input(t) if on else None for t, on in zip(self.results, seeded, strict=True)
             ]
             reaching = zip(self.seeds, self.active_results, strict=True)
-            found = self._replayed.backward([seed if on else None for seed, on in reaching])
-            found = [
+            gradients = self._replayed.backward([seed if on else None for seed, on in reaching])
+            gradients = [
                 None if g is None else g.transpose(t.shape.names)
-                for g, t in zip(found, self.inputs, strict=True)
+                for g, t in zip(gradients, self.inputs, strict=True)
             ]
         self._end_backward()
-        return found
+        return gradients
 
     def extend(self, function: Callable[[], R]) -> R:
         """Traces more of the backward part."""
@@ -83,13 +83,13 @@ class Joint:
         return Graph(self.inputs, operations, (*self.results, *outputs)).prune()
 
     def cut(
-        self, outputs: Sequence[Tensor], held: Collection[Tensor]
+        self, outputs: Sequence[Tensor], at_hand: Collection[Tensor]
     ) -> tuple[list[Tensor], tuple[Operation, ...]]:
         """Decides what the backward part reads, and which forward operations it repeats.
 
-        A tensor is computed again where its operation is cheap and this reads fewer bytes: where
-        its operands are read anyway, are at hand (`held`), come from nothing, or are smaller
-        together than itself.
+        A tensor is recomputed where its operation is cheap and this reads fewer bytes: its operands
+        are read anyway, are available (`at_hand`), are constants, or are smaller together than the
+        tensor.
 
         Args:
             outputs: what the backward part returns.
@@ -101,7 +101,7 @@ class Joint:
         order = {t: i for i, t in enumerate([*self.inputs, *maker])}
         read = {t for op in self.backward for t in op.inputs} | set(outputs)
         read &= order.keys()
-        free: set[Tensor] = set()  # what cheap operations make of nothing
+        free: set[Tensor] = set()  # constants that are cheap to make
         for op in self.forward:
             if _cheap(op) and all(t in free for t in op.inputs):
                 free.update(op.outputs)
@@ -109,7 +109,9 @@ class Joint:
         for tensor in sorted(maker, key=lambda t: -order[t]):
             if tensor not in read or not _cheap(maker[tensor]):
                 continue
-            missing = {t for t in maker[tensor].inputs if not (t in read or t in held or t in free)}
+            missing = {
+                t for t in maker[tensor].inputs if not (t in read or t in at_hand or t in free)
+            }
             if sum(t.bytes for t in missing) < tensor.bytes:
                 again.add(tensor)
                 read.discard(tensor)
@@ -119,5 +121,5 @@ class Joint:
 
 
 def _cheap(op: Operation) -> bool:
-    """Whether an operation is worth repeating in the backward part, rather than kept."""
+    """Whether an operation is cheap enough to be repeated in the backward part."""
     return op.primitive.work <= Work.DIVISION

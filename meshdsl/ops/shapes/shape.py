@@ -89,14 +89,14 @@ def _name(dim: DimLike) -> str:
 def rename(x: Tensor, mapping: Mapping[str, DimLike] | None = None, /, **names: DimLike) -> Tensor:
     """Returns x with dims renamed: `md.rename(x, length="memory_length")`."""
     asked = {**(mapping or {}), **names}
-    kept = {}
+    changed = {}
     for name, other in asked.items():
-        found = x.shape.get(name)
-        if isinstance(other, Dimension) and other.size != found.size:
-            raise ValueError(f"dim `{name}` has size {found.size}, but {other} is to name it")
+        renamed = x.shape.get(name)
+        if isinstance(other, Dimension) and other.size != renamed.size:
+            raise ValueError(f"dim `{name}` has size {renamed.size}, but {other} is to name it")
         if _name(other) != name:
-            kept[name] = _name(other)
-    return bind_one(RENAME, (x,), {"names": kept}) if kept else x
+            changed[name] = _name(other)
+    return bind_one(RENAME, (x,), {"names": changed}) if changed else x
 
 
 @operation
@@ -133,13 +133,13 @@ def split(x: Tensor, dim: DimLike, into: DimsLike) -> Tensor:
 
     `md.split(x, "embed", [heads, kv])`; the sizes must multiply to that of the dim.
     """
-    whole = x.shape.get(dim)
+    dim_of_x = x.shape.get(dim)
     parts = sized(into)
-    if parts.volume != whole.size:
-        raise ValueError(f"{parts} has {parts.volume} elements, but the dim is {whole}")
-    at = x.shape.position(whole.name)
+    if parts.volume != dim_of_x.size:
+        raise ValueError(f"{parts} has {parts.volume} elements, but the dim is {dim_of_x}")
+    at = x.shape.position(dim_of_x.name)
     shape = Shape([*x.shape[:at], *parts, *x.shape[at + 1 :]])
-    return bind_one(SPLIT, (x,), {"whole": whole.name, "parts": parts, "shape": shape})
+    return bind_one(SPLIT, (x,), {"whole": dim_of_x.name, "parts": parts, "shape": shape})
 
 
 @operation
@@ -151,8 +151,8 @@ def merge(x: Tensor, dims: DimsLike, into: DimLike) -> Tensor:
     parts = x.shape.select(dims)
     if not parts:
         raise ValueError("give at least one dim to merge")
-    whole = Dimension(_name(into), parts.volume)
-    if isinstance(into, Dimension) and into != whole:
+    merged = Dimension(_name(into), parts.volume)
+    if isinstance(into, Dimension) and into != merged:
         raise ValueError(f"{parts} has {parts.volume} elements, but they are to make {into}")
-    shape = Shape(whole if dim == parts[0] else dim for dim in x.shape if dim not in parts[1:])
-    return bind_one(MERGE, (x,), {"whole": whole.name, "parts": parts, "shape": shape})
+    shape = Shape(merged if dim == parts[0] else dim for dim in x.shape if dim not in parts[1:])
+    return bind_one(MERGE, (x,), {"whole": merged.name, "parts": parts, "shape": shape})

@@ -1,4 +1,4 @@
-"""Operations that move along one dim by position: slice, index, pad, flip, shift, diff.
+"""Operations on positions of one dim: slice, index, pad, flip, shift, diff.
 
 Nearly all of them are one primitive, the *window*: position p of the result has element
 (start + p * stride) / dilation of x where that is a whole number inside of x, and a constant
@@ -36,15 +36,15 @@ def _window_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Av
 
 def _window_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
     """Solves q = (start + p * stride) / dilation for p."""
-    given, size = op.params, op.inputs[0].shape.get(op.params["dim"]).size
-    sign = 1 if given["stride"] > 0 else -1
+    params, size = op.params, op.inputs[0].shape.get(op.params["dim"]).size
+    sign = 1 if params["stride"] > 0 else -1
     back = {
-        "start": -sign * given["start"],
-        "stride": sign * given["dilation"],
-        "dilation": sign * given["stride"],
-        "wrap": given["wrap"],
+        "start": -sign * params["start"],
+        "stride": sign * params["dilation"],
+        "dilation": sign * params["stride"],
+        "wrap": params["wrap"],
     }
-    return [window(cotangents[0], given["dim"], size=size, **back)]
+    return [window(cotangents[0], params["dim"], size=size, **back)]
 
 
 def _index_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -110,13 +110,13 @@ def slice(
     mean that end, and a negative step goes backwards. A dim cannot be empty: a slice of nothing is
     an error.
     """
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     _whole(start, stop, step, instead="md.dynamic_slice")
-    chosen = range(*builtins.slice(start, stop, step).indices(held.size))
+    chosen = range(*builtins.slice(start, stop, step).indices(along.size))
     if not chosen:
         asked = ":".join("" if v is None else str(v) for v in (start, stop, step))
-        raise ValueError(f"[{asked}] holds nothing of {held}, and a dim cannot be empty")
-    return window(x, held.name, chosen.start, len(chosen), chosen.step)
+        raise ValueError(f"[{asked}] holds nothing of {along}, and a dim cannot be empty")
+    return window(x, along.name, chosen.start, len(chosen), chosen.step)
 
 
 @operation
@@ -126,11 +126,11 @@ def index(x: Tensor, dim: DimLike, at: int) -> Tensor:
     `x["length", -1]` is the same. Negative positions count from the end; one outside of the dim is
     an error. For positions that are tensors there is `md.take`.
     """
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     _whole(at, instead="md.take")
-    if not -held.size <= at < held.size:
-        raise ValueError(f"position {at} is outside of {held}")
-    return bind_one(INDEX, (x,), {"dim": held.name, "at": int(at) % held.size})
+    if not -along.size <= at < along.size:
+        raise ValueError(f"position {at} is outside of {along}")
+    return bind_one(INDEX, (x,), {"dim": along.name, "at": int(at) % along.size})
 
 
 @operation
@@ -146,67 +146,67 @@ def pad(
     """Returns x with elements added at the ends of a dim: `md.pad(x, "height", 1, 1)`.
 
     Args:
-        low, high: how many before the first and after the last element; negative ones take
-            elements away instead.
-        value: what they are, in the mode "constant".
+        low, high: how many to add before the first and after the last element; negative ones
+            remove elements.
+        value: of the added elements, in the mode "constant".
         mode: "constant", or as `numpy.pad`: "edge" repeats the outermost element, "reflect"
             mirrors at it, "symmetric" mirrors beyond it, "wrap" goes on at the other end.
         interior: how many to add between every two elements as well, in the mode "constant".
 
     Raises:
-        ValueError: nothing would be left; or, in the other modes, the ends are negative or more
-            than x has elements for.
+        ValueError: nothing would be left; or, in the other modes, `low` or `high` is negative, or
+            more than x has elements for.
     """
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     if interior < 0:
         raise ValueError(f"interior must be 0 or more, got {interior}")
-    size = low + (held.size - 1) * (interior + 1) + 1 + high
+    size = low + (along.size - 1) * (interior + 1) + 1 + high
     if size < 1:
-        raise ValueError(f"taking {-low} and {-high} away leaves nothing of {held}")
+        raise ValueError(f"taking {-low} and {-high} away leaves nothing of {along}")
     if mode == "constant":
         fill = _number(value, x.dtype)
-        return window(x, held.name, -low, size, dilation=interior + 1, fill=fill)
+        return window(x, along.name, -low, size, dilation=interior + 1, fill=fill)
     if mode not in _REACH:
         known = ", ".join(map(repr, ["constant", *_REACH]))
         raise ValueError(f"the mode is one of {known}, not {mode!r}")
     if interior or value != 0:
         raise ValueError(f"value and interior belong to the mode 'constant', not to {mode!r}")
-    most = held.size + _REACH[mode]
+    most = along.size + _REACH[mode]
     if min(low, high) < 0 or (mode != "edge" and max(low, high) > most):
         limit = "" if mode == "edge" else f" to {most}"
         raise ValueError(
-            f"in the mode {mode!r} {held} can be padded by 0{limit or ' or more'}, "
+            f"in the mode {mode!r} {along} can be padded by 0{limit or ' or more'}, "
             f"not by {low} and {high}"
         )
-    return _continued(x, held, low, size, mode)
+    return _continued(x, along, low, size, mode)
 
 
-# How many elements more than the dim has each mode can add.
+# By mode: how many elements beyond the dim's size can be added.
 _REACH = {"edge": 0, "reflect": -1, "symmetric": 0, "wrap": 0}
 
 
 def _continued(x: Tensor, dim: Dimension, low: int, size: int, mode: str) -> Tensor:
-    """Pads with elements of x itself: one window in the middle, one for each end."""
+    """Pads with elements of x itself: one window in the middle, one on each side."""
     middle = window(x, dim.name, -low, size)
-    ends: tuple[Tensor, Tensor]
+    outside: tuple[Tensor, Tensor]
     if mode == "edge":
-        ends = (index(x, dim, 0), index(x, dim, -1))
+        outside = (index(x, dim, 0), index(x, dim, -1))
     elif mode == "wrap":
         starts = (dim.size - low, -low - dim.size)
-        ends = (window(x, dim.name, starts[0], size), window(x, dim.name, starts[1], size))
+        outside = (window(x, dim.name, starts[0], size), window(x, dim.name, starts[1], size))
     else:
-        between = 0 if mode == "reflect" else 1  # the outermost element itself is mirrored, or not
+        between = 0 if mode == "reflect" else 1  # whether the outermost element is repeated
         starts = (low - between, low + 2 * dim.size - 2 + between)
-        ends = (
+        outside = (
             window(x, dim.name, starts[0], size, stride=-1),
             window(x, dim.name, starts[1], size, stride=-1),
         )
     position = arange(Dimension(dim.name, size))
     result = middle
     if low:
-        result = where(position < low, ends[0], result)
+        result = where(position < low, outside[0], result)
     if size > low + dim.size:
-        result = where(position >= low + dim.size, ends[1], result)
+        result = where(position >= low + dim.size, outside[1], result)
     return result.transpose(middle.shape.names)
 
 
@@ -217,7 +217,7 @@ def _number(value: Any, dtype: np.dtype) -> float | bool:
     number = value.item() if isinstance(value, np.generic) else value
     if dtype == np.bool_ and number == 0:  # the default
         number = False
-    as_tensor(number, dtype)  # checked as an operand would be
+    as_tensor(number, dtype)  # raises as for an operand
     return float(number) if is_float(dtype) else number
 
 
@@ -235,20 +235,20 @@ def shift(x: Tensor, dim: DimLike, by: Any, wrap: bool = False) -> Tensor:
 
     Args:
         by: a whole number, or an integer tensor without dims.
-        wrap: what leaves at one end comes in at the other; else zeros come in.
+        wrap: elements that leave at one end enter at the other; otherwise zeros enter.
     """
-    held = x.shape.get(dim)
+    along = x.shape.get(dim)
     if isinstance(by, int | np.integer):
         by = int(by)
         if wrap:
-            start = -by % held.size
-            return window(x, held.name, start, held.size, wrap=True) if start else x
-        return window(x, held.name, max(-held.size, min(held.size, -by)), held.size)
-    source = arange(held) - _scalar(by, "by")
+            start = -by % along.size
+            return window(x, along.name, start, along.size, wrap=True) if start else x
+        return window(x, along.name, max(-along.size, min(along.size, -by)), along.size)
+    source = arange(along) - _scalar(by, "by")
     if wrap:
-        source = remainder(source, held.size)
-    whole, spare = _apart(x, held)
-    return take(whole, source, spare).transpose(x.shape.names)
+        source = remainder(source, along.size)
+    rest, spare = _apart(x, along)
+    return take(rest, source, spare).transpose(x.shape.names)
 
 
 @operation
@@ -257,10 +257,10 @@ def diff(x: Tensor, dim: DimLike) -> Tensor:
 
     `md.diff(heights, "length")`: element i + 1 minus element i.
     """
-    held = x.shape.get(dim)
-    if held.size == 1:
-        raise ValueError(f"{held} has no neighbours")
-    return window(x, held.name, 1, held.size - 1) - window(x, held.name, 0, held.size - 1)
+    along = x.shape.get(dim)
+    if along.size == 1:
+        raise ValueError(f"{along} has no neighbours")
+    return window(x, along.name, 1, along.size - 1) - window(x, along.name, 0, along.size - 1)
 
 
 @operation
@@ -271,15 +271,15 @@ def dynamic_slice(x: Tensor, dim: DimLike, start: Any, size: int) -> Tensor:
         start: an integer tensor, or a number. It is limited to [0, dim - size], so that the slice
             lies inside the dim, as XLA limits it. Its dims, which x must lack, lead the result.
     """
-    held = x.shape.get(dim)
-    if not 0 < size <= held.size:
-        raise ValueError(f"a slice of {held} has 1 to {held.size} positions, not {size}")
+    along = x.shape.get(dim)
+    if not 0 < size <= along.size:
+        raise ValueError(f"a slice of {along} has 1 to {along.size} positions, not {size}")
     if isinstance(start, int | np.integer):
-        return window(x, held.name, max(0, min(int(start), held.size - size)), size)
-    first = clip(_integers(start, "start"), 0, held.size - size)
-    part = Dimension(unused(held.name, x.shape, first.shape), size)
-    found = take(x, outer(add, first, arange(part)), held.name)
-    return found.rename({part.name: held.name}).transpose([*first.shape.names, *x.shape.names])
+        return window(x, along.name, max(0, min(int(start), along.size - size)), size)
+    first = clip(_integers(start, "start"), 0, along.size - size)
+    part = Dimension(unused(along.name, x.shape, first.shape), size)
+    result = take(x, outer(add, first, arange(part)), along.name)
+    return result.rename({part.name: along.name}).transpose([*first.shape.names, *x.shape.names])
 
 
 @operation
@@ -289,32 +289,32 @@ def dynamic_update_slice(x: Tensor, update: Tensor, dim: DimLike, start: Any) ->
     `md.dynamic_update_slice(cache, key, "length", at)`.
 
     Args:
-        update: as x, but shorter along `dim`. Dims that it lacks are filled with the same.
+        update: as x, but shorter along `dim`. It is broadcast along dims that it lacks.
         start: an integer tensor without dims, or a number; limited to [0, x's dim - update's], so
             that the update lies inside of x, as XLA limits it.
     """
-    held = x.shape.get(dim)
-    part = update.shape.get(held.name)
-    x.shape.select(update.shape.without([held.name]))
+    along = x.shape.get(dim)
+    part = update.shape.get(along.name)
+    x.shape.select(update.shape.without([along.name]))
     if update.dtype != x.dtype:
         raise ValueError(f"x is {short(x.dtype)}, but the update is {short(update.dtype)}")
-    if part.size > held.size:
-        raise ValueError(f"an update of {part} does not fit into {held}")
-    last = held.size - part.size
+    if part.size > along.size:
+        raise ValueError(f"an update of {part} does not fit into {along}")
+    last = along.size - part.size
     if isinstance(start, int | np.integer):
         first = max(0, min(int(start), last))
-        position = arange(held)
+        position = arange(along)
         inside = (position >= first) & (position < first + part.size)
-        there = window(update, held.name, -first, held.size)
+        there = window(update, along.name, -first, along.size)
         return where(inside, there, x).transpose(x.shape.names)
     begin = clip(_scalar(start, "start"), 0, last)
     piece, spare = _apart(update, part)
-    piece = broadcast(piece, [*x.shape.without([held.name]), *piece.shape.select([spare])])
-    return overwrite(x, piece, begin, held.name, spare)
+    piece = broadcast(piece, [*x.shape.without([along.name]), *piece.shape.select([spare])])
+    return overwrite(x, piece, begin, along.name, spare)
 
 
 def _apart(x: Tensor, dim: Dimension) -> tuple[Tensor, str]:
-    """Returns x with a dim under a name that no layout splits, to be looked up by position."""
+    """Returns x with a dim renamed so that no layout splits it, to be looked up by position."""
     spare = unused(dim.name, x.shape)
     return x.rename({dim.name: spare}), spare
 

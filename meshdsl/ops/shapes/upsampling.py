@@ -50,14 +50,14 @@ def upsample(
 
 
 def _repeated(x: Tensor, name: str, factor: int) -> Tensor:
-    """A window as long as the distance of the elements sees one of them everywhere."""
+    """Uses a window as long as the distance of the elements: it sees one of them everywhere."""
     slide = Slide(name, name, name, base=factor, low=factor - 1)
     out = resized(x.shape, {name: x.shape.get(name).size * factor})
     return window_sum(x, (slide,), (factor,), out)
 
 
 def _interpolated(x: Tensor, name: str, factor: int) -> Tensor:
-    """A window in the form of a triangle, divided by how much of it lies on x."""
+    """Uses a triangular window, divided by the part of it that lies on x."""
     size = x.shape.get(name).size
     taps = 2 * factor - factor % 2
     triangle = 1 - np.abs(np.arange(taps) - (taps - 1) / 2) / factor

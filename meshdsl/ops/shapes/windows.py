@@ -18,7 +18,7 @@ def by_name(asked: ByDim[T], what: str, example: str) -> dict[str, T]:
     """Returns a mapping from dims, or their names, as one from names.
 
     Raises:
-        ValueError: it is no mapping; `what` it is and an `example` of one are told.
+        ValueError: it is no mapping; the error has `what` it is and an `example`.
     """
     if not isinstance(asked, Mapping):
         raise ValueError(f"{what} is a mapping by dim, as in {example}; got {asked!r}")
@@ -64,7 +64,7 @@ def slides(
     every_stride = per_dim(strides, windows, "strides", 1)
     every_dilation = per_dim(dilation, windows, "dilation", 1)
     every_padding = per_dim(padding, windows, "padding", "same")
-    found, sizes = [], {}
+    sliding, sizes = [], {}
     for name, window in windows.items():
         stride = _positive(every_stride[name], name, "stride")
         step = _positive(every_dilation[name], name, "dilation")
@@ -79,7 +79,7 @@ def slides(
                     f"cutting {low} and {high} of the {size + low + high} positions that {window} "
                     f"reaches from {dim} leaves nothing"
                 )
-            found.append(Slide(name, window.name, name, 1, -step, stride, -low))
+            sliding.append(Slide(name, window.name, name, 1, -step, stride, -low))
         else:
             if size + low + high < span:
                 apart = f" in steps of {step}" if step > 1 else ""
@@ -88,9 +88,9 @@ def slides(
                     f"{window}{apart} spans {span} positions, more than {dim}{zeros} has"
                 )
             size = (size + low + high - span) // stride + 1
-            found.append(Slide(name, window.name, name, stride, step, 1, low))
+            sliding.append(Slide(name, window.name, name, stride, step, 1, low))
         sizes[name] = size
-    return tuple(found), resized(shape, sizes)
+    return tuple(sliding), resized(shape, sizes)
 
 
 def resized(shape: Shape, sizes: Mapping[str, int]) -> Shape:
