@@ -1,1 +1,1 @@
-"""Gradients and other derivatives: graphs made of graphs."""
+"""Gradients and other derivatives: graphs computed from graphs."""

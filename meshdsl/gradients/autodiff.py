@@ -1,7 +1,7 @@
 """Gradients of functions: the graph is differentiated before lowering.
 
-The backward pass is made of the same operations as the forward pass, so it is planned, costed and
-explained like it, and can be differentiated again.
+The backward pass has the same kinds of operations as the forward pass. So it is planned, costed and
+explained in the same way, and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def value_and_grad(
 ) -> Any:
     """Returns a function giving `function`'s value and its gradient.
 
-    Layout rules know the gradient of the argument's leaf `params/w` as `gradients/params/w`, if it
-    is `named`; a part of a sum of gradients need not be, where that sum is to have the name.
+    With `named`, layout rules know the gradient of the argument's leaf `params/w` as
+    `gradients/params/w`. Leave it out where only a sum of such gradients is to have the name.
 
     The value must be a scalar (no dims); a pair `(value, aux)` with `has_aux`. The gradient has the
-    tree of the argument number `wrt` (a tuple of trees for several); leaves that are not
-    floating-point get None. What the value does not depend on has a gradient of zeros, and so has
-    what is behind `md.stop_gradient`, and what only chooses elements, as the indices of `md.top_k`
-    do, which reports of the program say; without `zeros` it is None.
+    tree of the argument number `wrt` (a tuple of trees for several). Leaves that are not
+    floating-point get None. These leaves get zeros, or None without `zeros`: those that the value
+    does not depend on, those that reach it only through `md.stop_gradient`, and those that only
+    choose elements, as the indices of `md.top_k` do. Reports of the program name the last ones.
 
         loss, gradients = md.value_and_grad(loss)(params, batch)
 
@@ -98,13 +98,13 @@ def value_and_grad(
         cotangents: Cotangents = [creation.ones(value.shape, value.dtype)] + [None] * (
             len(replayed.outputs) - 1
         )
-        found = replayed.backward(cotangents)[len(consts) :]
-        lost = [i for i, g in enumerate(found, len(consts)) if g is None and active[i]]
+        arrived = replayed.backward(cotangents)[len(consts) :]
+        lost = [i for i, g in enumerate(arrived, len(consts)) if g is None and active[i]]
         paths = _paths(function, numbers, chosen)
         _check_paths(graph, lost, [""] * len(consts) + paths)
         full = [
             _nothing(t, zeros) if g is None else g.transpose(t.shape.names)
-            for g, t in zip(found, inputs, strict=True)
+            for g, t in zip(arrived, inputs, strict=True)
         ]
         gradients = [
             (name(g, f"gradients/{path}") if named and g is not None else g) if on else None
@@ -163,7 +163,7 @@ def argument_numbers(wrt: int | Sequence[int], args: Sequence[Any]) -> tuple[int
 def of_leaves(
     function: Callable, args: Sequence[Any], numbers: Sequence[int], tree: Any
 ) -> Callable[..., Any]:
-    """Returns a function of the leaves of some of the arguments; the others stay as they are.
+    """Returns a function of the leaves of some of the arguments; the others are fixed.
 
     Args:
         tree: the structure of the list of the arguments with these numbers.
@@ -179,7 +179,7 @@ def of_leaves(
 
 
 def _nothing(like: Tensor, zeros: bool) -> Tensor | None:
-    """Returns the gradient of what the value does not depend on."""
+    """Returns the gradient for a leaf that the value does not depend on."""
     return creation.zeros(like.shape, like.dtype) if zeros else None
 
 
@@ -198,26 +198,26 @@ def _value_and_aux(function: Callable, result: Any, has_aux: bool) -> tuple[Tens
 def _paths(function: Callable, numbers: Sequence[int], chosen: Sequence[Any]) -> list[str]:
     """Returns the paths of the leaves of some arguments of a function."""
     names = list(inspect.signature(function).parameters)
-    found = []
+    paths = []
     for number, tree in zip(numbers, chosen, strict=True):
         root = names[number] if number < len(names) else f"argument {number}"
         keyed, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_array)
-        found += [path_of(keys, root) for keys, _ in keyed]
-    return found
+        paths += [path_of(keys, root) for keys, _ in keyed]
+    return paths
 
 
 def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> None:
-    """Raises ValueError if inputs without a gradient reach the value; all are told.
+    """Raises ValueError that names all inputs without a gradient that reach the value.
 
-    Of those that only choose elements, on every path, the program has a note.
+    For inputs that only choose elements, on every path, the program gets a note.
     """
     problems = []
     for number in lost:
         stops = stopped_at(graph, number)
         what = f"{paths[number]} ({graph.inputs[number]})"
-        # Choices are jumps that are meant, as in routers.
+        # Choices jump on purpose, as in routers.
         jumps = [stop for stop in stops if not stop.primitive.chooses]
-        if jumps:  # they first: it is they that need a mend
+        if jumps:  # they come first: the user must fix these
             stops = (*jumps, *(stop for stop in stops if stop not in jumps))
             lines = [f"{stop.name} at {stop.source}  {stop.source.code}" for stop in stops]
             problems.append(f"{what} reaches the value only through {', '.join(_few(lines))}")
@@ -236,7 +236,7 @@ def _check_paths(graph: Graph, lost: Sequence[int], paths: Sequence[str]) -> Non
 
 
 def _few(lines: Sequence[str], limit: int = 4) -> list[str]:
-    """Returns the first of some texts, each once, and how many more there are."""
+    """Returns the first few of some texts, without repetition, and how many more there are."""
     lines = list(dict.fromkeys(lines))
     return lines[:limit] + [f"{len(lines) - limit} more"] * (len(lines) > limit)
 

@@ -1,7 +1,7 @@
-"""Derivatives beyond the gradient: along a direction, whole Jacobians, products with the Hessian.
+"""Derivatives beyond the gradient: along a direction, Jacobians, products with the Hessian.
 
-They are made of the same operations as the function, like gradients, so they are planned, costed
-and explained like it, and can be differentiated again.
+They have the same kinds of operations as the function. So they are planned, costed and explained in
+the same way, and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
         value, tangent = md.jvp(f, (x, w), (x_direction, w_direction))
 
-    This is forward mode: it costs about as much as two to three calls of the function, and keeps
-    nothing, whatever the number of steps in its loops. It goes through `md.while_loop` too. The
-    derivative of `md.attention` makes all scores, so its memory is quadratic in the length.
+    This is forward mode. It costs about as much as two to three calls of the function. It keeps no
+    values of the steps of loops, and works for `md.while_loop` too. The derivative of
+    `md.attention` computes all scores, so its memory is quadratic in the length.
 
     Args:
         function: of trees of tensors, to a tree of tensors.
         primals: the arguments.
         tangents: for each argument a tree of the same structure: a tensor of the same dims and
-            dtype for each leaf, or None for leaves, and for whole parts, that stay as they are.
+            dtype for each leaf, or None for leaves, or for subtrees, that do not change.
 
     Returns:
-        The value, and a tree of the same structure: zeros where it does not depend on what moves,
-        None for what is not floating-point. What is behind `md.stop_gradient` does not move, and
-        neither does what rounds or compares.
+        The value, and a tree of the same structure: zeros where the value does not depend on what
+        changes, None for what is not floating-point. The results of `md.stop_gradient`, of rounding
+        and of comparisons count as constants.
 
     Raises:
-        ValueError: the tangents do not fit the primals; all misfits are told.
+        ValueError: the tangents do not fit the primals; the error names all that do not.
     """
     with reported_as("jvp"):
         _need_tuples("jvp", primals, tangents)
@@ -59,20 +59,20 @@ def jvp(function: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> 
         return function(*jax.tree.unflatten(tree, leaves))
 
     graph, consts, structure = subgraph(of_leaves, inputs)
-    values, found = push(graph, [*consts, *inputs], [*(None for _ in consts), *moving])
+    values, derivatives = push(graph, [*consts, *inputs], [*(None for _ in consts), *moving])
     results = [
         zeros(t.shape, t.dtype) if d is None and is_differentiable(t.dtype) else d
-        for t, d in zip(values, found, strict=True)
+        for t, d in zip(values, derivatives, strict=True)
     ]
     return jax.tree.unflatten(structure, values), jax.tree.unflatten(structure, results)
 
 
 def _need_tuples(name: str, primals: Any, tangents: Any) -> None:
-    for what, given in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(given, list | tuple):
+    for what, items in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(items, list | tuple):
             raise ValueError(
                 f"give tuples, with one item per argument: md.{name}(f, (x,), (direction,)); the "
-                f"{what} are of type {type(given).__name__}"
+                f"{what} are of type {type(items).__name__}"
             )
 
 
@@ -83,15 +83,15 @@ def hessian_vector_product(
 
         product = md.hessian_vector_product(loss, (params, batch), (direction, None))
 
-    It is the derivative of the gradient along the vector, which costs about as much as four calls
-    of the function's gradient, and never makes the Hessian.
+    It is the derivative of the gradient along the vector. It costs about as much as four calls of
+    the function's gradient, and never computes the Hessian.
 
     Args:
         function: of the primals, to a scalar.
-        tangents: the vector, as for `md.jvp`; None for arguments that the Hessian is not about.
+        tangents: the vector, as for `md.jvp`; None for arguments that the Hessian leaves out.
 
     Returns:
-        The tree of the argument that the Hessian is about; a tuple of trees for several.
+        The tree of the argument with a tangent; a tuple of trees for several.
 
     Raises:
         ValueError: no argument has a tangent, and what `md.jvp` and `md.grad` raise.
@@ -117,13 +117,13 @@ def jacobian(
         slopes = md.jacobian(layer)(x)  # [*the result's dims, *x's dims]
 
     A dim of the input that the result has too is called `in_...` in the Jacobian: that of
-    `[batch, embed] -> [batch, embed]` is [batch, embed, in_batch, in_embed]. Derivatives are taken
-    one after another, in little memory: by forward mode one for each element of the input, by
-    reverse mode one for each element of the result.
+    `[batch, embed] -> [batch, embed]` is [batch, embed, in_batch, in_embed]. Derivatives are
+    computed one after another, in little memory: in forward mode one for each element of the
+    input, in reverse mode one for each element of the result.
 
     Args:
         wrt: the number of the argument to differentiate by, or several.
-        mode: by default what takes fewer passes.
+        mode: by default the one with fewer passes.
 
     Returns:
         A tree like the result, of trees like the argument (tuples of them, for several), of
@@ -154,11 +154,11 @@ def jacobian(
         else:
             by_rows = _by_rows(graph, consts, inputs)
             parts = [list(column) for column in zip(*by_rows, strict=True)]
-        found = []
+        jacobians = []
         for number in range(len(results)):
             trees = jax.tree.unflatten(tree, [column[number] for column in parts])
-            found.append(trees[0] if isinstance(wrt, int) else tuple(trees))
-        return jax.tree.unflatten(structure, found)
+            jacobians.append(trees[0] if isinstance(wrt, int) else tuple(trees))
+        return jax.tree.unflatten(structure, jacobians)
 
     return differentiated
 
@@ -166,17 +166,17 @@ def jacobian(
 def _check(mode: str | None, tensors: Sequence[Tensor]) -> None:
     if mode not in (None, "forward", "reverse"):
         raise ValueError(f"mode={mode!r}: choose from forward, reverse")
-    found = [f"{t} (made at {t.source})" for t in tensors if is_complex(t.dtype)]
-    if found:
+    problems = [f"{t} (made at {t.source})" for t in tensors if is_complex(t.dtype)]
+    if problems:
         raise ValueError(
-            f"a Jacobian is of real numbers, not of {', '.join(found)}; take md.real and md.imag"
+            f"a Jacobian is of real numbers, not of {', '.join(problems)}; take md.real and md.imag"
         )
 
 
 def _by_columns(
     graph: Graph, consts: Sequence[Tensor], inputs: Sequence[Tensor], number: int
 ) -> list[Tensor | None]:
-    """Returns the derivatives of all results by one input, element by element of it."""
+    """Returns the derivatives of all results by one input, one pass per element of the input."""
     x = inputs[number]
     if not is_differentiable(x.dtype):
         return [None] * len(graph.outputs)
@@ -185,10 +185,10 @@ def _by_columns(
     def along(direction: Tensor) -> list[Tensor]:
         tangents = [*still]
         tangents[len(consts) + number] = direction
-        _, found = push(graph, [*consts, *inputs], tangents)
+        _, derivatives = push(graph, [*consts, *inputs], tangents)
         return [
             zeros(t.shape, t.dtype) if d is None else d
-            for t, d in zip(graph.outputs, found, strict=True)
+            for t, d in zip(graph.outputs, derivatives, strict=True)
             if is_differentiable(t.dtype)
         ]
 
@@ -202,7 +202,7 @@ def _by_columns(
 def _by_rows(
     graph: Graph, consts: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> list[list[Tensor | None]]:
-    """Returns, for each result, its derivatives by all inputs, element by element of it."""
+    """Returns the derivatives of each result by all inputs, one pass per element of the result."""
     active = [False] * len(consts) + [is_differentiable(t.dtype) for t in inputs]
     replayed = Replay(graph, [*consts, *inputs], active)
     rows: list[list[Tensor | None]] = []
@@ -214,10 +214,10 @@ def _by_rows(
         def along(direction: Tensor, number: int = number) -> list[Tensor]:
             cotangents: Cotangents = [None] * len(replayed.outputs)
             cotangents[number] = direction
-            found = replayed.backward(cotangents)[len(consts) :]
+            gradients = replayed.backward(cotangents)[len(consts) :]
             return [
                 zeros(t.shape, t.dtype) if g is None else g.transpose(t.shape.names)
-                for g, t in zip(found, inputs, strict=True)
+                for g, t in zip(gradients, inputs, strict=True)
                 if is_differentiable(t.dtype)
             ]
 
@@ -248,19 +248,19 @@ _ELEMENT, _COLUMN = "jacobian_element", "jacobian_column"
 
 
 def _aside(shape: Shape, *others: Shape) -> Shape:
-    """Returns dims under names that others leave free, for a moment."""
+    """Returns dims under temporary names that no other dim has."""
     return Shape(Dimension(unused(f"aside_{d.name}", shape, *others), d.size) for d in shape)
 
 
 def _named(inputs: Shape, result: Shape) -> Shape:
-    """Returns an input's dims as the Jacobian has them."""
-    found: list[Dimension] = []
+    """Returns an input's dims under their names in the Jacobian."""
+    dims: list[Dimension] = []
     for dim in inputs:
         name = dim.name
-        while result.find(name) or any(name == d.name for d in found):
+        while result.find(name) or any(name == d.name for d in dims):
             name = f"in_{name}"
-        found.append(Dimension(name, dim.size))
-    return Shape(found)
+        dims.append(Dimension(name, dim.size))
+    return Shape(dims)
 
 
 def _joined(columns: Tensor, result: Shape, inputs: Shape) -> Tensor:
@@ -290,13 +290,13 @@ def _directions(
     inputs, _ = leaves_of(primals)
     keyed, _ = jax.tree_util.tree_flatten_with_path(primals, is_leaf=is_array)
     like = {keys: tensor for (keys, _), tensor in zip(keyed, inputs, strict=True)}
-    found: dict[Any, Tensor] = {}
+    matched: dict[Any, Tensor] = {}
     still: list[Any] = []
     problems = []
-    given, _ = jax.tree_util.tree_flatten_with_path(
+    keyed_tangents, _ = jax.tree_util.tree_flatten_with_path(
         tangents, is_leaf=lambda value: value is None or is_array(value)
     )
-    for keys, value in given:
+    for keys, value in keyed_tangents:
         if value is None:
             still.append(keys)
             continue
@@ -310,11 +310,11 @@ def _directions(
         elif set(tangent.shape) != set(tensor.shape) or tangent.dtype != tensor.dtype:
             problems.append(f"{path} is {tangent} (made at {tangent.source}), not {tensor}")
         else:
-            found[keys] = tangent.transpose(tensor.shape.names)
+            matched[keys] = tangent.transpose(tensor.shape.names)
     for keys, tensor in like.items():
-        told = keys in found or any(keys[: len(stay)] == stay for stay in still)
-        if not told and is_differentiable(tensor.dtype) and not problems:
+        settled = keys in matched or any(keys[: len(stay)] == stay for stay in still)
+        if not settled and is_differentiable(tensor.dtype) and not problems:
             problems.append(f"{path_of(keys, 'tangents')} is missing; None stands for no change")
     if problems:
         raise ValueError("the tangents do not fit the primals: " + "; ".join(problems))
-    return inputs, [found.get(keys) for keys in like]
+    return inputs, [matched.get(keys) for keys in like]

@@ -1,9 +1,8 @@
 """Replay: a graph's operations emitted again, ready to be walked backwards.
 
-This is reverse-mode differentiation on static single assignment: each operation pulls the
-cotangents of its outputs back to its inputs, and contributions to one tensor are added where they
-arrive. Operations with bodies are replayed by `Primitive.replay`, in a differentiable form of
-their own.
+This is reverse-mode differentiation on static single assignment. Each operation pulls the
+cotangents of its outputs back to its inputs. Contributions to one tensor are added. Operations with
+bodies are replayed by `Primitive.replay`, each in a differentiable form of its own.
 """
 
 from __future__ import annotations
@@ -59,29 +58,29 @@ class Replay:
 
     def backward(self, cotangents: Cotangents) -> Cotangents:
         """Emits the backward pass and returns one cotangent (or None) per input of the graph."""
-        held: dict[Tensor, Tensor] = {}
-        self._accumulate(held, self._graph.outputs, cotangents)
+        totals: dict[Tensor, Tensor] = {}
+        self._accumulate(totals, self._graph.outputs, cotangents)
         for step in reversed(self._steps):
-            arriving = [held.pop(t, None) for t in step.operation.outputs]
+            arriving = [totals.pop(t, None) for t in step.operation.outputs]
             if all(c is None for c in arriving):
                 continue
             with located(step.operation.source.as_backward()):
-                found = step.pullback(arriving, step.wanted)
-                kept = [c if w else None for c, w in zip(found, step.wanted, strict=True)]
-                self._accumulate(held, step.operation.inputs, kept)
+                gradients = step.pullback(arriving, step.wanted)
+                wanted = [c if w else None for c, w in zip(gradients, step.wanted, strict=True)]
+                self._accumulate(totals, step.operation.inputs, wanted)
         return [
-            held.get(t) if active else None
+            totals.get(t) if active else None
             for t, active in zip(self._graph.inputs, self.active, strict=True)
         ]
 
     def _accumulate(
-        self, held: dict[Tensor, Tensor], tensors: Sequence[Tensor], cotangents: Cotangents
+        self, totals: dict[Tensor, Tensor], tensors: Sequence[Tensor], cotangents: Cotangents
     ) -> None:
         for tensor, cotangent in zip(tensors, cotangents, strict=True):
             if cotangent is not None:
                 assert set(cotangent.shape) == set(tensor.shape), (cotangent, tensor)
-                before = held.get(tensor)
-                held[tensor] = cotangent if before is None else before + cotangent
+                before = totals.get(tensor)
+                totals[tensor] = cotangent if before is None else before + cotangent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Stops: which operations keep a gradient from reaching an input.
 
-Followed forward from one input, a tensor is *smooth* (it depends on it differentiably), *stopped*
-(it depends on it, but all paths pass an operation without a slope, such as rounding or a
-comparison), or free of it. What `md.stop_gradient` returns is free, and so is what operations made
-by differentiation do with stopped tensors: the slope of a slope that jumps is zero, and meant so.
+With respect to one input, a tensor is *smooth*, *stopped* or free. A smooth one depends on the
+input differentiably. A stopped one depends on it, but every path passes an operation without a
+slope, such as rounding or a comparison. A free one does not depend on it. The result of
+`md.stop_gradient` is free. So are the results that operations made by differentiation compute from
+stopped tensors: the slope of a slope that jumps is zero on purpose.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ State = tuple[Operation, ...] | Literal["smooth"] | None
 def stopped_at(graph: Graph, number: int) -> tuple[Operation, ...]:
     """Returns the operations that stop the gradient of the first output by one input.
 
-    Of each path from the input, that is the first one without a slope. None of them: there is a
-    differentiable path, or no path at all.
+    On each path from the input, that is the first operation without a slope. The result is empty if
+    there is a differentiable path, or no path at all.
     """
     states: list[State] = [None] * len(graph.inputs)
     states[number] = "smooth"
@@ -34,21 +35,21 @@ def stopped_at(graph: Graph, number: int) -> tuple[Operation, ...]:
 def smooth_ends(body: Graph, wanted: Sequence[bool], consts: int) -> list[bool]:
     """Returns which results of a loop depend differentiably on the wanted ones of its inputs."""
     states: list[State] = ["smooth" if on else None for on in wanted]
-    _, ends = _loop(body, states, consts, len(body.outputs))
-    return [end == "smooth" for end in ends]
+    _, results = _loop(body, states, consts, len(body.outputs))
+    return [end == "smooth" for end in results]
 
 
 def _flow(graph: Graph, states: Sequence[State]) -> list[State]:
     """Returns the states of a graph's outputs, given those of its inputs."""
-    held = {t: s for t, s in zip(graph.inputs, states, strict=True) if s is not None}
+    known = {t: s for t, s in zip(graph.inputs, states, strict=True) if s is not None}
     for op in graph.operations:
-        arriving = [held.get(t) for t in op.inputs]
+        arriving = [known.get(t) for t in op.inputs]
         if op.name == "stop_gradient" or not any(arriving):
             continue
         for tensor, state in zip(op.outputs, _through(op, arriving), strict=True):
             if state is not None:
-                held[tensor] = state
-    return [held.get(t) for t in graph.outputs]
+                known[tensor] = state
+    return [known.get(t) for t in graph.outputs]
 
 
 def _through(op: Operation, arriving: Sequence[State]) -> Sequence[State]:
@@ -63,9 +64,9 @@ def _through(op: Operation, arriving: Sequence[State]) -> Sequence[State]:
         return [_join(*states) for states in zip(chosen, *branches, strict=True)]
     if op.name == "while_loop":
         consts = params["consts"]
-        states, ends = _loop(params["body"], arriving, consts, len(op.outputs))
+        states, results = _loop(params["body"], arriving, consts, len(op.outputs))
         turns = _flow(params["condition"], states)[0]
-        return [(op,) if turns or end else None for end in ends]
+        return [(op,) if turns or end else None for end in results]
     smooth = "smooth" in arriving and not op.primitive.flat
     here: State = (op,) if "smooth" in arriving else None
     blocked = None if op.source.backward else _union([*arriving, here])
@@ -78,11 +79,11 @@ def _loop(
     """Returns the states of a loop's inputs and of its body's outputs after all iterations."""
     states, last = list(arriving), consts + carries
     while True:
-        ends = _flow(body, states)
-        carry = [_join(*pair) for pair in zip(states[consts:last], ends[:carries], strict=True)]
+        results = _flow(body, states)
+        carry = [_join(*pair) for pair in zip(states[consts:last], results[:carries], strict=True)]
         grown = [*states[:consts], *carry, *states[last:]]
         if grown == states:
-            return states, ends
+            return states, results
         states = grown
 
 
@@ -92,5 +93,5 @@ def _join(*states: State) -> State:
 
 
 def _union(states: Sequence[State]) -> tuple[Operation, ...] | None:
-    """Returns the operations that stopped any of the paths, each once; None for none."""
+    """Returns the operations that stopped any of the paths, each once; None if none did."""
     return tuple(dict.fromkeys(op for s in states if isinstance(s, tuple) for op in s)) or None

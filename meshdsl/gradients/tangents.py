@@ -1,12 +1,12 @@
 """Tangents: forward-mode differentiation, operation by operation.
 
-`push` emits a graph's operations again, each followed by what makes the tangents of its outputs
-from those of its inputs. An operation's gradient is linear in the cotangents that arrive; its
-transpose is the operation's derivative. So every gradient rule is a tangent rule as well.
-Operations with bodies run body and tangents together (`Primitive.push`), so a loop keeps nothing
-for a later pass.
+`push` emits a graph's operations again. After each it emits the operations that compute the
+tangents of its outputs from those of its inputs. An operation's gradient is linear in its
+cotangents. Its transpose is the operation's derivative. So every gradient rule is a tangent rule as
+well. Operations with bodies run body and tangents together (`Primitive.push`), so a loop keeps
+nothing for a later pass.
 
-Tensors without a tangent (constants, whole numbers, what is behind a `stop_gradient`) have None.
+Tensors without a tangent (constants, whole numbers, results of `stop_gradient`) have None.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def push(
         arguments = [values[t] for t in op.inputs]
         arriving = [moving.get(t) for t in op.inputs]
         with located(op.source):
-            outputs, found = _pushed(op, arguments, arriving)
+            outputs, pushed = _pushed(op, arguments, arriving)
         values.update(zip(op.outputs, outputs, strict=True))
-        for tensor, tangent in zip(op.outputs, found, strict=True):
+        for tensor, tangent in zip(op.outputs, pushed, strict=True):
             if tangent is not None:
                 moving[tensor] = tangent.transpose(tensor.shape.names)
     return [values[t] for t in graph.outputs], [moving.get(t) for t in graph.outputs]
@@ -61,46 +61,46 @@ def _pushed(
     else:
         emitted = bind(op.primitive, arguments, op.params)
         outputs, pullback = emitted.outputs, functools.partial(pull_back, emitted)
-    # Their own gradient is that of what they are made of.
+    # Results for the gradient alone have no tangent: they are functions of the operands.
     hidden = op.primitive.for_gradient
     seeded = [i not in hidden and is_differentiable(t.dtype) for i, t in enumerate(outputs)]
     seeds = [t for t, on in zip(outputs, seeded, strict=True) if on]
-    reached: list[Tensor] = []  # the tangents that the gradient speaks of
+    reached: list[Tensor] = []  # the tangents of inputs that have a gradient
 
     def backward(*cotangents: Tensor) -> list[Tensor]:
-        given = iter(cotangents)
-        found = pullback([next(given) if on else None for on in seeded], wanted)
-        pairs = [(g, t) for g, t in zip(found, arriving, strict=True) if g is not None]
+        remaining = iter(cotangents)
+        gradients = pullback([next(remaining) if on else None for on in seeded], wanted)
+        pairs = [(g, t) for g, t in zip(gradients, arriving, strict=True) if g is not None]
         reached[:] = [t for _, t in pairs if t is not None]
         return [g for g, t in pairs if t is not None]
 
     linear, consts, _ = subgraph(backward, seeds)
-    found = iter(_transposed(linear, consts, seeds, reached))
-    return outputs, [next(found) if on else None for on in seeded]
+    gradients = iter(_transposed(linear, consts, seeds, reached))
+    return outputs, [next(gradients) if on else None for on in seeded]
 
 
 def _transposed(
     linear: Graph, consts: Sequence[Tensor], seeds: Sequence[Tensor], reached: Sequence[Tensor]
 ) -> Tangents:
-    """Returns what a graph that is linear in its last inputs gives, transposed, for its outputs.
+    """Returns the results of the transpose of a graph that is linear in its last inputs.
 
     Args:
-        consts: what its first inputs are.
-        seeds: like its last inputs.
-        reached: like its outputs, and given for them.
+        consts: the graph's first inputs.
+        seeds: tensors like its last inputs.
+        reached: the cotangents of its outputs.
     """
     there: list[bool] = []
 
     def onward(*tangents: Tensor) -> list[Tensor]:
-        blank = [zeros(t.shape, t.dtype) for t in seeds]  # a linear function's slope reads no point
+        blank = [zeros(t.shape, t.dtype) for t in seeds]  # any point will do: `linear` is linear
         active = [False] * len(consts) + [True] * len(seeds)
         replayed = Replay(linear, [*consts, *blank], active)
         cotangents: Cotangents = [
             t if on else None for t, on in zip(tangents, replayed.active_outputs, strict=True)
         ]
-        found = replayed.backward(cotangents)[len(consts) :]
-        there[:] = [t is not None for t in found]
-        return [t for t in found if t is not None]
+        gradients = replayed.backward(cotangents)[len(consts) :]
+        there[:] = [t is not None for t in gradients]
+        return [t for t in gradients if t is not None]
 
     graph, captured, _ = subgraph(onward, reached)
     values = dict(zip(graph.inputs, [*captured, *reached], strict=True))
@@ -139,7 +139,7 @@ class PushedBody:
         return [*self.inputs[start:stop], *tangents]
 
     def giving(self, start: int, stop: int, moving: Sequence[bool]) -> list[Tensor]:
-        """Returns some of the outputs, followed by tangents of those that `moving` says."""
+        """Returns some of the outputs, followed by the tangents of those marked in `moving`."""
         with tracing(self._trace):
             tangents = [
                 zeros(t.shape, t.dtype) if tangent is None else tangent
@@ -173,6 +173,6 @@ def with_tangents(
 def apart(
     outputs: Sequence[Tensor], moving: Sequence[bool]
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:
-    """Undoes `with_tangents`, for outputs of which those that `moving` says have tangents."""
+    """Undoes `with_tangents` for outputs; those marked in `moving` have tangents."""
     rest = iter(outputs[len(moving) :])
     return outputs[: len(moving)], [next(rest) if on else None for on in moving]

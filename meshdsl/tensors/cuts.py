@@ -1,11 +1,11 @@
 """Cuts: how a dim of any size becomes equal blocks, one for each device, and one dim again.
 
 A dim is cut level by level, once for each mesh axis that splits it, major first: each level makes
-equal blocks, of which the last are filled up with pads. 5 cut by (2, 2) is `01 2- | 34 --`. What
-pads (`-`) hold is undefined. `Cuts` are the cuts of every dim of an array, in the array's order:
-the counts of each level for a dim that has pads, `()` for one that has none; and `()` alone stands
-for an array without pads. Functions take numpy, or what pads and reshapes as it does (JAX's numpy,
-TensorFlow), as `xp`.
+equal blocks, and pads fill up the last ones. 5 cut by (2, 2) is `01 2- | 34 --`. The contents of
+pads (`-`) are undefined. `Cuts` are the cuts of every dim of an array, in the array's order: the
+counts of each level for a dim with pads, `()` for one without. `()` alone stands for an array
+without pads. Functions take as `xp` numpy, or a module that pads and reshapes as numpy does (JAX's
+numpy, TensorFlow).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def join(xp: Any, array: Any, at: int, counts: Sequence[int], size: int) -> Any:
     array = xp.reshape(array, (*before, *counts, sizes[-1], *after))
     for level in reversed(range(len(counts))):
         place = at + level
-        whole = counts[level] * sizes[level + 1]
-        array = xp.reshape(array, (*array.shape[:place], whole, *after))
+        length = counts[level] * sizes[level + 1]
+        array = xp.reshape(array, (*array.shape[:place], length, *after))
         array = array[(slice(None),) * place + (slice(sizes[level]),)]
     return array
 
@@ -83,13 +83,13 @@ def padded_size(size: int, counts: Sequence[int]) -> int:
 def part(size: int, counts: Sequence[int], places: Sequence[int]) -> tuple[int, int]:
     """Returns the positions of a dim, first and past the last, that are in one of its blocks.
 
-    A block of nothing but pads has none; both are then where its data would start.
+    For a block that is all pads, both are where its data would start.
 
     >>> part(5, [2, 2], [1, 0])
     (3, 5)
 
     Args:
-        places: where the block is at each level.
+        places: the block's position at each level.
     """
     start, stop, block = 0, size, size
     for count, place in zip(counts, places, strict=True):
@@ -100,13 +100,13 @@ def part(size: int, counts: Sequence[int], places: Sequence[int]) -> tuple[int, 
 
 
 def places(counts: Sequence[int], block: int) -> list[int]:
-    """Returns where a block, by its number among all, is at each level, major first.
+    """Returns the position at each level, major first, of the block with a number.
 
     >>> places([2, 3], 4)
     [1, 1]
     """
-    found = []
+    positions = []
     for count in reversed(counts):
         block, place = divmod(block, count)
-        found.append(place)
-    return found[::-1]
+        positions.append(place)
+    return positions[::-1]

@@ -2,8 +2,8 @@
 
 A `Dimension` is a name with a size; a `Shape` is an ordered tuple of dimensions with distinct
 names. Both are immutable and hashable. There is one object for all dimensions of one name and size,
-so that comparing and hashing shapes takes no Python code. Names are what layouts, models and
-reports speak of; order matters only to how data is stored and to `np.asarray`.
+so that comparing and hashing shapes takes no Python code. Layouts, models and reports use names.
+Order matters only to how data is stored and to `np.asarray`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-STEPS = "steps"  # the dim of what several runs in one call take and return
+STEPS = "steps"  # the dim that stacks arguments and results of several runs in one call
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
@@ -109,15 +109,15 @@ class Shape(tuple[Dimension, ...]):
         if isinstance(dim, tuple | list):
             raise ValueError(_nested(dim))
         name = dim if isinstance(dim, str) else dim.name
-        found = self.find(name)
-        if found is None:
+        own = self.find(name)
+        if own is None:
             raise ValueError(f"no dim `{name}` in {self}{did_you_mean(name, self.names)}")
-        if not isinstance(dim, str) and dim.size != found.size:
-            raise ValueError(f"dim `{name}` has size {found.size} in {self}, not {dim.size}")
-        return found
+        if not isinstance(dim, str) and dim.size != own.size:
+            raise ValueError(f"dim `{name}` has size {own.size} in {self}, not {dim.size}")
+        return own
 
     def select(self, dims: DimsLike) -> Shape:
-        """Returns the meant dims in the order given; errors as in `get`."""
+        """Returns the dims that are named, in the order of the arguments; errors as in `get`."""
         return Shape(self.get(dim) for dim in as_list(dims))
 
     def position(self, name: str) -> int:
@@ -147,10 +147,10 @@ def dims(**sizes: int) -> tuple[Dimension, ...]:
 
 def unused(name: str, *shapes: Shape) -> str:
     """Returns a name for a dim of an operation's own: like `name`, ending in `_`, in no shape."""
-    found = f"{name.rstrip('_')}_"
-    while any(shape.find(found) is not None for shape in shapes):
-        found += "_"
-    return found
+    candidate = f"{name.rstrip('_')}_"
+    while any(shape.find(candidate) is not None for shape in shapes):
+        candidate += "_"
+    return candidate
 
 
 def as_list(dims: DimsLike) -> list[DimLike]:
@@ -167,7 +167,7 @@ def as_list(dims: DimsLike) -> list[DimLike]:
 
 
 def _nested(dims: Sequence) -> str:
-    """Returns what to say of several dims, or a tuple of one, where a dim is expected."""
+    """Returns the message for several dims, or a tuple of one, where a dim is expected."""
     if len(dims) == 1 and isinstance(dims[0], Dimension):
         (dim,) = dims
         return (
@@ -187,12 +187,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def misspelt(one: str, other: str) -> bool:
-    """Whether two names are most likely meant to be one: `embed` and `emebd`, `head` and `heads`.
+    """Whether two names are probably one with a slip: `embed` and `emebd`, `head` and `heads`.
 
     They differ in one word of four letters or more, by the order of its letters, by one letter
     inside or by a plural's s; or by an underscore (`d_ff`, `dff`), or a doubled letter (`d_fff`).
-    Numbers, first and last letters and short words tell names apart on purpose: `a1` and `a2`,
-    `row` and `rows`, `x_in` and `y_in`.
+    Numbers, first and last letters and short words differ on purpose: `a1` and `a2`, `row` and
+    `rows`, `x_in` and `y_in`.
     """
     pairs = list(zip(one.split("_"), other.split("_"), strict=False))
     if one.count("_") != other.count("_"):
@@ -208,9 +208,9 @@ def misspelt(one: str, other: str) -> bool:
 
 
 def slips(one: Shape, other: Shape) -> list[tuple[Dimension, Dimension]]:
-    """Returns the dims of two shapes that would pair up but for a slip in a name.
+    """Returns the pairs of dims of two shapes whose names differ by a slip.
 
-    Those have one size; neither name is in the other shape.
+    Both have one size, and neither name is in the other shape.
     """
     if set(one.names) == set(other.names):
         return []
@@ -223,7 +223,7 @@ def slips(one: Shape, other: Shape) -> list[tuple[Dimension, Dimension]]:
 
 
 def _doubled(short: str, long: str) -> bool:
-    """Whether words differ by a letter that one has once more in a row: `ff` and `fff`."""
+    """Whether words differ by a repetition of a letter: `ff` and `fff`."""
     near = [n for n in range(1, len(long)) if long[n] == long[n - 1]]
     return len(short) > 1 and any(long[:n] + long[n + 1 :] == short for n in near)
 

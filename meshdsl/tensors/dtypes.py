@@ -29,20 +29,20 @@ _KINDS = {"b": "bool", "i": "integer", "f": "floating-point", "c": "complex"}
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """Returns the numpy dtype meant by a name, a scalar type or a dtype.
+    """Returns the numpy dtype for a name, a scalar type or a dtype.
 
     Raises:
         ValueError: the language has no such type; the known ones are listed.
     """
     try:
-        found = BFLOAT16 if dtype == "bfloat16" else None if dtype is None else np.dtype(dtype)
+        result = BFLOAT16 if dtype == "bfloat16" else None if dtype is None else np.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or found.name not in _SHORT:
+        result = None
+    if result is None or result.name not in _SHORT:
         near = next((name for name, brief in _SHORT.items() if brief == dtype), None)
         hint = f". Did you mean `{near}`?" if near else ""
         raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(_SHORT)}{hint}")
-    return found
+    return result
 
 
 def short(dtype: np.dtype) -> str:
@@ -112,7 +112,7 @@ def holds(wide: np.dtype, narrow: np.dtype) -> bool:
 
 
 def rounding(dtype: np.dtype) -> float:
-    """Returns by how much, relatively, two ways to compute one number may differ: a few units."""
+    """Returns the relative difference that two ways to compute one number may have: a few units."""
     units = 16 if dtype.itemsize >= 4 else 1
     return units * float(ml_dtypes.finfo(dtype).eps)
 
@@ -123,7 +123,7 @@ def is_integer(dtype: np.dtype) -> bool:
 
 
 def identity(kind: str, dtype: np.dtype) -> float:
-    """Returns what changes no sum, prod(uct), max or min of numbers of a dtype."""
+    """Returns the neutral number of a sum, prod(uct), max or min of numbers of a dtype."""
     if kind in ("sum", "prod"):
         return 0 if kind == "sum" else 1
     if is_float(dtype):
@@ -133,5 +133,5 @@ def identity(kind: str, dtype: np.dtype) -> float:
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which many numbers are added up: float32 for half precision."""
+    """Returns the dtype in which sums are accumulated: float32 for half precision."""
     return np.dtype("float32") if is_float(dtype) and dtype.itemsize < 4 else dtype

@@ -1,8 +1,8 @@
-"""Idioms: what people write in Python, numpy and JAX, answered with our way of saying it.
+"""Idioms: errors for what people write in Python, numpy and JAX, with meshdsl's way to write it.
 
-`Idioms` gives tensors the methods and protocols that other arrays have, where they mean something
-else here or nothing. Each raises an error of one sentence, with the fix, and the user's line. A
-missing attribute stays an `AttributeError`, so that `hasattr` says what there is.
+`Idioms` gives tensors those methods and protocols of other arrays that have another meaning here,
+or none. Each raises an error of one sentence, with the fix and the user's line. A missing attribute
+stays an `AttributeError`, so that `hasattr` is right.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ _NAMES = {
     "remat": "checkpoint(f)",
     "fori_loop": "scan or md.while_loop",
 }
-_CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read what is in a NamedArray
+_CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read the data of a NamedArray
 
 
 @functools.cache
 def ops() -> ModuleType:
-    """Returns the operations, which are made of tensors: one of the two is imported late."""
+    """Returns the operations. They import tensors, so they are imported late here."""
     return late("operations")
 
 
@@ -117,7 +117,7 @@ def need_names(axis: dict[str, Any], method: str) -> None:
 
 
 def answer_jax(what: str, numbers: str) -> Any:
-    """Answers JAX, which asks objects it does not know for `__jax_array__`."""
+    """Raises the error for JAX, which asks objects that it does not know for `__jax_array__`."""
     asking = sys._getframe(2)
     asking = asking.f_back if asking.f_code.co_name == "<listcomp>" and asking.f_back else asking
     if asking.f_code.co_name in _CONVERSIONS:
@@ -130,9 +130,9 @@ def answer_jax(what: str, numbers: str) -> Any:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Answers functions of JAX in the user's code that report our tensors as no JAX values.
+    """Replaces JAX's error for a tensor that the user's code passes to a function of JAX.
 
-    JAX asks its newer checks nothing, so the answer is given where its error arrives.
+    JAX's newer checks do not ask the object, so its error is replaced where it arrives.
     """
     try:
         yield
@@ -152,8 +152,8 @@ def _with_line(text: str) -> str:
 
 
 def missing(name: str, known: Collection[str]) -> AttributeError:
-    """Returns the error for a name that meshdsl has not: `md.matmul`, `md.softmx`."""
-    if name in known:  # a name that is promised, and that no module gives
+    """Returns the error for a name that meshdsl lacks: `md.matmul`, `md.softmx`."""
+    if name in known:  # listed in `__all__`, but no module defines it
         return AttributeError(
             f"module 'meshdsl' has no attribute {name!r}, though its __all__ lists it: add it to "
             "__all__ of the file in meshdsl/ops/elementwise that has it, or to the imports and "
@@ -169,7 +169,7 @@ def missing(name: str, known: Collection[str]) -> AttributeError:
 
 
 class Idioms:
-    """What tensors answer that are used like other arrays."""
+    """The methods of other arrays, which raise an error with the fix."""
 
     __slots__ = ()
     dims: Any
@@ -227,13 +227,13 @@ def _no_matmul(x: Any, y: Any) -> NoReturn:
 def by_name(
     function: Any, method: str, inputs: tuple, kwargs: dict, what: str = "traced tensors"
 ) -> Any:
-    """Returns what a ufunc of numpy does with named dims: the operation of that name.
+    """Returns the result of a ufunc of numpy on named dims: that of the operation of that name.
 
     Args:
-        what: what it is called with, for the message.
+        what: a description of the arguments, for the message.
 
     Raises:
-        ValueError: there is none, or it is asked for more than its result.
+        ValueError: there is no such operation, or the call has further arguments.
     """
     if function.__name__ == "matmul":
         _no_matmul(*inputs)

@@ -1,8 +1,8 @@
 """Paths of results and states that mirror an argument: one tree, one layout.
 
 A layout knows a tensor by its path. The path of a result follows from the returned tree, so the
-parameters in `return loss, params` would be `1/w`, of which the rule `params/embed:data` does not
-speak. The paths of inputs and outputs are therefore made by three rules, in this order. A tree is a
+parameters in `return loss, params` would be `1/w`, and the rule `params/embed:data` would not
+apply. Therefore three rules, in this order, make the paths of inputs and outputs. A tree is a
 container: a dict, a tuple, a Module; a bare tensor is none.
 
 1. A result that has the path, structure, dims and dtypes of an argument keeps that path. A tree of
@@ -36,7 +36,7 @@ PARAMS = "params"
 End: TypeAlias = tuple[str, Aval | None]  # the path of a leaf; None where a tree has None
 
 
-# Of a leaf only its dims and dtype count, not their order, of which layouts know nothing.
+# Only the dims and dtype of a leaf count. Layouts do not depend on the order of dims.
 _Aval: TypeAlias = tuple[frozenset[Dimension], np.dtype]
 Leaf: TypeAlias = tuple[str, _Aval | None]  # the path below its tree's
 
@@ -69,24 +69,24 @@ class Tree:
         return self.path.split("/") if self.path else []
 
     def paths(self, before: str) -> Iterator[tuple[str, str]]:
-        """Yields the path of each leaf, with the one that it has below `before`."""
+        """Yields the path of each leaf, with its path below `before`."""
         yield from ((below(self.path, key), below(before, key)) for key in self.keys)
 
 
 def below(path: str, key: str) -> str:
-    """Returns the path of what has the path `key` in the tree at `path`."""
+    """Returns the path of the leaf `key` of the tree at `path`."""
     return f"{path}/{key}" if path and key else path or key
 
 
-def trees(ends: Sequence[End]) -> list[Tree]:
-    """Returns all trees that leaves are in, larger ones before those inside of them."""
-    found: dict[str, list[Leaf]] = defaultdict(list)
-    for path, given in ends:
-        aval = given and (frozenset(given[0]), given[1])
+def trees(entries: Sequence[End]) -> list[Tree]:
+    """Returns all trees that contain leaves; a tree comes before the trees inside of it."""
+    leaves_of: dict[str, list[Leaf]] = defaultdict(list)
+    for path, type_ in entries:
+        aval = type_ and (frozenset(type_[0]), type_[1])
         parts = path.split("/") if path else []
         for depth in range(len(parts)):
-            found["/".join(parts[:depth])].append(("/".join(parts[depth:]), aval))
-    made = [Tree(path, tuple(leaves)) for path, leaves in found.items()]
+            leaves_of["/".join(parts[:depth])].append(("/".join(parts[depth:]), aval))
+    made = [Tree(path, tuple(leaves)) for path, leaves in leaves_of.items()]
     full = [tree for tree in made if any(aval for _, aval in tree.leaves)]
     return sorted(full, key=lambda tree: len(tree.parts))
 
@@ -99,8 +99,8 @@ def paths(
     Args:
         inputs: leaves of the arguments, each below the name of its parameter.
         outputs: leaves of the results, by their place in the returned tree.
-        names: what tensors among the results are called by `md.name` or differentiation, by that
-            place.
+        names: the names of results, by `md.name` or differentiation, by their place in the
+            returned tree.
     """
     arguments = [tree for tree in trees(inputs) if tree.path]
     results = trees(outputs)
@@ -131,20 +131,20 @@ def _returned(
     """Yields the paths of results that are those of arguments: rules 1 and 2."""
 
     def renamed(result: Tree, argument: Tree, before: str) -> Iterator[tuple[str, str]]:
-        for path, taken in result.paths(argument.path):
-            yield path, below(before, new_in.get(taken, taken))
+        for path, own in result.paths(argument.path):
+            yield path, below(before, new_in.get(own, own))
 
     named = {tree.path: tree for tree in arguments}
-    kept = [tree for tree in results if _same(tree, named.get(tree.path))]
-    for tree in kept:
+    same = [tree for tree in results if _same(tree, named.get(tree.path))]
+    for tree in same:
         yield from renamed(tree, named[tree.path], "")
-    claimed = {tree.path for tree in kept}
-    held = set(claimed)
+    claimed = {tree.path for tree in same}
+    matched = set(claimed)
     for tree in results:
-        if not _inside(tree, held) and (name := _name(tree, names)):
-            held.add(tree.path)
+        if not _inside(tree, matched) and (name := _name(tree, names)):
+            matched.add(tree.path)
             yield from tree.paths(name)
-    rest = [tree for tree in results if not _inside(tree, held)]
+    rest = [tree for tree in results if not _inside(tree, matched)]
     candidates: dict[Any, list[Tree]] = defaultdict(list)
     for tree in arguments:
         if not _inside(tree, claimed):
@@ -152,11 +152,11 @@ def _returned(
     counts = Counter(tree.leaves for tree in rest)
     done: set[str] = set()
     for tree in rest:
-        found = candidates.get(tree.leaves, ())
-        if len(found) == 1 and counts[tree.leaves] == 1 and not _inside(tree, done):
+        matching = candidates.get(tree.leaves, ())
+        if len(matching) == 1 and counts[tree.leaves] == 1 and not _inside(tree, done):
             done.add(tree.path)
             before = "/".join(part for part in tree.parts if not part.isdigit())
-            yield from renamed(tree, found[0], before)
+            yield from renamed(tree, matching[0], before)
 
 
 def _mirroring(
@@ -175,24 +175,26 @@ def _mirroring(
 
 
 def _name(tree: Tree, names: Mapping[str, str]) -> str:
-    """Returns the name of a tree all of whose leaves are named as parts of it, else ""."""
+    """Returns the name of a tree if all its leaves have names below that name, else ""."""
     own = [(key, names.get(below(tree.path, key), "")) for key, aval in tree.leaves if aval]
-    found = {name.removesuffix(f"/{key}") if name.endswith(f"/{key}") else "" for key, name in own}
-    return found.pop() if len(found) == 1 else ""
+    names_of_tree = {
+        name.removesuffix(f"/{key}") if name.endswith(f"/{key}") else "" for key, name in own
+    }
+    return names_of_tree.pop() if len(names_of_tree) == 1 else ""
 
 
 def _same(tree: Tree, other: Tree | None) -> bool:
     return other is not None and tree.leaves == other.leaves
 
 
-def _inside(tree: Tree, held: set[str]) -> bool:
-    """Whether a tree is one of those at some paths, or in one of them."""
+def _inside(tree: Tree, roots: set[str]) -> bool:
+    """Whether a tree is at one of some paths, or inside of a tree there."""
     parts = tree.parts
-    return bool(held) and any("/".join(parts[:n]) in held for n in range(len(parts) + 1))
+    return bool(roots) and any("/".join(parts[:n]) in roots for n in range(len(parts) + 1))
 
 
-def _unique(ends: Sequence[End], renamed: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the paths of leaves; one that another leaf would have too stays as it was."""
-    own = [path for path, aval in ends if aval is not None]
+def _unique(entries: Sequence[End], renamed: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the paths of leaves; a path is not renamed if two leaves would have it."""
+    own = [path for path, aval in entries if aval is not None]
     count = Counter(renamed.get(path, path) for path in own)
     return tuple(path if count[new := renamed.get(path, path)] > 1 else new for path in own)

@@ -4,10 +4,10 @@ A `NamedArray` is a pytree node with one leaf, so trees of them pass through JAX
 the JAX backends `data` is an ordinary `jax.Array` with its sharding.
 
 A dim split over devices that do not divide its size is stored with pads: `data` then has more
-elements than `dims` say, and `cuts` tells where the pads are (see `tensors.cuts`); what they hold
-is undefined. Everything that names or shows an array speaks of its logical dims, `np.asarray` gives
-the logical values, and `unpadded` the logical array on its devices. Functions that treat elements
-one by one may be used on `data` as it is; others, such as a sum, want `unpadded`.
+elements than `dims` say, and `cuts` says where the pads are (see `tensors.cuts`). Their contents
+are undefined. Names and printed text of an array are about its logical dims. `np.asarray` returns
+the logical values, and `unpadded` the logical array on its devices. Elementwise functions may be
+used on `data` directly; others, such as a sum, need `unpadded`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _DEFAULT = {"float64": "float32", "int64": "int32", "complex128": "complex64"}
 
 
-# Plain Python numbers that stand for tensors without dims, and the dtypes of these.
+# Plain Python numbers stand for tensors without dims, of these dtypes.
 NUMBERS = {bool: np.dtype("bool"), int: np.dtype("int32"), float: np.dtype("float32")}
 
 
@@ -51,7 +51,7 @@ class NamedArray(Tensor):
     Attributes:
         data: a numpy or JAX array whose shape is that of `dims`, pads added.
         dims: the dims, in the order of `data`'s.
-        cuts: how dims are cut into the blocks that are padded; `()` for data without pads.
+        cuts: how dims are cut into padded blocks; `()` for data without pads.
     """
 
     __slots__ = ("cuts", "data", "dims")
@@ -72,7 +72,7 @@ class NamedArray(Tensor):
 
     @property
     def layout(self) -> TensorLayout | None:
-        """Where the data is on its mesh; None for data that no mesh holds."""
+        """Where the data is on its mesh; None for data that is on no mesh."""
         where = None if isinstance(self.data, jax.core.Tracer) else self.data
         where = getattr(where, "sharding", None)
         if not isinstance(where, NamedSharding) or where.mesh.size == 1:
@@ -97,8 +97,8 @@ class NamedArray(Tensor):
             return np.array(self.data, dtype=dtype, copy=copy)
         if copy is False:
             raise ValueError(f"{self!r} is stored with pads: without them, it is a copy")
-        found = unpad(np, np.asarray(self.data), self.cuts, self.dims.sizes)
-        return np.array(found, dtype=dtype, order="C")
+        unpadded = unpad(np, np.asarray(self.data), self.cuts, self.dims.sizes)
+        return np.array(unpadded, dtype=dtype, order="C")
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return numpy_calls.ufunc(function, method, inputs, kwargs)
@@ -156,7 +156,7 @@ class NamedArray(Tensor):
         return f"NamedArray({short(self.dtype)}{self.dims}{where})"
 
     def __str__(self) -> str:
-        """Returns the dims with the numbers, of large arrays the outermost ones."""
+        """Returns the dims with the numbers; of large arrays, only the outermost numbers."""
         if not getattr(self.data, "is_fully_addressable", True):
             return repr(self)
         if isinstance(self.data, jax.core.Tracer) or not hasattr(self.data, "dtype"):
@@ -210,7 +210,8 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
         dims: one per dim of the array, in order; a plain name takes its size from the data.
 
     Raises:
-        ValueError: count or sizes do not fit, every misfit is told; or the data are no numbers.
+        ValueError: count or sizes do not fit (the error names every misfit), or the data are no
+        numbers.
     """
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
         data = _plain(data)
@@ -221,9 +222,9 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     listed = as_list(dims)
     unknown = [dim for dim in listed if not isinstance(dim, Dimension | str)]
     if unknown:
-        told = ", ".join(map(repr, unknown))
+        names = ", ".join(map(repr, unknown))
         raise ValueError(
-            f"named: {told} cannot name a dim; give a name, whose size is that of the data, or a "
+            f"named: {names} cannot name a dim; give a name, whose size is that of the data, or a "
             "md.Dimension, as in md.named(x, ['row'])"
         )
     if len(listed) != len(data.shape):
@@ -245,12 +246,12 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
 def _plain(data: Any) -> np.ndarray:
     """Returns Python numbers as an array."""
     try:
-        found = np.asarray(data)
+        array = np.asarray(data)
     except ValueError:  # numpy speaks of an inhomogeneous shape
         raise ValueError(
             f"named: the rows of {type(data).__name__} differ in length; an array has rows of one"
         ) from None
-    return found.astype(_DEFAULT.get(found.dtype.name, found.dtype))
+    return array.astype(_DEFAULT.get(array.dtype.name, array.dtype))
 
 
 def _need_numbers(data: Any) -> None:
@@ -278,7 +279,7 @@ def _need_numbers(data: Any) -> None:
 
 
 def _is_constant(data: np.ndarray) -> bool:
-    """Whether nobody can write what an array holds: neither it nor what it is a view of."""
+    """Whether nobody can write an array's data, through it or through the array that it views."""
     part: Any = data
     while isinstance(part, np.ndarray):
         if part.flags.writeable:
@@ -288,7 +289,7 @@ def _is_constant(data: np.ndarray) -> bool:
         return True
     try:
         return memoryview(part).readonly
-    except TypeError:  # no buffer, such as what `np.from_dlpack` holds: its owner may write it
+    except TypeError:  # no buffer, such as that of `np.from_dlpack`: its owner may write it
         return False
 
 
@@ -309,7 +310,7 @@ def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:
 
 @functools.lru_cache(maxsize=1024)
 def _unpadding(dims: Shape, cuts: Cuts, where: Sharding | None) -> Callable[[Any], Any]:
-    """Returns what drops pads from data that is somewhere, or is traced."""
+    """Returns a function that drops pads from data on its devices, or from traced data."""
 
     def logical(data: Any) -> Any:
         return unpad(jnp, data, cuts, dims.sizes)
@@ -332,8 +333,8 @@ class _Flattening(threading.local):
     """How this thread flattens NamedArrays.
 
     Attributes:
-        directly: whether for a direct call, in which JAX compares the arguments. It takes numbers
-            of 64 bits on the host for 32 bits, unless in its 64-bit mode: so they are refused
+        directly: whether for a direct call, in which JAX compares the arguments. Outside of its
+            64-bit mode it treats numbers of 64 bits on the host as 32 bits. So they are refused
             before anything runs.
     """
 
@@ -343,7 +344,7 @@ class _Flattening(threading.local):
 flattening = _Flattening()
 _WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
 _OF_HOST = (np.ndarray, np.generic)
-_known: set[type] = set()  # types of data that is not of the host
+_known: set[type] = set()  # types of data that is not on the host
 
 
 def _look(data: Any) -> None:
@@ -362,13 +363,13 @@ def _flatten(array: NamedArray) -> tuple[tuple[Any], Any]:
     return (data,), ((array.dims, array.cuts) if array.cuts else array.dims)
 
 
-def _unflatten(told: Any, children: Any) -> NamedArray:
+def _unflatten(static: Any, children: Any) -> NamedArray:
     array = _new(NamedArray)
     (array.data,) = children
-    if type(told) is tuple:
-        array.dims, array.cuts = told
+    if type(static) is tuple:
+        array.dims, array.cuts = static
     else:
-        array.dims, array.cuts = told, ()
+        array.dims, array.cuts = static, ()
     return array
 
 

@@ -1,11 +1,11 @@
 """Numpy's functions on NamedArrays: they never pair elements of unlike dims by position.
 
 A function of one NamedArray, or of several with the same dims in the same order, runs on their data
-as it does on arrays of numpy. Where the dims differ, a ufunc is the operation of that meaning,
-which pairs by name, as in a traced function; other functions are refused.
+as on arrays of numpy. Where the dims differ, a ufunc runs the operation of that meaning, which
+pairs by name, as in a traced function. Other functions are refused.
 
-Python's operators with an array of numpy on the left arrive here as ufuncs, and cannot be told from
-a call: both are our operator, which takes numbers and refuses arrays without names.
+Python's operators with an array of numpy on the left arrive here as ufuncs, and look like a call.
+Both run the operator of tensors, which takes numbers and refuses arrays without names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATORS = frozenset(
     "less less_equal greater greater_equal bitwise_and bitwise_or bitwise_xor left_shift "
     "right_shift matmul".split()
 )
-# Functions that treat each of their arguments by itself, or are told by letters what pairs up.
+# Functions that treat each argument by itself, or have letters that say what pairs up.
 _ONE_BY_ONE = frozenset(
     "savez savez_compressed result_type can_cast common_type shares_memory may_share_memory "
     "isin meshgrid outer einsum".split()
@@ -44,7 +44,7 @@ _ADVICE = {
 
 
 def ufunc(function: Any, method: str, inputs: tuple, kwargs: dict) -> Any:
-    """Returns what a ufunc of numpy does with NamedArrays; see the module.
+    """Returns the result of a ufunc of numpy on NamedArrays; see the module.
 
     Raises:
         ValueError: dims differ, and no operation has the ufunc's meaning.
@@ -63,18 +63,18 @@ def ufunc(function: Any, method: str, inputs: tuple, kwargs: dict) -> Any:
 
 
 def function(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Returns what another function of numpy does with NamedArrays; see the module.
+    """Returns the result of another function of numpy on NamedArrays; see the module.
 
     Raises:
-        ValueError: it is given several whose dims differ, or traced tensors.
+        ValueError: the arguments have different dims, or include traced tensors.
     """
     name = function.__name__
     if _has_traced((args, kwargs)):
         refuse(f"np.{name} does not know traced tensors: see md's operations")
     if not _alike((args, kwargs)) and name not in _ONE_BY_ONE:
-        told = " and ".join(dict.fromkeys(str(array.dims) for array in _named((args, kwargs))))
+        shapes = " and ".join(dict.fromkeys(str(array.dims) for array in _named((args, kwargs))))
         refuse(
-            f"np.{name} pairs elements by position, but the dims are {told}: "
+            f"np.{name} pairs elements by position, but the dims are {shapes}: "
             f"{_ADVICE.get(name, 'see md for operations by name')}, or give the arrays one order "
             "of dims first, as in y.transpose(x.dims); where positions are meant, np.asarray(x)"
         )
@@ -82,14 +82,14 @@ def function(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _is_operator(inputs: tuple, kwargs: dict) -> bool:
-    """Whether a call is what `array + x` or `array += x` gives."""
+    """Whether a call comes from `array + x` or `array += x`."""
     if len(inputs) != 2 or not isinstance(inputs[0], np.ndarray | np.generic):
         return False
     return not kwargs or (set(kwargs) == {"out"} and kwargs["out"][0] is inputs[0])
 
 
 def _is_named(value: Any) -> bool:
-    from meshdsl.tensors.named_array import NamedArray  # whose protocols are answered here
+    from meshdsl.tensors.named_array import NamedArray  # this module implements its protocols
 
     return isinstance(value, NamedArray)
 
@@ -109,7 +109,7 @@ def _named(value: Any) -> list[NamedArray]:
 
 
 def _has_traced(value: Any) -> bool:
-    from meshdsl.tracing.graph import TracedTensor  # which knows these functions
+    from meshdsl.tracing.graph import TracedTensor  # it imports these functions
 
     return any(isinstance(leaf, TracedTensor) for leaf in _leaves(value))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def path_names(paths: Sequence[str]) -> list[str]:
-    """Returns a short, unique name for each path: its last part, with earlier ones if need be.
+    """Returns a short, unique name for each path: its last part, with earlier ones if needed.
 
     A parameter (a path with a part `params`, but not what an optimizer keeps of it) need only
     differ from the other parameters.
@@ -26,7 +26,7 @@ def _is_parameter(parts: Sequence[str]) -> bool:
 
 
 def _shortest(parts: list[str], alike: list[list[str]]) -> Sequence[str]:
-    """Returns the fewest parts that tell a path from those that end alike, near ones first."""
+    """Returns the fewest parts that distinguish a path from others with the same last part."""
     rivals = [other for other in alike if other is not parts]
     if _is_parameter(parts):
         rivals = [other for other in rivals if _is_parameter(other)]

@@ -50,7 +50,8 @@ class Policy:
 
     @staticmethod
     def of(policy: Policy | str | None) -> Policy | None:
-        """Returns the policy that is meant: `Policy.of("bfloat16")`; None stays None.
+        """Returns a policy, or the one that a text describes: `Policy.of("bfloat16")`; None for
+        None.
 
         Raises:
             ValueError: it is something else, or malformed.

@@ -1,4 +1,4 @@
-"""Signatures: what a call of a compiled function looks like.
+"""Signatures: the structure, dims and dtypes of a call of a compiled function.
 
 A `Signature` is what a program depends on: the tree of the arguments, and the dims and dtype of
 every leaf. `Trees` is how the program is called with these arguments, so that a backend that knows
@@ -23,19 +23,21 @@ from meshdsl.tensors.module import path_of
 
 @dataclass(frozen=True)
 class Signature:
-    """What a call looks like: the tree, and dims, dtype and path of every leaf."""
+    """The form of a call: the tree, and dims, dtype and path of every leaf."""
 
     tree: Any
     avals: tuple[tuple[Shape, np.dtype], ...]
 
     def check(self, given: Signature) -> None:
-        """Raises ValueError, telling every leaf that differs, unless `given` is the same."""
+        """Raises ValueError that lists every leaf that differs, unless `given` is the same."""
         if given == self:
             return
         if given.tree != self.tree:
-            told = _differences(self.tree, given.tree)
+            differences = _differences(self.tree, given.tree)
             raise ValueError(
-                "\n".join(["the arguments have another structure than the traced ones:", *told])
+                "\n".join(
+                    ["the arguments have another structure than the traced ones:", *differences]
+                )
             )
         paths = paths_of(self.tree)
         problems = [
@@ -48,7 +50,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Trees:
-    """How leaves make the arguments of a call, and its results.
+    """How leaves become the arguments of a call, and its results.
 
     Attributes:
         arguments: leaves -> the positional arguments.
@@ -132,7 +134,7 @@ def _number(leaf: Any, aval: tuple[Shape, np.dtype]) -> Any:
 
 
 def _misfit(leaf: Any, shape: Shape, dtype: np.dtype) -> str:
-    """Returns what an array is, where it is not of the traced dims and dtype."""
+    """Returns an array's dims and dtype as text if they are not the traced ones."""
     wanted = f"traced as {short(dtype)}{shape}"
     if isinstance(leaf, bool | int | float | complex):
         kind = type(leaf).__name__
@@ -151,7 +153,7 @@ def _misfit(leaf: Any, shape: Shape, dtype: np.dtype) -> str:
 
 
 def _differences(traced: Any, given: Any) -> list[str]:
-    """Returns one line per leaf that only one of two structures has, or else what differs."""
+    """Returns a line per leaf that only one of two structures has, else the lines of `_nodes`."""
     had, has = paths_of(traced), paths_of(given)
     lines = [f"  {path}: missing" for path in had if path not in has]
     absent = [path for path in had if path not in has]

@@ -4,9 +4,10 @@ Position o of a result and position w of the window meet element x of the operan
 
     base * x = stride * o + dilation * w - low
 
-has a whole solution inside of the operand; elsewhere they meet zero. That is a convolution with
+has an integer solution inside of the operand; elsewhere they meet zero. That is a convolution with
 strides, a dilated window, `base - 1` zeros between the elements of x and `low` zeros before them.
-The three places are alike, so both gradients of a convolution are slides too.
+The equation has the same form for all three positions, so both gradients of a convolution are
+slides too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Slide:
         stride, dilation: steps of the window and inside of it, in positions of the operand with
             its zeros; negative ones go backwards, none is zero.
         base: the distance between elements of the operand, at least 1.
-        low: how far the window begins before the first element; may be negative.
+        low: by how much the window begins before the first element; may be negative.
     """
 
     x: str
@@ -44,14 +45,14 @@ class Slide:
         )
 
     def to_operand(self) -> Slide:
-        """Returns the slide over the result, with the same window, that leads to the operand."""
+        """Returns the slide over the result, with the same window, that gives the operand."""
         back = Slide(
             self.out, self.window, self.x, self.base, -self.dilation, self.stride, -self.low
         )
         return back.normal()
 
     def to_window(self) -> Slide:
-        """Returns the slide over the operand, with the result as window, that leads there."""
+        """Returns the slide over the operand, with the result as window, that gives the window."""
         return Slide(self.x, self.out, self.window, self.dilation, self.stride, self.base, self.low)
 
     def ahead(self, windows: int) -> Slide:
@@ -62,10 +63,10 @@ class Slide:
         return replace(self, dilation=-self.dilation, low=low)
 
     def reach(self, outs: int, windows: int) -> tuple[int, int]:
-        """Returns the first and last position, counting zeros, that so many places lead to."""
-        ends = [
+        """Returns the first and last position, counting zeros, that results and windows reach."""
+        corners = [
             self.stride * o + self.dilation * w - self.low
             for o in (0, outs - 1)
             for w in (0, windows - 1)
         ]
-        return min(ends), max(ends)
+        return min(corners), max(corners)

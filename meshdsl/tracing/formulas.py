@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# How strongly operators bind; additions are not regrouped: a right operand binds more strongly.
+# How strongly operators bind. Sums keep their grouping: a right operand binds more strongly.
 _LEVELS = {"<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "!=": 1, "|": 2, "^": 3, "&": 4, "<<": 5}
 _LEVELS |= {">>": 5, "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "**": 9}
 _PREFIX = 8

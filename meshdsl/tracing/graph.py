@@ -88,7 +88,7 @@ _LATER = "compute with tensors, or return it from the traced function and read t
 
 
 class Work(enum.IntEnum):
-    """What an operation does for one element of its result, from least to most."""
+    """The work of an operation for one element of its result, from least to most."""
 
     NONE = 0  # moves or converts it
     STEP = 1  # one instruction of arithmetic
@@ -98,7 +98,7 @@ class Work(enum.IntEnum):
 
 
 class Form(enum.Enum):
-    """What the elements of a result are, by those of the operands."""
+    """How the elements of a result follow from those of the operands."""
 
     SAME = "the results are the last operands"
     RENAMED = "the operand, with dims of other names"
@@ -111,13 +111,13 @@ class Form(enum.Enum):
 
     @property
     def moves(self) -> bool:
-        """Whether results have the elements of operands, and no others."""
+        """Whether all elements of results are elements of operands."""
         return self in (Form.SAME, Form.RENAMED, Form.ARRANGED, Form.REGROUPED)
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """A kind of operation: its shape rule, its gradient rule, and what is known of it.
+    """A kind of operation: its shape rule, its gradient rule, and facts about it.
 
     Every fact has a default that is safe: it says that nothing is known.
 
@@ -127,7 +127,7 @@ class Primitive:
         gradient: (operation, cotangents, wanted) -> one cotangent or None per input. `cotangents`
             has None for outputs that do not matter, `wanted` a bool per input.
         replay: for operations with bodies: re-emits the operation in a differentiable form and
-            returns its outputs with the function that plays the part of `gradient`.
+            returns its outputs, with a function to use instead of `gradient`.
         push: for operations with bodies: re-emits the operation with its tangents; (operation,
             arguments, tangent or None per argument) -> outputs, and a tangent or None per output.
             Others are pushed by their gradient, transposed (`tangents`).
@@ -138,8 +138,8 @@ class Primitive:
         form: what the elements of its results are.
         positionwise: it has one result, and works on each position of a dim by itself, for all dims
             that this and an operand have, apart from those that its parameters name.
-        combines: how the elements are combined that meet in one element of its result: results for
-            two operands, combined, are the result for the combined operands.
+        combines: how it combines elements of an operand in one element of its result. The combined
+            results for two operands are the result for the combined operands.
         linear: the operands in which its one result is linear, so that they may be partial sums;
             or a function of the operation that returns them (`Operation.linear`).
         additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
@@ -185,9 +185,9 @@ class Primitive:
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
         """Yields whether facts contradict each other, with how."""
-        whole = (Form.RENAMED, Form.ARRANGED, Form.REGROUPED, Form.ELEMENTWISE)
+        rearranging = (Form.RENAMED, Form.ARRANGED, Form.REGROUPED, Form.ELEMENTWISE)
         form = self.form.name.lower()
-        yield self.form in whole and not self.positionwise, f"{form}, but not positionwise"
+        yield self.form in rearranging and not self.positionwise, f"{form}, but not positionwise"
         yield self.form is Form.SAME and self.positionwise, f"{form}, so not called positionwise"
         yield self.mark and self.form is not Form.SAME, f"a mark, but {form}"
         yield self.mark and self.inlined, "a mark, but inlined"
@@ -218,7 +218,7 @@ class Operation:
     outputs: tuple[Tensor, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     source: Source = UNKNOWN
-    # Worked out once: lowering asks for these some seventy times.
+    # Computed once: lowering reads these some seventy times.
     name: str = field(init=False, repr=False)
     bodies: tuple[Graph, ...] = field(init=False, repr=False, default=())
 
@@ -236,7 +236,7 @@ class Operation:
 
     @property
     def effect(self) -> bool:
-        """Whether this, or something that it runs, does more than make its results."""
+        """Whether this, or an operation in its bodies, does more than compute its results."""
         return self.primitive.effect or any(
             op.effect for body in self.bodies for op in body.operations
         )
@@ -251,7 +251,7 @@ class Graph:
             the bodies of operations.
         output_paths: one per output, from the returned tree.
         names: paths of tensors inside, as lowering reads them off `md.name`.
-        notes: what a user should know of the program, for its reports.
+        notes: facts about the program for the user, shown in reports.
     """
 
     inputs: tuple[Tensor, ...]
@@ -266,12 +266,12 @@ class Graph:
     def prune(self) -> Graph:
         """Returns this graph without operations that have no effect and that no output needs."""
         needed = set(self.outputs)
-        kept = []
+        needed_operations = []
         for operation in reversed(self.operations):
             if any(output in needed for output in operation.outputs) or operation.effect:
                 needed.update(operation.inputs)
-                kept.append(operation)
-        return replace(self, operations=tuple(reversed(kept)))
+                needed_operations.append(operation)
+        return replace(self, operations=tuple(reversed(needed_operations)))
 
     def __str__(self) -> str:
         return late("graph as text")(self)

@@ -1,8 +1,8 @@
 """Printing of traced programs: one line for what one source line computes, as a formula.
 
-Names are those of the source: the last value of a statement has the name that it assigns to, what
-leads up to it adds its operation (`weights.max`), and what is read once in the same statement is
-written where it is read. Beside each formula stand the dims of its result and the line.
+Names are those of the source. The last value of a statement has the name that it assigns to;
+earlier values add their operation to it (`weights.max`). A value that is read once in the same
+statement is written where it is read. Beside each formula are the dims of its result and the line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Scope:
 
     def __init__(self) -> None:
         self.names: dict[Tensor, str] = {}
-        self.formulas: dict[Tensor, Formula] = {}  # of what has no line of its own
+        self.formulas: dict[Tensor, Formula] = {}  # of values without a line of their own
         self.used: set[str] = set()
 
     def define(self, tensor: Tensor, name: str) -> str:
@@ -169,7 +169,7 @@ class _Printer:
         yield from bodies
 
     def _body(self, op: Operation, body: Graph, indent: str) -> tuple[list[Row], list[str]]:
-        """Returns the rows of a body, and what it calls what it returns."""
+        """Returns the rows of a body, and the names of its outputs."""
         scope, rows = _Scope(), []
         skipped = len(op.inputs) - len(body.inputs)  # a cond's predicate
         for position, (outer, inner) in enumerate(
@@ -206,7 +206,7 @@ _PARTS = {"if_true": "if true", "if_false": "if false"}
 
 
 def _role(op: Operation, position: int) -> str:
-    """Returns what an input of a loop's body is, where it is not just read."""
+    """Returns the role of an input of a loop's body if it is more than read."""
     consts = op.params.get("consts", 0)
     if op.name == "scan":
         if position < consts:
@@ -216,7 +216,7 @@ def _role(op: Operation, position: int) -> str:
 
 
 def _extras(op: Operation) -> list[str]:
-    """Returns what stands after the operands: dims, dtypes, settings."""
+    """Returns the texts after the operands: dims, dtypes, settings."""
     params, (out, *_) = op.params, op.outputs
     if op.name == "einsum":
         have = Shape({d.name: d for t in op.inputs for d in t.shape}.values())
@@ -235,12 +235,12 @@ def _extras(op: Operation) -> list[str]:
         return [f"{name}={_setting(value)}" for name, value in params["params"]]
     if op.name == "literal":
         return []
-    found = []
+    extras = []
     for name, value in params.items():
         text = _setting(value)
         if text and len(text) <= 24 and name not in ("shape", "dtype"):
-            found.append(text if _is_dims(value) else f"{name}={text}")
-    return found
+            extras.append(text if _is_dims(value) else f"{name}={text}")
+    return extras
 
 
 def _is_dims(value: Any) -> bool:
@@ -249,7 +249,7 @@ def _is_dims(value: Any) -> bool:
 
 
 def _setting(value: Any) -> str:
-    """Returns a parameter as text; empty for what does not matter or is too much."""
+    """Returns a parameter as text; empty for None, False, graphs and arrays."""
     if value is None or value is False or isinstance(value, Graph | np.ndarray):
         return ""
     if isinstance(value, Dimension):

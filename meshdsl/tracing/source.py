@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Frames in these rooms are machinery; the line a user wants is the first one outside of them.
+# Frames in these rooms are machinery. The user's line is the first one outside of them.
 # Layers, optimizers and models are code that users read, so their lines count.
 _MACHINERY = tuple(
     os.path.join(_ROOT, room) + os.sep
@@ -28,7 +28,7 @@ _OUTSIDE = (
     "<string>",
 )
 _is_machinery: dict[str, bool] = {}
-# Layers of ours: operations in them have their lines, but a mistake is the caller's.
+# meshdsl's layers: operations in them have their lines, but errors name the caller's line.
 _LAYERS = os.path.join(_ROOT, "nn") + os.sep
 
 
@@ -37,7 +37,7 @@ class Source:
     """A file and line; `backward` marks operations made by differentiating that line.
 
     Attributes:
-        function: whose line it is, with its class: `Attention.__call__`.
+        function: the function around the line, with its class: `Attention.__call__`.
     """
 
     file: str
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def layer(self) -> str:
-        """What the line is part of, as profiles show it: `Attention`, `Attention.query`, `loss`.
+        """The class or function around the line, as profiles show it: `Attention.query`, `loss`.
 
         Functions within functions are named as the outermost one.
         """
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """`models/transformer.py:18`, the path shortened to what tells files apart."""
+        """`models/transformer.py:18`: the path is shortened, but still identifies the file."""
         return f"{_shorten(self.file)}:{self.line}"
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def caller(of_layer: bool = False) -> Source:
     """Returns the innermost line of user code on the stack.
 
     Args:
-        of_layer: pass over the lines of `meshdsl.nn` as well.
+        of_layer: skip the lines of `meshdsl.nn` as well.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -108,13 +108,13 @@ def _line(code: CodeType, line: int) -> Source:
 
 def raiser(error: BaseException) -> Source:
     """Returns the innermost line of user code that an error came through."""
-    found, part = UNKNOWN, error.__traceback__
+    innermost, part = UNKNOWN, error.__traceback__
     while part is not None:
         code = part.tb_frame.f_code
         if not is_machinery(code.co_filename) and not code.co_filename.startswith(_LAYERS):
-            found = Source(code.co_filename, part.tb_lineno, code.co_qualname)
+            innermost = Source(code.co_filename, part.tb_lineno, code.co_qualname)
         part = part.tb_next
-    return found
+    return innermost
 
 
 def definition(function: Any) -> Source:

@@ -20,7 +20,7 @@ class Statement:
         line: its first line.
         names: the names of its values, at least one: those that it assigns to, else that of the
             function around it; for a method `__call__`, that of the class.
-        backward: whether this is about what differentiation made of it.
+        backward: whether this is the statement's part of the backward pass.
     """
 
     file: str
@@ -31,8 +31,8 @@ class Statement:
 
 def statement_at(source: Source) -> Statement:
     """Returns the innermost statement at a source line; without its file, the line itself."""
-    found = _statements_in(source.file).get(source.line)
-    first, names = found if found else (source.line, ())
+    statement = _statements_in(source.file).get(source.line)
+    first, names = statement if statement else (source.line, ())
     if not names:
         function = source.function.rpartition(".")[2]
         function = "" if function.startswith("<") else function.strip("_")
@@ -41,7 +41,7 @@ def statement_at(source: Source) -> Statement:
 
 
 def _statements_in(file: str) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Returns what `_statements` does; as long as linecache has the same lines, without a look."""
+    """Returns the result of `_statements`, cached as long as linecache has the same lines."""
     lines = linecache.getlines(file)
     known = _known.get(file)
     if known is None or known[0] is not lines:
@@ -59,7 +59,7 @@ def _statements(text: str) -> dict[int, tuple[int, tuple[str, ...]]]:
         tree = ast.parse(text)
     except SyntaxError:
         return {}
-    found: dict[int, tuple[int, tuple[str, ...]]] = {}
+    statements: dict[int, tuple[int, tuple[str, ...]]] = {}
 
     def visit(node: ast.AST, called: tuple[str, ...]) -> None:
         names = called
@@ -69,7 +69,7 @@ def _statements(text: str) -> dict[int, tuple[int, tuple[str, ...]]]:
             names = tuple(_called(node.target)) or called
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            found.update(dict.fromkeys(lines, (node.lineno, names)))
+            statements.update(dict.fromkeys(lines, (node.lineno, names)))
         for child in ast.iter_child_nodes(node):
             inside = called
             if isinstance(child, ast.FunctionDef):
@@ -78,7 +78,7 @@ def _statements(text: str) -> dict[int, tuple[int, tuple[str, ...]]]:
             visit(child, inside)
 
     visit(tree, ())
-    return found
+    return statements
 
 
 def _called(target: ast.expr) -> Iterator[str]:

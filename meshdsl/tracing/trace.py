@@ -37,7 +37,7 @@ class Trace:
         self.notes: dict[str, None] = {}
 
     def note(self, text: str) -> None:
-        """Adds what reports of the program tell the user, once."""
+        """Adds a note for the reports of the program, once."""
         trace = self
         while trace.parent is not None:
             trace = trace.parent
@@ -54,8 +54,8 @@ class Trace:
             raise TypeError(f"a program is made of traced tensors, not of {tensor!r}")
         if tensor.trace is self:
             return tensor
-        found = self.captured.get(tensor)
-        if found is None:
+        own_tensor = self.captured.get(tensor)
+        if own_tensor is None:
             outer = self.parent
             while outer is not None and outer is not tensor.trace:
                 outer = outer.parent
@@ -64,32 +64,32 @@ class Trace:
                     f"a tensor {tensor} made at {tensor.source} is used outside of the function "
                     "that was traced with it; return it from that function instead"
                 )
-            found = self.captured[tensor] = TracedTensor(
+            own_tensor = self.captured[tensor] = TracedTensor(
                 tensor.shape, tensor.dtype, tensor.source, self
             )
-        return found
+        return own_tensor
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
-        """Returns the graph, its captured inputs first, and what they are in the outer trace."""
+        """Returns the graph, captured inputs first, and the captured tensors of the outer trace."""
         outputs = [self.own(tensor) for tensor in outputs]
         inner = (*self.captured.values(), *self.inputs)
         graph = Graph(inner, tuple(self.operations), tuple(outputs), notes=tuple(self.notes))
         return graph, tuple(self.captured)
 
     def forget(self) -> None:
-        """Lets go of what was traced, so that a graph is freed without the garbage collector.
+        """Drops the traced operations, so that a graph is freed without the garbage collector.
 
-        Tensors know their trace, and it their operations: a cycle.
+        Tensors refer to their trace, and the trace to their operations: a cycle.
         """
         self.operations.clear()
         self.makers.clear()
 
 
 class ArrayTrace(Trace):
-    """A trace in which arrays with data are inputs, not literals: for what runs at once.
+    """A trace in which arrays with data are inputs, not literals: for operations that run at once.
 
     Attributes:
-        arrays: what the inputs are, in order.
+        arrays: the data of the inputs, in order.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class ArrayTrace(Trace):
         self.arrays: list[Any] = []
 
     def array(self, array: Any) -> Tensor:
-        """Returns the input that a NamedArray is."""
+        """Returns the input for a NamedArray."""
         if id(array) not in self.literals:
             self.arrays.append(array)
             self.literals[id(array)] = array, self.input(array.dims, array.dtype)
@@ -105,7 +105,7 @@ class ArrayTrace(Trace):
 
 
 class _Active(threading.local):
-    """What is being traced, innermost last; each thread traces for itself."""
+    """The open traces, innermost last. Each thread has its own."""
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
@@ -155,7 +155,7 @@ def located(source: Source) -> Iterator[None]:
 
 
 def is_derived() -> bool:
-    """Whether operations made at this point repeat or differentiate others, with their lines."""
+    """Whether operations made here repeat or differentiate others, and have the others' lines."""
     return bool(_active.sources)
 
 
