@@ -1,7 +1,7 @@
 """Initial values of parameters.
 
-An initializer is a function `(key, dims, dtype) -> tensor` to be called in a traced `init`, so that
-every device makes its own shard. A value depends on the key and its position alone.
+An initializer is a function `(key, dims, dtype) -> tensor`. A traced `init` calls it, so that every
+device makes its own shard. A value depends only on the key and its position.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Initializer(Protocol):
 
 
 def zeros(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
-    """Returns zeros; the key has no say."""
+    """Returns zeros; the key is not used."""
     return md.zeros(dims, dtype)
 
 
 def ones(key: md.Tensor, dims: DimsLike, dtype: Any = "float32") -> md.Tensor:
-    """Returns ones; the key has no say."""
+    """Returns ones; the key is not used."""
     return md.ones(dims, dtype)
 
 
@@ -41,7 +41,8 @@ def normal(std: float) -> Initializer:
 
 
 def fan_in(over: DimsLike, gain: float = 1.0) -> Initializer:
-    """Returns an initializer that keeps the variance of what is contracted with the parameter.
+    """Returns an initializer with which products have the variance of the parameter's other
+    operand.
 
     Normal with standard deviation gain / sqrt(size of `over`) (LeCun et al. 1998, "Efficient
     BackProp", section 4.6).

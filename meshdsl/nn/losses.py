@@ -22,11 +22,11 @@ def _check_known(
     over: DimLike = "vocab",
     ignore_label: int | None = None,
 ) -> None:
-    """Raises ValueError if data that is at hand has labels outside of the classes."""
+    """Raises ValueError if known labels lie outside of the classes."""
     if not isinstance(labels, NamedArray) or not is_integer(labels.dtype):
         return
     classes = logits.dims.find(over if isinstance(over, str) else over.name)
-    if classes is None:  # which the operation reports
+    if classes is None:  # the operation reports it
         return
     data = labels.data
     if isinstance(data, jax.core.Tracer) or not getattr(data, "is_fully_addressable", True):
@@ -60,8 +60,8 @@ def softmax_cross_entropy(
         losses = nn.softmax_cross_entropy(logits, labels, ignore_label=-1)
         loss = nn.mean_where(losses, labels != -1)
 
-    It is written with sums over `over` only, so logits that are split over it stay split: what
-    moves is three numbers per position.
+    It uses sums over `over` only. So logits that are split over it stay split, and only three
+    numbers per position are sent.
 
     Args:
         logits: [..., over].
@@ -70,13 +70,13 @@ def softmax_cross_entropy(
             NaN). It may be one of the classes, or none.
 
     Returns:
-        [...], float32 or wider. In a traced function, whose labels are known when it runs, one
-        outside of the classes has the loss NaN, and the gradient NaN; a mask that leaves out its
-        loss leaves out its gradient too.
+        [...], float32 or wider. In a traced function the labels are known only when it runs: a
+        label outside of the classes has the loss NaN and the gradient NaN. A mask that leaves out
+        its loss leaves out its gradient too.
 
     Raises:
-        ValueError: the logits lack the dim; the labels have others or are not integers; or they are
-            known and one is outside of the classes.
+        ValueError: the logits lack the dim; the labels have other dims or are not integers; or a
+            known label is outside of the classes.
     """
     logits = at_least_float32(logits)
     classes = logits.shape.get(over)
@@ -96,7 +96,7 @@ def softmax_cross_entropy(
     fits = (labels >= 0) & (labels < classes.size)
     limits = np.iinfo(labels.dtype)
     if ignore_label is not None and not limits.min <= ignore_label <= limits.max:
-        ignore_label = None  # no label can be it, and it is no number of the labels' dtype
+        ignore_label = None  # the labels' dtype does not hold it, so no label equals it
     if ignore_label is not None:
         fits = fits | (labels == ignore_label)
     chosen = md.one_hot(labels, classes, "bool")
@@ -107,10 +107,10 @@ def softmax_cross_entropy(
 
 
 def _nan_like(x: md.Tensor, fits: md.Tensor) -> md.Tensor:
-    """Returns NaN where `fits` is false, with a slope that gives NaN for cotangents but 0.
+    """Returns NaN where `fits` is false; its gradient is NaN for every cotangent but 0.
 
-    NaN as a factor would make NaN of the 0 that a mask gives a position too. Here a cotangent
-    arrives by two ways, on which all but 0 grow infinite with unlike signs, and their sum is NaN.
+    NaN as a factor would turn a masked position's cotangent of 0 into NaN too. Here the cotangent
+    arrives on two ways: any but 0 becomes plus and minus infinity on them, whose sum is NaN.
     """
     huge = md.where(fits, md.full([], 1, x.dtype), largest(x.dtype))
     return x * huge * huge - x * huge * huge + math.nan

@@ -21,7 +21,7 @@ def mlp(
 ) -> md.Tensor:
     """Returns activation(x w_in + bias_in) w_out + bias_out.
 
-    `md.checkpoint` knows what is activated as `mlp_hidden`.
+    `md.checkpoint` knows the activation's input as `mlp_hidden`.
     """
     h = md.einsum(x, w_in, over=over)
     if bias_in is not None:
@@ -41,7 +41,7 @@ def gated_mlp(
 ) -> md.Tensor:
     """Returns (activation(x w_gate) * x w_in) w_out (Shazeer 2020, "GLU variants", equation 6).
 
-    `md.checkpoint` knows the two products within as `mlp_gate` and `mlp_hidden`.
+    `md.checkpoint` knows its two products as `mlp_gate` and `mlp_hidden`.
     """
     gate = activation(md.name(md.einsum(x, w_gate, over=over), "mlp_gate"))
     h = md.name(md.einsum(x, w_in, over=over), "mlp_hidden")

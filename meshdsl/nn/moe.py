@@ -1,8 +1,8 @@
 """Mixture of experts: each token visits the few of many experts that its router has chosen.
 
 Tokens are routed within their sequence, so a layout that splits the batch keeps all of this local.
-The dim `routed` counts the experts where tokens still lie as the batch does; renaming it to the
-`experts` of the parameters is what moves tokens between devices. With
+The dim `routed` counts the experts while tokens still have the layout of the batch. Renaming it to
+the `experts` of the parameters moves tokens between devices. With
 
     batch:data+expert?; experts:expert
 
@@ -28,8 +28,8 @@ _Run: TypeAlias = Callable[[md.Tensor], md.Tensor]
 def places(routing: Routing, over: DimLike = "length") -> md.Tensor:
     """Returns the places of tokens in the queues of their experts: int32 [..., over, choice].
 
-    All first choices stand before all second ones, and each in the order of `over` (Lepikhin et
-    al. 2021, "GShard", algorithm 1).
+    All first choices come before all second ones, each in the order of `over` (Lepikhin et al.
+    2021, "GShard", algorithm 1).
     """
     chosen = _chosen(routing)
     better = md.cumsum(md.sum(chosen, over), "choice", exclusive=True)
@@ -45,7 +45,7 @@ def moe(
     over: DimLike = "length",
     dispatch: Literal["einsum", "gather", "sort"] = "einsum",
 ) -> md.Tensor:
-    """Returns the weighted sum of what the chosen experts make of each token.
+    """Returns the weighted sum of the chosen experts' results for each token.
 
     `nn.moe(x, nn.route(x, router, 2), lambda x: nn.mlp(x, w_in, w_out))`, where the weights have
     the dim `experts`.
@@ -54,13 +54,14 @@ def moe(
         x: [..., over, embed].
         experts: from [..., experts, slots, embed] to the same, each expert with its own
             parameters: those with the dim `experts`. Empty slots hold zeros.
-        slots: how many tokens of a sequence an expert takes; later ones in its queue pass it by.
+        slots: how many tokens of a sequence an expert takes; later ones in its queue are dropped.
             None: as many as there are, so that none is dropped.
         over: the dim of the tokens of a sequence.
         dispatch: how tokens get to slots and back. "einsum": by products with one-hot tensors.
-            "gather": by looking them up. "sort": sorted by expert into blocks of `slots` tokens,
-            each for one expert, so that nothing is dropped and hardly a slot stays empty; blocks
-            look up the parameters of their experts, so those should not be split by `experts`.
+            "gather": by looking them up. "sort": tokens are sorted by expert into blocks of
+            `slots` tokens, each for one expert. Then nothing is dropped and few slots are empty.
+            Blocks look up the parameters of their experts, so no layout should split these by
+            `experts`.
 
     Returns:
         The dims of x. A token dropped by all of its experts gets zeros.
@@ -76,8 +77,8 @@ def moe(
         raise ValueError(f"dispatch={dispatch!r}: choose from einsum, gather, sort")
     slot = Dimension("slots", min(slots or length.size, length.size))
 
-    def run(given: md.Tensor) -> md.Tensor:
-        return experts(given.rename(routed="experts")).rename(experts="routed")
+    def run(tokens: md.Tensor) -> md.Tensor:
+        return experts(tokens.rename(routed="experts")).rename(experts="routed")
 
     return ways[dispatch](x, routing, run, slot, length).transpose(x.shape)
 
@@ -104,14 +105,14 @@ def _by_gather(
     parts = [Dimension("routed", routing.experts), slot]
     seat = Dimension("seat", routing.experts * slot.size)
     place = places(routing, length)
-    # One past the last seat means none: look-ups there find zeros.
-    taken = md.where(place < slot.size, routing.expert * slot.size + place, seat.size)
+    # One past the last seat means none: look-ups there give zeros.
+    seats = md.where(place < slot.size, routing.expert * slot.size + place, seat.size)
     front = routing.expert.shape.without(["choice", length.name])
     nobody = md.full([*front, seat], length.size, "int32")
-    sitting = md.scatter(nobody, taken, md.arange(length), seat, "min")
+    sitting = md.scatter(nobody, seats, md.arange(length), seat, "min")
     made = run(md.take(x, sitting, length).split(seat, parts))
-    found = md.take(made.merge(parts, seat), taken, seat)
-    return md.einsum(found, md.cast(routing.weight, x.dtype), over="choice")
+    results = md.take(made.merge(parts, seat), seats, seat)
+    return md.einsum(results, md.cast(routing.weight, x.dtype), over="choice")
 
 
 def _sorted(
@@ -134,21 +135,21 @@ def _sorted(
     sizes = md.sum(_chosen(routing), ["choice", length])
     begin = md.cumsum(sizes, "routed", exclusive=True)
     blocks = (sizes + (slot.size - 1)) // slot.size
-    ends = md.cumsum(blocks, "routed")
+    last = md.cumsum(blocks, "routed")
     number = md.arange(block)
-    # Blocks beyond the last expert's belong to none; look-ups of expert `count` find zeros.
-    expert = md.sum(md.cast(md.outer(md.less_equal, ends, number), "int32"), "routed")
-    first = (number - md.take(ends - blocks, expert, "routed")) * slot.size
+    # Blocks beyond the last expert's belong to none; look-ups of expert `count` give zeros.
+    expert = md.sum(md.cast(md.outer(md.less_equal, last, number), "int32"), "routed")
+    first = (number - md.take(last - blocks, expert, "routed")) * slot.size
     place = md.outer(md.add, first, md.arange(slot))
-    held = place < md.take(sizes, expert, "routed")
+    filled = place < md.take(sizes, expert, "routed")
     order = md.argsort(tokens, "assignment")
-    at = md.where(held, md.take(begin, expert, "routed") + place, total)
-    assignment = md.where(held, md.take(order, at, "assignment"), total)
-    token = md.where(held, assignment % length.size, length.size)
+    at = md.where(filled, md.take(begin, expert, "routed") + place, total)
+    assignment = md.where(filled, md.take(order, at, "assignment"), total)
+    token = md.where(filled, assignment % length.size, length.size)
 
     def run(_: None, one: tuple[md.Tensor, md.Tensor]) -> tuple[None, md.Tensor]:
-        given, expert = one
-        return None, jax.tree.map(lambda w: md.take(w, expert, "experts"), experts)(given)
+        tokens_of_block, expert = one
+        return None, jax.tree.map(lambda w: md.take(w, expert, "experts"), experts)(tokens_of_block)
 
     _, made = md.scan(run, None, (md.take(x, token, length), expert), dim=block)
     weight = routing.weight.merge(["choice", length.name], "assignment")

@@ -1,6 +1,6 @@
 """Normalisation over named dims.
 
-Statistics are taken in float32 or wider; the result has the dtype of `x`, as have `scale` and
+Statistics are computed in float32 or wider. The result has the dtype of `x`; so must `scale` and
 `bias`.
 """
 
@@ -75,14 +75,14 @@ def group_norm(
     Raises:
         ValueError: the channels do not divide into the groups.
     """
-    whole = x.shape.get(channels)
-    if whole.size % groups:
-        raise ValueError(f"{whole} channels do not divide into {groups} groups")
-    parts = md.dims(channel_group=groups, channel_of_group=whole.size // groups)
+    channel = x.shape.get(channels)
+    if channel.size % groups:
+        raise ValueError(f"{channel} channels do not divide into {groups} groups")
+    parts = md.dims(channel_group=groups, channel_of_group=channel.size // groups)
     if as_list(over):
-        y = _normalised_groups(x, over, whole, parts, eps)
+        y = _normalised_groups(x, over, channel, parts, eps)
     else:  # nothing makes the sums smaller than x before the channels are split
-        y = layer_norm(x.split(whole, parts), parts[1], eps=eps).merge(parts, whole)
+        y = layer_norm(x.split(channel, parts), parts[1], eps=eps).merge(parts, channel)
     return _scaled(y, scale, bias)
 
 
@@ -121,22 +121,22 @@ def _scaled(y: md.Tensor, scale: md.Tensor | None, bias: md.Tensor | None) -> md
 
 
 def _normalised_groups(
-    x: md.Tensor, over: DimsLike, whole: md.Dimension, parts: tuple[md.Dimension, ...], eps: float
+    x: md.Tensor, over: DimsLike, channel: md.Dimension, parts: tuple[md.Dimension, ...], eps: float
 ) -> md.Tensor:
     """Returns x with mean 0 and variance 1 over some dims and each group of channels."""
     wide = at_least_float32(x)
-    centred = wide - _group_mean(wide, over, whole, parts)
-    variance = _group_mean(md.square(centred), over, whole, parts)
+    centred = wide - _group_mean(wide, over, channel, parts)
+    variance = _group_mean(md.square(centred), over, channel, parts)
     return md.cast(centred * md.rsqrt(variance + eps), x.dtype)
 
 
 def _group_mean(
-    x: md.Tensor, over: DimsLike, whole: md.Dimension, parts: tuple[md.Dimension, ...]
+    x: md.Tensor, over: DimsLike, channel: md.Dimension, parts: tuple[md.Dimension, ...]
 ) -> md.Tensor:
     """Returns the mean over some dims and a group of channels, for each of its channels."""
     # The other dims go first: only what is as small as the channels is split into groups, so a
     # layout that splits the channels moves sums, never activations.
     group, member = parts
-    means = md.mean(md.mean(x, over).split(whole, parts), member)
+    means = md.mean(md.mean(x, over).split(channel, parts), member)
     shape = [d for dim in means.shape for d in ([dim, member] if dim == group else [dim])]
-    return means.broadcast(shape).merge(parts, whole)
+    return means.broadcast(shape).merge(parts, channel)

@@ -1,8 +1,8 @@
 """Positions: rotary embeddings of queries and keys, and biases on scores by distance.
 
 Rotary embeddings (Su et al. 2021, "RoFormer", section 3.4.2): feature i and feature i + n/2 of n
-are the two coordinates of a point, which is turned by the angle position * base ** (-2i/n). The
-product of a query and a key turned so depends on the distance of their positions only.
+are the two coordinates of a point, which is rotated by the angle position * base ** (-2i/n). The
+product of a rotated query and a rotated key depends only on the distance of their positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshdsl.tensors.dims import Dimension, DimLike
 
 
 class Rotation(md.Module):
-    """The tables of a rotation: made once, used by all layers, for queries and keys.
+    """The tables of a rotation: computed once, used by all layers, for queries and keys.
 
     Attributes:
         cos, sin: [length, over], float32; the sine is negative for the first coordinates.
@@ -28,7 +28,7 @@ class Rotation(md.Module):
     over: str = md.static()
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """Returns x turned; it has the dims `length` and `over` of the tables."""
+        """Returns x rotated; it has the dims `length` and `over` of the tables."""
         half = x.shape.get(self.over).size // 2
         wide, partner = at_least_float32(x), at_least_float32(md.shift(x, self.over, half, True))
         turned = wide * md.cast(self.cos, wide.dtype) + partner * md.cast(self.sin, wide.dtype)
@@ -37,7 +37,7 @@ class Rotation(md.Module):
 
 @operation
 def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotation:
-    """Returns the tables that turn the features `over` by their position in `length`.
+    """Returns the tables that rotate the features `over` by their position in `length`.
 
     Raises:
         ValueError: `over` has an odd size.
@@ -55,10 +55,10 @@ def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotat
 def rotary(
     x: md.Tensor, length: DimLike = "length", over: DimLike = "kv", base: float = 10000.0
 ) -> md.Tensor:
-    """Returns x with the pairs of `over` turned by their position in `length`.
+    """Returns x with the pairs of `over` rotated by their position in `length`.
 
     `nn.rotary(q)`, `nn.rotary(k, length="memory_length")`. Where several tensors or layers are
-    turned alike, make the tables once with `nn.rotation`.
+    rotated alike, make the tables once with `nn.rotation`.
 
     Raises:
         ValueError: x lacks one of the dims, or `over` has an odd size.
@@ -77,9 +77,9 @@ def relative_bias(
 ) -> md.Tensor:
     """Returns a bias on scores, learned per bucket of distances (Raffel et al. 2020, section 2.1).
 
-    `nn.relative_bias(table, length, memory_length)`. Half of the buckets hold one distance each,
-    the other half ever wider ranges up to `max_distance`, and all beyond it. Unless `causal`, half
-    of either are for later positions.
+    `nn.relative_bias(table, length, memory_length)`. Half of the buckets are for one distance each.
+    The other half are for ever wider ranges up to `max_distance`, and for all distances beyond.
+    Unless `causal`, half of either are for later positions.
 
     Args:
         table: [buckets, ...].

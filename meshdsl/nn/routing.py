@@ -25,12 +25,12 @@ _LEAST = 1e-20  # added to sums of scores; it changes none that is above 1e-12
 
 
 class RouterLosses(md.Module):
-    """What keeps a router well-behaved; added to the loss of training with small weights.
+    """Auxiliary losses of a router, to be added to the loss of training with small weights.
 
     Attributes:
         balance: 1 where experts are used equally, up to their number where one is used for all
-            (Fedus et al. 2022, "Switch transformers", equation 4). Scores that are no chances are
-            divided by their sum over the experts.
+            (Fedus et al. 2022, "Switch transformers", equation 4). Scores that are no probabilities
+            are divided by their sum over the experts.
         z: the mean square of the logits' log-sum-exp (Zoph et al. 2022, "ST-MoE", equation 5).
         tokens: how many tokens have chosen each expert, int32 [routed], for `balance_bias`. None:
             the router has no bias.
@@ -94,7 +94,7 @@ def route(
         group_score: of a group, its best score ("max"), or the sum of its best two ("top2").
 
     Raises:
-        ValueError: choices, groups and experts do not fit each other; all conflicts are told.
+        ValueError: choices, groups and experts do not fit each other; it lists all conflicts.
     """
     count = router.shape.get(routed)
     problems = route_misfits(count, choices, groups, chosen_groups, group_score)
@@ -120,7 +120,7 @@ def route(
 def route_misfits(
     count: Dimension, choices: int, groups: int, chosen_groups: int, group_score: str
 ) -> list[str]:
-    """Returns what is wrong with the numbers of experts, choices and groups."""
+    """Returns the problems with the numbers of experts, choices and groups."""
     problems = []
     if not 1 <= choices <= count.size:
         problems.append(f"choices={choices} of {count} experts; needs 1 to {count.size}")
@@ -163,7 +163,7 @@ def _choose(
         open_groups = md.any(md.one_hot(group, parts[0], "bool"), "choice")
         biased = md.merge(md.where(open_groups, grouped, -math.inf), parts, count)
     _, expert = md.top_k(biased, choices, count, "choice")
-    # No product of matrices, in which a TPU would round the float32 scores to bfloat16.
+    # Not as a product of matrices: a TPU would round the float32 scores to bfloat16.
     chosen = md.one_hot(expert, count, "bool")
     return md.sum(md.where(chosen, scores, 0), count), expert
 
@@ -188,16 +188,16 @@ def balance_bias(
 
     `nn.balance_bias(bias, routing)` adds `rate` for experts with fewer tokens than the mean, and
     subtracts it for those with more (Wang et al. 2024, "Auxiliary-loss-free load balancing",
-    algorithm 1). No gradient leads there: `update=` of `meshdsl.training.train` is where a step
-    does it, after the optimizer's.
+    algorithm 1). It is no gradient step: `update=` of `meshdsl.training.train` calls it after the
+    optimizer.
 
         def update(params, added):  # the loss returns (loss, {"tokens": routing.losses.tokens})
             return replace(params, bias=nn.balance_bias(params.bias, added["tokens"]))
 
     Args:
         bias: [routed], or of several routers, [layers, routed].
-        routing: of the tokens of the step; or how many chose each expert, as many dims as the bias,
-            in any number type: the mean over microbatches will do.
+        routing: of the tokens of the step; or how many tokens chose each expert, with as many dims
+            as the bias, in any number type, such as the mean over microbatches.
         rate: of the change.
         over: the dim of the experts. None: the only one of the bias.
 

@@ -1,7 +1,7 @@
 """Adafactor (Shazeer and Stern 2018, "Adaptive learning rates with sublinear memory cost").
 
-Invariant: which dims are factored follows from a parameter's dims and their sizes, never from a
-layout, so that a state goes from any mesh to any other.
+Invariant: which dims are factored depends on a parameter's dims and their sizes, never on a layout.
+So a state can be moved from any mesh to any other.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AdafactorState(Module):
 
     Attributes:
         row: means over the largest dim, of parameters that are factored.
-        column: means over the second largest dim, of the same.
-        full: of all other parameters, element by element.
+        column: means over the second largest dim, of the same parameters.
+        full: the squares of all other parameters, element by element.
         mean: running means of the updates; None without momentum.
     """
 
@@ -61,11 +61,11 @@ class Adafactor:
         learning_rate: a number, or a schedule; relative to the size of each parameter with
             `multiply_by_parameter_scale`, where 1e-2 is usual.
         min_dim_size_to_factor: parameters whose second largest dim is smaller are not factored.
-        decay_rate: how fast b comes to 1.
+        decay_rate: how fast b approaches 1.
         clipping_threshold: the root mean square above which an update is scaled down. None: never.
-        momentum: of the running mean of the updates, at the price of one more copy. None: none.
-        eps: added to squared gradients; a normal number of float32, so that gradients of zero do
-            not make NaN.
+        momentum: of the running mean of the updates, which needs one more copy. None: no mean.
+        eps: added to squared gradients; a normal number of float32, so that zero gradients do not
+            give NaN.
         weight_decay: decay of the parameters that `mask` chooses, as in `AdamW`.
         mask: (path, shape) -> whether a parameter decays, as in `AdamW`.
 
@@ -111,7 +111,9 @@ class Adafactor:
 
         None: its second moment is kept in full.
         """
-        dims = sorted(shape.without(STACKED), key=lambda dim: -dim.size)  # which keeps the order
+        dims = sorted(
+            shape.without(STACKED), key=lambda dim: -dim.size
+        )  # `sorted` keeps the order of equals
         if len(dims) < 2 or dims[1].size < self.min_dim_size_to_factor:
             return None
         return dims[0].name, dims[1].name
@@ -122,8 +124,8 @@ class Adafactor:
 
         def without(number: int) -> Any:
             def left(path: str, shape: Shape) -> Shape | None:
-                found = self.factored(shape)
-                return None if found is None else shape.without([found[number]])
+                dims = self.factored(shape)
+                return None if dims is None else shape.without([dims[number]])
 
             return left
 
@@ -161,17 +163,17 @@ class Adafactor:
                 u = self.momentum * mean[0] + (1.0 - self.momentum) * u
                 mean = [u]
             decays = self.weight_decay and self.mask(path, p.shape)
-            kept = (1.0 - rate * self.weight_decay) * p if decays else p
-            return kept - u, row, column, full, *mean
+            decayed = (1.0 - rate * self.weight_decay) * p if decays else p
+            return decayed - u, row, column, full, *mean
 
-        held = [state.row, state.column, state.full, *([state.mean] if state.mean else [])]
-        params, (row, column, full, *mean) = update_each(one, params, grads, *held)
+        states = [state.row, state.column, state.full, *([state.mean] if state.mean else [])]
+        params, (row, column, full, *mean) = update_each(one, params, grads, *states)
         return params, AdafactorState(row, column, full, mean[0] if mean else None)
 
     def _scaled(
         self, g: Tensor, row: Any, column: Any, full: Any, new: Tensor
     ) -> tuple[Tensor, Any, Any, Any]:
-        """Returns a gradient over the root of its second moment, and that.
+        """Returns a gradient over the root of its second moment, and the second moment.
 
         Args:
             new: the weight of this step's squares.

@@ -40,8 +40,8 @@ class AdamW:
         learning_rate: a number, or a schedule.
         weight_decay: decay of the parameters that `mask` chooses.
         mask: (path, shape) -> whether a parameter decays. Paths are the parameters' own, as in
-            `blocks/attention/query`. By default all but biases and scales; `masks.Excluding` is for
-            others besides.
+            `blocks/attention/query`. By default all but biases and scales; `masks.Excluding` leaves
+            out others too.
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
@@ -71,7 +71,7 @@ class AdamW:
         """Returns means of zero.
 
         Raises:
-            ValueError: the mask excludes what there is not; see `masks.Excluding`.
+            ValueError: the mask excludes a path that no parameter has; see `masks.Excluding`.
         """
         check_mask(self.mask, params)
         return AdamState(mean=zeros_like(params), mean_square=zeros_like(params))
@@ -80,8 +80,8 @@ class AdamW:
         self, grads: Any, state: AdamState, params: Any, step: Tensor
     ) -> tuple[Any, AdamState]:
         """Returns the parameters and the state after one step; see `Optimizer.update`."""
-        held = (state.mean, state.mean_square)
-        params, (mean, mean_square) = update_each(self.one(step), params, grads, *held)
+        states = (state.mean, state.mean_square)
+        params, (mean, mean_square) = update_each(self.one(step), params, grads, *states)
         return params, AdamState(mean=mean, mean_square=mean_square)
 
     def one(self, step: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -89,8 +89,8 @@ class AdamW:
 
         @cache
         def scalars(dtype: np.dtype) -> tuple[Tensor, Tensor, Tensor]:
-            # What does not depend on the parameter is worked out once, on scalars: the update of
-            # an element is then eleven operations that read and write each buffer once.
+            # What does not depend on the parameter is computed once, on scalars. Then the update
+            # of an element is eleven operations that read and write each buffer once.
             count = ops.cast(step + 1, dtype)
             rate = ops.cast(rate_at(self.learning_rate, step), dtype)
             size = rate / _bias_correction(self.b1, count)
@@ -103,13 +103,13 @@ class AdamW:
             size, scale, shrink = scalars(p.dtype)
             mean = self.b1 * mean + (1.0 - self.b1) * g
             mean_square = self.b2 * mean_square + (1.0 - self.b2) * ops.square(g)
-            kept = shrink * p if self.weight_decay and self.mask(path, p.shape) else p
-            p = kept - size * mean / (scale * ops.sqrt(mean_square) + self.eps)
+            decayed = shrink * p if self.weight_decay and self.mask(path, p.shape) else p
+            p = decayed - size * mean / (scale * ops.sqrt(mean_square) + self.eps)
             return p, mean, mean_square
 
         return one
 
 
 def _bias_correction(decay: float, count: Tensor) -> Tensor:
-    """Returns 1 - decay**count, without the cancellation of that form in float32."""
+    """Returns 1 - decay**count, without cancellation in float32."""
     return -ops.expm1(math.log(decay) * count) if decay else ops.ones([], count.dtype)

@@ -1,4 +1,4 @@
-"""Optimizers by name, set as language models are trained with them."""
+"""Optimizers by name, with the usual settings for language models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of hyperparameters: numbers in intervals, everything that is wrong in one error."""
+"""Checks of hyperparameters: numbers in intervals, with all problems in one error."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def check_ranges(name: str, within: Mapping[str, tuple[Any, str]], *more: str) -
     """Checks hyperparameters; see `out_of_range`.
 
     Args:
-        name: what they belong to, for the error.
-        more: problems that were found otherwise; empty texts are none.
+        name: the owner of the hyperparameters, for the error.
+        more: problems from other checks; empty texts do not count.
 
     Raises:
-        ValueError: all values that do not fit, and what is in `more`.
+        ValueError: lists all values that do not fit, and the problems in `more`.
     """
     problems = [*out_of_range(within), *filter(None, more)]
     if problems:
@@ -45,7 +45,7 @@ def check_ranges(name: str, within: Mapping[str, tuple[Any, str]], *more: str) -
 
 
 def bad_rate(value: Any, name: str = "learning_rate") -> str:
-    """Returns what is wrong with a learning rate, a number or a schedule; "" if nothing is."""
+    """Returns the problem with a learning rate (a number or a schedule), or ""."""
     if callable(value):
         return ""
     (problem,) = out_of_range({name: (value, RATE)}) or [""]
@@ -53,12 +53,12 @@ def bad_rate(value: Any, name: str = "learning_rate") -> str:
 
 
 def bad_mask(value: Any, name: str = "mask") -> str:
-    """Returns what is wrong with a mask; "" if nothing is."""
+    """Returns the problem with a mask, or ""."""
     return "" if callable(value) else f"{name} must be a function of path and shape, got {value!r}"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, and no truth value."""
+    """Whether a value is a real number, and no bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

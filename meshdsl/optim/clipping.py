@@ -24,7 +24,7 @@ def global_norm(tree: Any) -> Tensor:
 
 
 def bad_norm(max_norm: Any) -> str:
-    """Returns what is wrong with the norm to clip to; "" if nothing is."""
+    """Returns the problem with the norm to clip to, or ""."""
     if is_number(max_norm) and 0 < max_norm < math.inf:
         return ""
     return f"must be above 0{' and finite' if max_norm == math.inf else ''}, got {max_norm}"
@@ -33,10 +33,10 @@ def bad_norm(max_norm: Any) -> str:
 def clip_by_global_norm(
     tree: Any, max_norm: float, norm: Tensor | None = None
 ) -> tuple[Any, Tensor]:
-    """Scales a tree down to a global norm of `max_norm` where it has more.
+    """Scales a tree down to a global norm of `max_norm` if it has a larger one.
 
     Args:
-        norm: the tree's `global_norm`, if it is at hand.
+        norm: the tree's `global_norm`, if it is already computed.
 
     Returns:
         The clipped tree, and the norm that the tree had before.

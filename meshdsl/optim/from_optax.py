@@ -1,12 +1,12 @@
-"""Optimizers of optax in our programs: `Recipe(init, loss, optax.adamw(1e-3))`.
+"""Optimizers of optax in meshdsl's programs: `Recipe(init, loss, optax.adamw(1e-3))`.
 
-Their `init` and `update` are JAX functions of trees of arrays. They are traced to jaxprs, and these
-translated into the language (`optim.jaxprs`), so that they are planned, costed and explained with
+Their `init` and `update` are JAX functions of trees of arrays. They are traced to jaxprs, and
+`optim.jaxprs` translates these into the language. So they are planned, costed and explained with
 the step, on every layout and backend. The state is optax's own tree, with named dims and with None
 for optax's `MaskedNode`. Trees in it that mirror the parameters follow their layout rules; see
 `meshdsl.tensors.mirrors`.
 
-optax itself is not imported: whatever has its `init` and `update` will do.
+optax itself is not imported: any object with its `init` and `update` works.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshdsl.tracing.trace import Trace, current, is_tracing, tracing
 
 
 class Transformation(Protocol):
-    """What optax's optimizers are: a pair of functions."""
+    """The protocol of optax's optimizers: a pair of functions."""
 
     @property
     def init(self) -> Callable[[Any], Any]:
@@ -47,16 +47,16 @@ class Transformation(Protocol):
 def from_optax(
     transformation: Transformation, learning_rate: float | Schedule | None = None
 ) -> FromOptax:
-    """Returns an optimizer of optax as one of ours: `from_optax(optax.adamw(1e-3))`.
+    """Returns an optimizer of optax as one of meshdsl's: `from_optax(optax.adamw(1e-3))`.
 
-    Elementwise steps, reductions (so global norms, and those of each parameter), schedules, masks,
-    conditions and accumulation are translated. Products of matrices, sorting, random numbers and
-    loops are refused by name when the step is traced, and so is what needs more than gradients and
-    parameters, such as the loss.
+    Elementwise steps, reductions (such as norms), schedules, masks, conditions and accumulation are
+    translated. Products of matrices, sorting, random numbers and loops are refused by name when the
+    step is traced. So are optimizers that need more than gradients and parameters, such as the
+    loss.
 
     Args:
-        transformation: what has optax's `init(params)` and `update(grads, state, params)`.
-        learning_rate: to be reported with the metrics; optax keeps its own to itself.
+        transformation: an object with optax's `init(params)` and `update(grads, state, params)`.
+        learning_rate: for the metrics only, since optax does not reveal its own.
 
     Raises:
         ValueError: it has no such methods, or the rate is out of range.
@@ -65,7 +65,7 @@ def from_optax(
 
 
 def as_optimizer(optimizer: Optimizer | Transformation) -> Optimizer:
-    """Returns an optimizer of ours as it is, and one of optax translated.
+    """Returns an optimizer of meshdsl as it is, and one of optax translated.
 
     Raises:
         ValueError: it is neither, or a class of them.
@@ -89,12 +89,12 @@ class FromOptax:
     learning_rate: float | Schedule | None = None
 
     def __post_init__(self) -> None:
-        given = self.transformation
+        optimizer = self.transformation
         problems = []
-        if not all(callable(getattr(given, name, None)) for name in ("init", "update")):
+        if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
             problems.append(
                 f"an optimizer is one of meshdsl.optim or of optax, with `init` and `update`; got "
-                f"{given!r}"
+                f"{optimizer!r}"
             )
         if self.learning_rate is not None:
             problems += filter(None, [bad_rate(self.learning_rate)])
@@ -128,14 +128,16 @@ class FromOptax:
     ) -> list[tuple[str | None, ...]]:
         """Returns the names of the dims that the first update gives the leaves of a state.
 
-        Two dims of one size look alike in `init`, as those of a factored second moment do, which
-        starts as zeros; an update reduces the gradient over one of them, by its name.
+        In `init`, two dims of one size cannot be distinguished: a factored second moment starts as
+        zeros. An update reduces the gradient over one of them, by its name.
         """
         program, _ = _traced(self.transformation.update, _specs(live), like, _specs(live))
         own = _arrays(live)
-        with tracing(Trace(current() if is_tracing() else None)):  # nothing of it is kept
-            found = _translated("update", program, [*own, *arrays, *own])
-        return [array.axes for array in found[len(found) - len(arrays) :]]
+        with tracing(
+            Trace(current() if is_tracing() else None)
+        ):  # the traced operations are dropped
+            results = _translated("update", program, [*own, *arrays, *own])
+        return [array.axes for array in results[len(results) - len(arrays) :]]
 
     def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
         """Returns the parameters and the state after one step; see `Optimizer.update`.
@@ -145,22 +147,22 @@ class FromOptax:
         """
         grads, state, params = as_traced((grads, state, params))
         live = _live(params)
-        given = jax.tree.map(lambda p, g: _zeros(p) if g is None else g, live, grads)
+        gradients = jax.tree.map(lambda p, g: _zeros(p) if g is None else g, live, grads)
         fresh = jax.eval_shape(self.transformation.init, _specs(live))
         count, tree = len(jax.tree.leaves(fresh)), jax.tree.structure(fresh)
-        held = jax.tree.leaves(state)
-        if len(held) != count:
+        leaves = jax.tree.leaves(state)
+        if len(leaves) != count:
             raise ValueError(
-                f"from_optax: the state has {len(held)} arrays, and that of this transformation "
+                f"from_optax: the state has {len(leaves)} arrays, and that of this transformation "
                 f"{count}; give what its `init` returns for these parameters"
             )
-        theirs = jax.tree.unflatten(tree, held)
-        program, like = _traced(self.transformation.update, *map(_specs, (given, theirs, live)))
-        arrays = _translated("update", program, _arrays((given, theirs, live)))
+        theirs = jax.tree.unflatten(tree, leaves)
+        program, like = _traced(self.transformation.update, *map(_specs, (gradients, theirs, live)))
+        arrays = _translated("update", program, _arrays((gradients, theirs, live)))
         if repr(jax.tree.structure(like[1])) != repr(tree):
             raise ValueError("from_optax: `update` returns a state of another structure")
         count = len(jax.tree.leaves(like[0]))
-        with_dims = zip(arrays[count:], held, strict=True)
+        with_dims = zip(arrays[count:], leaves, strict=True)
         try:
             updates = [
                 array.settled(p.shape)
@@ -175,7 +177,7 @@ class FromOptax:
 
 
 def _applied(p: Tensor, g: Tensor | None, u: Tensor | None) -> Tensor:
-    """Returns a parameter after its update, as `optax.apply_updates`; as it is without gradient."""
+    """Returns a parameter after its update, as `optax.apply_updates`; itself without a gradient."""
     if g is None or u is None:
         return p
     dtype = u.dtype if u.dtype.itemsize > p.dtype.itemsize else p.dtype
@@ -241,10 +243,10 @@ def _refusal(which: str, error: Refused) -> ValueError:
 
 
 def _fits(path: str, array: Array, known: dict[str, Shape]) -> list[tuple[Dimension, ...]]:
-    """Returns the choices of a parameter's dims, in order, that a leaf of the state may have.
+    """Returns the selections of a parameter's dims, in order, that a leaf of the state may have.
 
-    The parameter is the one whose path is a part of the leaf's: of several, the one of most keys,
-    and of these the last. Parameters that are one tensor have the path "".
+    The parameter is the one whose path is a part of the leaf's. Of several, it is the last of those
+    with most keys. Parameters that are one tensor have the path "".
     """
 
     def closeness(name: str) -> tuple[int, int]:
@@ -260,15 +262,15 @@ def _fits(path: str, array: Array, known: dict[str, Shape]) -> list[tuple[Dimens
 
 
 def _agree(dims: Sequence[Dimension], names: Sequence[str | None]) -> bool:
-    """Whether the dims have these names, where they are known."""
+    """Whether the dims have these names; unknown names match."""
     return all(name in (None, dim.name) for dim, name in zip(dims, names, strict=True))
 
 
 def _named(array: Array, fits: Sequence[Sequence[Dimension]]) -> Shape:
     """Returns the dims of a leaf of the state.
 
-    Those of the parameter where there is no choice; else those that tracing shows; else names of
-    their own.
+    They are those of the parameter if only one selection fits, else those that tracing shows, else
+    dims with names of their own.
     """
     names: Sequence[str | None] = array.axes
     if len(fits) == 1:

@@ -1,11 +1,11 @@
-"""Programs of JAX as programs of named tensors: what optax's optimizers are made of.
+"""Programs of JAX as programs of named tensors, for optax's optimizers.
 
-A jaxpr knows positions, this language names. An `Array` here is a tensor with a name for each
-position, or None where all elements along it are the same (as of `jnp.zeros`), so that the tensor
-need not have that dim. Equations whose result is the same on every layout are translated:
-elementwise ones, reductions, broadcasts, transpositions, calls and conditions.
+A jaxpr has positions where this language has names. An `Array` here is a tensor with a name for
+each position, or None where all elements along it are the same (as in `jnp.zeros`): the tensor
+lacks that dim. Equations whose result is the same on every layout are translated: elementwise ones,
+reductions, broadcasts, transpositions, calls and conditions.
 
-Invariant: nothing is guessed. Positions that meet must have one name; an equation that is not
+Invariant: nothing is guessed. Positions that pair up must have one name. An equation that is not
 listed here, or whose dims do not fit, is refused by its name.
 """
 
@@ -31,7 +31,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor, and what each position of the array that it stands for is.
+    """A tensor that stands for an array, with the name of each position of the array.
 
     Attributes:
         axes: the name of the tensor's dim at each position; None where all elements are the same.
@@ -48,7 +48,7 @@ class Array:
         return Array(tensor, tensor.shape.names, tensor.shape.sizes)
 
     def settled(self, shape: Shape) -> Tensor:
-        """Returns the tensor with exactly these dims, in this order.
+        """Returns the tensor, which must have just these dims, in this order.
 
         Raises:
             Refused: it has others.
@@ -64,7 +64,7 @@ def run(program: jex.ClosedJaxpr, arguments: Sequence[Array]) -> list[Array]:
     """Returns the results of a closed jaxpr for some arguments.
 
     Raises:
-        Refused: equations have no translation; the names of all that are not known are listed.
+        Refused: equations have no translation; it lists the names of all unknown ones.
     """
     if unknown := sorted(set(_unknown(program.jaxpr))):
         raise Refused(f"no translation of {', '.join(f'`{name}`' for name in unknown)}")
@@ -82,9 +82,9 @@ def _run(jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: Sequence[Array]) ->
     known.update(zip(jaxpr.invars, arguments, strict=True))
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        given = [read(atom) for atom in equation.invars]
+        operands = [read(atom) for atom in equation.invars]
         try:
-            results = _RULES[name](given, equation.params)
+            results = _RULES[name](operands, equation.params)
         except Refused as error:
             raise Refused(f"`{name}`: {error}") from error
         known.update(zip(equation.outvars, results, strict=True))
@@ -107,18 +107,18 @@ def _bodies(params: Mapping[str, Any]) -> list[Any]:
 
 
 def _constant(value: Any, aval: Any) -> Array:
-    found = np.asarray(value)
-    if found.size > 1 and (found != found.flat[0]).any():
-        raise Refused(f"a constant of shape {list(found.shape)} whose dims have no names")
-    number = found.flat[0].item() if found.size else 0
-    return Array(ops.full([], number, aval.dtype), (None,) * found.ndim, found.shape)
+    array = np.asarray(value)
+    if array.size > 1 and (array != array.flat[0]).any():
+        raise Refused(f"a constant of shape {list(array.shape)} whose dims have no names")
+    number = array.flat[0].item() if array.size else 0
+    return Array(ops.full([], number, aval.dtype), (None,) * array.ndim, array.shape)
 
 
 # Elementwise.
 
 
 def _aligned(arrays: Sequence[Array]) -> tuple[list[Tensor], tuple[str | None, ...], Any]:
-    """Returns tensors of which each has all dims or none, and the positions of their result."""
+    """Returns tensors that each have all dims or none, and the positions of their result."""
     rank = max(len(array.sizes) for array in arrays)
     full = [array for array in arrays if len(array.sizes) == rank]
     sizes = tuple(max(each) for each in zip(*(array.sizes for array in full), strict=True))
@@ -142,18 +142,18 @@ def _aligned(arrays: Sequence[Array]) -> tuple[list[Tensor], tuple[str | None, .
 
 
 def _elementwise(function: Callable[..., Tensor]) -> Callable:
-    def rule(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-        tensors, axes, sizes = _aligned(given)
+    def rule(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+        tensors, axes, sizes = _aligned(operands)
         return [Array(function(*tensors), axes, sizes)]
 
     return rule
 
 
 def _of_truths(function: Callable[..., Tensor]) -> Callable:
-    def rule(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-        if any(array.tensor.dtype != bool for array in given):
+    def rule(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+        if any(array.tensor.dtype != bool for array in operands):
             raise Refused("of integers")
-        return _elementwise(function)(given, params)
+        return _elementwise(function)(operands, params)
 
     return rule
 
@@ -175,29 +175,29 @@ def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
     return ops.where(condition, cases[1], cases[0])
 
 
-def _power(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    (x,) = given
+def _power(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    (x,) = operands
     exponent, base = params["y"], x.tensor
     if exponent == 0:
         return [Array(ops.ones([], base.dtype), (None,) * len(x.sizes), x.sizes)]
-    found = base
+    product = base
     for _ in range(abs(exponent) - 1):
-        found = found * base
-    return [Array(ops.reciprocal(found) if exponent < 0 else found, x.axes, x.sizes)]
+        product = product * base
+    return [Array(ops.reciprocal(product) if exponent < 0 else product, x.axes, x.sizes)]
 
 
-def _converted(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    (x,) = given
+def _converted(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    (x,) = operands
     dtype = np.dtype(params["new_dtype"])
-    found = x.tensor != 0 if dtype == np.bool_ else ops.cast(x.tensor, dtype)
-    return [Array(found, x.axes, x.sizes)]
+    tensor = x.tensor != 0 if dtype == np.bool_ else ops.cast(x.tensor, dtype)
+    return [Array(tensor, x.axes, x.sizes)]
 
 
 # Positions.
 
 
 def _repeated(x: Array, sizes: tuple[int, ...]) -> Array:
-    """Returns an array of these sizes, of one that has size one where it differs."""
+    """Returns an array repeated to these sizes; where they differ, it has size one."""
     tensor, axes = x.tensor, list(x.axes)
     for place, (name, size) in enumerate(zip(x.axes, x.sizes, strict=True)):
         if size != sizes[place]:
@@ -206,8 +206,8 @@ def _repeated(x: Array, sizes: tuple[int, ...]) -> Array:
     return Array(tensor, tuple(axes), sizes)
 
 
-def _broadcast(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    x, sizes = given[0], tuple(params["shape"])
+def _broadcast(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    x, sizes = operands[0], tuple(params["shape"])
     places = params["broadcast_dimensions"]
     x = _repeated(x, tuple(sizes[place] for place in places))
     axes: list[str | None] = [None] * len(sizes)
@@ -216,9 +216,9 @@ def _broadcast(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]
     return [Array(x.tensor, tuple(axes), sizes)]
 
 
-def _reshaped(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+def _reshaped(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     """Adds and drops positions of size one."""
-    x, sizes = given[0], tuple(params["new_sizes"])
+    x, sizes = operands[0], tuple(params["new_sizes"])
     if params.get("dimensions") is not None or [s for s in x.sizes if s != 1] != [
         s for s in sizes if s != 1
     ]:
@@ -235,8 +235,8 @@ def _reshaped(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     return [Array(tensor, tuple(None if s == 1 else next(left) for s in sizes), sizes)]
 
 
-def _squeezed(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    x, gone = given[0], set(params["dimensions"])
+def _squeezed(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    x, gone = operands[0], set(params["dimensions"])
     sizes = tuple(size for place, size in enumerate(x.sizes) if place not in gone)
     tensor = x.tensor
     for place in gone:
@@ -246,17 +246,17 @@ def _squeezed(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     return [Array(tensor, axes, sizes)]
 
 
-def _transposed(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    x, order = given[0], params["permutation"]
+def _transposed(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    x, order = operands[0], params["permutation"]
     return [Array(x.tensor, tuple(x.axes[i] for i in order), tuple(x.sizes[i] for i in order))]
 
 
-def _joined(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    """Numbers in a row, as of the norms of all parameters: a dim that only this row has."""
-    if any(array.sizes != (1,) or array.axes != (None,) for array in given):
+def _joined(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    """Joins numbers in a row, such as the norms of all parameters, along a new dim."""
+    if any(array.sizes != (1,) or array.axes != (None,) for array in operands):
         raise Refused("of more than single numbers")
-    row = Dimension("_row", len(given))
-    return [Array(ops.stack([array.tensor for array in given], row), (row.name,), (row.size,))]
+    row = Dimension("_row", len(operands))
+    return [Array(ops.stack([array.tensor for array in operands], row), (row.name,), (row.size,))]
 
 
 # Reductions.
@@ -266,57 +266,59 @@ def _reduced(function: Callable[..., Tensor], repeats: bool = False) -> Callable
     """Returns the rule of a reduction.
 
     Args:
-        repeats: whether equal elements count as often as there are of them.
+        repeats: whether each of several equal elements counts, as in a sum.
     """
 
-    def rule(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-        x, over = given[0], set(params["axes"])
+    def rule(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+        x, over = operands[0], set(params["axes"])
         names = [x.axes[place] for place in sorted(over) if x.axes[place] is not None]
         tensor = function(x.tensor, names) if names else x.tensor
         alike = math.prod(x.sizes[place] for place in over if x.axes[place] is None)
         if repeats and alike != 1:
             tensor = tensor * alike
-        kept = [place for place in range(len(x.sizes)) if place not in over]
-        return [Array(tensor, tuple(x.axes[i] for i in kept), tuple(x.sizes[i] for i in kept))]
+        remaining = [place for place in range(len(x.sizes)) if place not in over]
+        return [
+            Array(tensor, tuple(x.axes[i] for i in remaining), tuple(x.sizes[i] for i in remaining))
+        ]
 
     return rule
 
 
-def _product(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    """An inner product over all positions, as of norms."""
+def _product(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    """Computes an inner product over all positions, as norms need."""
     (ours, theirs), batch = params["dimension_numbers"]
-    x, _ = given
+    x, _ = operands
     if any(batch) or len(ours) != len(x.sizes) or tuple(ours) != tuple(theirs):
         raise Refused("of matrices, in which a dim would have two names")
-    (multiplied,) = _elementwise(ops.multiply)(given, {})
+    (multiplied,) = _elementwise(ops.multiply)(operands, {})
     return _reduced(ops.sum, repeats=True)([multiplied], {"axes": range(len(x.sizes))})
 
 
 # Calls.
 
 
-def _called(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+def _called(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     (body,) = _bodies(params)
     if isinstance(body, jex.ClosedJaxpr):
-        return _run(body.jaxpr, body.consts, given)
-    return _run(body, (), given)
+        return _run(body.jaxpr, body.consts, operands)
+    return _run(body, (), operands)
 
 
-def _condition(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    """All branches are computed; none of them has effects."""
-    which, *rest = given
+def _condition(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    """Computes all branches, which have no effects, and selects."""
+    which, *rest = operands
     results = [_run(branch.jaxpr, branch.consts, rest) for branch in params["branches"]]
-    found = results[0]
+    chosen = results[0]
     for number, branch in enumerate(results[1:], 1):
         test = which.tensor
         later = Array(test if test.dtype == bool else test >= number, (), ())
-        pairs = zip(found, branch, strict=True)
-        found = [_elementwise(_choose)([later, a, b], {})[0] for a, b in pairs]
-    return found
+        pairs = zip(chosen, branch, strict=True)
+        chosen = [_elementwise(_choose)([later, a, b], {})[0] for a, b in pairs]
+    return chosen
 
 
-def _same(given: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-    return list(given)
+def _same(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
+    return list(operands)
 
 
 _ONE_TO_ONE: Mapping[str, Callable[..., Tensor]] = {

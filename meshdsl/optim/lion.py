@@ -32,7 +32,7 @@ class Lion:
         p    = p - r * (sign(b1 * mean + (1 - b1) * g) + decay * p)
         mean = b2 * mean + (1 - b2) * g
 
-    Its state is half of AdamW's. The paper takes a tenth to a third of AdamW's learning rate.
+    Its state is half of AdamW's. The paper uses a tenth to a third of AdamW's learning rate.
 
     Attributes:
         learning_rate: a number, or a schedule.
@@ -79,8 +79,8 @@ class Lion:
             direction = ops.sign(self.b1 * mean + (1.0 - self.b1) * g)
             size = rate(p.dtype)
             decays = self.weight_decay and self.mask(path, p.shape)
-            kept = (1.0 - size * self.weight_decay) * p if decays else p
-            return kept - size * direction, self.b2 * mean + (1.0 - self.b2) * g
+            decayed = (1.0 - size * self.weight_decay) * p if decays else p
+            return decayed - size * direction, self.b2 * mean + (1.0 - self.b2) * g
 
         params, (mean,) = update_each(one, params, grads, state.mean)
         return params, LionState(mean=mean)

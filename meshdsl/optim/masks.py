@@ -16,7 +16,7 @@ from meshdsl.tensors.module import path_of
 
 @dataclass(frozen=True)
 class Excluding:
-    """Chooses what another mask does, but for parameters by path.
+    """Chooses the parameters of another mask, except some by path.
 
         AdamW(1e-3, weight_decay=0.1, mask=Excluding(["embedding", "blocks/mlp/router"]))
 
@@ -35,10 +35,10 @@ class Excluding:
 
 
 def check_mask(mask: Mask, params: Any) -> None:
-    """Checks that each pattern of a mask is about some parameter.
+    """Checks that each pattern of a mask matches some parameter.
 
     Raises:
-        ValueError: some are not; all of these are told, with the nearest paths.
+        ValueError: lists all patterns that match none, with the nearest paths.
     """
     if not isinstance(mask, Excluding):
         return

@@ -1,11 +1,11 @@
 """Muon (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks").
 
-The momentum of a matrix is replaced by the nearest orthogonal matrix, up to singular values between
-about 0.7 and 1.2, by five Newton-Schulz iterations: products of matrices alone. Parameters that are
-no matrices inside of the network (embeddings, biases, scales) are updated by AdamW.
+Five Newton-Schulz iterations, which are products of matrices only, replace the momentum of a matrix
+by the nearest orthogonal matrix, up to singular values between about 0.7 and 1.2. AdamW updates
+parameters that are no matrices inside of the network (embeddings, biases, scales).
 
-Invariant: which parameters are matrices, and which of their dims are rows, follows from paths, dims
-and sizes, never from a layout.
+Invariant: which parameters are matrices, and which of their dims are rows, depends on paths, dims
+and sizes, never on a layout.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from meshdsl.tensors.module import Module, path_of
 from meshdsl.tensors.tensor import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024
-_OTHER, _MIDDLE = "_other", "_middle"  # what dims are called on the far sides of their products
+_OTHER, _MIDDLE = "_other", "_middle"  # names of dims on the other side of a product
 _BATCH = (*STACKED, "experts")  # dims of many matrices, each by itself
 
 
 class MuonState(Module):
-    """What is kept of each parameter; the fields of the other kind have None for it.
+    """The state of each parameter; the fields of the other kind have None for it.
 
     Attributes:
         momentum: running means of the gradients, of matrices.
@@ -70,10 +70,10 @@ class Muon:
         x = x / norm(x), then five times: x = 3.4445 x + (-4.775 A + 2.0315 A A) x, with A = x x^T
         p = p - r * (scale * x + decay * p)
 
-    The dims of a matrix are divided into rows and columns where this makes it nearest to square, in
-    their order: `[embed, heads, kv]` has rows `embed`, `[heads, kv, embed]` rows `heads, kv`. Dims
-    `layers` and `experts` are many matrices. The products over split dims are planned like any
-    other: split rows or columns leave partial sums of A.
+    The dims of a matrix are divided, in their order, into rows and columns so that it is nearest to
+    square: `[embed, heads, kv]` has rows `embed`, `[heads, kv, embed]` rows `heads, kv`. Dims
+    `layers` and `experts` stack many matrices. Products over split dims are planned like any
+    others: split rows or columns leave partial sums of A.
 
     Attributes:
         learning_rate: a number, or a schedule.
@@ -86,9 +86,9 @@ class Muon:
             `scale` is sqrt(max(1, columns / rows)).
         weight_decay: decay of the parameters that `mask` chooses, as in `AdamW`.
         mask: (path, shape) -> whether a parameter decays, as in `AdamW`.
-        matrices: (path, shape) -> whether a parameter is updated so.
-        adam_learning_rate: of the others. None: `learning_rate`.
-        b1, b2, eps: of the others, as in `AdamW`; `eps` is added to norms, too.
+        matrices: (path, shape) -> whether a parameter is updated as a matrix.
+        adam_learning_rate: for the other parameters. None: `learning_rate`.
+        b1, b2, eps: for the other parameters, as in `AdamW`; `eps` is added to norms, too.
 
     Raises:
         ValueError: a hyperparameter is out of range; all of them are reported.
@@ -179,11 +179,11 @@ class Muon:
             rows, columns = rows_and_columns(p.shape)
             x = self._scale(rows, columns) * orthogonalised(x, rows, self.steps, self.eps)
             decays = self.weight_decay and self.mask(path, p.shape)
-            kept = (1.0 - rate * self.weight_decay) * p if decays else p
-            return kept - rate * x, momentum, None, None
+            decayed = (1.0 - rate * self.weight_decay) * p if decays else p
+            return decayed - rate * x, momentum, None, None
 
-        held = (state.momentum, state.mean, state.mean_square)
-        params, (momentum, mean, mean_square) = update_each(one, params, grads, *held)
+        states = (state.momentum, state.mean, state.mean_square)
+        params, (momentum, mean, mean_square) = update_each(one, params, grads, *states)
         return params, MuonState(momentum, mean, mean_square)
 
     def _check_matrices(self, params: Any) -> None:
@@ -208,10 +208,10 @@ class Muon:
 
 
 def rows_and_columns(shape: Shape) -> tuple[list[Dimension], list[Dimension]]:
-    """Returns the dims of a parameter as those of a matrix that is as near to square as it can be.
+    """Returns the rows and the columns of a parameter, as a matrix as near to square as possible.
 
-    Dims `layers` and `experts` are neither; the order of the others is kept, and the first of equal
-    divisions taken.
+    Dims `layers` and `experts` are neither. The others keep their order; of equal divisions, the
+    first counts.
     """
     dims = list(shape.without(_BATCH))
 
@@ -223,17 +223,17 @@ def rows_and_columns(shape: Shape) -> tuple[list[Dimension], list[Dimension]]:
 
 
 def orthogonalised(x: Tensor, rows: Sequence[Dimension], steps: int, eps: float) -> Tensor:
-    """Returns the nearest orthogonal matrix, roughly: Newton-Schulz iterations.
+    """Returns about the nearest orthogonal matrix, by Newton-Schulz iterations.
 
     `orthogonalised(x, [embed], 5, 1e-8)` for x of `[embed, d_ff]`.
 
     Args:
-        x: dims `layers` and `experts` are of many matrices.
+        x: one matrix, or many with the dims `layers` and `experts`.
         rows: its dims that are rows; all others are columns.
     """
     own = x.shape.without(_BATCH)
     columns = [dim for dim in own if dim not in rows]
-    # f(x) is the transpose of f(x^T): the smaller side is that of the products.
+    # f(x) is the transpose of f(x^T), so the products can have the smaller side.
     short = list(rows) if Shape(rows).volume <= Shape(columns).volume else columns
     long = [dim for dim in own if dim not in short]
     names = [dim.name for dim in short]

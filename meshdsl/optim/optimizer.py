@@ -1,9 +1,9 @@
-"""What an optimizer is, and what all of them share: masks, trees mirroring the parameters.
+"""The protocol of optimizers, and their common parts: masks, trees that mirror the parameters.
 
 An optimizer is a frozen dataclass of hyperparameters; its two methods run inside a traced function.
 Its state mirrors the parameters: same dims, and paths such as
 `state/optimizer/mean/params/blocks/attention/query`. So a layout rule for parameters (`params/...`)
-holds for what mirrors them too, and one for the state alone is written `optimizer/...`.
+applies to the trees that mirror them too. A rule for the state alone is written `optimizer/...`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ STACKED = ("layers",)  # dims of several parameters in one
 
 
 class Optimizer(Protocol):
-    """Turns gradients into better parameters."""
+    """Computes new parameters from gradients."""
 
     @property
     def learning_rate(self) -> float | Schedule | None:
         """The step size, or a schedule of it; None if it is not known."""
 
     def init(self, params: Any) -> Any:
-        """Returns the state to start from."""
+        """Returns the initial state."""
 
     def update(self, grads: Any, state: Any, params: Any, step: Tensor) -> tuple[Any, Any]:
         """Returns the parameters and the state after one step.
 
         Args:
-            grads: a tree like `params`; where it has None, the parameter stays as it is.
-            step: int32 without dims, the number of steps taken before this one.
+            grads: a tree like `params`; where it has None, the parameter does not change.
+            step: int32 without dims, the number of steps before this one.
         """
 
 
@@ -51,9 +51,9 @@ class Mirror(Module):
 
 
 def is_matrix(path: str, shape: Shape) -> bool:
-    """Whether a parameter is no scale and no bias: by its name, and by two dims besides `layers`.
+    """Whether a parameter is no scale and no bias: by its name and two dims besides `layers`.
 
-    A bias of several heads has two dims too, so its name counts as well.
+    The name counts because a bias of several heads has two dims too.
     """
     name = path.rpartition("/")[2]
     return len(shape.without(STACKED)) >= 2 and not name.endswith(("bias", "scale"))
@@ -67,7 +67,7 @@ def zeros_like(
         optim.zeros_like(params)
 
     Args:
-        dims: (path, shape) -> the dims of what is kept of a parameter; None keeps nothing of it.
+        dims: (path, shape) -> the dims of a parameter's zeros; None for none.
     """
 
     def zero(keys: Any, p: Tensor) -> Tensor | None:
@@ -80,27 +80,27 @@ def zeros_like(
 def update_each(
     function: Callable[..., Sequence[Any]], params: Any, grads: Any, *states: Mirror
 ) -> tuple[Any, list[Mirror]]:
-    """Updates every parameter by itself.
+    """Updates every parameter on its own.
 
     Args:
         function: (path, gradient, *states, parameter) -> (parameter, *states), all but the path in
-            `accumulator` of the parameter; the parameter's own dtype comes back here. States are
-            None where nothing is kept of a parameter. It is not called without a gradient.
+            the `accumulator` dtype of the parameter; the result is cast back here. A state is None
+            where a parameter has none. It is not called without a gradient.
 
     Returns:
         The parameters and the states.
     """
 
-    def one(keys: Any, p: Tensor, g: Tensor | None, *held: Any) -> _Results:
+    def one(keys: Any, p: Tensor, g: Tensor | None, *own: Any) -> _Results:
         if g is None:
-            return _Results((p, *held))
+            return _Results((p, *own))
         if is_complex(p.dtype):
             raise ValueError(
                 f"{path_of(keys)} is {p}, but optimizers update real numbers: keep its real and "
                 "imaginary parts as two parameters"
             )
         work = accumulator(p.dtype)
-        updated = function(path_of(keys), ops.cast(g, work), *held, ops.cast(p, work))
+        updated = function(path_of(keys), ops.cast(g, work), *own, ops.cast(p, work))
         return _Results((ops.cast(updated[0], p.dtype), *updated[1:]))
 
     mirrored = (state.params for state in states)
@@ -114,6 +114,6 @@ def update_each(
 
 @dataclass(frozen=True)
 class _Results:
-    """What one parameter's update returns, as a single leaf of a tree."""
+    """The results of one parameter's update, as a single leaf of a tree."""
 
     values: tuple[Any, ...]

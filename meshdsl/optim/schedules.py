@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions from the step (int32, no dims) to a rate (float32, no dims).
 
-They run inside the traced step, on scalars that every device has, so they cost no communication.
-Step 0 is the first update. Past its last step a schedule keeps its end value.
+They run inside the traced step, on replicated scalars, so they cost no communication. Step 0 is the
+first update. After its last step a schedule keeps its last value.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def cosine(start: float, end: float, steps: int) -> Schedule:
 
 
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Runs schedules one after another; each but the first starts anew at its boundary.
+    """Runs schedules one after another; each counts its steps from its own boundary.
 
     Args:
-        boundaries: the step at which the second, third, ... schedule begins, rising.
+        boundaries: the steps at which the second, third, ... schedule begins, ascending.
 
     Raises:
-        ValueError: the boundaries do not rise, or are not one fewer than the schedules.
+        ValueError: the boundaries do not ascend, or are not one fewer than the schedules.
     """
     rising = all(map(is_whole, boundaries)) and list(boundaries) == sorted(boundaries)
     problems = [] if schedules else ["there are no schedules to join"]
@@ -139,7 +139,7 @@ def by_name(
 
     Args:
         end: the lowest rate after the warm-up; "constant" stays at the peak.
-        decay_steps: how long "wsd" (warm-up, stable, decay) falls; by default a tenth of all.
+        decay_steps: for how many steps "wsd" (warm-up, stable, decay) falls; by default a tenth.
 
     Raises:
         ValueError: the name is unknown, or numbers do not fit each other.
@@ -175,7 +175,7 @@ def _warmed_up(peak: float, warmup_steps: int, after: Schedule) -> Schedule:
 
 
 def _fraction(step: Tensor, steps: int) -> Tensor:
-    """Returns how much of the way is behind: from 0 at step 0 to 1 at `steps` and later."""
+    """Returns the progress: from 0 at step 0 to 1 at `steps` and later."""
     return ops.minimum(ops.cast(step, "float32") * (1.0 / steps), 1.0)
 
 
@@ -206,10 +206,10 @@ def _check(
         for name in ("warmup_steps", "decay_steps")
         if counts[name] < 0
     ]
-    taken = warmup_steps + decay_steps
-    if total_steps is not None and taken >= total_steps:
+    used = warmup_steps + decay_steps
+    if total_steps is not None and used >= total_steps:
         problems.append(
-            f"warm-up and decay take {taken} steps, which leaves none of total_steps={total_steps}"
+            f"warm-up and decay take {used} steps, which leaves none of total_steps={total_steps}"
         )
     if problems:
         raise ValueError("; ".join(problems))
