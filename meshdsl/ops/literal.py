@@ -29,10 +29,8 @@ def literal(array: NamedArray) -> Tensor:
         data = np.array(array)
         data.flags.writeable = False
         tensor = bind_one(LITERAL, (), {"data": data, "shape": array.dims})
-        trace.literals[id(array)] = (
-            array,
-            tensor,
-        )  # the array stays alive, and its id unique
+        # The array is stored too, so that its id stays unique.
+        trace.literals[id(array)] = array, tensor
     return trace.literals[id(array)][1]
 
 

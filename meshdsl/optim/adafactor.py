@@ -111,9 +111,8 @@ class Adafactor:
 
         None: its second moment is kept in full.
         """
-        dims = sorted(
-            shape.without(STACKED), key=lambda dim: -dim.size
-        )  # `sorted` keeps the order of equals
+        # `sorted` keeps the order of equals.
+        dims = sorted(shape.without(STACKED), key=lambda dim: -dim.size)
         if len(dims) < 2 or dims[1].size < self.min_dim_size_to_factor:
             return None
         return dims[0].name, dims[1].name

@@ -133,9 +133,8 @@ class FromOptax:
         """
         program, _ = _traced(self.transformation.update, _specs(live), like, _specs(live))
         own = _arrays(live)
-        with tracing(
-            Trace(current() if is_tracing() else None)
-        ):  # the traced operations are dropped
+        # A trace of its own: only the names of dims are read from it.
+        with tracing(Trace(current() if is_tracing() else None)):
             results = _translated("update", program, [*own, *arrays, *own])
         return [array.axes for array in results[len(results) - len(arrays) :]]
 

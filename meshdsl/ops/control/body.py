@@ -63,9 +63,8 @@ def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[T
         inputs = [inner.input(t.shape, t.dtype, t.source) for t in like]
         result = function(*inputs)
         source = definition(function)
-        source = (
-            caller() if is_machinery(source.file) else source
-        )  # a function of meshdsl around the user's
+        # A function of meshdsl may stand around the user's.
+        source = caller() if is_machinery(source.file) else source
         outputs, structure = results_of(result, source)
         graph, consts = inner.finish(outputs)
     return graph, consts, structure

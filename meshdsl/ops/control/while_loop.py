@@ -2,8 +2,7 @@
 
 The number of iterations is known only while the program runs, so nothing can be kept for a backward
 pass: a while loop has no gradient. Its two graphs, the condition and the body, have the same
-    inputs:
-the captured tensors, then the carry.
+inputs: the captured tensors, then the carry.
 """
 
 from __future__ import annotations
