@@ -1,10 +1,10 @@
 """Calling: how a compiled function is called without looking at its arguments.
 
-What an executable calls `direct` takes the caller's own trees and compares them in C++ with those
-that it was compiled for: structure, dims, dtypes and places. A call that fits runs at once. One
-that does not fit is refused before anything runs, and goes to the path that looks at each argument:
-it finds or makes the program of that signature, moves arrays to their places, and says what is
-wrong with them.
+An executable's `direct` takes the caller's own trees and compares them in C++ with those that it
+was compiled for: structure, dims, dtypes and shardings. A call that fits runs at once. A call that
+does not fit is refused before anything runs. It then takes the slow path, which looks at each
+argument: it compiles a program for that signature if there is none, moves arrays to their devices,
+and reports what is wrong with them.
 
 Where calls of several signatures alternate, one leaf's dims choose the program, or the structure
 of the arguments. This is a guess, and the program checks it.
@@ -25,13 +25,13 @@ from meshdsl.tensors.named_array import NUMBERS, NamedArray, flattening, number
 if TYPE_CHECKING:
     from meshdsl.running.jit import Compiled
 
-MISS: Any = object()  # what a direct call returns whose arguments do not fit
-_PATIENCE = 64  # the most calls alike that are waited for
+MISS: Any = object()  # the result of a direct call whose arguments do not fit
+_PATIENCE = 64  # the most equal calls in a row that a direct call waits for
 _RECENT = 8  # the most signatures among which calls may alternate
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-# What arguments raise that have no such leaf, key or attribute, or a number without a dtype.
+# Arguments raise these if they lack the leaf, key or attribute that is read, or have no dtype.
 _NO_SUCH = (LookupError, AttributeError, TypeError, OverflowError)
 
 
@@ -40,14 +40,14 @@ def attempt(function: Callable, args: Sequence[Any]) -> Any:
     flattening.directly = True
     try:
         return function(*args)
-    except (TypeError, ValueError):  # nothing has run: the path that looks says what is wrong
+    except (TypeError, ValueError):  # nothing has run: the slow path says what is wrong
         return MISS
     finally:
         flattening.directly = False
 
 
 class _Known(NamedTuple):
-    """A program that was called of late, and the structure of its positional arguments."""
+    """A program that was called recently, and the structure of its positional arguments."""
 
     compiled: Compiled
     structure: Any
@@ -56,12 +56,12 @@ class _Known(NamedTuple):
 class Direct:
     """Calls programs directly while calls are like recent ones.
 
-    A refused call costs more than one whose arguments are looked at. So with each one it takes
-    twice as many calls alike, one after the other, until the next is tried directly.
+    A refused call costs more than one on the slow path. So each refusal doubles the number of
+    equal calls in a row that come before the next direct one.
 
     Attributes:
-        function: the program that may be called with the arguments, or with several the one that
-            was called last; None: they need a look.
+        function: the program to call directly; of several, the one that was called last. None: the
+            call takes the slow path.
     """
 
     __slots__ = ("_alike", "_key", "_numbers", "_patience", "_recent", "_routes", "function")
@@ -92,7 +92,7 @@ class Direct:
         return result
 
     def note(self, compiled: Compiled, leaves: Sequence[Any], args: Sequence[Any] | None) -> None:
-        """Learns of a call that was looked at, before it runs.
+        """Records a call of the slow path, before it runs.
 
         Args:
             args: the arguments by position; None if some cannot be given so.
@@ -107,9 +107,9 @@ class Direct:
         if not compiled.executable.takes(leaves):
             self.miss()
             return
-        found = tuple(i for i, value in enumerate(args) if _has_number(value))
-        self._numbers = tuple(sorted({*self._numbers, *found}))
-        latest = _Known(compiled, jax.tree.structure(_with_numbers(args, found)))
+        numbered = tuple(i for i, value in enumerate(args) if _has_number(value))
+        self._numbers = tuple(sorted({*self._numbers, *numbered}))
+        latest = _Known(compiled, jax.tree.structure(_with_numbers(args, numbered)))
         rest = [one for one in self._recent if one.compiled is not compiled]
         self._recent = [*rest[1 - _RECENT :], latest]
         if self._alike >= self._patience:
@@ -119,18 +119,18 @@ class Direct:
         self.function = direct
         self._key, self._routes = None, {}
         if len(self._recent) > 1:
-            self._key, keys = _telling(self._recent)
+            self._key, keys = _distinguishing(self._recent)
             rows = zip(keys, self._recent, strict=True)
             self._routes = {key: one.compiled.executable.direct for key, one in rows}
 
     def miss(self) -> None:
-        """Learns of a direct call that was refused."""
+        """Records a direct call that was refused."""
         self.function, self._alike = None, 0
         self._patience = min(2 * self._patience, _PATIENCE)
 
 
 def _has_number(value: Any) -> bool:
-    """Whether a plain number stands for a tensor somewhere in an argument."""
+    """Whether a leaf of an argument is a plain number, which stands for a tensor."""
     return any(map(_is_number, jax.tree.leaves(value, is_leaf=_is_array)))
 
 
@@ -146,24 +146,24 @@ def _with_numbers(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]
     """Returns arguments with arrays for the plain numbers in some of them."""
     if not places:
         return tuple(args)
-    given = list(args)
+    arguments = list(args)
     for place in places:
-        value = given[place]
+        value = arguments[place]
         if type(value) in NUMBERS or isinstance(value, np.generic):
-            given[place] = number(value)
+            arguments[place] = number(value)
         elif type(value) is not NamedArray:
-            given[place] = jax.tree.map(_array_of, value, is_leaf=_is_array)
-    return tuple(given)
+            arguments[place] = jax.tree.map(_array_of, value, is_leaf=_is_array)
+    return tuple(arguments)
 
 
 def _array_of(value: Any) -> Any:
     return number(value) if _is_number(value) else value
 
 
-def _telling(
+def _distinguishing(
     known: Sequence[_Known],
 ) -> tuple[Callable[[Sequence[Any]], Hashable], Sequence[Hashable]]:
-    """Returns what tells the arguments of programs apart by little, and what it is for each."""
+    """Returns a cheap key of arguments that differs between programs, and its value for each."""
     structures = [one.structure for one in known]
     arguments = [structure.unflatten(range(structure.num_leaves)) for structure in structures]
     keyed = [jax.tree_util.tree_flatten_with_path(a, is_leaf=_is_array)[0] for a in arguments]
@@ -189,7 +189,7 @@ def _dims_and_dtype(leaf: Any) -> Hashable:
 def _leaf(
     steps: Sequence[Callable[[Any], Any]], read: Callable[[Any], Hashable]
 ) -> Callable[[Sequence[Any]], Hashable]:
-    """Returns what reads something of one leaf of the arguments."""
+    """Returns a function that reads a key from one leaf of the arguments."""
 
     def key(args: Any) -> Hashable:
         for step in steps:
@@ -215,10 +215,10 @@ def _reaching(path: Sequence[Any]) -> list[Callable[[Any], Any]] | None:
 
 
 class Order:
-    """Puts arguments given by keyword where they are by position: `order(args, kwargs)`."""
+    """Turns arguments by keyword into arguments by position: `order(args, kwargs)`."""
 
     def __init__(self, parameters: Mapping[str, inspect.Parameter]) -> None:
-        # Positional-only parameters count as places, but no keyword is the name of one.
+        # A positional-only parameter takes a position, but no keyword names it.
         self._names = [
             name if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else None
             for name, parameter in parameters.items()

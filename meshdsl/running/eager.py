@@ -1,19 +1,19 @@
 """Eager: operations on NamedArrays outside of a trace run at once.
 
-Each call is a small program: traced, lowered and compiled like a function under `jit`, and kept,
-so a call like an earlier one goes straight to its executable. Nothing else differs from `md.jit`,
-the numbers included.
+Each call is a small program, which is traced, lowered and compiled like a function under `jit`. It
+is cached: a later call like it goes straight to the executable. All else is as in `md.jit`, the
+numbers included.
 
 * **Where it runs.** Arrays on a mesh stay there: a dim is split in the result as it is in the
-  operands. Where two operands disagree, the later one yields and is moved: a dim is split as in the
-  first operand that splits it, and an axis that two dims want belongs to the first. Data that no
-  mesh holds (numpy's, or on one device) is laid out like that of the others. Renamed, split and
-  merged dims keep their axes. Two meshes in one call are an error.
-* **What is kept.** A call of an operation by its operands' dims, dtypes and places and its other
-  arguments. What runs a user's function (`md.grad(f)(x)`, `md.scan`) is traced at each call, since
-  the function may read anything; the program is compiled once for equal graphs. The numbers
-  in `x * 0.1` and, along a whole dim, `x["length", 3]` are operands: another number is not another
-  program.
+  operands. Where two operands disagree, the later one is moved: a dim is split as in the first
+  operand that splits it, and an axis that two dims want belongs to the first. Data on no mesh
+  (numpy's, or on one device) is laid out like the other operands. Renamed, split and merged dims
+  keep their axes. Two meshes in one call are an error.
+* **What is cached.** The key of a call is the operation, its operands' dims, dtypes and shardings,
+  and its other arguments. Operations that run a user's function (`md.grad(f)(x)`, `md.scan`) are
+  traced at each call, since the function may read anything; equal graphs are compiled once. The
+  numbers in `x * 0.1` and, along a replicated dim, `x["length", 3]` are operands: another number
+  needs no other program.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Unkeyed(Exception):
 
 @dataclass(frozen=True)
 class _Call:
-    """What is kept of a call.
+    """A cached call.
 
     Attributes:
-        inputs: for each input of the program: which of the call's arrays, or the array itself.
+        inputs: for each input of the program: the number of the call's array, or an array.
         tree: the structure of the result.
         single: whether the result is one array.
     """
@@ -66,17 +66,17 @@ class _Call:
     single: bool
 
     def __call__(self, arrays: Sequence[NamedArray]) -> Any:
-        given = [arrays[i] if type(i) is int else i for i in self.inputs]
+        operands = [arrays[i] if type(i) is int else i for i in self.inputs]
         direct = self.runnable.direct
-        results = MISS if direct is None else attempt(direct, given)
+        results = MISS if direct is None else attempt(direct, operands)
         if results is MISS:
-            results = self.runnable(bare(given))
+            results = self.runnable(bare(operands))
         return results[0] if self.single else self.tree.unflatten(results)
 
 
 _calls: dict[Hashable, _Call] = {}
 _programs: dict[Hashable, Runnable] = {}
-_held: set[type] = set()  # types of data on devices
+_on_devices: set[type] = set()  # types of data on devices
 
 
 def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure: bool) -> Any:
@@ -116,7 +116,7 @@ def _keep(cache: dict, key: Hashable, value: Any) -> None:
 
 
 def _key(value: Any, arrays: list[NamedArray]) -> Hashable:
-    """Returns what tells one argument from another, and collects the arrays in it."""
+    """Returns the key of an argument in the cache, and appends its arrays to `arrays`."""
     kind = type(value)
     if kind is NamedArray:
         if arrays:
@@ -126,12 +126,12 @@ def _key(value: Any, arrays: list[NamedArray]) -> Hashable:
         arrays.append(value)
         data = value.data
         where = type(data)
-        if where not in _held:
+        if where not in _on_devices:
             if isinstance(data, jax.core.Tracer):
                 raise _Unkeyed
             if not hasattr(data, "sharding"):
                 return NamedArray, value.dims, value.cuts, data.dtype
-            _held.add(where)
+            _on_devices.add(where)
         return NamedArray, value.dims, value.cuts, data.dtype, data.sharding
     if kind in _PLAIN:
         return kind, value
@@ -173,17 +173,17 @@ def _prepare(
         tuple(f"operand{i}" for i in range(len(graph.inputs))),
         ("result",) * len(graph.outputs),
     ).prune()
-    given = list(trace.arrays)
-    graph, given = _with_numbers(graph, given)
+    operands = list(trace.arrays)
+    graph, operands = _with_numbers(graph, operands)
     place = {id(array): number for number, array in enumerate(arrays)}
-    places = [_place(array) for array in given]
+    places = [_place(array) for array in operands]
     with reported_as(graph.name, (*args, *kwargs.values())):
         devices = _devices(places)
-        _need_width(given)
-    runnable = _program(graph, given, places, devices)
-    inputs = [place.get(id(array), array) for array in given]
-    for i in range(len(trace.arrays), len(given)):  # numbers wait where the program takes them
-        inputs[i] = NamedArray(runnable.put(given[i].data, i), Shape())
+        _need_width(operands)
+    runnable = _program(graph, operands, places, devices)
+    inputs = [place.get(id(array), array) for array in operands]
+    for i in range(len(trace.arrays), len(operands)):  # numbers wait where the program takes them
+        inputs[i] = NamedArray(runnable.put(operands[i].data, i), Shape())
     single = tree.num_nodes == tree.num_leaves == 1
     return _Call(runnable, inputs, tree, single)
 
@@ -193,56 +193,60 @@ def _takes_numbers(op: Operation) -> bool:
     return op.primitive.form is Form.ELEMENTWISE and op.primitive.work <= Work.STEP
 
 
-def _with_numbers(graph: Graph, given: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:
-    """Makes the numbers that one operation is done with its operands."""
+def _with_numbers(graph: Graph, operands: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:
+    """Turns the constant numbers of a graph of one operation into inputs.
+
+    Returns:
+        The graph, and its operands with arrays for these numbers.
+    """
     *fulls, last = graph.operations or (None,)
     numbers: list[tuple[Tensor, Any]] = []
     if last is not None and _takes_numbers(last):
         if all(op.name == "full" and not op.params["shape"] for op in fulls):
             numbers = [(op.outputs[0], op.params["value"]) for op in fulls]
-    elif last is not None and last.name == "index" and len(graph.operations) == 1 and given:
-        where, dim = given[0].layout, last.params["dim"]
+    elif last is not None and last.name == "index" and len(graph.operations) == 1 and operands:
+        where, dim = operands[0].layout, last.params["dim"]
         if where is None or not where.axes(dim):  # else it would be a sum over devices
             at = TracedTensor(Shape(), np.dtype("int32"), last.source)
             numbers = [(at, last.params["at"])]
             last = Operation(TAKE, (*last.inputs, at), last.outputs, {"dim": dim}, last.source)
     if last is None or not numbers:
-        return graph, list(given)
+        return graph, list(operands)
     inputs = (*graph.inputs, *(tensor for tensor, _ in numbers))
     paths = tuple(f"operand{i}" for i in range(len(inputs)))
     changed = Graph(inputs, (last,), graph.outputs, graph.name, paths, graph.output_paths)
     made = [NamedArray(np.array(value, t.dtype), t.shape) for t, value in numbers]
-    return changed, [*given, *made]
+    return changed, [*operands, *made]
 
 
 def _program(
     graph: Graph,
-    given: Sequence[NamedArray],
+    operands: Sequence[NamedArray],
     places: Sequence[Any],
     devices: jax.sharding.Mesh | None,
 ) -> Runnable:
-    """Returns a program for a graph; one compiled for an equal graph will do."""
-    if any(isinstance(array.data, jax.core.Tracer) for array in given):
+    """Returns a program for a graph: that of an equal graph, if one is cached."""
+    if any(isinstance(array.data, jax.core.Tracer) for array in operands):
         return Runnable.inline(graph)  # JAX is tracing: the program becomes part of what it traces
     key = (fingerprint(graph), tuple(places))
-    found = _programs.get(key)
-    if found is None:
+    runnable = _programs.get(key)
+    if runnable is None:
         mesh = Mesh(tuple(devices.shape.items())) if devices is not None else Mesh()
-        layout = layout_of([array.layout for array in given], graph, mesh)
-        found = Runnable.of(graph, mesh, layout, "jax", devices)
-        _keep(_programs, key, found)
-    return found
+        layout = layout_of([array.layout for array in operands], graph, mesh)
+        runnable = Runnable.of(graph, mesh, layout, "jax", devices)
+        _keep(_programs, key, runnable)
+    return runnable
 
 
 def _place(array: NamedArray) -> Any:
-    """Returns the sharding of data that a mesh or a device holds."""
+    """Returns the sharding of data on a mesh or a device; None for other data."""
     data = array.data
     return None if isinstance(data, jax.core.Tracer) else getattr(data, "sharding", None)
 
 
-def _need_width(given: Sequence[NamedArray]) -> None:
+def _need_width(operands: Sequence[NamedArray]) -> None:
     """Raises ValueError if JAX would cut the operands to 32 bits."""
-    wide = sorted({a.dtype.name for a in given if a.dtype.name in _WIDE})
+    wide = sorted({a.dtype.name for a in operands if a.dtype.name in _WIDE})
     if wide and not jax.config.read("jax_enable_x64"):
         raise ValueError(
             f"JAX turns {', '.join(wide)} into 32 bits unless told otherwise: name arrays of 32 "
@@ -252,7 +256,7 @@ def _need_width(given: Sequence[NamedArray]) -> None:
 
 
 def _devices(places: Sequence[Any]) -> jax.sharding.Mesh | None:
-    """Returns the mesh that the operands are on; that of the first's device, if it is on none.
+    """Returns the mesh of the operands, or one of the first operand's device.
 
     Raises:
         ValueError: they are on several meshes.
@@ -264,9 +268,9 @@ def _devices(places: Sequence[Any]) -> jax.sharding.Mesh | None:
     ]
     distinct = list(dict.fromkeys(meshes))
     if len(distinct) > 1:
-        told = " and ".join(_show(mesh) for mesh in distinct)
+        listed = " and ".join(_show(mesh) for mesh in distinct)
         raise ValueError(
-            f"the operands are on different meshes: {told}; move one with "
+            f"the operands are on different meshes: {listed}; move one with "
             "md.place(x, mesh, layout), or give it as np.asarray(x) with its dims"
         )
     if distinct:
@@ -281,10 +285,10 @@ def _show(mesh: jax.sharding.Mesh) -> str:
 
 
 def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
-    """Returns the layout that operands have together; see the module's docstring.
+    """Returns one layout for all operands; see the module's docstring.
 
     Args:
-        operands: per input of the graph, its `TensorLayout`, or None for one without a place.
+        operands: per input of the graph, its `TensorLayout`, or None for one without a layout.
     """
     rules: dict[str, Rule] = {}
     claimed: set[str] = set()
@@ -312,7 +316,7 @@ def layout_of(operands: Sequence[Any], graph: Graph, mesh: Mesh) -> Layout:
 
 
 def _acts(rule: Rule, layout: Layout, shapes: Collection[Shape]) -> bool:
-    """Whether a rule splits something; an optional one may find its axes taken everywhere."""
+    """Whether a rule splits something; other dims may have all axes of an optional one."""
     return not rule.optional or any(
         layout.assign(shape).axes(rule.dim) for shape in shapes if shape.find(rule.dim)
     )
@@ -327,17 +331,17 @@ def _tensors(graph: Graph) -> Iterator[Tensor]:
 
 
 def _inherited(graph: Graph, known: dict[str, Sequence[str]]) -> Sequence[tuple[str, Any]]:
-    """Returns dims made of others, with the axes of what they are made of."""
-    found = []
+    """Returns dims that are made from other dims, with the axes of these."""
+    inherited = []
     for op in graph.operations:
         for dim, sources in _made_dims(op):
             axes = [axis for source in sources for axis in known.get(source, ())]
             if axes and dim not in known:
                 known[dim] = tuple(dict.fromkeys(axes))
-                found.append((dim, known[dim]))
+                inherited.append((dim, known[dim]))
         for body in op.bodies:
-            found += _inherited(body, known)
-    return found
+            inherited += _inherited(body, known)
+    return inherited
 
 
 def _made_dims(op: Operation) -> Sequence[tuple[str, Sequence[str]]]:
@@ -355,7 +359,7 @@ def _made_dims(op: Operation) -> Sequence[tuple[str, Sequence[str]]]:
 
 
 def fingerprint(graph: Graph) -> Hashable:
-    """Returns what two graphs share exactly if they compute the same, source lines aside."""
+    """Returns a key that two graphs share if they are equal apart from source lines."""
     numbers: dict[Tensor, int] = {}
 
     def number(tensor: Tensor) -> int:
@@ -398,7 +402,10 @@ def _frozen(value: Any) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """Equal to what holds the same object; holding it keeps its identity from being used again."""
+    """A key that compares an object by identity.
+
+    The reference keeps the object alive, so that no other object gets its id.
+    """
 
     value: Any
 

@@ -1,11 +1,10 @@
-"""Finding what is not finite: graphs that also count it, and what the counts tell.
+"""Finding NaN and infinities: graphs that also count them, and the search by these counts.
 
-A graph is *watched* by giving it one more output: how many NaN and infinities some of its tensors
-have, those of every step of its scans included. Normally that is few tensors, to learn that
-something is wrong. To learn what, the same inputs run through the graph with every tensor counted,
-and its operations are gone through in order: the first that made something of finite operands is
-to blame for all that comes of it. What is made and then dropped again, as behind `md.where`, does
-not count.
+A *watched* graph has one more output: how many NaN and infinities some of its tensors have, in
+every step of its scans too. Normally few tensors are counted, which shows that something is wrong.
+To learn what, the same inputs run through the graph with every tensor counted. A search goes
+through its operations in order: the first one that made a NaN or an infinity of finite operands is
+to blame for all that follow from it. Values that are dropped again, as by `md.where`, do not count.
 """
 
 from __future__ import annotations
@@ -42,20 +41,24 @@ class Watched:
     graph: Graph
     level: _Level
 
-    def search(self, found: np.ndarray) -> str:
-        """Returns what the counts tell of a graph of which every tensor is watched."""
+    def search(self, tally: np.ndarray) -> str:
+        """Returns the message about the first bad value; every tensor of the graph is watched.
+
+        Args:
+            tally: the graph's last output.
+        """
         search = _Search()
         paths = self.level.graph.input_paths
         env: dict[Tensor, _Maker | None] = {}
         for tensor, path in zip(self.level.graph.inputs, paths, strict=True):
-            bad = self.level.count(found, tensor)
+            bad = self.level.count(tally, tensor)
             env[tensor] = search.made(None, tensor, bad, (), path) if any(bad) else None
         try:
-            search.run(self.level, found, env, ())
-        except _Found as point:
+            search.run(self.level, tally, env, ())
+        except _NotFinite as point:
             return str(point)
-        ends = zip(self.level.graph.outputs, self.level.graph.output_paths, strict=True)
-        for tensor, path in ends:
+        results = zip(self.level.graph.outputs, self.level.graph.output_paths, strict=True)
+        for tensor, path in results:
             maker = env[tensor]
             if maker is not None:
                 return f"the result {f'{path}: ' if path else ''}{tensor} is not finite\n{maker}"
@@ -63,13 +66,13 @@ class Watched:
 
 
 def watched(graph: Graph, *, outputs: bool, everything: bool = False) -> Watched | None:
-    """Returns a graph that counts what is not finite; None where nothing is to be counted.
+    """Returns a graph that counts NaN and infinities; None where there is nothing to count.
 
     Args:
-        outputs: whether the graph's outputs are counted, besides what `md.check_finite` is given.
-        everything: whether every tensor is.
+        outputs: whether the graph's outputs are counted, besides operands of `md.check_finite`.
+        everything: whether every tensor is counted.
     """
-    ends = set(graph.outputs) if outputs else set()
+    counted_outputs = set(graph.outputs) if outputs else set()
 
     def chosen(op: Operation | None, tensor: Tensor) -> bool:
         if not is_differentiable(tensor.dtype):
@@ -78,7 +81,7 @@ def watched(graph: Graph, *, outputs: bool, everything: bool = False) -> Watched
             return True
         if everything:
             return op is None or not _moves(op)
-        return tensor in ends
+        return tensor in counted_outputs
 
     if everything:
         graph = _without_prints(graph)
@@ -87,7 +90,7 @@ def watched(graph: Graph, *, outputs: bool, everything: bool = False) -> Watched
 
 
 def _moves(op: Operation) -> bool:
-    """Whether each result has the elements of the operand of its number, and no others."""
+    """Whether result i has exactly the elements of operand i, for all i."""
     return op.primitive.form.moves and len(op.inputs) == len(op.outputs)
 
 
@@ -120,25 +123,25 @@ class _Level:
     inside: Mapping[Operation, tuple[int, Mapping[str, _Level]]]
     size: int
 
-    def count(self, found: np.ndarray, tensor: Tensor) -> tuple[int, int]:
+    def count(self, tally: np.ndarray, tensor: Tensor) -> tuple[int, int]:
         """Returns how many NaN and how many infinities a counted tensor has."""
         at = 2 * self.counted[tensor] if tensor in self.counted else None
-        return (0, 0) if at is None else (int(found[at]), int(found[at + 1]))
+        return (0, 0) if at is None else (int(tally[at]), int(tally[at + 1]))
 
 
 class _Beside(Trace):
-    """Operations that are put between those of a graph: they take its tensors as they are."""
+    """Operations to insert between those of a graph; they read its tensors directly."""
 
     def own(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def take(self) -> list[Operation]:
-        found, self.operations = self.operations, []
-        return found
+        operations, self.operations = self.operations, []
+        return operations
 
 
 def _watch(graph: Graph, chosen: _Chosen, of_inputs: bool = False) -> tuple[Graph, _Level]:
-    """Returns a graph with one more output, where anything is counted."""
+    """Returns a graph with the counts as one more output, if it has any."""
     beside = _Beside()
     operations: list[Operation] = []
     counted: dict[Tensor, int] = {}
@@ -173,13 +176,13 @@ def _watch(graph: Graph, chosen: _Chosen, of_inputs: bool = False) -> tuple[Grap
         start = len(numbers)
         if numbers:
             vectors.insert(0, stack(numbers, Dimension(_CHECKS, start)))
-        ends = [concat(vectors, _CHECKS)] if len(vectors) > 1 else vectors
+        checks = [concat(vectors, _CHECKS)] if len(vectors) > 1 else vectors
         operations.extend(beside.take())
     offsets = itertools.accumulate((sizes.get(op, 0) for op in levels), initial=start)
-    inside = {op: (at, found) for (op, found), at in zip(levels.items(), offsets, strict=False)}
-    level = _Level(graph, counted, inside, ends[0].shape.volume if ends else 0)
-    outputs = (*graph.outputs, *ends)
-    paths = (*graph.output_paths, *("checks" for _ in ends)) if graph.output_paths else ()
+    inside = {op: (at, bodies) for (op, bodies), at in zip(levels.items(), offsets, strict=False)}
+    level = _Level(graph, counted, inside, checks[0].shape.volume if checks else 0)
+    outputs = (*graph.outputs, *checks)
+    paths = (*graph.output_paths, *("checks" for _ in checks)) if graph.output_paths else ()
     watching = replace(graph, operations=tuple(operations), outputs=outputs, output_paths=paths)
     return watching, level
 
@@ -225,19 +228,21 @@ def _padded(graph: Graph, levels: Mapping[str, _Level], names: Sequence[str], at
     with tracing(beside):
         parts = _parts(levels, names, at, own)
         vector = concat(parts, _CHECKS) if len(parts) > 1 else parts[0]
-    kept = graph.outputs[: len(graph.outputs) - len(own)]
-    return replace(graph, operations=(*graph.operations, *beside.take()), outputs=(*kept, vector))
+    outputs = graph.outputs[: len(graph.outputs) - len(own)]
+    return replace(
+        graph, operations=(*graph.operations, *beside.take()), outputs=(*outputs, vector)
+    )
 
 
 def _parts(
     levels: Mapping[str, _Level], names: Sequence[str], at: int, own: Sequence[Tensor]
 ) -> list[Tensor]:
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for number, name in enumerate(names):
         if levels[name].size:
             blank = [zeros([Dimension(_CHECKS, levels[name].size)], "int32")]
-            found += own if number == at else blank
-    return found
+            parts += own if number == at else blank
+    return parts
 
 
 def _carrying(body: Graph, shape: Shape) -> tuple[Graph, Tensor]:
@@ -245,24 +250,24 @@ def _carrying(body: Graph, shape: Shape) -> tuple[Graph, Tensor]:
     carry = TracedTensor(shape, _INT32)
     beside = _Beside()
     with tracing(beside):
-        kept = where(total(carry) > 0, carry, body.outputs[-1])
+        first = where(total(carry) > 0, carry, body.outputs[-1])
     changed = replace(
         body,
         inputs=(*body.inputs, carry),
         operations=(*body.operations, *beside.take()),
-        outputs=(*body.outputs[:-1], kept),
+        outputs=(*body.outputs[:-1], first),
     )
     return changed, carry
 
 
-# What the counts tell.
+# Searching by the counts.
 
 _Steps = tuple[tuple[Dimension, int], ...]
 
 
 @dataclass(frozen=True)
 class _Maker:
-    """The operation that first made something of finite operands; or an input or a constant."""
+    """The origin of a bad value: an operation with finite operands, an input or a constant."""
 
     number: int
     operation: Operation | None
@@ -296,7 +301,7 @@ def _show_steps(steps: _Steps) -> str:
     return "".join(f", step {at} of {dim.name} ({dim.size})" for dim, at in steps)
 
 
-class _Found(Exception):
+class _NotFinite(Exception):
     """A value that `md.check_finite` was given is not finite."""
 
     def __init__(self, op: Operation, steps: _Steps, maker: _Maker) -> None:
@@ -307,7 +312,7 @@ class _Found(Exception):
 
 
 class _Search:
-    """Goes through a watched graph with its counts; an environment tells who is to blame."""
+    """Goes through a watched graph with its counts; an environment maps tensors to makers."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
@@ -323,63 +328,63 @@ class _Search:
         return _Maker(next(self.numbers), op, tensor, count, steps, path)
 
     def run(
-        self, level: _Level, found: np.ndarray, env: dict[Tensor, _Maker | None], steps: _Steps
+        self, level: _Level, tally: np.ndarray, env: dict[Tensor, _Maker | None], steps: _Steps
     ) -> None:
         for op in level.graph.operations:
             first = _first(env[t] for t in op.inputs)
             blamed = [first] * len(op.outputs)
             if op in level.inside:
                 at, levels = level.inside[op]
-                blamed = self._inside(op, levels, found[at:], env, steps)
+                blamed = self._inside(op, levels, tally[at:], env, steps)
             elif _is_bad_constant(op):
                 blamed = [self.made(op, op.outputs[0], (0, 0), steps)]
             for tensor, maker in zip(op.outputs, blamed, strict=True):
                 env[tensor] = maker
                 if tensor in level.counted:
-                    count = level.count(found, tensor)
+                    count = level.count(tally, tensor)
                     bad = maker or first or self.made(op, tensor, count, steps)
                     env[tensor] = bad if any(count) else None
             maker = env[op.outputs[0]] if op.name == "check_finite" else None
             if maker is not None:
-                raise _Found(op, steps, maker)
+                raise _NotFinite(op, steps, maker)
 
     def _inside(
         self,
         op: Operation,
         levels: Mapping[str, _Level],
-        found: np.ndarray,
+        tally: np.ndarray,
         env: Mapping[Tensor, _Maker | None],
         steps: _Steps,
     ) -> list[_Maker | None]:
-        """Returns who is to blame for the results of an operation with bodies."""
-        given = [env[t] for t in op.inputs]
+        """Returns the makers of bad values in the results of an operation with bodies."""
+        makers = [env[t] for t in op.inputs]
         if op.name == "scan":
-            return self._scan(op, levels["body"], found, given, steps)
+            return self._scan(op, levels["body"], tally, makers, steps)
         if op.name == "cond":
-            del given[0]
+            del makers[0]
         results = []
         for level in levels.values():
-            inner = dict(zip(level.graph.inputs, given, strict=True))
-            self.run(level, found, inner, steps)
+            inner = dict(zip(level.graph.inputs, makers, strict=True))
+            self.run(level, tally, inner, steps)
             results.append([inner[t] for t in level.graph.outputs])
-            found = found[level.size :]
+            tally = tally[level.size :]
         return [_first(both) for both in zip(*results, strict=True)]
 
     def _scan(
         self,
         op: Operation,
         level: _Level,
-        found: np.ndarray,
-        given: Sequence[_Maker | None],
+        tally: np.ndarray,
+        makers: Sequence[_Maker | None],
         steps: _Steps,
     ) -> list[_Maker | None]:
         dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
-        carry, stacked = list(given[consts : consts + carries]), []
+        carry, stacked = list(makers[consts : consts + carries]), []
         order = range(dim.size)
         for step in reversed(order) if op.params["reverse"] else order:
-            values = [*given[:consts], *carry, *given[consts + carries :]]
+            values = [*makers[:consts], *carry, *makers[consts + carries :]]
             inner = dict(zip(level.graph.inputs, values, strict=True))
-            self.run(level, found[step * level.size :], inner, (*steps, (dim, step)))
+            self.run(level, tally[step * level.size :], inner, (*steps, (dim, step)))
             results = [inner[t] for t in level.graph.outputs]
             carry = results[:carries]
             stacked.append(results[carries:])

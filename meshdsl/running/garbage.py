@@ -1,8 +1,8 @@
 """Pausing Python's cyclic garbage collector while a program is built.
 
-Tracing and lowering make many objects that stay until they are done. The collector would go through
-all of them again and again, and find nothing: with thousands of parameters that takes as long as
-the work itself. What counts references frees as ever.
+Tracing and lowering make many objects that they need to the end. The collector would go through all
+of them again and again, and free nothing: with thousands of parameters that takes as long as the
+work itself. Reference counting still frees objects meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _was_on = False
 def paused() -> Iterator[None]:
     """Pauses the collector; pauses may nest, in several threads.
 
-    The last one to end leaves the collector as the first one found it.
+    The last pause restores the state that the collector had before the first one.
 
         with paused():
             build()

@@ -1,7 +1,7 @@
 """Inspection: where the blocks of an array are on its mesh, as a figure of text or HTML.
 
-The first two split dims are the rows and columns of a table, each cell a block with the devices
-that hold it: several where it is replicated. Further split dims make one table for each of their
+The first two split dims are the rows and columns of a table. Each cell is a block, with the devices
+that have it: several where it is replicated. Further split dims make one table for each of their
 blocks.
 """
 
@@ -50,12 +50,12 @@ def inspect(
         mesh, layout: for a spec: the mesh and the layout, as in `md.jit`.
     """
     if isinstance(x, Spec):
-        held = Mesh.of(mesh)
+        own_mesh = Mesh.of(mesh)
         rules = Layout.of(layout)
         dims = set(x.dims.names)
         known = Layout(tuple(rule for rule in rules.rules if rule.dim in dims))
-        assigned = known.assign(x.dims, mesh=held)
-        return Inspection(x.dims, x.dtype, held, assigned, tuple(range(held.size)))
+        assigned = known.assign(x.dims, mesh=own_mesh)
+        return Inspection(x.dims, x.dtype, own_mesh, assigned, tuple(range(own_mesh.size)))
     where = x.layout
     if where is None:
         devices = getattr(getattr(x.data, "sharding", None), "device_set", ())
@@ -63,25 +63,25 @@ def inspect(
         samples = _samples(x, TensorLayout(), Mesh())
         return Inspection(x.dims, x.dtype, Mesh(), TensorLayout(), ids or None, samples)
     devices = x.data.sharding.mesh
-    held = Mesh(tuple(devices.shape.items()))
+    own_mesh = Mesh(tuple(devices.shape.items()))
     ids = tuple(device.id for device in devices.devices.flat)
-    return Inspection(x.dims, x.dtype, held, where, ids, _samples(x, where, held))
+    return Inspection(x.dims, x.dtype, own_mesh, where, ids, _samples(x, where, own_mesh))
 
 
 def _samples(x: NamedArray, where: TensorLayout, mesh: Mesh) -> dict[tuple[int, ...], str]:
-    """Returns the first numbers of each block at hand, by the block's first positions."""
+    """Returns the first numbers of each block in this process, by the block's first positions."""
     shards = getattr(x.data, "addressable_shards", None)
     if shards is None or x.cuts != where.cuts(x.dims, mesh):  # its shards are not its blocks
         parts = [((0,) * len(x.dims), x.unpadded())]
     else:
         parts = [_real_part(x, shard.index, shard.data) for shard in shards]
-    found = {}
+    samples = {}
     for place, data in parts:
-        if place not in found and 0 < data.size <= _SAMPLED:
+        if place not in samples and 0 < data.size <= _SAMPLED:
             few = np.asarray(data).reshape(-1)[:3]
             text = " ".join(_show_number(value) for value in few)
-            found[place] = text + (" …" if data.size > 3 else "")
-    return found
+            samples[place] = text + (" …" if data.size > 3 else "")
+    return samples
 
 
 def _real_part(x: NamedArray, stored: Sequence[slice], data: Any) -> tuple[tuple[int, ...], Any]:
@@ -96,8 +96,8 @@ def _real_part(x: NamedArray, stored: Sequence[slice], data: Any) -> tuple[tuple
     sizes = list(data.shape)
     for at, (dim, counts) in enumerate(zip(x.dims, x.cuts, strict=True)):
         if counts:
-            found = places(counts, starts[at] // sizes[at])
-            starts[at], stop = part(dim.size, counts, found)
+            positions = places(counts, starts[at] // sizes[at])
+            starts[at], stop = part(dim.size, counts, positions)
             sizes[at] = stop - starts[at]
     return tuple(starts), data[tuple(map(slice, sizes))]
 
@@ -131,18 +131,18 @@ class Inspection:
     @property
     def blocks(self) -> dict[Block, list[int]]:
         """The devices that hold each block; a block is one range per split dim."""
-        found: dict[Block, list[int]] = {}
+        devices_of_block: dict[Block, list[int]] = {}
         split = [(dim, self.layout.axes(dim.name)) for dim in self.split]
         for at, device in zip(self.mesh.coordinates(), self.devices or (), strict=False):
             block = tuple(
                 _range(dim.size, *zip(*((self.mesh.sizes[a], at[a]) for a in axes), strict=True))
                 for dim, axes in split
             )
-            found.setdefault(block, []).append(device)
-        return found
+            devices_of_block.setdefault(block, []).append(device)
+        return devices_of_block
 
     def _heads(self) -> Iterator[str]:
-        """Yields what there is to say of the whole."""
+        """Yields the lines about the array, which stand above its tables."""
         yield f"{short(self.dtype)}{self.dims}"
         if self.devices is None:
             yield "in this process's memory, on no device"
@@ -228,7 +228,12 @@ class Inspection:
 
 
 def _range(size: int, counts: Sequence[int], places: Sequence[int]) -> Range:
-    """Returns what a device holds of a dim, cut by axes of some sizes at this device's places."""
+    """Returns the part of a dim that a device has.
+
+    Args:
+        counts: the sizes of the axes that split the dim.
+        places: the device's positions along these axes.
+    """
     start, stop = part(size, counts, places)
     return start, stop, -(-size // math.prod(counts)) - (stop - start)
 

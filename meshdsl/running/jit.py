@@ -1,9 +1,9 @@
 """jit: trace, lower, compile, run.
 
-`md.jit(f, mesh, layout)` is called with trees of NamedArrays and returns trees of NamedArrays. Its
-stages can be had one by one, as with `jax.jit`: `.trace(*args)` gives the `Graph`, `.lower(*args)`
-the `SpmdProgram`, and `.lower(*args).compile()` the executable. Each signature (tree, dims, dtypes)
-is compiled once. To type checkers the result has the parameters and the result of `f`.
+`md.jit(f, mesh, layout)` is called with trees of NamedArrays and returns trees of NamedArrays. Each
+stage can be called by itself, as with `jax.jit`: `.trace(*args)` returns the `Graph`,
+`.lower(*args)` the `SpmdProgram`, and `.lower(*args).compile()` the executable. Each signature
+(tree, dims, dtypes) is compiled once. Type checkers see the parameters and the result of `f`.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def jit(
     It is a decorator, too: `@md.jit`, or `@md.jit(mesh="data:2", layout="batch:data")`. On a method
     of a `md.Module`, the module is the first argument, and its leaves have paths `self/...`.
 
-    Layout rules know an argument's leaf by the parameter's name and its place in the tree,
-    `params/mlp/w_in`, and a result's by its place in the returned tree. Two trees that mirror one
-    another are one to the rules:
+    Layout rules name an argument's leaf by the parameter's name and the keys in its tree,
+    `params/mlp/w_in`. They name a result's leaf by the keys in the returned tree. Two trees that
+    mirror one another follow the same rules:
 
     * A returned tree with the structure, dims and dtypes of one argument has its paths: after
       `return loss, params`, results `params/...` lie where the arguments do. Names above it come
@@ -138,20 +138,21 @@ def jit(
             every device; the reference).
         donate: names of parameters whose buffers the caller gives up.
         check_finite: whether a call whose results have a NaN or an infinity raises a
-            FloatingPointError, which names the operation that made the first one, forward or
-            backward, with its line and the steps of the loops around it; see `md.check_finite` for
-            the cost. Buffers are not given up then.
+            FloatingPointError. The error names the operation that made the first one, forward or
+            backward, with its line and the steps of the loops around it. See `md.check_finite` for
+            the cost. Nothing is donated then.
         options: what lowering may trade, such as bytes on the wire for memory.
-        steps_per_call: how often a call runs the function, without the host in between. What is
-            donated goes from one run to the next, by its path in arguments and results; other
-            arguments have a first dim `steps`, of which each run takes a slice, and other results
-            get one.
+        steps_per_call: how often a call runs the function, without the host in between. Donated
+            values go from one run to the next, by their paths in arguments and results. Other
+            arguments have a first dim `steps`, and each run takes a slice of it. Other results get
+            such a dim.
         placement: layouts of single tensors, or of all, instead of those that follow from `layout`:
-            `f.stages(x).placement`, or a part of it. For all signatures that `f` is called with.
+            `f.stages(x).placement`, or a part of it. It applies to all signatures of `f`.
 
     Raises:
-        ValueError: `function` is no function, malformed mesh or layout, unknown backend, unknown
-            parameter in `donate`, or `steps_per_call` is less than 1, or goes with `check_finite`.
+        ValueError: `function` is no function, the mesh or layout is malformed, the backend or a
+            parameter in `donate` is unknown, `steps_per_call` is less than 1, or it is more than 1
+            with `check_finite`.
     """
     rest = mesh, layout, backend, donate, check_finite, options, steps_per_call, placement
 
@@ -173,9 +174,9 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         if self.direct.function is not None:
-            found = self.direct.call(args)
-            if found is not MISS:
-                return found
+            result = self.direct.call(args)
+            if result is not MISS:
+                return result
         leaves, signature = self.jitted.flatten(args)
         self.signature.check(signature)
         self.direct.note(self, leaves, args)
@@ -195,14 +196,14 @@ class Compiled:
         return self.executable.memory_analysis()
 
 
-def _ends(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
-    """Returns the leaves of a tree with their paths, its Nones among them."""
+def _leaves_with_paths(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
+    """Returns the leaves of a tree with their paths; None counts as a leaf."""
 
-    def ends(value: Any) -> bool:
+    def is_end(value: Any) -> bool:
         return value is None or _is_leaf(value)
 
     following = iter(avals)
-    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=ends)[0]
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_end)[0]
     return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
 
 
@@ -280,7 +281,7 @@ class Jitted(Generic[P, R]):
 
     @property
     def runtime(self) -> Any:
-        """What the backend knows of the processes and devices: its module `runtime`."""
+        """The backend's module `runtime`, which describes the processes and devices."""
         return self._backend.runtime
 
     def __repr__(self) -> str:
@@ -305,9 +306,9 @@ class Jitted(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_tracing():  # inside another function's trace it is an ordinary function
             return self.function(*args, **kwargs)
-        given = self._order(args, kwargs) if kwargs else args
-        if self._direct.function is not None and given is not None:
-            result = self._direct.call(given)
+        positional = self._order(args, kwargs) if kwargs else args
+        if self._direct.function is not None and positional is not None:
+            result = self._direct.call(positional)
             if result is not MISS:
                 return result
         leaves, signature = self.flatten(args, kwargs)
@@ -317,11 +318,11 @@ class Jitted(Generic[P, R]):
         compiled = self._compiled.get(signature)
         if compiled is None:
             compiled = self._compile(signature)
-        self._direct.note(compiled, leaves, given)
+        self._direct.note(compiled, leaves, positional)
         return compiled.run(leaves)
 
     def _inside_jax(self, leaves: Sequence[Any], signature: Signature) -> Any:
-        """Runs on what JAX traces (`jax.jit`, `jax.grad`): the program becomes part of that.
+        """Runs while JAX traces (`jax.jit`, `jax.grad`): the program becomes part of JAX's trace.
 
         Raises:
             ValueError: the backend is not JAX's, or the arrays lack a dim, as under `jax.vmap`.
@@ -343,8 +344,8 @@ class Jitted(Generic[P, R]):
         run = load_on_jax(self.backend).function(program, self._devices)
         results = run(*[array.unpadded() for array in arrays])
         tree = program.origin.results
-        ends = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
-        return tree.unflatten([NamedArray(data, value.shape) for data, value in ends])
+        pairs = zip(results[: tree.num_leaves], program.block.outputs, strict=False)
+        return tree.unflatten([NamedArray(data, value.shape) for data, value in pairs])
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """Returns the graph for arguments like these (`md.spec` leaves will do)."""
@@ -357,8 +358,8 @@ class Jitted(Generic[P, R]):
     def stages(self, *args: Any, **kwargs: Any) -> Stages:
         """Returns the lowering for arguments like these, stage by stage.
 
-        `f.stages(x).placement` is where every tensor is. Runs of `steps_per_call` and checks of
-        `check_finite` come after the lowering, and are not among the stages.
+        `f.stages(x).placement` gives the layout of every tensor. The loop of `steps_per_call` and
+        the checks of `check_finite` are added outside of the stages.
 
         Raises:
             ValueError: as `lower`, or the backend leaves lowering to XLA.
@@ -384,7 +385,7 @@ class Jitted(Generic[P, R]):
     def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
-        All that come from one function trace it once for arguments of one signature.
+        The results share their traces: each signature is traced once.
         """
         if self._traces is None:
             self._traces = {}
@@ -397,8 +398,8 @@ class Jitted(Generic[P, R]):
         """Returns the program as a plain, jittable JAX function of the leaves.
 
         It takes and returns global arrays without pads (`x.unpadded()`), in the order of the
-        trees' leaves, and checks nothing of `md.check_finite`. It is for the dims and dtypes that
-        it was made for; other arrays are a ValueError that names the arguments and dims.
+        trees' leaves. It ignores `md.check_finite`. It accepts only the dims and dtypes of `args`;
+        for other arrays it raises a ValueError that names the arguments and dims.
 
         Raises:
             ValueError: the function runs several times in a call.
@@ -418,18 +419,22 @@ class Jitted(Generic[P, R]):
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments (see `bare`) and their signature."""
         bound = self._parameters.bind(*args, **(kwargs or {}))
-        found, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
+        leaves, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
-            avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
+            avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
         except AttributeError:
-            found = self._name_scalars(found, tree)
-            avals = tuple([(leaf.dims, leaf.dtype) for leaf in found])
-        return bare(found), Signature(tree, avals)
+            leaves = self._name_scalars(leaves, tree)
+            avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
+        return bare(leaves), Signature(tree, avals)
 
-    def _name_scalars(self, found: list[Any], tree: Any) -> list[Any]:
-        """Lets plain numbers stand for tensors without dims; tells every other nameless leaf."""
+    def _name_scalars(self, leaves: list[Any], tree: Any) -> list[Any]:
+        """Returns leaves with arrays for plain numbers, which stand for tensors without dims.
+
+        Raises:
+            ValueError: other leaves have no dim names; the message lists all of them.
+        """
         result, problems = [], []
-        for leaf, path in zip(found, paths_of(tree), strict=True):
+        for leaf, path in zip(leaves, paths_of(tree), strict=True):
             if _is_leaf(leaf):
                 result.append(leaf)
             elif isinstance(leaf, bool | int | float | np.generic):
@@ -462,13 +467,13 @@ class Jitted(Generic[P, R]):
             graph, captured = trace.finish(outputs)
         trace.forget()
         assert not captured
-        given = _ends(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
-        returned = _ends(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
+        passed = _leaves_with_paths(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
+        returned = _leaves_with_paths(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
         names = {op.outputs[0]: op.params["name"] for op in graph.operations if op.name == "name"}
         places = (path for path, aval in returned if aval is not None)
         called = {p: names[t] for p, t in zip(places, outputs, strict=True) if t in names}
-        taken, left = mirrors.paths(given, returned, called)
-        graph = replace(graph, name=self.name, input_paths=taken, output_paths=left)
+        input_paths, output_paths = mirrors.paths(passed, returned, called)
+        graph = replace(graph, name=self.name, input_paths=input_paths, output_paths=output_paths)
         return graph, tree
 
     def _traced(self, signature: Signature) -> tuple[Graph, Any]:
@@ -516,10 +521,10 @@ class Jitted(Generic[P, R]):
         return [path.split("/")[0] in given_up for path in graph.input_paths]
 
     def _of_one_run(self, signature: Signature) -> Signature:
-        """Returns what each of several runs takes: slices of all that is not donated.
+        """Returns the signature of one run: slices of all arguments that are not donated.
 
         Raises:
-            ValueError: an argument has not as many slices as there are runs; all are told.
+            ValueError: arguments have not as many slices as there are runs; all are listed.
         """
         if self.steps_per_call == 1:
             return signature
@@ -532,8 +537,10 @@ class Jitted(Generic[P, R]):
             if not shape or shape[0] != Dimension(STEPS, self.steps_per_call):
                 problems.append(f"  {path}: {short(dtype)}{shape}")
         if problems:
-            told = f"{self.name} runs {self.steps_per_call} times in a call, so its arguments need"
-            first = f"{told} a first dim `{STEPS}` of that size, unless they are donated:"
+            first = (
+                f"{self.name} runs {self.steps_per_call} times in a call, so its arguments need "
+                f"a first dim `{STEPS}` of that size, unless they are donated:"
+            )
             raise ValueError("\n".join([first, *problems]))
         return Signature(signature.tree, tuple(avals))
 

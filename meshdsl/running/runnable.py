@@ -40,7 +40,7 @@ class Runnable:
         backend: str = "jax",
         devices: jax.sharding.Mesh | None = None,
     ) -> Runnable:
-        """Lowers and compiles a graph; for certain devices, if not for the first ones."""
+        """Lowers and compiles a graph for `devices`; by default for the first ones."""
         from meshdsl.lowering import backends
 
         program = lowered(graph, mesh, layout, backend, devices)
@@ -50,7 +50,7 @@ class Runnable:
 
     @staticmethod
     def inline(graph: Graph) -> Runnable:
-        """Lowers a graph for one device, to be run on what JAX traces."""
+        """Lowers a graph for one device, to run inside a trace of JAX."""
         from meshdsl.layouts.layout import Layout
         from meshdsl.lowering import backends
         from meshdsl.lowering.lower import lower
@@ -61,11 +61,11 @@ class Runnable:
 
     @cached_property
     def direct(self) -> Callable | None:
-        """The executable as a function of NamedArrays; None where they need a look."""
+        """The executable as a function of NamedArrays; None where it has none."""
         return getattr(self.executable, "direct", None)
 
     def put(self, data: Any, number: int) -> Any:
-        """Returns data where the program takes its input of that number."""
+        """Returns data with the sharding of the program's input of that number."""
         if isinstance(self.executable, _Inline):
             return data
         return jax.device_put(data, self.executable.shardings[number])
@@ -76,8 +76,8 @@ class Runnable:
             *results, counts = results
             if np.asarray(counts).any():
                 raise FloatingPointError(blame(leaves))
-        ends = zip(results, self.program.block.outputs, self.executable.cuts, strict=False)
-        return [NamedArray(data, value.shape, cuts) for data, value, cuts in ends]
+        rows = zip(results, self.program.block.outputs, self.executable.cuts, strict=False)
+        return [NamedArray(data, value.shape, cuts) for data, value, cuts in rows]
 
 
 def lowered(
@@ -100,8 +100,8 @@ def lowered(
         return lower(graph, mesh, layout, options, donated)
 
     def blame(leaves: Sequence[Any]) -> str:
-        held = [leaf.data if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
-        if any(getattr(data, "is_deleted", bool)() for data in held):
+        values = [leaf.data if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        if any(getattr(data, "is_deleted", bool)() for data in values):
             return (
                 "check_finite: a value is not finite; its inputs were donated, so what made it "
                 "cannot be found: leave out `donate` to learn it"
@@ -121,10 +121,10 @@ def lowering_of(
     devices: jax.sharding.Mesh | None = None,
     placement: Placement | None = None,
 ) -> Callable[..., SpmdProgram]:
-    """Returns what lowers graphs for a backend: to what each device does, or to whole tensors.
+    """Returns the function that lowers graphs for a backend: `lower`, or `lower_whole`.
 
     Args:
-        devices: those that the program is for, if they are known.
+        devices: the program's devices, if they are known.
         placement: layouts of some of a graph's tensors; not for `jax_auto`.
     """
     from meshdsl.lowering.lower import lower
@@ -136,7 +136,7 @@ def lowering_of(
 
 
 def hardware_on(devices: jax.sharding.Mesh | None) -> Hardware | None:
-    """Returns what the devices of a mesh are; None where there are none, or of an unknown kind."""
+    """Returns the hardware of a mesh's devices; None if there are none or it is unknown."""
     return None if devices is None else hardware_of(devices.devices.flat[0].device_kind)
 
 
@@ -148,17 +148,17 @@ class _Inline:
     cuts: Sequence[Cuts]
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        held = [leaf.unpadded() if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
-        return self.function(*held)
+        arrays = [leaf.unpadded() if isinstance(leaf, NamedArray) else leaf for leaf in leaves]
+        return self.function(*arrays)
 
 
 def devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
-    """Returns the devices of a mesh of JAX's, which may have others than the first ones."""
+    """Returns the devices of one of JAX's meshes, which need not be the first ones; else None."""
     if not isinstance(mesh, jax.sharding.Mesh):
         return None
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # whatever the types of its axes
 
 
 def bare(arrays: Sequence[Any]) -> list[Any]:
-    """Returns what executables take: the data of arrays; an array with pads as it is."""
+    """Returns what executables take: the data of arrays without pads, and arrays with pads."""
     return [array if getattr(array, "cuts", True) else array.data for array in arrays]
