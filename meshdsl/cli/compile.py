@@ -1,4 +1,4 @@
-"""`meshdsl compile`: the training step compiled for a machine that is not there, and its plan."""
+"""`meshdsl compile`: compiles the training step for a machine that is not at hand; reports it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     """Runs the command: exit code 0 if the step fits, 1 if it does not.
 
     Raises:
-        ValueError: mistakes as in `explain`, a machine that there is not, a mesh that does not
-            cover it, or a compiler that is not installed or does not know a flag.
+        ValueError: mistakes as in `explain`, an unknown machine, a mesh that does not cover it, or
+            a compiler that is not installed or does not know a flag.
     """
     from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen, show
     from meshdsl.reports.explain import explain
@@ -42,13 +42,13 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         if sys.stderr.isatty():
             print(f"compiling for {topology}; large models take minutes", file=sys.stderr)
         compiled = compile_ahead(program, topology, used)
-    told = report(program, explain(program, topology.name), topology, compiled, show(used))
-    print(told)
+    text = report(program, explain(program, topology.name), topology, compiled, show(used))
+    print(text)
     return 0 if fits(program, topology, compiled) else _NO_ROOM
 
 
 def _topology(values: flags.FlagValues, problems: Problems) -> Topology | None:
-    """Returns the machine that the flags name; everything that is wrong with it is a problem."""
+    """Returns the machine that the flags name; adds what is wrong with it to `problems`."""
     if values.topology is None:
         problems.add("--topology says what to compile for, as in --topology=v5p:8x8x8")
         return None

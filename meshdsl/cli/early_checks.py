@@ -1,7 +1,7 @@
-"""What can be seen to be wrong with a run before its data is read or its step is compiled.
+"""Checks of a run before its data is read and its step is compiled, so that mistakes show at once.
 
-The run itself checks all of this again, with what it knows by then. Here nothing is written, no
-array is read, and no more is imported than that takes; what is wrong is told at once.
+The run itself checks all of this again, with what it knows by then. These checks write nothing,
+read no array, and import little.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(
     """Adds what is wrong with steps, devices, the workdir, its checkpoint and the weights.
 
     Args:
-        settings: those of the job, as they are stored with checkpoints.
+        settings: the job's settings, as checkpoints store them.
     """
     _check_steps(values, problems)
     if job.mesh is not None and job.backend.startswith("jax"):
@@ -89,11 +89,11 @@ def _check_settings(folder: Path, settings: Mapping[str, str], problems: Problem
     except (OSError, ValueError, KeyError, TypeError):
         return
     config.pop(_DATA, None)
-    if found := differences(config, settings, DEFAULTS):
+    if changes := differences(config, settings, DEFAULTS):
         lines = [
             f"checkpoint {steps[-1]} is of a job with other settings; give them again, choose "
             "another workdir, or go on with the new ones (--override)",
-            *found,
+            *changes,
         ]
         problems.add("\n  ".join(lines))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(values: flags.FlagValues, problems: Problems) -> None:
-    """Runs the command; errors as in `train`, and where the page cannot be written."""
+    """Runs the command; raises as `train`, and if the page cannot be written."""
     from meshdsl.reports.explain import compare, explain
     from meshdsl.reports.explain.html.page import page
 
@@ -42,17 +42,17 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     program = training_step(job, job.layout)
     others = {} if values.compare_layout else _others(program, job)
     report = explain(program, values.hardware, others)
-    told: Explanation | Comparison = report
+    shown: Explanation | Comparison = report
     if values.compare_layout:
-        told = compare(report, explain(training_step(job, values.compare_layout), values.hardware))
+        shown = compare(report, explain(training_step(job, values.compare_layout), values.hardware))
     if values.html:
-        _write(values.html, page(told))
+        _write(values.html, page(shown))
     else:
-        print(told)
+        print(shown)
 
 
 def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
-    """Returns the training step by other options."""
+    """Returns programs of the training step with other options, by their names."""
     from meshdsl.reports.explain import alternatives
 
     def lower(options: Options) -> SpmdProgram:

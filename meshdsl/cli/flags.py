@@ -1,7 +1,7 @@
 """The flags, the same for every command, so that `train` and `explain` can be swapped.
 
-Each flag has a reader (see `readers`); whatever the readers refuse is gathered, together with flags
-that do not exist, and told at once. Many flags are made of the fields of records (`record_flags`).
+Each flag has a reader (see `readers`). One error lists all values that readers refuse and all flags
+that do not exist. Many flags are made from the fields of records (`record_flags`).
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
     """Reads the arguments of a command.
 
     Returns:
-        The values, `Mistake`s among them where the problems say so, and the problems.
+        The values, and the problems. A value that could not be read is a `Mistake`.
     """
     values = flags.FlagValues()
     for name, (default, reader, text) in FLAGS.items():
@@ -273,9 +273,9 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
 
 
 def written(values: flags.FlagValues) -> list[str]:
-    """Returns the flags that were given as arguments again, apart from lists."""
-    given = [values[name] for name in FLAGS if values[name].present]
-    return [f"--{flag.name}={flag.text}" for flag in given if isinstance(flag, _Flag)]
+    """Returns the flags that the user set, as arguments; flags of lists are left out."""
+    present = [values[name] for name in FLAGS if values[name].present]
+    return [f"--{flag.name}={flag.text}" for flag in present if isinstance(flag, _Flag)]
 
 
 def describe() -> str:
@@ -304,7 +304,7 @@ class _Parser(flags.ArgumentParser):
 
 
 class _Flag(flags.Flag):
-    """A flag that knows the text that it was given last."""
+    """A flag that keeps the last text it was set to."""
 
     text = ""
 

@@ -49,7 +49,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
     """Returns the job that the flags describe.
 
     Args:
-        feeds_text: whether batches are made of text, so that the model must take those.
+        feeds_text: whether batches are made from text, which the model must accept.
 
     Raises:
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
@@ -128,12 +128,12 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
 
 
 def vocabulary(model: Any) -> int:
-    """Returns how many tokens a model knows: as many as there are bytes, if it does not say."""
+    """Returns the size of a model's vocabulary; if it states none, the number of bytes."""
     return int(getattr(model.config, "vocab", _BYTES))
 
 
 def _check_vocabulary(values: flags.FlagValues, vocab: int, problems: Problems) -> None:
-    """Checks that the model knows what the tokenizer makes."""
+    """Checks that the model's vocabulary has all tokens of the tokenizer."""
     if values.tokenizer or values.end_token:
         with problems.caught("--tokenizer"):
             tokenizer = load_tokenizer(values.tokenizer, values.end_token)
@@ -155,21 +155,21 @@ def use_host_devices(count: int | None) -> None:
         return
     import jax
 
-    held = jax.config.values
-    if held["jax_num_cpu_devices"] != count or held["jax_platforms"] != "cpu":
+    settings = jax.config.values
+    if settings["jax_num_cpu_devices"] != count or settings["jax_platforms"] != "cpu":
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)
 
 
 def use_no_devices() -> None:
-    """Keeps JAX from looking for devices: those that a step is compiled for are described."""
+    """Keeps JAX from looking for devices; a description of the machine replaces them."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
 
 
 def use_tpu(name: str | None, backend: str) -> None:
-    """Names the TPU that the TensorFlow backend runs on, if one is given; JAX keeps off it."""
+    """Sets the TPU of the TensorFlow backend, if one is given, and keeps JAX from using it."""
     if backend != "tf":
         return
     if name:
@@ -183,31 +183,33 @@ def use_tpu(name: str | None, backend: str) -> None:
 def _optimizer(values: flags.FlagValues, problems: Problems) -> Optimizer | None:
     """Returns the optimizer with its schedule, if the flags of both fit."""
     names = ("learning_rate", "schedule", "min_learning_rate", "warmup_steps", "decay_steps")
-    given = {name: getattr(values, name) for name in (*names, "steps", "weight_decay", "optimizer")}
-    if any(isinstance(value, Mistake) for value in given.values()):
+    settings = {
+        name: getattr(values, name) for name in (*names, "steps", "weight_decay", "optimizer")
+    }
+    if any(isinstance(value, Mistake) for value in settings.values()):
         return None
-    peak, end, steps = given["learning_rate"], given["min_learning_rate"], given["steps"]
-    warmup, decay = given["warmup_steps"], given["decay_steps"]
-    if decay is not None and given["schedule"] != "wsd":
+    peak, end, steps = settings["learning_rate"], settings["min_learning_rate"], settings["steps"]
+    warmup, decay = settings["warmup_steps"], settings["decay_steps"]
+    if decay is not None and settings["schedule"] != "wsd":
         problems.add("--decay_steps: only --schedule=wsd has a decay of its own length")
-    if end is not None and given["schedule"] == "constant":
+    if end is not None and settings["schedule"] == "constant":
         problems.add("--min_learning_rate: --schedule=constant stays at its peak; leave it out")
     warmup = steps // 10 if warmup is None else warmup
     end = 0.1 * peak if end is None else end
     rate = None
     with problems.caught("--warmup_steps" if end <= peak else "--min_learning_rate"):
-        rate = schedules.by_name(given["schedule"], peak, warmup, steps, end, decay)
+        rate = schedules.by_name(settings["schedule"], peak, warmup, steps, end, decay)
     if rate is None:
         return None
     mask = Excluding(values.weight_decay_except) if values.weight_decay_except else is_matrix
-    return by_name(given["optimizer"] or DEFAULT, rate, given["weight_decay"], mask)
+    return by_name(settings["optimizer"] or DEFAULT, rate, settings["weight_decay"], mask)
 
 
 def _loss_scaling(values: flags.FlagValues, policy: Policy | None) -> LossScaling | None:
     """Returns a constant scale if one is given, and one that adapts for float16.
 
     Raises:
-        ValueError: numbers are out of range, or are for a scale that this job does not have.
+        ValueError: numbers are out of range, or the job has no such scale.
     """
     half = policy is not None and policy.compute == np.float16
     adapts = values.loss_scale is None and half

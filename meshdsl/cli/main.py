@@ -1,8 +1,8 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
-Exit codes: 0, 2 for a mistake of the user, 1 for what fails on the devices or would not fit them,
-130 after Ctrl-C, 143 after SIGTERM, and 75 for a run that has come to the end of its time and is to
-be started again. A command returns its own, or None for 0.
+Exit codes: 0 for success, 2 for a mistake of the user, 1 for an error on the devices or a program
+that does not fit them, 130 after Ctrl-C, 143 after SIGTERM, and 75 for a run whose time is over and
+that should be started again. A command returns its exit code, or None for 0.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ EXAMPLE = (
 
 
 def console() -> int:
-    """The console script: runs the command line, and goes at once when it is interrupted.
+    """The console script: runs the command line, and exits at once when it is interrupted.
 
-    Until the first step nothing can be lost, so Ctrl-C ends the process there and then; during
-    training it falls between two steps. Either way no other thread is waited for.
+    Before the first step nothing can be lost, so Ctrl-C ends the process immediately. During
+    training the process ends between two steps. In both cases it waits for no other thread.
     """
     signal.signal(signal.SIGINT, lambda signum, frame: _quit(b"\nmeshdsl: interrupted\n"))
     code = run()
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     code = None
     try:
-        with _told_plainly(command):
+        with _plain_warnings(command):
             code = importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(error: Exception) -> tuple[str, int] | None:
-    """Returns what to say of an error, with the exit code; None if nothing is known of it."""
+    """Returns the message and the exit code of an error; None for an unexpected error."""
     from meshdsl.cli.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
     from meshdsl.training.nonfinite import NotFinite
@@ -116,17 +116,17 @@ def _explained(error: Exception) -> tuple[str, int] | None:
 
 
 @contextmanager
-def _told_plainly(command: str) -> Iterator[None]:
-    """Prints what is asked for in vain as one line, once, without a place in the code."""
-    told: set[str] = set()  # a command lowers several programs, which have the same to say
+def _plain_warnings(command: str) -> Iterator[None]:
+    """Prints each user warning in its block as one line, once, without a place in the code."""
+    printed: set[str] = set()  # a command lowers several programs, which give the same warnings
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def plain(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if issubclass(category, UserWarning):
                 line = f"{command}: warning: {message}"
-                if line not in told:
-                    told.add(line)
+                if line not in printed:
+                    printed.add(line)
                     tell(line, error=True)
             else:
                 show(message, category, *rest)

@@ -1,4 +1,4 @@
-"""Mistakes on a command line, gathered so that all of them are told at once."""
+"""Mistakes on a command line, collected so that one error reports all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshdsl.cli.user_errors import plain_text
 
 
 class UsageError(ValueError):
-    """What is wrong with a command line: one problem, or a numbered list of them."""
+    """A command line is wrong: one problem, or a numbered list of problems."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -36,7 +36,7 @@ class Problems:
 
     @contextmanager
     def caught(self, label: str) -> Iterator[None]:
-        """Takes a ValueError in its block for a problem of `label`, and goes on after it."""
+        """Adds a ValueError in its block as a problem of `label`, and goes on after the block."""
         try:
             yield
         except ValueError as error:
@@ -44,6 +44,6 @@ class Problems:
             self.add(f"{label}: {plain_text(error)}")
 
     def check(self) -> None:
-        """Raises one `UsageError` with everything found, if anything."""
+        """Raises one `UsageError` with all problems, if there are any."""
         if self.found:
             raise UsageError(self.found) from self._first

@@ -1,6 +1,6 @@
 """Readers: functions from the text of a flag to its value.
 
-They raise ValueError for a text that is not one of a value.
+They raise ValueError for a text that stands for no value.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def remat(text: str) -> str:
 
 
 def some_of(*choices: str) -> Reader:
-    """Reads words of a few, separated by commas; nothing is none."""
+    """Reads words of a given set, separated by commas; an empty text has none."""
 
     def read(text: str) -> tuple[str, ...]:
         words = words_of(text)

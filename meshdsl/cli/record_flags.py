@@ -1,7 +1,7 @@
-"""Flags that are made of records: one for each field of `Options` and of what `train` takes.
+"""Flags from records: one for each field of `Options` and of the records that `train` takes.
 
-A record says once what a field means, which values it takes and what its default is
-(`meshdsl.training.settings`). What the command line has otherwise is listed here.
+A record declares what a field means, which values it takes and what its default is
+(`meshdsl.training.settings`). This module lists where the command line differs from that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshdsl.training.stopping import Stops
 # (default, reader, help). Without a default a flag is None unless given.
 Flag: TypeAlias = tuple[str | None, Reader, str]
 
-# The records, each with its fields that are no flags: code, and what a command knows by itself.
+# The records, each with its fields that have no flag: code, and what a command decides itself.
 _NO_FLAGS: dict[type, set[str]] = {
     Recipe: {"init", "loss", "optimizer", "batch_dim", "loss_scaling", "update"},
     LossScaling: {"growth", "backoff"},
@@ -91,7 +91,7 @@ def names_of(record: type) -> dict[str, str]:
 
 
 def values_of(record: type, values: FlagValues) -> dict[str, Any]:
-    """Returns what the flags of a record say, by field: `Stops(**values_of(Stops, values))`."""
+    """Returns the values of a record's flags, by field: `Stops(**values_of(Stops, values))`."""
     return {name: values[flag].value for name, flag in names_of(record).items()}
 
 
@@ -109,7 +109,7 @@ def _of_record(record: type) -> dict[str, Flag]:
 
 
 def _reader(flag: str, kind: Kind | None) -> Reader:
-    """Returns what reads the values that a setting takes."""
+    """Returns the reader of a setting's values."""
     match kind:
         case Whole(least=int(least)):
             return whole(least)
@@ -127,7 +127,7 @@ def _reader(flag: str, kind: Kind | None) -> Reader:
 
 
 def _text(default: Any) -> str | None:
-    """Returns a default as it is written as a flag."""
+    """Returns a default as the text of a flag."""
     if default is None or default is MISSING:
         return None
     if isinstance(default, float) and default.is_integer():
@@ -136,7 +136,7 @@ def _text(default: Any) -> str | None:
 
 
 def _in_words_of_flags(text: str) -> str:
-    """Returns what a setting means as the help of its flag; other settings become flags."""
+    """Returns a setting's meaning as help text, in which other settings are called flags."""
     for ours, theirs in _WORDS.items():
         text = text.replace(ours, theirs)
     names = {name: flag for record in _NO_FLAGS for name, flag in names_of(record).items()}
@@ -146,7 +146,7 @@ def _in_words_of_flags(text: str) -> str:
 def _of_options() -> dict[str, Flag]:
     """Returns a flag for every field of `Options`."""
     kinds = typing.get_type_hints(Options)
-    found: dict[str, Flag] = {}
+    flags: dict[str, Flag] = {}
     for field in fields(Options):
         kind, default = kinds[field.name], field.default
         reader: Reader = size
@@ -157,8 +157,8 @@ def _of_options() -> dict[str, Flag]:
         elif field.name == "compiler_flags":
             reader, default = compiler_flags.parse, ""
         text = None if default is None else str(default).lower()
-        found[field.name] = text, reader, _OPTIONS.get(field.name, "See `lowering.options`.")
-    return found
+        flags[field.name] = text, reader, _OPTIONS.get(field.name, "See `lowering.options`.")
+    return flags
 
 
 OF_OPTIONS = _of_options()

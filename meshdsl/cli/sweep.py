@@ -1,8 +1,8 @@
 """`meshdsl sweep`: many meshes, layouts and topologies of one training step, ranked.
 
-In the workdir are `results.jsonl` (see `reports.sweeps.store`), from which an interrupted sweep
-goes on, `sweep.csv`, `sweep.json`, `plot.svg`, `index.html`, and in `pages/` the report of each
-candidate.
+It writes `sweep.csv`, `sweep.json`, `plot.svg` and `index.html` to the workdir, and the report of
+each candidate to `pages/`. An interrupted sweep goes on from `results.jsonl` there (see
+`reports.sweeps.store`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
     """Runs the command.
 
     Raises:
-        ValueError: anything the user can put right, as many problems as possible at once; or no
-            candidate could be measured.
+        ValueError: the user's mistakes, as many as possible in one error; or no candidate could be
+            measured.
     """
     reading = candidates.read(values.mesh_shape or [], values.layout or [])
     _check(values, problems, reading)
@@ -63,10 +63,10 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
         sweep = _Sweep(subject, store, reading.candidates)
         for one in reading.repeated:
             print(f"measured once, though written several times: {one}", flush=True)
-        rows, told = ranked(sweep.run()), sweep.told()
+        rows, summary = ranked(sweep.run()), sweep.summary()
         if setup.folder:
-            _write(Path(setup.folder), rows, told, sweep.facts())
-    _print(rows, told, sweep, setup.folder)
+            _write(Path(setup.folder), rows, summary, sweep.facts())
+    _print(rows, summary, sweep, setup.folder)
     if all(row.result.reason for row in rows):
         raise ValueError(f"none of {len(rows):,} candidates could be measured; see above why")
 
@@ -92,14 +92,14 @@ def _check(values: absl_flags.FlagValues, problems: Problems, reading: Reading) 
 
 
 def _topologies(values: absl_flags.FlagValues, problems: Problems) -> dict[str, Topology]:
-    """Returns the machines that the flags name; everything that is wrong with them is a problem."""
+    """Returns the machines that the flags name; adds what is wrong with them to `problems`."""
     if isinstance(values.slices, flags.Mistake):
         return {}
     if not values.topology:
         if values["slices"].present:
             problems.add("--slices: give their --topology, as in --topology=v5e:16x16")
         return {}
-    found, wrong = candidates.read_topologies(values.topology, values.slices)
+    topologies, wrong = candidates.read_topologies(values.topology, values.slices)
     problems.found += wrong
     if values["hardware"].present:
         problems.add("--hardware: that of each --topology is known; leave it out")
@@ -112,15 +112,15 @@ def _topologies(values: absl_flags.FlagValues, problems: Problems) -> dict[str, 
         problems.found += [
             f"--measure=compile: {name} can be planned only; GPU programs are compiled where the "
             "GPUs are. Leave --measure out, or sweep it apart"
-            for name, one in found.items()
+            for name, one in topologies.items()
             if not one.is_tpu
         ]
-        if any(one.is_tpu for one in found.values()):
+        if any(one.is_tpu for one in topologies.values()):
             from meshdsl.lowering.backends.jax.ahead import require_compiler
 
             with problems.caught("--measure=compile"):
                 require_compiler()
-    return {} if wrong else found
+    return {} if wrong else topologies
 
 
 def _build(setup: Setup, problems: Problems) -> None:
@@ -134,7 +134,7 @@ def _build(setup: Setup, problems: Problems) -> None:
 
 @dataclass
 class _Sweep:
-    """A sweep under way: what is known, and what is still to be measured."""
+    """A sweep: its candidates, the results of earlier sweeps, and the measuring of the rest."""
 
     subject: Subject
     store: Store | None
@@ -142,15 +142,15 @@ class _Sweep:
     earlier: int = 0  # results taken over
 
     def run(self) -> list[Result]:
-        """Measures what is not known yet; returns all results."""
+        """Measures the candidates without a result; returns all results."""
         step = self._digest()
         asked = [Asked(one, key(step, one)) for one in self.candidates]
-        found: dict[str, Result] = {}
+        results: dict[str, Result] = {}
         if self.store is not None:
             known = {one.key: self._known(one.key) for one in asked}
-            found = {name: result for name, result in known.items() if result is not None}
-        self.earlier = len(found)
-        left = [self._with_rounds(one) for one in asked if one.key not in found]
+            results = {name: result for name, result in known.items() if result is not None}
+        self.earlier = len(results)
+        left = [self._with_rounds(one) for one in asked if one.key not in results]
         measured = self._run(left) if self._turns else self._measured(left)
         turns = {one.key: max(0, self._turns - len(one.rounds)) for one in left}
         total = sum(turns.values()) if self._turns else len(left)
@@ -162,30 +162,33 @@ class _Sweep:
                     turns[name] -= 1
                     progress.step()
                     continue
-                found[name] = message
+                results[name] = message
                 if self.store is not None:
                     self.store.add(name, message)
                 progress.step(turns[name] if self._turns else 1, failed=bool(message.reason))
-        return [found[one.key] for one in asked]
+        return [results[one.key] for one in asked]
 
     @property
     def _turns(self) -> int:
-        """How often a candidate is run; 0 if none is."""
+        """How often each candidate is run; 0 if candidates are not run."""
         return self.subject.values.rounds if self.subject.values.measure == "run" else 0
 
     def _known(self, name: str) -> Result | None:
         assert self.store is not None
-        found = self.store.known(name)
-        if found is None or found.reason or not self._turns:
-            return found
-        return found if len(self.store.rounds.get(name, [])) >= self._turns else None
+        result = self.store.known(name)
+        if result is None or result.reason or not self._turns:
+            return result
+        return result if len(self.store.rounds.get(name, [])) >= self._turns else None
 
     def _measured(self, left: Sequence[Asked]) -> Iterator[tuple[str, Result]]:
         for asked, message in perform(left, self._processes(), prepare, self.subject.setup):
             yield asked.key, _blamed(asked, message) if isinstance(message, Died) else message
 
     def _run(self, left: Sequence[Asked]) -> Iterator[tuple[str, Result | Timed]]:
-        """Runs candidates in one process; in another one without the candidate that ended it."""
+        """Runs candidates in one process.
+
+        If a candidate ends that process, the other candidates go on in another one.
+        """
         while left:
             by_key, at = {one.key: one for one in left}, ""
             keys = {one.candidate: one.key for one in left}
@@ -220,9 +223,9 @@ class _Sweep:
 
     def _digest(self) -> str:
         values, job = self.subject.values, self.subject.job
-        given = [one for one in flags.written(values) if _name(one) not in _ASIDE]
+        arguments = [one for one in flags.written(values) if _name(one) not in _ASIDE]
         graph = self.subject.jitted.trace(*self.subject.specs)
-        facts: list[object] = [sorted(given), job.options, values.hardware]
+        facts: list[object] = [sorted(arguments), job.options, values.hardware]
         facts += [self.subject.setup.folder is not None]
         if values.measure != "plan":
             import jax
@@ -231,7 +234,7 @@ class _Sweep:
             facts += [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
         return digest(graph, *facts)
 
-    def told(self) -> Heading:
+    def summary(self) -> Heading:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "a lower bound, from published peaks, with nothing overlapped"
@@ -274,12 +277,12 @@ def _compiler_version() -> str:
         return ""
 
 
-def _write(folder: Path, rows: Sequence[Ranked], told: Heading, facts: dict[str, Any]) -> None:
+def _write(folder: Path, rows: Sequence[Ranked], summary: Heading, facts: dict[str, Any]) -> None:
     texts = {
         "sweep.csv": tables.as_csv(rows),
         "sweep.json": tables.as_json(rows, facts),
-        "plot.svg": str(plot(rows, told.rooms)),
-        "index.html": page(rows, told),
+        "plot.svg": str(plot(rows, summary.rooms)),
+        "index.html": page(rows, summary),
     }
     try:
         for name, text in texts.items():
@@ -290,7 +293,7 @@ def _write(folder: Path, rows: Sequence[Ranked], told: Heading, facts: dict[str,
         raise unwritable(folder, error) from error
 
 
-def _print(rows: Sequence[Ranked], told: Heading, sweep: _Sweep, folder: str | None) -> None:
+def _print(rows: Sequence[Ranked], summary: Heading, sweep: _Sweep, folder: str | None) -> None:
     from rich.console import Console
 
     console = Console()
@@ -299,7 +302,9 @@ def _print(rows: Sequence[Ranked], told: Heading, sweep: _Sweep, folder: str | N
     failed = [row.result for row in rows if row.result.reason]
     meshes = {row.result.mesh for row in rows}
     where = f" on {next(iter(meshes))}" if len(meshes) == 1 else ""
-    lines = [f"{values.model}{where}, {told.hardware}; step: {told.times}; peak: {told.peaks}"]
+    lines = [
+        f"{values.model}{where}, {summary.hardware}; step: {summary.times}; peak: {summary.peaks}"
+    ]
     if sweep.earlier:
         lines.append(f"{sweep.earlier:,} of {len(rows):,} candidates were measured earlier")
     console.print("\n".join(lines), markup=False, highlight=False)

@@ -1,10 +1,11 @@
 """Measures: what `meshdsl sweep` does with a candidate, in a process of its own.
 
-By the plan, a candidate is lowered and explained; the model is traced once for all. With the
-compiler, it is compiled as well, for its topology or else for the devices there are, and the memory
-is the compiler's. By running, steps are timed in rounds that come to every candidate once, each
-time from another one on, so that whatever slows the machine down for a while slows all of them
-down. Between its turns a candidate holds no memory of a device.
+* `plan`: a candidate is lowered and explained. The model is traced once for all candidates.
+* `compile`: it is compiled as well, for its topology or else for the devices at hand. The memory is
+  the compiler's figure.
+* `run`: steps are timed in rounds. Each round runs every candidate once and starts with another
+  one, so that a slow moment of the machine affects all of them. Between its turns a candidate has
+  no memory on a device.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Setup:
 
     Attributes:
         arguments: the command line without meshes, layouts and topologies.
-        folder: where the pages go, if they are written.
-        topologies: what candidates are planned for, by name.
+        folder: the folder of the pages; None: none are written.
+        topologies: the machines that candidates are planned for, by name.
     """
 
     arguments: tuple[str, ...]
@@ -56,7 +57,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate, the key of its result, and the seconds of the rounds that it has done."""
+    """A candidate, the key of its result, and the seconds of its earlier rounds."""
 
     candidate: Candidate
     key: str
@@ -65,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Turn:
-    """A candidate's turn begins, so that it is to blame if nothing more is heard."""
+    """The message that a candidate's turn begins: if the process dies, this one is to blame."""
 
     key: str
 
@@ -96,7 +97,7 @@ class Subject:
         return Subject(setup, values, job, *jitted_step(job))
 
     def hardware(self, topology: str) -> str:
-        """Returns the name of what a topology is made of; without one, what the flag says."""
+        """Returns the name of a topology's hardware; without a topology, that of the flag."""
         machines = self.setup.topologies
         return machines[topology].name if topology else str(self.values.hardware)
 
@@ -106,7 +107,7 @@ class Subject:
 
     @property
     def rooms(self) -> dict[str, int]:
-        """The same of each topology; without any, under ""."""
+        """The memory of a device of each topology, in bytes; without any, under ""."""
         return {name: self.room(name) for name in self.setup.topologies or [""]}
 
     def on(self, candidate: Candidate) -> Jitted:
@@ -114,7 +115,7 @@ class Subject:
 
 
 def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
-    """Returns what does the tasks of a sweep: those of `plan`, `compile` and `run`."""
+    """Returns the function that does the tasks of a sweep by `plan`, `compile` or `run`."""
     subject = Subject.of(setup)
     jobs.use_host_devices(subject.values.host_devices)
     if setup.topologies:
@@ -135,15 +136,15 @@ def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
 
 
 def by_plan(subject: Subject, asked: Asked) -> Result:
-    """Returns what the plan says of a candidate, or why there is no plan."""
-    return _told(asked.candidate, lambda: _plan(subject, asked)[0])
+    """Returns a candidate's result by its plan, or the reason why there is no plan."""
+    return _measured_or_why(asked.candidate, lambda: _plan(subject, asked)[0])
 
 
 def by_compiling(subject: Subject, asked: Asked) -> Result:
-    """Returns what plan and compiler say of a candidate."""
+    """Returns a candidate's result by its plan and the compiler."""
     if asked.candidate.topology:
-        return _told(asked.candidate, lambda: _compile_ahead(subject, asked))
-    return _told(asked.candidate, lambda: _compile(subject, asked)[0])
+        return _measured_or_why(asked.candidate, lambda: _compile_ahead(subject, asked))
+    return _measured_or_why(asked.candidate, lambda: _compile(subject, asked)[0])
 
 
 def by_running(subject: Subject, task: tuple[Asked, ...]) -> Iterator[Turn | Timed | Result]:
@@ -151,18 +152,18 @@ def by_running(subject: Subject, task: tuple[Asked, ...]) -> Iterator[Turn | Tim
     runs: list[_Run] = []
     for asked in task:
         yield Turn(asked.key)
-        found = _told(asked.candidate, partial(_Run.of, subject, asked))
-        if isinstance(found, Result):
-            yield found
+        compiled = _measured_or_why(asked.candidate, partial(_Run.of, subject, asked))
+        if isinstance(compiled, Result):
+            yield compiled
         else:
-            runs.append(found)
+            runs.append(compiled)
     for number in range(subject.values.rounds):
         first = number % len(runs) if runs else 0
         for run in [*runs[first:], *runs[:first]]:
             if len(run.rounds) > number:
                 continue
             yield Turn(run.asked.key)
-            seconds = _told(run.asked.candidate, run.turn)
+            seconds = _measured_or_why(run.asked.candidate, run.turn)
             if isinstance(seconds, Result):
                 runs.remove(run)
                 yield seconds
@@ -172,8 +173,8 @@ def by_running(subject: Subject, task: tuple[Asked, ...]) -> Iterator[Turn | Tim
     yield from (run.result() for run in runs)
 
 
-def _told(candidate: Candidate, measure: Callable[[], Any]) -> Any:
-    """Returns what is measured, or a result that says why nothing is."""
+def _measured_or_why(candidate: Candidate, measure: Callable[[], Any]) -> Any:
+    """Returns what `measure` returns, or a result with the reason why it failed."""
     failed = Result(candidate.mesh, candidate.layout, candidate.topology)
     try:
         return measure()
@@ -228,10 +229,10 @@ def _compile_ahead(subject: Subject, asked: Asked) -> Result:
 
 
 def _peak(account: Any) -> int:
-    """Returns the bytes that a device holds at most, by a compiler's account."""
-    kept = account.argument_size_in_bytes + account.output_size_in_bytes
-    kept += account.temp_size_in_bytes - account.alias_size_in_bytes
-    return account.peak_memory_in_bytes or kept
+    """Returns the peak memory of a device in bytes, by a compiler's account."""
+    total = account.argument_size_in_bytes + account.output_size_in_bytes
+    total += account.temp_size_in_bytes - account.alias_size_in_bytes
+    return account.peak_memory_in_bytes or total
 
 
 @dataclass
@@ -277,13 +278,13 @@ class _Run:
 
         from meshdsl.ops.random import key
 
-        state, found = self.create(key(self.seed))["state"], []
+        state, seconds = self.create(key(self.seed))["state"], []
         for _ in range(_WARM_UP + _TIMED):
             start = time.perf_counter()
             state, metrics = self.step(state, self.batch)
             jax.block_until_ready(jax.tree.leaves((state, metrics)))
-            found.append(time.perf_counter() - start)
-        return tuple(found[_WARM_UP:])
+            seconds.append(time.perf_counter() - start)
+        return tuple(seconds[_WARM_UP:])
 
     def result(self) -> Result:
         """Returns what has been measured: the median of all steps, and their quartiles."""
@@ -295,10 +296,10 @@ class _Run:
 def random_batch(specs: Mapping[str, Spec], vocab: int) -> dict[str, NamedArray]:
     """Returns a batch: normal numbers, tokens, and for other whole numbers 0 and 1."""
     rng = np.random.default_rng(0)
-    found = {}
+    batch = {}
     for name, one in specs.items():
-        whole = np.issubdtype(one.dtype, np.integer)
+        is_integer = np.issubdtype(one.dtype, np.integer)
         sizes, below = one.dims.sizes, vocab if name in ("tokens", "targets") else 2
-        drawn = rng.integers(0, below, sizes) if whole else rng.standard_normal(sizes)
-        found[name] = named(drawn.astype(one.dtype), one.dims)
-    return found
+        drawn = rng.integers(0, below, sizes) if is_integer else rng.standard_normal(sizes)
+        batch[name] = named(drawn.astype(one.dtype), one.dims)
+    return batch

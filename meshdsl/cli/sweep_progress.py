@@ -1,6 +1,6 @@
-"""Progress of a sweep, for whoever watches: a bar on a terminal, now and then a line elsewhere.
+"""Progress of a sweep: a bar on a terminal, now and then a line elsewhere.
 
-It goes to standard error, so that the table can be taken from standard output.
+It goes to standard error, so that standard output has only the table.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Progress:
         """Counts some more.
 
         Args:
-            failed: whether they are those of a candidate that could not be measured.
+            failed: whether their candidate could not be measured.
         """
         before, self._count = self._count, self._count + count
         self._failed += failed
-        told = f"{self._failed:,} could not be measured" if self._failed else ""
+        failures = f"{self._failed:,} could not be measured" if self._failed else ""
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._count, failed=told)
+            self._bar.update(self._task, completed=self._count, failed=failures)
             return
         every = max(1, self._total // _LINES)
         done = self._count == self._total
         if count and (done or self._count // every > before // every):
             line = f"{self._count:,} of {self._total:,} {self._what}"
-            text = f"{line}; {told}" if told else line
+            text = f"{line}; {failures}" if failures else line
             self._console.print(text, markup=False, highlight=False)
 
     def __enter__(self) -> Self:

@@ -40,7 +40,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     """Runs the command; returns its exit code.
 
     Raises:
-        ValueError: anything the user can put right; as many problems as possible at once.
+        ValueError: the user's mistakes, as many as possible in one error.
     """
     jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
     with _processes(values, problems):
@@ -61,7 +61,7 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     with compared(corpus.paths) as check:
         result = _trained(job, splits, values, _saving(values, corpus), check)
     if first:
-        tell(_told(result, values, corpus.unit))
+        tell(_last_line(result, values, corpus.unit))
     return UNFINISHED if result.step < values.steps else 0
 
 
@@ -142,12 +142,12 @@ def _trained(
 
 
 def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
-    """Returns what must be the same in all processes of a job."""
-    told = {f"--{name}": text for name, text in _settings(values, _OWN).items()}
-    return {**told, "the code of meshdsl": code_version(), "the data": corpus.fingerprint()}
+    """Returns the settings that must be the same in all processes of a job, and hashes of data."""
+    settings = {f"--{name}": text for name, text in _settings(values, _OWN).items()}
+    return {**settings, "the code of meshdsl": code_version(), "the data": corpus.fingerprint()}
 
 
-def _told(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
+def _last_line(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
     """Returns the last line of the command."""
     if result.step < values.steps:
         asked = values.exit_at_step is not None and result.step >= values.exit_at_step
@@ -165,15 +165,17 @@ def _told(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
 
 
 def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextManager[None]:
-    """Returns what joins the other processes of the job, if there are any, and leaves them.
+    """Returns a context that joins the other processes of the job, if any, and leaves them.
 
     Raises:
-        UsageError: its flags do not fit together, and all else that is wrong.
+        UsageError: the flags of the processes do not fit together, or there are other problems.
     """
     if values.coordinator is None:
         names = ("num_processes", "process_id", "join_timeout", "pause_timeout")
-        if given := [f"--{name}" for name in names if values[name].present]:
-            problems.add(f"{', '.join(given)}: give --coordinator=host:port of the first process")
+        if needless := [f"--{name}" for name in names if values[name].present]:
+            problems.add(
+                f"{', '.join(needless)}: give --coordinator=host:port of the first process"
+            )
         return nullcontext()
     known = values.num_processes is not None and values.process_id is not None
     if values.coordinator != AUTOMATIC and not known:
@@ -206,7 +208,7 @@ _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has o
 
 
 def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
-    """Checks that flags of what is written come with a workdir, and with each other."""
+    """Checks that flags of saving come with a workdir, and fit together."""
     if (values.local_checkpoints is None) != (values.local_every is None):
         problems.add("--local_checkpoints and --local_every go together: a folder, and how often")
     asked = [name for name in _NEEDS_WORKDIR if values[name].value is not None]
@@ -231,16 +233,16 @@ def _saving(values: flags.FlagValues, corpus: Corpus) -> Saving | None:
 
 
 def _stored(values: flags.FlagValues) -> dict[str, str]:
-    """Returns the settings that are stored with checkpoints, but for what the data says."""
+    """Returns the settings that checkpoints store, without those that the data describes."""
     return _settings(values, _FREE | {field.name for field in fields(Options)})
 
 
 def _settings(values: flags.FlagValues, without: Set[str]) -> dict[str, str]:
     """Returns the flags that have values, as text."""
-    found = {name: values[name] for name in FLAGS if name not in without}
+    chosen = {name: values[name] for name in FLAGS if name not in without}
     texts = {
         name: flag.default if flag.using_default_value else flag.value
-        for name, flag in found.items()
+        for name, flag in chosen.items()
     }
     return {name: str(value) for name, value in texts.items() if value is not None}
 

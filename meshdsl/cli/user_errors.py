@@ -1,8 +1,8 @@
-"""Errors raised in the user's own code: what to show of them, and what not.
+"""Errors raised in the user's own code: which frames of the traceback are shown.
 
 A model file may fail anywhere: when it is imported, in its `init`, in its `loss`. The user needs
-the frames of that code; those of meshdsl, of libraries and of Python say nothing (`--debug` shows
-them). Mistakes in operations (`OperationError`) name their line already, and need no frames.
+the frames of that code. Frames of meshdsl, of libraries and of Python do not help; `--debug` shows
+them. Mistakes in operations (`OperationError`) name their line already, and need no frames.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def user_text(error: BaseException) -> str | None:
     """Returns an error with the user's frames; None if it does not come from the user's code."""
     if isinstance(error, OperationError):
         return None
-    found = _frames(error)
+    frames = _frames(error)
     of_syntax = isinstance(error, SyntaxError) and _is_users(error.filename or "")
-    if not found and not of_syntax:
+    if not frames and not of_syntax:
         return None
     lines = [_headline(error)]
-    lines += _shown(error, found)
+    lines += _shown(error, frames)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and (of_cause := _frames(cause)):
         lines += [f"caused by {_headline(cause)}", *_shown(cause, of_cause)]
@@ -33,7 +33,7 @@ def user_text(error: BaseException) -> str | None:
 
 
 def plain_text(error: BaseException) -> str:
-    """Returns what to say of an error: with the user's frames, if it comes from their code."""
+    """Returns an error's text, with the user's frames if it comes from their code."""
     return user_text(error) or str(error)
 
 

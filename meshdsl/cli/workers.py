@@ -1,8 +1,8 @@
-"""Workers: processes that do tasks, of which one that dies takes no other with it.
+"""Workers: processes that do tasks. If one dies, the others go on.
 
-Each worker prepares itself once and then does one task after another. It tells what it has found
-in messages, as many as it likes for a task. Workers end with the process that started them, however
-that ends, and leave Ctrl-C to it.
+Each worker prepares itself once and then does one task after another. It sends its results as
+messages, any number for a task. Workers end with the process that started them, however that ends,
+and leave Ctrl-C to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Perform = Callable[[Any], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Died:
-    """A worker's last message, from us: its process has ended within a task."""
+    """The last message of a task whose process has died; this process makes it."""
 
     reason: str
 
