@@ -1,14 +1,14 @@
-"""Training: a run, from its data to what it leaves: `from meshdsl.training import train`.
+"""Training: a run, from its data to its results: `from meshdsl.training import train`.
 
-A `recipe` says what is trained, made of a `step` (`microbatches`, `loss_scaling`, `nonfinite`,
-`step_metrics`) on a `state`; `programs` are what devices run of it. `loop.train` is the way in: a
-`run` takes the steps until something stops it (`stopping`). What users choose is in records:
-`Recipe`, `Data`, `Evaluation`, `Reporting`, `Saving` and `Stops`, whose fields are `settings`.
+`loop.train` is the entry point. A `recipe` describes the model and its `step` (`microbatches`,
+`loss_scaling`, `nonfinite`, `step_metrics`) on a `state`. `programs` compiles what devices run. A
+`run` takes the steps until something stops it (`stopping`). Users choose in records: `Recipe`,
+`Data`, `Evaluation`, `Reporting`, `Saving` and `Stops`, whose fields are `settings`.
 
-* `data/` makes batches of files, and feeds a run with them.
-* `checkpointing/` is what a run keeps, with checksums, and weights as files.
-* `processes/` are those of a job on many hosts: they meet, agree, and look after each other.
-* `reporting/` is what a run says of itself while it trains.
+* `data/` makes batches from files, and feeds a run with them.
+* `checkpointing/` saves checkpoints, with checksums, and writes weights as files.
+* `processes/` connects the processes of a job on many hosts; they agree, and watch each other.
+* `reporting/` writes metrics and profiles, and shows progress.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Whether the arguments of `train` are of the kinds that it takes: all that are not, in one error.
+"""Checks the types of the arguments of `train`; one error lists all wrong ones.
 
-The records among them have checked their own settings when they were made.
+Records among them have checked their own settings when they were made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONAL: dict[str, Kind] = {
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for every argument of `train` that is of another kind.
+    """Raises one ValueError that lists every argument of `train` of a wrong type.
 
     `check_arguments({"steps": "ten"})`.
 

@@ -1,7 +1,7 @@
 """Batch-size ramp-up: from a small batch to the full one, by samples seen.
 
-Brown et al. 2020, appendix B; the rule is that of Megatron-LM's `--rampup-batch-size`. The size is
-a function of the samples seen alone, so a run that is resumed goes on with the same sizes.
+See Brown et al. 2020, appendix B. The rule is that of Megatron-LM's `--rampup-batch-size`. The size
+is a function of the number of samples seen, so a resumed run goes on with the same sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with the numbers of steps of a run, and with where it saves."""
+"""Checks of a run's numbers of steps, and of the folder that it saves to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_steps_per_call(
     reporting: Reporting,
     saving: Saving | None,
 ) -> None:
-    """Raises ValueError if steps that are done at once do not divide the other numbers of steps."""
+    """Raises ValueError if `steps_per_call` does not divide the other numbers of steps."""
     numbers = {
         "steps": steps,
         "log_every": reporting.log_every,
@@ -51,11 +51,11 @@ def check_saves_together(processes: int, saving: Saving | None) -> None:
 
 
 def misfit_of_steps(at_once: int, numbers: Mapping[str, int | None], mark: str = "") -> str | None:
-    """Returns why numbers of steps do not fit those that are done at once, or None if they do.
+    """Returns which numbers of steps `steps_per_call` does not divide, or None if it divides all.
 
     Args:
-        numbers: by their names; None is not given.
-        mark: stands before the names, such as "--" of flags.
+        numbers: numbers of steps by their names; None stands for one that is not set.
+        mark: a prefix of the names, such as "--" of flags.
     """
     wrong = [f"{mark}{name}={n}" for name, n in numbers.items() if n is not None and n % at_once]
     if not wrong:

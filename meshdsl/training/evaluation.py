@@ -1,4 +1,4 @@
-"""Evaluation: the batches that are held out, and when a run goes through them."""
+"""Evaluation: held-out batches, and when a run evaluates on them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Evaluation:
             )
 
     def named(self, dims: Mapping[str, DimsLike] | None, batch_dim: str) -> dict[str, Named]:
-        """Returns the batches that there are, by the name of the evaluation: `eval`, `test`.
+        """Returns the held-out batches by the name of the evaluation: `eval`, `test`.
 
         Args:
             dims: the dims of each entry of a batch.
@@ -54,5 +54,5 @@ class Evaluation:
         }
 
     def _batches(self) -> dict[str, Iterable[Mapping[str, Any]]]:
-        given = {"eval_batches": self.eval_batches, "test_batches": self.test_batches}
-        return {name: each for name, each in given.items() if each is not None}
+        batches = {"eval_batches": self.eval_batches, "test_batches": self.test_batches}
+        return {name: each for name, each in batches.items() if each is not None}

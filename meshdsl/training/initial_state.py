@@ -1,4 +1,4 @@
-"""What a run starts from: a checkpoint, or weights in files with an optimizer's state for them."""
+"""The start of a run: a checkpoint, or weights in files with a fresh optimizer state."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Beginning:
 
     Attributes:
         step: how many steps have been taken.
-        evaluated: whether evaluations have followed them, if they are all.
-        reports: how many times metrics have been reported; None: that is not known.
+        evaluated: whether the last evaluation is done, if these are all steps of the run.
+        reports: how many times metrics have been reported; None: unknown.
     """
 
     state: TrainState
@@ -39,20 +39,20 @@ class Beginning:
     reports: int | None = 0
 
 
-def _going_on(found: Restored, feed: Feed, steps_per_call: int) -> Beginning:
-    """Returns what a checkpoint held; the data goes to its place.
+def _going_on(restored: Restored, feed: Feed, steps_per_call: int) -> Beginning:
+    """Returns the start of a run that a checkpoint has; moves the data to the same step.
 
     Raises:
-        ValueError: calls of so many steps do not lead on from it, or it was saved with other data.
+        ValueError: `steps_per_call` does not divide its step, or it was saved with other data.
     """
-    if found.step % steps_per_call:
+    if restored.step % steps_per_call:
         raise ValueError(
-            f"the run goes on from step {found.step}, which calls of {steps_per_call} steps do not "
-            "lead to: take a number for steps_per_call that divides it (1 does)"
+            f"the run goes on from step {restored.step}, which calls of {steps_per_call} steps do "
+            "not lead to: take a number for steps_per_call that divides it (1 does)"
         )
-    feed.seek(found.step, found.position["feed"])
-    position = found.position
-    return Beginning(found.state, found.step, position["evaluated"], position.get("reports"))
+    feed.seek(restored.step, restored.position["feed"])
+    position = restored.position
+    return Beginning(restored.state, restored.step, position["evaluated"], position.get("reports"))
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ class GivenWeights:
     missing: frozenset[str]
 
     def __str__(self) -> str:
-        told = f"starting from the weights {self.weights.files.path}"
+        source = f"starting from the weights {self.weights.files.path}"
         if not self.missing:
-            return told
+            return source
         names = sorted(self.missing)
         rest = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-        return f"{told}; initialised, since it has none: {', '.join(names[:_MOST])}{rest}"
+        return f"{source}; initialised, since it has none: {', '.join(names[:_MOST])}{rest}"
 
 
 def checked_weights(
     path: str | os.PathLike[str], params: Any, trainable: Trainable | None
 ) -> GivenWeights:
-    """Returns the weights in a file or a folder; each process has to find those of the model.
+    """Returns the weights in a file or a folder; each process checks that they fit the model.
 
     Raises:
         ValueError: they cannot be read, are of another model, or lack parameters that are not
@@ -109,35 +109,36 @@ def first_of(
     return Beginning(programs.first_state())
 
 
-def _state_of_weights(given: GivenWeights, programs: Programs) -> TrainState:
+def _state_of_weights(initial: GivenWeights, programs: Programs) -> TrainState:
     """Returns the state that a run of these programs starts from.
 
-    What the files lack has the values that `init` gives for the seed; nothing else is made of it.
+    Parameters that the files lack get the values that `init` gives for the seed. All others are
+    only read: `init` does not compute them.
 
     Raises:
         ValueError: the weights cannot be read.
     """
     recipe, like = programs.recipe, programs.state
     leaves = [
-        None if path in given.missing else leaf for path, leaf in by_path(like.params).items()
+        None if path in initial.missing else leaf for path, leaf in by_path(like.params).items()
     ]
     stored = tree_like(like.params, leaves)
 
     def create_state(state: dict[str, Any], key: Tensor) -> dict[str, TrainState]:
         def init(key: Tensor) -> Any:
             params = state["params"]
-            return merged(params, recipe.init(key)) if given.missing else params
+            return merged(params, recipe.init(key)) if initial.missing else params
 
         return {"state": replace(recipe, init=init).create_state()(key)}  # the paths of the step's
 
     names = {name for leaf in by_path(like).values() for name in leaf.dims.names}
     layout = Layout(tuple(rule for rule in programs.step.layout.rules if rule.dim in names))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
+        warnings.simplefilter("ignore", LayoutWarning)  # lowering the step has warned already
         warnings.simplefilter("ignore", ScopeWarning)
         creation = replace(programs.place, layout=layout).jit(create_state, donate="state")
         compiled = creation.lower({"params": stored}, spec([KEY], "uint32")).compile()
     with together():
-        params = given.weights.load(stored, places(compiled, stored))
+        params = initial.weights.load(stored, places(compiled, stored))
     state: TrainState = compiled({"params": params}, key(recipe.seed))["state"]
     return state

@@ -20,7 +20,7 @@ from meshdsl.training.arguments import check_arguments
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
-from meshdsl.training.checkpointing.workdir import held
+from meshdsl.training.checkpointing.workdir import locked
 from meshdsl.training.checks import check_saves_together, check_steps_per_call, check_workdir
 from meshdsl.training.data.feeding import Data, Feed, Named
 from meshdsl.training.evaluation import Evaluation
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run leaves.
+    """The results of a run.
 
     Attributes:
-        state: the last one.
-        losses: of every step that this run took.
-        history: what was reported.
-        step: how many steps had been taken at the end, those of the run it went on from included.
+        state: the final state.
+        losses: the loss of every step that this run took.
+        history: the metrics of every report.
+        step: how many steps had been taken at the end, those of earlier runs included.
     """
 
     state: TrainState
@@ -75,7 +75,7 @@ def train(
     saving: Saving | None = None,
     stops: Stops | None = None,
 ) -> TrainResult:
-    """Trains a model for a number of steps, or goes on where an earlier run was stopped.
+    """Trains a model for a number of steps, or goes on where an earlier run stopped.
 
         train(Recipe(init, loss, Sgd(0.1)), batches, steps=50, mesh="data:8", layout="batch:data")
 
@@ -153,7 +153,7 @@ class _Prepared:
         with ExitStack() as stack:
             signals = stack.enter_context(ExitStack())  # they are listened to until all is saved
             if self._first and self.workdir is not None:
-                stack.enter_context(held(self.workdir))
+                stack.enter_context(locked(self.workdir))
             stack.callback(self.feed.close)
             for which in (self.feed.full, *self.held_out):
                 self.programs.compiled(which)
@@ -184,7 +184,7 @@ class _Prepared:
         return checked_weights(recipe.init_from, self.programs.state.params, recipe.trainable)
 
     def _restored(self, stack: ExitStack) -> tuple[Checkpoints | None, Restored | None]:
-        """Returns the checkpoints of the run, and what it goes on from, if there are any."""
+        """Returns the run's checkpoints, and the one that it goes on from; each may be None."""
         if self.saving is None or self.workdir is None:
             return None, None
         self.feed.position()  # which has to be something to store
@@ -193,12 +193,12 @@ class _Prepared:
         return checkpoints, self.saving.find(checkpoints, self.programs.state, places)
 
     def _tell_start(self, restored: Restored | None, weights: GivenWeights | None) -> None:
-        """Says what the run starts from, unless that is what `init` gives."""
+        """Prints what the run starts from, unless it starts from `init`."""
         if not self._first or self.reporting.quiet:
             return
         if restored is not None:
-            given = self.recipe.init_from
-            unused = "" if given is None else f", and not from the weights {given}"
+            weight_files = self.recipe.init_from
+            unused = "" if weight_files is None else f", and not from the weights {weight_files}"
             tell(f"going on from step {restored.step:,}, {restored.folder}{unused}")
         if weights is not None:
             tell(str(weights))
@@ -206,7 +206,7 @@ class _Prepared:
     def _begun(
         self, stack: ExitStack, beginning: Beginning, checkpoints: Checkpoints | None
     ) -> Run:
-        """Returns the run, before its first step; what it opens is closed by the stack."""
+        """Returns the run before its first step; the stack closes what this opens."""
         programs, runtime, reporting = self.programs, self.programs.step.runtime, self.reporting
         sinks = self._sinks(stack, beginning)
         held_out = {
@@ -237,7 +237,7 @@ class _Prepared:
         )
 
     def _sinks(self, stack: ExitStack, beginning: Beginning) -> list[Sink]:
-        """Returns what is given the metrics of each report; the first process alone has any."""
+        """Returns the functions that get each report's metrics; only process 0 has any."""
         if not self._first:
             return []
         sinks: list[Sink] = []

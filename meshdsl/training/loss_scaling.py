@@ -1,9 +1,9 @@
-"""Loss scaling: gradients kept within the range of half precision.
+"""Loss scaling: keeps gradients within the range of half precision.
 
 Micikevicius et al. 2018, "Mixed precision training", section 3.2: the loss is multiplied by a
-scale before it is differentiated, and the gradients, in float32, are divided by it. The scale is
-adjusted inside the traced step by the rule of Megatron-LM (`DynamicGradScaler`), on scalars that
-every device has, so it costs no communication.
+scale before it is differentiated, and the gradients, in float32, are divided by it. The traced step
+adjusts the scale by the rule of Megatron-LM (`DynamicGradScaler`). It needs only replicated
+scalars, so it costs no communication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ScalingState(Module):
     """What loss scaling carries from step to step; no dims.
 
     Attributes:
-        scale: float32, what the next step multiplies its loss by.
+        scale: float32, the factor of the next step's loss.
         finite_steps: int32, steps with finite gradients since the scale last grew or one was not.
         hysteresis: int32, how many more steps may be not finite before the scale falls.
     """
@@ -41,7 +41,7 @@ class LossScaling:
     `LossScaling()` is the dynamic scale of Megatron-LM, `LossScaling.constant(1024)` stays.
 
     Raises:
-        ValueError: a number is out of range; all of them are told.
+        ValueError: numbers are out of range; all are listed.
     """
 
     initial: float = setting("What the scale that adapts starts from.", Number(), default=2.0**32)
@@ -80,7 +80,7 @@ class LossScaling:
         )
 
     def update(self, state: ScalingState, finite: Tensor) -> ScalingState:
-        """Returns the state after a step whose gradients were finite, or not."""
+        """Returns the state after a step; `finite` says whether its gradients were finite."""
         finite_steps = state.finite_steps + 1
         grows = ops.logical_and(finite, finite_steps >= self.growth_interval)
         hysteresis = ops.where(finite, state.hysteresis, ops.maximum(state.hysteresis - 1, 0))

@@ -1,10 +1,10 @@
-"""Gradient accumulation: a batch in parts, one after another, and one gradient of all of them.
+"""Gradient accumulation: computes a batch in parts, one after another, and adds up the gradients.
 
-Every leaf with the batch dim is split into `[batch, microbatch]`, the microbatch minor: a device
-gives each microbatch its share of its own rows, so nothing moves where the devices divide the rows
-of a microbatch. A scan over `microbatch` adds the gradients up, in float32 at least, and nothing in
-it reads the sums: what is partial stays so, and is reduced once, after the scan. Means over the
-batch come out as those of the whole batch.
+Every leaf with the batch dim is split into `[batch, microbatch]`, the microbatch minor. So each
+device splits its own rows among the microbatches, and nothing moves if the number of devices
+divides the rows of a microbatch. A scan over `microbatch` adds up the gradients, in float32 at
+least. Nothing in the scan reads the sums: partial sums stay partial, and are reduced once, after
+it. Means over the batch are the same as without microbatches.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def accumulated(
 
         (loss, metrics), grads = accumulated(loss_and_metrics, 8)(params, batch)
 
-    Layout rules know the gradients as `gradients/params/...`, once they are complete.
+    In layout rules the complete gradients have paths `gradients/params/...`.
 
-    Values, metrics and gradients are the means of those of the parts, in float32 at least: those of
-    the whole batch, where they are means over it. Weights of the examples are the function's own
-    matter. A leaf that is a random key gives every microbatch a key of its own; other leaves
-    without the batch dim are given to each of them whole.
+    Values, metrics and gradients are the means over the parts, in float32 at least. Where the
+    function returns means over its batch, they equal those of the complete batch; weights of
+    examples are up to the function. A leaf that is a random key gives every microbatch its own key.
+    Each microbatch gets all of the other leaves without the batch dim.
 
     Args:
         function: (params, batch) -> (value, metrics), all without dims.
-        count: into how many parts a batch is split.
+        count: the number of parts of a batch.
         dim: the name of the batch dim.
 
     Raises:
-        ValueError: when called: the batch cannot be split so; every reason is told.
+        ValueError: when called: the batch cannot be split so; every reason is listed.
     """
 
     def differentiated(params: Any, batch: Any) -> tuple[tuple[Tensor, Any], Any]:
@@ -65,19 +65,19 @@ def accumulated(
         reached: list[bool] = []  # whether each parameter has a gradient
         param_tree = jax.tree.structure(params)
 
-        def add(sums: Any, taken: dict[int, Tensor]) -> tuple[Any, Any]:
-            part = jax.tree.unflatten(tree, [taken.get(n, leaf) for n, leaf in enumerate(leaves)])
-            found, grads = value_and_grad(function, has_aux=True, named=False, zeros=False)(
+        def add(sums: Any, slices: dict[int, Tensor]) -> tuple[Any, Any]:
+            part = jax.tree.unflatten(tree, [slices.get(n, leaf) for n, leaf in enumerate(leaves)])
+            results, grads = value_and_grad(function, has_aux=True, named=False, zeros=False)(
                 params, part
             )
             reached.clear()
             jax.tree.map(lambda _, grad: reached.append(grad is not None), params, grads)
-            lines[:] = [value.source for value in jax.tree.leaves(found)]
+            lines[:] = [value.source for value in jax.tree.leaves(results)]
             sums = jax.tree.map(_added, sums, grads, is_leaf=_is_none)
-            return sums, jax.tree.map(_widened, found)
+            return sums, jax.tree.map(_widened, results)
 
-        sums, found = ops.scan(add, jax.tree.map(_zeros, params), parts, MICROBATCH)
-        values, tree_found = jax.tree.flatten(found)
+        sums, results = ops.scan(add, jax.tree.map(_zeros, params), parts, MICROBATCH)
+        values, tree_found = jax.tree.flatten(results)
         means = [_mean(value, line) for value, line in zip(values, lines, strict=True)]
         of = jax.tree.unflatten(param_tree, reached)
         grads = jax.tree_util.tree_map_with_path(finished, sums, of, is_leaf=_is_none)
@@ -106,8 +106,8 @@ def check_microbatches(batch: Any, count: int, dim: str = "batch") -> None:
     sizes: dict[int, list[str]] = {}
     problems = []
     for path, shape in shapes.items():
-        if (found := shape.find(dim)) is not None:
-            sizes.setdefault(found.size, []).append(path)
+        if (batch_dim := shape.find(dim)) is not None:
+            sizes.setdefault(batch_dim.size, []).append(path)
             if shape.find(MICROBATCH) is not None:
                 problems.append(f"{path}: {shape} has a dim `{MICROBATCH}` already; rename it")
         elif shape.find(KEY.name) is not None and not _is_key(shape):
@@ -147,12 +147,12 @@ def _first(divisors: list[int], count: int) -> int | None:
 
 
 def _in_parts(leaf: Tensor, count: int, dim: str) -> Tensor:
-    """Returns a leaf with the dim `microbatch`: the minor part of its batch dim, or of new keys."""
+    """Returns a leaf with the dim `microbatch`: a part of its batch dim, or one for new keys."""
     microbatch = Dimension(MICROBATCH, count)
-    whole = leaf.shape.find(dim)
-    if whole is None:
+    batch_dim = leaf.shape.find(dim)
+    if batch_dim is None:
         return split(leaf, microbatch)
-    return ops.split(leaf, dim, [Dimension(dim, whole.size // count), microbatch])
+    return ops.split(leaf, dim, [Dimension(dim, batch_dim.size // count), microbatch])
 
 
 def _is_key(shape: Shape) -> bool:
@@ -164,7 +164,7 @@ def _shape(leaf: Any) -> Shape:
 
 
 def _zeros(param: Tensor) -> Tensor | None:
-    """Returns what the sum of a parameter's gradients starts with; None where it has none."""
+    """Returns the zeros to which a parameter's gradients are added; None if it has none."""
     dtype = param.dtype
     return ops.zeros(param.shape, accumulator(dtype)) if is_differentiable(dtype) else None
 
@@ -174,9 +174,9 @@ def _is_none(value: Any) -> bool:
 
 
 def _added(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
-    """Returns a sum with one more gradient, told with the line of the model that the latter is of.
+    """Returns a sum plus one more gradient, with the gradient's source line in the model.
 
-    So its reduction is: the sum is what stays partial.
+    The sum stays partial, so that reports name this line for its reduction.
     """
     if total is None or grad is None:
         return total
@@ -194,12 +194,12 @@ def _origin(tensor: Tensor, operations: Sequence[Operation]) -> Source:
 
 
 def _mean(value: Tensor, line: Source) -> Tensor:
-    """Returns the mean over the microbatches, told with the line that its parts are of."""
+    """Returns the mean over the microbatches, with the source line of its parts."""
     with located(line):
         return ops.mean(value, MICROBATCH)
 
 
 def _widened(value: Tensor) -> Tensor:
-    """Returns a number in a dtype in which its mean over the microbatches is exact enough."""
+    """Returns a value in a dtype with enough precision for its mean over the microbatches."""
     dtype = accumulator(value.dtype)
     return ops.cast(value, dtype if is_differentiable(dtype) else "float32")

@@ -1,8 +1,8 @@
-"""Gradients that are not finite: found, and told by parameter, with one small all_reduce.
+"""Gradients that are not finite: which parameters have them, by one small all_reduce.
 
-The squared norm of each gradient is placed along one dim and all are added up, so devices add one
-vector, whatever the layouts of the parameters. Its sum is what clipping needs in any case; what is
-not finite in it names the parameter. A gradient too large for its square is not finite here.
+Each gradient's squared norm is one element of a vector. The devices add up this one vector,
+whatever the layouts of the parameters. Clipping needs its sum in any case. The elements that are
+not finite name the parameters. A gradient whose square overflows counts as not finite.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def squared_norms(grads: Any, params: Any = None) -> Tensor:
     They are in the order of `gradient_paths` of the parameters, zero where a gradient is None.
 
     Args:
-        params: by default all that there are gradients of.
+        params: the parameters whose gradients count; by default all that have one.
     """
     rows: list[tuple[Tensor | None, Tensor]] = []
     like = grads if params is None else params
@@ -52,9 +52,10 @@ def squared_norms(grads: Any, params: Any = None) -> Tensor:
 
 
 def first_nonfinite(squares: Tensor, finite: Tensor) -> Tensor:
-    """Returns the place of the first gradient that is not finite, int32 without dims.
+    """Returns the number of the first gradient that is not finite, int32 without dims.
 
-    It is -1 if the step is finite, and the number of gradients if each is finite by itself.
+    It is -1 if the step is finite. It is the count of gradients if each is finite and their sum, or
+    the loss, is not.
     """
     (gradients,) = squares.shape
     places = ops.where(ops.isfinite(squares), gradients.size, ops.arange(gradients))
@@ -77,11 +78,11 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class FiniteCheck:
-    """What a trainer does about steps that were not finite, which have changed nothing.
+    """Stops a run, or warns, after steps that were not finite; these have changed nothing.
 
     Attributes:
-        stops: whether the first one ends the run; else each is told in a warning.
-        paths: of `gradient_paths`.
+        stops: whether the first such step ends the run; else each one gives a warning.
+        paths: those of `gradient_paths`.
     """
 
     stops: bool
@@ -91,18 +92,18 @@ class FiniteCheck:
         """Looks at the losses and the metric `first_nonfinite` of steps from `begins` on.
 
         Raises:
-            NotFinite: a step was not finite, and the run is to stop.
+            NotFinite: a step was not finite, and `stops` is set.
         """
         for step, (loss, first) in enumerate(zip(losses, firsts, strict=True), begins):
             if first < 0:
                 continue
-            told = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
+            message = f"step {step}: the loss is {loss:.6g}, and {culprit(int(first), self.paths)}"
             if self.stops:
                 raise NotFinite(
-                    f"{told}. The update was left out. nonfinite=skip goes on without such steps; "
-                    "a lower learning rate or clip_norm may keep them from happening"
+                    f"{message}. The update was left out. nonfinite=skip goes on without such "
+                    "steps; a lower learning rate or clip_norm may keep them from happening"
                 )
-            warnings.warn(f"{told}; the step is skipped", stacklevel=2)
+            warnings.warn(f"{message}; the step is skipped", stacklevel=2)
 
 
 def culprit(first: int, paths: Sequence[str]) -> str:
@@ -110,7 +111,7 @@ def culprit(first: int, paths: Sequence[str]) -> str:
 
     Args:
         first: the metric `first_nonfinite`, at least 0.
-        paths: of `gradient_paths`.
+        paths: those of `gradient_paths`.
     """
     if first < len(paths):
         return f"the gradient of {paths[first]} is not finite"

@@ -1,8 +1,8 @@
 """The programs of a run: its step for each size of batch, its evaluations, and its first state.
 
 Guarantees:
-    All of them are traced and checked against the layout when this is made, before anything is
-    allocated; the step of a batch size is compiled when it is first needed.
+    `Programs` traces all of them and checks them against the layout when it is made, before
+    anything is allocated. The step of a batch size is compiled when it is first needed.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Place:
 
 
 class Programs:
-    """What a run executes.
+    """The programs that a run executes.
 
     Args:
-        batches: what a step is fed, by the size of its batch (None: there is one size).
-        held_out: what each evaluation is fed, by its name.
+        batches: the specs of a step's batches, by batch size (None: there is one size).
+        held_out: the specs of each evaluation's batches, by its name.
 
     Attributes:
         recipe, place: as given.
@@ -110,7 +110,7 @@ class Programs:
         return self._compiled[which]
 
     def rows(self, which: Which) -> Rows | None:
-        """Returns what this process reads of a batch that `compiled` takes; None: all of it."""
+        """Returns the rows of a batch of `compiled` that this process reads; None: all of them."""
         if self.step.runtime.process_count() == 1:
             return None
         stored = getattr(self.compiled(which).executable, "inputs", None)
@@ -139,9 +139,9 @@ class Programs:
         return state
 
     def model_flops(self, size: int | None) -> int:
-        """Returns the floating-point operations of a step that the model asks for, on all devices.
+        """Returns the model's floating-point operations of a step, on all devices.
 
-        These are three times those of the forward pass, whatever the backward pass computes again.
+        These are three times those of the forward pass; recomputation does not count.
         """
         batch = {name: _of_one_step(one) for name, one in self._fed[size].items()}
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Recipe: what is trained, and by which rule: all that a step is made of."""
+"""Recipe: the model, the loss and the optimizer, and how a step trains with them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from meshdsl.training.trainable import Trainable
 class Recipe:
     """A model, what it starts from, and how a step trains it: `Recipe(init, loss, AdamW(1e-3))`.
 
-    `make_train_step` says more of what a step does. `trainable` may also be a function of the path
-    and the shape of a parameter. A step that is not finite changes nothing; with
-    `nonfinite="stop"` it ends the run, with `nonfinite="skip"` it is a warning, and both name the
-    first gradient that is not finite.
+    `make_train_step` describes the step. `trainable` may also be a function of the path and the
+    shape of a parameter. A step that is not finite changes nothing. With `nonfinite="stop"` it ends
+    the run, with `nonfinite="skip"` it gives a warning; both name the first gradient that is not
+    finite.
 
     Raises:
         ValueError: values are of another kind, numbers are out of range, or a metric is unknown.

@@ -3,8 +3,8 @@
 Guarantees:
     Between two reports the host does not wait for the device, except that it stays at most
     `_AHEAD` steps ahead, so that batches do not pile up.
-    Whatever ends a run, it falls between two steps, with what they reported written and, where the
-    run saves, the state after the last of them saved.
+    A run always ends between two steps. All reported metrics are then written and, where the run
+    saves, the state after the last step is saved.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Run:
     """One run, between its first step and its last.
 
     Attributes:
-        held_out: what evaluations go through: `eval`, and `test` after the last step.
+        held_out: the batches of evaluations: `eval`, and `test` after the last step.
         begun: how many steps earlier runs have taken.
-        evaluated: whether evaluations have followed the last of them, if it is the last of all.
-        reported: how many times earlier runs have reported metrics, if that is known.
-        done: how many have been taken.
-        interrupted: whether a signal ends the run, in any of its processes.
+        evaluated: whether an earlier run took the last step and evaluated after it.
+        reported: how many times earlier runs have reported metrics; None: unknown.
+        done: how many steps have been taken.
+        interrupted: whether a signal in any process ends the run.
         failure: why metrics could not be written.
     """
 
@@ -72,7 +72,7 @@ class Run:
     failure: ValueError | None = None
 
     def run(self) -> None:
-        """Takes the steps that are left, as far as nothing ends the run.
+        """Takes the remaining steps, unless something ends the run earlier.
 
         Raises:
             ValueError: the data ends early, a step was not finite and stops the run, or what it
@@ -101,7 +101,7 @@ class Run:
             raise self.failure
 
     def _numbers(self) -> range:
-        """Returns the numbers of the last steps of the calls to take."""
+        """Returns the number of the last step of each remaining call."""
         end = 0 if self.stopping.reached(self.begun) else self.steps + 1
         return range(self.begun + self.at_once, end, self.at_once)
 
@@ -135,20 +135,20 @@ class Run:
             self.profiler.close()
 
     def _stops(self, number: int, agreement: Agreement) -> bool:
-        """Whether the run ends after a step, before it has taken all; the processes agree on it."""
+        """Whether the run ends early, after this step; the processes agree on it."""
         last = number == self.steps
         if not (self.stopping.reached(number) or last or agreement.due(number)):
             return False
-        ends = self.stopping.due(number) or self.failure is not None
-        ends, signal = agreement.settle(number, ends, self.stopping.signal)
+        stops = self.stopping.due(number) or self.failure is not None
+        stops, signal = agreement.settle(number, stops, self.stopping.signal)
         self.interrupted = signal is not None
         self.stopping.signal = signal or self.stopping.signal
-        return ends and (not last or self.interrupted)
+        return stops and (not last or self.interrupted)
 
     def _save(
         self, number: int, eval_loss: float | None, last: bool, evaluated: bool = False
     ) -> None:
-        """Saves the state after a step, if it is to be."""
+        """Saves the state after a step, if it is time to."""
         if self.saving is None or self.checkpoints is None:
             return
         position = {"feed": self.feed.position(), "evaluated": evaluated}
@@ -162,10 +162,10 @@ class Run:
             self.checkpoints.save(number, self.state, position, local=True)
 
     def _report(self, number: int, pending: _Pending, evaluates: bool = False) -> float | None:
-        """Fetches what the steps since the last report returned, and passes it on.
+        """Fetches the metrics of the steps since the last report, and reports them.
 
         Returns:
-            The loss of the held-out batches, if they were gone through.
+            The loss of the held-out batches, if they were evaluated.
 
         Raises:
             ValueError: a step was not finite, and stops the run.
@@ -174,11 +174,11 @@ class Run:
             return None
         names = ("loss", "first_nonfinite")
         fetched = jax.device_get([[m[name].data for m in pending.metrics] for name in names])
-        losses, firsts = ([float(v) for vs in found for v in np.ravel(vs)] for found in fetched)
+        losses, firsts = ([float(v) for vs in metric for v in np.ravel(vs)] for metric in fetched)
         self.losses += losses
         seconds = (time.perf_counter() - pending.started) / (len(pending.metrics) * self.at_once)
         line = {name: float(np.ravel(value)[-1]) for name, value in pending.metrics[-1].items()}
-        del line["first_nonfinite"]  # a number for `finite_check`, which tells the name
+        del line["first_nonfinite"]  # a number for `finite_check`, which reports the name
         line |= self.feed.counts()
         line |= self.meters.read(seconds, float(np.mean(pending.shares)))
         if evaluates:
@@ -193,7 +193,7 @@ class Run:
         return line.get("eval_loss")
 
     def _tell(self, number: int, line: dict[str, float]) -> None:
-        """Passes metrics on; where they cannot be written, the run ends as soon as all agree."""
+        """Passes metrics to the sinks; if one fails, the run ends as soon as all agree."""
         self.history.append({"step": number, **line})
         for sink in self.sinks if self.failure is None else ():
             try:
@@ -206,20 +206,22 @@ class Run:
         if name not in self.held_out:
             return {}
         evaluate = self.programs.compiled(name)
-        found = []
+        metrics = []
         for batch in self.held_out[name]:
-            found.append(evaluate(self.state.params, batch))
-            if len(found) > _AHEAD:
-                jax.block_until_ready(found[-1 - _AHEAD]["loss"].data)
+            metrics.append(evaluate(self.state.params, batch))
+            if len(metrics) > _AHEAD:
+                jax.block_until_ready(metrics[-1 - _AHEAD]["loss"].data)
             if self.stopping.signalled and jax.process_count() == 1:
                 self.interrupted = True
-                return {}  # an average over some of the batches would be taken for another
-        return {f"{name}_{m}": float(np.mean([float(one[m]) for one in found])) for m in found[0]}
+                return {}  # an average over some of the batches would look like one over all
+        return {
+            f"{name}_{m}": float(np.mean([float(one[m]) for one in metrics])) for m in metrics[0]
+        }
 
 
 @dataclass
 class _Pending:
-    """Steps that are not reported yet, since a time: what they return, and shares of a batch."""
+    """The steps since the last report: its time, their metrics, and their shares of a batch."""
 
     started: float
     metrics: list[dict[str, NamedArray]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Settings: the fields of the records that `train` takes, such as `Recipe` and `Saving`.
 
 A setting is declared once, with its meaning and the values that it takes. The docstring of its
-record, the check of its values and its flag on the command line are made of that.
+record, the check of its values and its flag on the command line follow from the declaration.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ PATH = Of(str | os.PathLike, "is a path")
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a field of a record.
+    """The declaration of a field of a record.
 
     Attributes:
-        says: its meaning, in whole sentences.
+        says: its meaning, in full sentences.
         kind: the values that it takes; None: they are checked where they are used.
-        default: its value if none is given, which may be None; `MISSING` if there is no such value,
-            or if it is made anew for each record.
+        default: its default, which may be None; `MISSING` if it has none, or a new one for each
+            record.
     """
 
     says: str
@@ -121,9 +121,9 @@ def setting(
 
 @dataclass_transform(frozen_default=True, field_specifiers=(setting,))
 def record(cls: type[_Record]) -> type[_Record]:
-    """Makes a class a frozen dataclass whose docstring lists what its settings mean.
+    """Makes a class a frozen dataclass whose docstring lists the meanings of its settings.
 
-    Its `__post_init__` calls `check`, and checks what is wrong with several settings together.
+    Its `__post_init__` calls `check`, and then checks settings that must fit together.
     """
     made = dataclass(frozen=True)(cls)
     listed = [

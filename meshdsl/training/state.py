@@ -1,8 +1,8 @@
 """TrainState: everything a training run carries from step to step, as one tree.
 
-Its paths are `state/step`, `state/params/...` and `state/optimizer/...`, so a layout can tell the
-optimizer's tensors from the parameters they mirror (`optimizer/embed:data`). What a run does not
-use is None, and so no leaf: `state/skipped`, and `state/scaling/...`.
+Its paths are `state/step`, `state/params/...` and `state/optimizer/...`. So layouts can have rules
+for the optimizer alone, whose tensors mirror parameters (`optimizer/embed:data`). Parts that a run
+does not use are None, and so no leaves: `state/skipped`, and `state/scaling/...`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def create(
     Args:
         init: from a key to the parameters; NamedArrays in them become constants of the program.
         policy: if given, the parameters take its dtype.
-        skip_nonfinite, loss_scaling: as in `make_train_step`, which needs what they add.
+        skip_nonfinite, loss_scaling: as in `make_train_step`, which needs the leaves they add.
         trainable: as in `make_train_step`; the optimizer has state for these parameters alone.
     """
 

@@ -69,31 +69,32 @@ def make_train_step(
     The metrics are float32 without dims: `loss`, `grad_norm` (before clipping), `learning_rate` (if
     the optimizer has one), and what the loss function adds. With `skip_nonfinite` or
     `loss_scaling` there are also `skipped_steps`, so far, and `first_nonfinite`: -1, or the place
-    in `nonfinite.gradient_paths` of the first gradient that is not finite (or, past its end, none
-    by itself). With `loss_scaling` there is `loss_scale`, and `first_nonfinite` is -1 as long as a
-    smaller scale is left to try.
+    in `nonfinite.gradient_paths` of the first gradient that is not finite (or its length, if each
+    gradient is finite by itself). With `loss_scaling` there is `loss_scale`, and `first_nonfinite`
+    is -1 as long as the scale can still fall.
 
     Args:
         loss: (params, batch) -> the loss, or (the loss, {name: metric}); all without dims.
         optimizer: one of `meshdsl.optim`, or of optax; see `from_optax`.
         clip_norm: the global norm above which gradients are scaled down to it.
         policy: dtypes to compute in; without it, those of the parameters.
-        microbatches: into how many parts a batch is split, one computed after another. Gradients
-            and metrics are the means of theirs, and gradients are reduced once; see
+        microbatches: the number of parts of a batch, computed one after another. Gradients and
+            metrics are the means over the parts, and gradients are reduced once; see
             `training.microbatches`.
-        batch_dim: the dim that is split so.
+        batch_dim: the dim that is split into microbatches.
         skip_nonfinite: whether a step whose loss or gradients are not finite is skipped:
             parameters and optimizer stay as they were, and the schedule does not move on.
         loss_scaling: multiplies the loss to keep gradients in the range of half precision, and
             skips such steps too.
         extra_metrics: names of `step_metrics.EXTRA_METRICS` to compute as well.
-        trainable: which parameters are trained, as in `training.trainable.trained`: the others have
-            no gradient, no state and no decay, and stay to the bit. By default all are. Those that
-            the loss does not depend on, or only behind `md.stop_gradient`, stay too, but have
-            state.
+        trainable: which parameters are trained, as in `training.trainable.trained`; by default all.
+            The others have no gradient, no state and no decay, and do not change by a bit.
+            Parameters that the loss does not depend on, or only behind `md.stop_gradient`, do not
+            change either, but have state.
         update: changes parameters that no gradient trains, such as running means or a router's
-            bias, after the optimizer: (params, added) -> params, where `added` is what the loss
-            returns beside its value. That may have dims then; what has is no metric.
+            bias, after the optimizer: (params, added) -> params. `added` are the values that the
+            loss returns beside its own; they may have dims then, and those with dims are no
+            metrics.
 
     Raises:
         ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
@@ -131,9 +132,9 @@ def make_train_step(
         result = TrainState(state.step + 1, params, moments)
         if squares is not None:
             finite = ops.logical_and(ops.isfinite(norm), ops.isfinite(value))
-            result = _held_back(result, state, finite, loss_scaling)
+            result = _skipping_nonfinite(result, state, finite, loss_scaling)
             metrics["skipped_steps"] = result.skipped
-            metrics["first_nonfinite"] = _told(squares, finite, state, loss_scaling)
+            metrics["first_nonfinite"] = _first_nonfinite(squares, finite, state, loss_scaling)
         if state.scaling is not None:
             metrics["loss_scale"] = state.scaling.scale
         metrics |= {one: EXTRA_METRICS[one](grads, result.params) for one in extra_metrics}
@@ -154,8 +155,8 @@ def make_eval_step(
     """Returns `eval_step(params, batch) -> metrics`: `loss` and what the loss function adds.
 
     Args:
-        dims_allowed: whether that may have dims, as for `update` of `make_train_step`; what has is
-            no metric.
+        dims_allowed: whether the values that it adds may have dims, as for `update` of
+            `make_train_step`; those with dims are no metrics.
     """
     evaluate = _with_policy(loss, policy, dims_allowed)
 
@@ -187,7 +188,7 @@ def _with_policy(loss: Loss, policy: Policy | str | None, dims_allowed: bool) ->
 
 
 def _note_entry(error: KeyError, batch: Any) -> None:
-    """Says what a batch has, where a loss may have looked for another entry of it."""
+    """Adds a batch's entries to the error of a loss that may have read a missing one."""
     if isinstance(batch, Mapping) and error.args and error.args[0] not in batch:
         error.add_note(
             f"the batch has {', '.join(map(str, batch))}; if {error.args[0]!r} is of the batch, a "
@@ -209,9 +210,10 @@ def _of_part(function: _Evaluated, params: Any) -> _Evaluated:
 def _differentiated(
     function: _Evaluated, scaling: ScalingState | None, microbatches: int, batch_dim: str
 ) -> Callable[[Any, Any], tuple[tuple[Tensor, Metrics], Any]]:
-    """Returns a function of the loss, the metrics and the gradients, in parts and scaled if asked.
+    """Returns a function that computes the loss, the metrics and the gradients.
 
-    Neither the loss nor the gradients that it returns are scaled any more.
+    It computes them in microbatches and with a scaled loss, if asked for. The returned loss and
+    gradients are not scaled.
     """
     scaled_up = function if scaling is None else _scaled(function, scaling)
     if microbatches == 1:
@@ -222,8 +224,8 @@ def _differentiated(
         return differentiated
 
     def unscaled_again(params: Any, batch: Any) -> tuple[tuple[Tensor, Metrics], Any]:
-        (_, found), grads = differentiated(params, batch)
-        return found, unscaled(grads, scaling)
+        (_, values), grads = differentiated(params, batch)
+        return values, unscaled(grads, scaling)
 
     return unscaled_again
 
@@ -240,32 +242,32 @@ def _scaled(
     return scaled_up
 
 
-def _held_back(
+def _skipping_nonfinite(
     result: TrainState, before: TrainState, finite: Tensor, scaling: LossScaling | None
 ) -> TrainState:
-    """Returns the state after a step, which changes only counts and the scale if not finite."""
+    """Returns the state after a step; a step that is not finite changes only counts and scale."""
 
     def chosen(new: Tensor, old: Tensor) -> Tensor:
         return new if new is old else ops.where(finite, new, old)
 
     skips = ops.cast(ops.logical_not(finite), "int32")
-    held = before.scaling
-    if scaling is not None and held is not None:
-        held = scaling.update(held, finite)
+    new_scaling = before.scaling
+    if scaling is not None and new_scaling is not None:
+        new_scaling = scaling.update(new_scaling, finite)
     return TrainState(
         step=result.step,
         params=jax.tree.map(chosen, result.params, before.params),
         optimizer=jax.tree.map(chosen, result.optimizer, before.optimizer),
         skipped=before.skipped + skips,
-        scaling=held,
+        scaling=new_scaling,
     )
 
 
 def _updated(update: Update, params: Any, added: Metrics) -> Any:
-    """Returns the parameters that `update` makes of these.
+    """Returns the parameters that `update` returns for these.
 
     Raises:
-        ValueError: it returns others than it was given; all differences are told.
+        ValueError: `update` returns other leaves, dims or dtypes; all differences are listed.
     """
     after = update(params, added)
     before, now = by_path(params), by_path(after)
@@ -283,7 +285,7 @@ def _updated(update: Update, params: Any, added: Metrics) -> Any:
     return after
 
 
-def _told(
+def _first_nonfinite(
     squares: Tensor, finite: Tensor, state: TrainState, scaling: LossScaling | None
 ) -> Tensor:
     """Returns the metric `first_nonfinite`."""
@@ -307,7 +309,7 @@ def _check_state(state: TrainState, guarded: bool, scaling: LossScaling | None) 
 
 
 def _as_float32(metrics: Metrics) -> Metrics:
-    """Returns what is reported: numbers, not what has dims, which `update` alone is given."""
+    """Returns the metrics to report: values without dims; only `update` gets the others."""
     return {name: ops.cast(x, "float32") for name, x in metrics.items() if not x.shape}
 
 
@@ -351,12 +353,12 @@ def _check_loss(loss: Loss, value: Any, more: Any) -> None:
 
 
 def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
-    """Returns what the loss returns beside its value, plain numbers as tensors.
+    """Returns the values that the loss adds to its own, with tensors for plain numbers.
 
     Raises:
-        ValueError: with everything that is no metric.
+        ValueError: some of them are no metrics; all are listed.
     """
-    found: Metrics = {}
+    metrics: Metrics = {}
     problems = []
     for name, value in more.items():
         if not isinstance(value, Tensor | int | float | np.generic):
@@ -364,7 +366,7 @@ def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
                 f"metric `{name}` is of type {type(value).__name__}; return a tensor or a number"
             )
             continue
-        found[name] = metric = as_tensor(value)
+        metrics[name] = metric = as_tensor(value)
         if metric.shape and not dims_allowed:
             problems.append(
                 f"metric `{name}` has dims {metric.shape}; reduce it first, as in md.mean(x), or "
@@ -374,4 +376,4 @@ def _added(more: Mapping[str, Any], dims_allowed: bool) -> Metrics:
     problems += [f"metric `{name}` has the name of a metric of the step" for name in own]
     if problems:
         raise ValueError("\n  ".join(["the loss function returns", *problems]))
-    return found
+    return metrics

@@ -1,8 +1,8 @@
-"""Why a run ends before its last step: a signal, its time, or a step that was set.
+"""Why a run ends before its last step: a signal, a time limit, or a chosen step.
 
 Guarantees:
-    The first signal lets the step at hand end, and what is to be saved be saved; a second one ends
-    the process at once.
+    After the first signal, the run completes the current step and saves the state. A second signal
+    ends the process at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(SystemExit):
-    """A run has ended before its last step, by SIGTERM; what it had is saved.
+    """A run has ended before its last step, by SIGTERM; its state is saved.
 
     Attributes:
         code: 143, as shells count a process ended by SIGTERM.
@@ -54,11 +54,11 @@ class Stops:
 
 @dataclass
 class Stopping:
-    """Whether a run ends between two steps. Its minutes are counted from when this is made.
+    """Decides whether a run ends between two steps. Minutes count from when this is made.
 
     Attributes:
-        stops: what ends it besides signals.
-        signal: the one that has come, if any, to this process or to another of the job.
+        stops: what ends the run besides signals.
+        signal: the signal that this process or another of the job got, if any.
     """
 
     stops: Stops
@@ -74,7 +74,7 @@ class Stopping:
         return after is not None and minutes >= after
 
     def reached(self, step: int) -> bool:
-        """Whether a step is the last one that is to be taken, or comes after it."""
+        """Whether a step is the chosen last one, or comes after it."""
         return self.stops.at_step is not None and step >= self.stops.at_step
 
     @property
@@ -92,7 +92,7 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes signals while its block runs; only in the main thread, whose they are."""
+        """Handles signals while its block runs; only in the main thread, which gets them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

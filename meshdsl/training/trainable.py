@@ -1,8 +1,8 @@
-"""Which parameters are trained: the others have no gradient and no state, and stay to the bit.
+"""Which parameters are trained: the others have no gradient and no state, and never change.
 
 A step differentiates, clips and updates the tree of parameters with None in place of those that are
-not trained, and puts these back afterwards. So no optimizer needs to know of them, and what is None
-is no leaf of its state, of checkpoints or of reports.
+not trained, and puts these back afterwards. So no optimizer needs to know of them. A None is no
+leaf of the optimizer's state, of checkpoints or of reports.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def trained(params: Any, trainable: Trainable | None) -> Any:
 
 
 def merged(part: Any, params: Any) -> Any:
-    """Returns `params` with what is not None in `part`, a tree as `trained` returns."""
+    """Returns `params` with the leaves of `part`, a tree as `trained` returns, in their places."""
     return jax.tree.map(
         lambda old, new: old if new is None else new, params, part, is_leaf=_is_leaf
     )

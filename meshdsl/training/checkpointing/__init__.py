@@ -1,1 +1,1 @@
-"""Checkpoints and weights: what a run keeps, where, and how it is known to be undamaged."""
+"""Checkpoints and weights: saving and reading them, and checking that they are undamaged."""

@@ -1,6 +1,6 @@
-"""The blocks of arrays that the devices of this process hold, out to a file and back.
+"""Writes the blocks of arrays on the devices of this process to a file, and reads them back.
 
-Blocks of one array do not overlap; an array can be made on any mesh whose blocks they cover.
+Blocks of one array do not overlap. They make the array on any mesh whose blocks they cover.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Region = tuple[tuple[int, int], ...]  # from where to where, in each dim
 def blocks_of(
     arrays: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, list[Region]]]:
-    """Returns the blocks that this process holds, by name, and their regions by path."""
-    held: dict[str, dict[Region, Any]] = {}
+    """Returns this process's blocks, by name, and their regions by path."""
+    shards_of: dict[str, dict[Region, Any]] = {}
     for path, array in arrays.items():
         if isinstance(array, jax.Array):
             shards = [(_region(s.index, array.shape), s.data) for s in array.addressable_shards]
-            held[path] = dict(shards)
+            shards_of[path] = dict(shards)
         else:
-            held[path] = {tuple((0, size) for size in array.shape): array}
-    for data in itertools.chain(*(each.values() for each in held.values())):
+            shards_of[path] = {tuple((0, size) for size in array.shape): array}
+    for data in itertools.chain(*(each.values() for each in shards_of.values())):
         if isinstance(data, jax.Array):
             data.copy_to_host_async()  # all at once
     blocks = {
-        _name(path, number): _held(data)
-        for path, each in held.items()
+        _name(path, number): _on_host(data)
+        for path, each in shards_of.items()
         for number, data in enumerate(each.values())
     }
-    return blocks, {path: list(each) for path, each in held.items()}
+    return blocks, {path: list(each) for path, each in shards_of.items()}
 
 
-def _held(data: Any) -> np.ndarray:
-    """Returns data on the host as it is, whatever comes after.
+def _on_host(data: Any) -> np.ndarray:
+    """Returns data on the host, which later steps do not change.
 
-    Of devices that are the host it is a view, which JAX gives no donated call to write over.
+    On CPU devices it is a view: JAX lets no donated call write over it.
     """
     return np.asarray(data, order="C") if isinstance(data, jax.Array) else np.array(data, order="C")
 
@@ -73,7 +73,7 @@ def _volume(region: Region) -> int:
 
 
 def covered(sizes: tuple[int, ...], place: Any, blocks: Sequence[Region]) -> bool:
-    """Whether blocks of an array hold all that this process needs of it."""
+    """Whether blocks of an array cover the regions that this process needs."""
     return all(
         sum(_volume(_common(region, block)) for block in blocks) == _volume(region)
         for region in _needed(sizes, place)
@@ -81,19 +81,19 @@ def covered(sizes: tuple[int, ...], place: Any, blocks: Sequence[Region]) -> boo
 
 
 def array_of(file: Any, path: str, leaf: Any, place: Any, blocks: Sequence[Region]) -> Any:
-    """Returns an array of which a file has the blocks, where it is to be."""
+    """Returns an array, with its wanted sharding, from its blocks in a file."""
     sizes, dtype = leaf.dims.sizes, np.dtype(leaf.dtype)
 
     def read(region: Region) -> np.ndarray:
         if region in blocks:
             return file.get_tensor(_name(path, blocks.index(region)))
-        found = np.empty([stop - start for start, stop in region], dtype)
+        data = np.empty([stop - start for start, stop in region], dtype)
         for number, block in enumerate(blocks):
             common = _common(region, block)
             if _volume(common):
                 part = file.get_tensor(_name(path, number))
-                found[_within(common, region)] = part[_within(common, block)]
-        return found
+                data[_within(common, region)] = part[_within(common, block)]
+        return data
 
     if place is None:
         return read(tuple((0, size) for size in sizes))

@@ -1,15 +1,16 @@
 """Checkpoints: what a run needs to go on, on any mesh and with any layout, written by Orbax.
 
-A checkpoint holds the whole state, the position in the data, and a description of the job. Arrays
-are stored as they are by name, without the pads of a mesh; each process writes and reads what its
-own devices hold.
+A checkpoint has the state, the position in the data, and a description of the job. Arrays are
+stored by name, without the pads of a mesh. Each process writes and reads the blocks of its own
+devices.
 
 Guarantees:
-    A checkpoint is there as a whole or not at all: Orbax writes it aside, and renames it.
-    Saving copies the state to the host and returns; the writing goes on behind the next steps.
-    What is restored is what was saved, to the bit: every file has a checksum, and a checkpoint that
-    is damaged is told, set aside under another name, and the one before it is taken. One that only
-    cannot be read is an error, which changes nothing; no run starts anew beside damaged ones.
+    A checkpoint is complete or absent: Orbax writes it under another name, and renames it.
+    Saving copies the state to the host and returns; the writing goes on during the next steps.
+    A restored state equals the saved one, to the bit: every file has a checksum. A damaged
+    checkpoint is reported and renamed, and the one before it is restored. A checkpoint that cannot
+    be read for another reason is an error, which changes nothing. No run starts anew beside damaged
+    checkpoints.
     A checkpoint is data: nothing in it is executed.
 """
 
@@ -40,19 +41,19 @@ _MOST = 10  # differences that are told one by one
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be used, and another was."""
+    """A checkpoint could not be used; another one was."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint held.
+    """The contents of a checkpoint.
 
     Attributes:
         step: how many steps had been taken.
         state: the tree that was saved.
-        position: that of the data, as it was given to `save`.
+        position: the position in the data, as given to `save`.
         config: the description of the job that saved it.
-        folder: where it was.
+        folder: the checkpoint's folder.
     """
 
     step: int
@@ -66,17 +67,17 @@ class Checkpoints:
     """The checkpoints of one run, closed by its with-block.
 
         with Checkpoints("runs/first/checkpoints", keep=3) as checkpoints:
-            found = checkpoints.restore(spec)
+            restored = checkpoints.restore(spec)
             ...
             checkpoints.save(step, state, position)
 
     Args:
-        folder: where they are kept, for all processes the same.
+        folder: the folder of the checkpoints, the same for all processes.
         keep: how many of the latest are kept.
-        keep_best: how many are kept beside them, of those with the least `eval_loss`.
-        config: a description of the job, stored with each; what JSON can hold.
-        local: a folder for frequent ones, such as on a disk of this machine, which other processes
-            need not see; see `save`, and `LocalFolder`.
+        keep_best: how many of those with the least `eval_loss` are kept besides.
+        config: a description of the job, stored with each as JSON.
+        local: a folder for frequent checkpoints, such as on a disk of this machine, which other
+            processes need not see; see `save`, and `LocalFolder`.
 
     Raises:
         ValueError: a folder cannot be written to.
@@ -106,13 +107,13 @@ class Checkpoints:
         eval_loss: float | None = None,
         local: bool = False,
     ) -> None:
-        """Saves a tree of NamedArrays; returns when they may be given up.
+        """Saves a tree of NamedArrays; returns when the arrays may be donated.
 
         Args:
-            step: how many steps have been taken. What is there for it already stays.
-            position: that of the data; what JSON can hold.
-            eval_loss: by which the best are chosen.
-            local: whether it goes to the local folder.
+            step: how many steps have been taken. An existing checkpoint of this step stays.
+            position: the position in the data; JSON must be able to represent it.
+            eval_loss: the loss by which the best checkpoints are chosen.
+            local: whether to save to the local folder.
         """
         to_local = self._local if local else None
         if to_local is not None:
@@ -122,45 +123,45 @@ class Checkpoints:
         arrays = by_path(state)
         about = {
             "step": step,
-            "arrays": {path: _told(array) for path, array in arrays.items()},
+            "arrays": {path: _description(array) for path, array in arrays.items()},
             "position": position,
             "config": self.config,
         }
-        whole = {path: _whole(array) for path, array in arrays.items()}
+        unpadded = {path: _unpadded(array) for path, array in arrays.items()}
         if to_local is not None:
-            to_local.save(step, whole, about)
+            to_local.save(step, unpadded, about)
         else:
-            self._kept.save(step, whole, about, eval_loss)
+            self._kept.save(step, unpadded, about, eval_loss)
 
     def restore(self, like: Any, places: Sequence[Any] | None = None) -> Restored | None:
-        """Returns the latest checkpoint that is whole, or None where there is none.
+        """Returns the latest undamaged checkpoint, or None if there are no checkpoints.
 
         Args:
-            like: a tree of `md.spec` or of arrays, as was saved.
-            places: the sharding that each leaf is to have, of arrays without pads; without it, or
-                where one is None, numpy arrays are made.
+            like: a tree of `md.spec` or of arrays, like the saved one.
+            places: the sharding of each leaf, for arrays without pads. Leaves without one become
+                numpy arrays.
 
         Raises:
-            ValueError: the checkpoint is of another model, with every difference; or it cannot be
-                read for a reason that lies elsewhere, and stays as it is; or there are checkpoints,
-                but all of them are damaged.
+            ValueError: the checkpoint is of another model (the message lists every difference); it
+                cannot be read though it may be undamaged, and stays as it is; or all checkpoints
+                are damaged.
         """
         self.wait()
         wanted = by_path(like)
         where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
         folders = [folder for folder in (self._kept, self._local) if folder is not None]
-        found = [(step, folder) for folder in folders for step in folder.steps()]
+        candidates = [(step, folder) for folder in folders for step in folder.steps()]
         problems = []
         restored = None
-        for step, folder in sorted(found, key=lambda pair: pair[0], reverse=True):
+        for step, folder in sorted(candidates, key=lambda pair: pair[0], reverse=True):
             path = folder.path / str(step)
             try:
                 about = folder.about(step)
                 _check_same(about["arrays"], wanted, path)
                 arrays = folder.load(step, wanted, where)
             except Damaged as damaged:
-                kept = folder.set_aside(step)
-                problems.append(f"checkpoint {path} is damaged: {damaged}; kept as {kept}")
+                aside = folder.set_aside(step)
+                problems.append(f"checkpoint {path} is damaged: {damaged}; kept as {aside}")
                 _warn(problems[-1])
                 continue
             except Unfit as unfit:
@@ -210,13 +211,13 @@ def _check_none_damaged(
     """Raises ValueError if a run that starts anew would leave damaged checkpoints behind it."""
     aside = [str(path) for folder in folders for path in sorted(folder.path.glob("damaged.*"))]
     everyones = {path for text in gathered(json.dumps(aside)) for path in json.loads(text)}
-    told = [*problems, *sorted(p for p in everyones if not any(p in each for each in problems))]
-    if told:
+    damaged = [*problems, *sorted(p for p in everyones if not any(p in each for each in problems))]
+    if damaged:
         first = (
             "every checkpoint is damaged, and a run does not start anew beside them: choose "
             "another workdir, put a copy back, or move these away"
         )
-        raise ValueError("\n  ".join([first, *told]))
+        raise ValueError("\n  ".join([first, *damaged]))
 
 
 def _warn(text: str) -> None:
@@ -224,50 +225,50 @@ def _warn(text: str) -> None:
 
 
 def _name_of_run(folder: Path) -> str:
-    """Returns what tells a run from others with the same settings; the first process makes it up.
+    """Returns an id that differs between runs with the same settings; the first process draws it.
 
     Raises:
-        ValueError: it cannot be kept in the folder.
+        ValueError: the id cannot be written to the folder.
     """
     file = folder / "run.id"
-    found = ""
+    name = ""
     with together():
         if jax.process_index() == 0:
             try:
                 if not file.exists():
                     file.write_text(uuid.uuid4().hex)
-                found = file.read_text()
+                name = file.read_text()
             except OSError as error:
                 raise ValueError(f"cannot keep {file}: {error.strerror}") from error
-    return gathered(found)[0]
+    return gathered(name)[0]
 
 
-def _told(array: Any) -> dict[str, Any]:
+def _description(array: Any) -> dict[str, Any]:
     return {
         "dims": [[dim.name, dim.size] for dim in array.dims],
         "dtype": np.dtype(array.dtype).name,
     }
 
 
-def _whole(array: NamedArray) -> Any:
-    """Returns an array without pads, where it is; of other backends than JAX's, on the host."""
+def _unpadded(array: NamedArray) -> Any:
+    """Returns an array without pads, on its devices, or on the host if it is not JAX's."""
     return array.unpadded() if isinstance(array.data, jax.Array) else np.asarray(array)
 
 
 def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
     """Raises ValueError with every difference between what was saved and what is wanted."""
-    now = {path: _told(leaf) for path, leaf in wanted.items()}
-    told = [f"{path}: not in the checkpoint" for path in now if path not in saved]
-    told += [f"{path}: only in the checkpoint" for path in saved if path not in now]
-    told += [
+    now = {path: _description(leaf) for path, leaf in wanted.items()}
+    differences = [f"{path}: not in the checkpoint" for path in now if path not in saved]
+    differences += [f"{path}: only in the checkpoint" for path in saved if path not in now]
+    differences += [
         f"{path}: {_shown(saved[path])} in the checkpoint, {_shown(now[path])} here"
         for path in now
         if path in saved and saved[path] != now[path]
     ]
-    if told:
-        rest = [f"... and {len(told) - _MOST} more"] if len(told) > _MOST else []
+    if differences:
+        rest = [f"... and {len(differences) - _MOST} more"] if len(differences) > _MOST else []
         raise ValueError(
-            "\n  ".join([f"checkpoint {folder} is of another model", *told[:_MOST], *rest])
+            "\n  ".join([f"checkpoint {folder} is of another model", *differences[:_MOST], *rest])
         )
 
 

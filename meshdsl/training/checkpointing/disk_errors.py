@@ -1,9 +1,9 @@
-"""What goes wrong while Orbax writes, as one line: a disk that is full, or a clock that jumps.
+"""Reports failures while Orbax writes as one line: a disk that is full, or a clock that jumps.
 
 Orbax logs a failure with its traceback in every thread that meets it, and raises it as well. We
-report what is raised, so these logs are dropped while a folder is open; all others are left as they
-are. Of several arrays, those still being written when one fails find the event loop of the save
-closed; the interpreter prints a traceback for each, which is dropped as well.
+report what is raised, so these logs, and only these, are dropped while a folder is open. When the
+write of one array fails, writes of others may still go on and meet a closed event loop. The
+interpreter prints a traceback for each of them, which is dropped as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JUMP = 1.0  # seconds by which the clock must be off to be reported
 
 
 def system_error(error: BaseException | None) -> str | None:
-    """Returns what the system says of a failure, if it comes from there."""
+    """Returns the operating system's message of a failure; None if it has another cause."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.strerror:
             return each.strerror
@@ -47,16 +47,16 @@ def _timed_out(error: BaseException | None) -> bool:
 
 
 def _offset() -> float:
-    """Returns the time of day less the time since some event, which only a jump changes."""
+    """Returns the wall clock minus the monotonic clock; it changes only if the wall clock jumps."""
     return time.time() - time.monotonic()
 
 
 @dataclass
 class Writing:
-    """What is being written to a folder, from one save to the next.
+    """The writing to a folder, from one save to the next.
 
     Attributes:
-        folder: where checkpoints are kept.
+        folder: the folder of the checkpoints.
     """
 
     folder: Path
@@ -64,15 +64,15 @@ class Writing:
     _began: float = field(default_factory=time.monotonic)
 
     def begins(self) -> None:
-        """Notes the time at which something begins to be written."""
+        """Records the time at which a write begins."""
         self._offset, self._began = _offset(), time.monotonic()
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Reports what goes wrong, at once or behind the steps since, as one line.
+        """Reports a failure of its block, or of the writing since the last save, as one line.
 
         Raises:
-            ValueError: the disk does not take it, or it takes longer than Orbax waits.
+            ValueError: the disk refuses the data, or the writing takes longer than Orbax waits.
         """
         try:
             yield
@@ -102,7 +102,7 @@ class Writing:
 
 
 class _Unreported(logging.Filter):
-    """Passes log records, but for those of failures that are raised, and reported, as well."""
+    """Drops log records of failures that are also raised, and so reported; passes all others."""
 
     def __init__(self, package: Sequence[str]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Unreported(logging.Filter):
 
 
 def _of_disk(error: BaseException) -> bool:
-    """Whether a failure is one of those of disks, which `Writing` reports."""
+    """Whether a failure is one of a disk, which `Writing` reports."""
     return any(
         getattr(each, "errno", None) in _CODES
         or any(text in str(each) for text in _SYSTEM.values())
@@ -131,10 +131,10 @@ def _of_disk(error: BaseException) -> bool:
 
 
 class _LateWrites:
-    """A hook for errors that nothing can raise, but for those of writes that follow a failed one.
+    """A hook for errors that nothing can raise; it drops those of writes after a failed write.
 
-    A thread of TensorStore's wakes the event loop of a save that has failed, which is closed. This
-    is the last that is heard of the save, and may come after its folder is closed.
+    A thread of TensorStore wakes the event loop of a failed save, which is closed. This may happen
+    after the folder is closed.
     """
 
     def __init__(self, others: Callable[[sys.UnraisableHookArgs], object]) -> None:
@@ -158,7 +158,7 @@ def _wakes_a_closed_loop(failure: sys.UnraisableHookArgs) -> bool:
 def dropped_logs() -> Iterator[None]:
     """Drops Orbax's logs of failures that are reported here, during its block.
 
-    What is printed of writes that a failed save leaves behind is dropped from then on.
+    Tracebacks of writes that a failed save leaves behind are dropped from then on.
     """
     import orbax.checkpoint
 

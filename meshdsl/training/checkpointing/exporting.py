@@ -28,12 +28,12 @@ _PARAMS = "params"
 
 @dataclass(frozen=True)
 class Exported:
-    """What has been written.
+    """The result of an export.
 
     Attributes:
-        step: of the checkpoint.
-        count: how many numbers the parameters are.
-        files: where they are.
+        step: the checkpoint's step.
+        count: the number of elements of all parameters.
+        files: the written files.
     """
 
     step: int
@@ -51,16 +51,16 @@ def export(
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
     Args:
-        workdir: the run's.
+        workdir: the run's folder.
         out, dtype, max_shard_size: as in `save_weights`.
-        step: of the checkpoint. None: the latest that is whole.
+        step: the checkpoint's step. None: the latest undamaged one.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged; or the files cannot be written.
     """
     target = Path(out).absolute()
     check_free(target)
-    folder = _whole(Path(workdir).absolute() / FOLDER, step)
+    folder = _undamaged(Path(workdir).absolute() / FOLDER, step)
     specs = _specs(folder)
 
     def fetch(names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ def export(
     return Exported(number, sum(each.dims.volume for each in specs.values()), tuple(files))
 
 
-def _whole(checkpoints: Path, step: int | None) -> Path:
+def _undamaged(checkpoints: Path, step: int | None) -> Path:
     """Returns the folder of a checkpoint that is not damaged."""
     steps = sorted(int(path.name) for path in checkpoints.glob("*") if path.name.isdigit())
     if not steps:
@@ -100,9 +100,9 @@ def _specs(folder: Path) -> dict[str, Spec]:
         arrays = described(folder)["arrays"]
         return {
             path.removeprefix(f"{_PARAMS}/"): spec(
-                [Dimension(name, size) for name, size in told["dims"]], told["dtype"]
+                [Dimension(name, size) for name, size in array["dims"]], array["dtype"]
             )
-            for path, told in arrays.items()
+            for path, array in arrays.items()
             if path.startswith(f"{_PARAMS}/")
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -127,10 +127,10 @@ def _read(folder: Path, specs: dict[str, Spec]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"cannot read {folder}: {reason}. If a run goes on there, it may have deleted it"
         ) from error
-    found = {}
+    params = {}
     for name in specs:
         leaf = tree[_PARAMS]
         for part in name.split("/"):
             leaf = leaf[part]
-        found[name] = np.asarray(leaf)
-    return found
+        params[name] = np.asarray(leaf)
+    return params

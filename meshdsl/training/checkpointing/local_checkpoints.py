@@ -1,14 +1,14 @@
-"""Frequent checkpoints on disks that each process has for itself.
+"""Frequent checkpoints on local disks, which the processes need not share.
 
-Each process writes the blocks of arrays that its own devices hold, as safetensors, into a folder of
-its own (`process.0`, `process.1`, ...), so the disks need not be shared. A checkpoint is used if
-every process has its part of it and these blocks are all that it needs.
+Each process writes the blocks of its own devices, as safetensors, into a folder of its own
+(`process.0`, `process.1`, ...). A checkpoint is used if every process has its part of it and needs
+no other blocks.
 
 Guarantees:
-    A part is there as a whole or not at all: it is written aside, with checksums, and renamed.
-    Saving copies the blocks to the host and returns; the writing goes on behind the next steps.
-    No process begins to save before every one has its part of the checkpoint before, and with
-    several processes two are kept: so there is one that all of them have, whenever they end.
+    A part is complete or absent: it is written under another name, with checksums, and renamed.
+    Saving copies the blocks to the host and returns; the writing goes on during the next steps.
+    No process begins to save before all have their parts of the previous checkpoint. Several
+    processes keep two checkpoints. So whenever they end, there is one that all of them have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from meshdsl.training.checkpointing.blocks import array_of, blocks_of, covered
-from meshdsl.training.checkpointing.reading import damage_told, entries, reading
+from meshdsl.training.checkpointing.reading import damage_of, entries, reading
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
@@ -38,15 +38,15 @@ _ENTRIES = ("run", "arrays", "position", "config", "blocks")
 
 
 class Unfit(Exception):
-    """A checkpoint is whole, and cannot be used here."""
+    """A checkpoint is undamaged, but cannot be used here."""
 
 
 class LocalFolder:
-    """The part that this process has of local checkpoints.
+    """This process's part of local checkpoints.
 
     Args:
-        path: the folder, where each process has one of its own.
-        run: what tells the run from all others.
+        path: the folder, in which each process has its own one.
+        run: the id of the run.
 
     Raises:
         ValueError: it cannot be written to, or has checkpoints of another run; in all processes.
@@ -84,14 +84,14 @@ class LocalFolder:
                 )
 
     def own(self) -> list[int]:
-        """Returns the steps that this process has its part of."""
+        """Returns the steps of which this process has its part."""
         return sorted(int(path.name) for path in self.path.glob("*") if path.name.isdigit())
 
     def steps(self) -> list[int]:
-        """Returns the steps that every process has its part of; all of them must ask.
+        """Returns the steps of which every process has its part; all of them must call this.
 
         Raises:
-            ValueError: in every process, if one cannot look.
+            ValueError: in every process, if one cannot read its folder.
         """
         own = []
         with together():
@@ -105,7 +105,7 @@ class LocalFolder:
         return sorted(set.intersection(*map(set, parts)))
 
     def lacking(self, after: int) -> str | None:
-        """Returns what to tell of a later step that only some have; all of them must ask."""
+        """Returns a message about a later step that only some have; all must call this."""
         parts = [json.loads(text) for text in gathered(json.dumps([str(self.path), self.own()]))]
         later = {step for _, steps in parts for step in steps if step > after}
         if not later or all(set(steps) >= later for _, steps in parts):
@@ -119,12 +119,12 @@ class LocalFolder:
         return f"the local checkpoint of step {latest} is not used: {', '.join(without)} has none"
 
     def prepare(self, step: int) -> None:
-        """Waits until every process has its part of what was saved before; all of them must ask.
+        """Waits until every process has written the previous save; all of them must call this.
 
-        Parts of later steps, of a run that this one has not gone on from, are deleted.
+        It deletes parts of later steps, which belong to a run that this one did not go on from.
 
         Raises:
-            ValueError: in one of them it could not be written.
+            ValueError: one of the processes could not write its part.
         """
         with together():
             self.wait()
@@ -133,10 +133,10 @@ class LocalFolder:
                     shutil.rmtree(self.path / str(other))
 
     def save(self, step: int, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        """Copies what the devices of this process hold to the host, and has it written."""
+        """Copies the blocks on this process's devices to the host; a thread writes them."""
         blocks, regions = blocks_of(arrays)
-        told = {**about, "run": self._run, "blocks": regions}
-        self._writing = self._writer.submit(self._write, step, blocks, told)
+        description = {**about, "run": self._run, "blocks": regions}
+        self._writing = self._writer.submit(self._write, step, blocks, description)
 
     def _write(self, step: int, blocks: Mapping[str, np.ndarray], about: Any) -> None:
         aside, target = self.path / f"{step}.part", self.path / str(step)
@@ -157,7 +157,7 @@ class LocalFolder:
             shutil.rmtree(self.path / str(old), ignore_errors=True)
 
     def wait(self) -> None:
-        """Returns when this process has written its part of what was saved."""
+        """Waits until this process has written its part of the last save."""
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
@@ -170,7 +170,7 @@ class LocalFolder:
             ) from error
 
     def about(self, step: int) -> Any:
-        """Returns what stands beside the arrays; all processes must ask.
+        """Returns the description beside the arrays; all processes must call this.
 
         Raises:
             Damaged: in every process, if a part is not as it was written.
@@ -178,18 +178,18 @@ class LocalFolder:
         """
         with self._reading(step):
             about = self._read(step)
-            if found := damage(self.path / str(step), alone=True):
-                raise Damaged(found)
+            if problem := damage(self.path / str(step), alone=True):
+                raise Damaged(problem)
         return about
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Reads this process's part in its block, as `reading` does, and keeps if it is damaged."""
+        """Reads this process's part in its block, as `reading`, and records if it is damaged."""
         with reading(self.path / str(step)):
             try:
                 yield
             except Exception as error:
-                if damage_told(error) is not None:
+                if damage_of(error) is not None:
                     self._found_damaged.add(step)
                 raise
 
@@ -198,7 +198,7 @@ class LocalFolder:
         return entries(lambda: json.loads(file.read_text()), _ENTRIES)
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arrays of a step; all processes must ask.
+        """Returns the arrays of a step; all processes must call this.
 
         Raises:
             Unfit: in every process, if one needs blocks that it does not have.
@@ -227,7 +227,7 @@ class LocalFolder:
         return arrays
 
     def set_aside(self, step: int) -> Path:
-        """Renames this process's part, if it is that which is damaged."""
+        """Renames this process's part, if it is the damaged one."""
         source, target = self.path / str(step), self.path / f"damaged.{step}"
         for number in itertools.count(2):
             if not target.exists():

@@ -1,9 +1,10 @@
-"""Reading a checkpoint: whether it is damaged, or only cannot be read at the moment.
+"""Reading a checkpoint: distinguishes damage from other failures to read.
 
 Guarantees:
-    Damaged is only what is missing, cut off or not as it was written. Whatever else fails, such as
-    memory, a limit of the system or a network disk, is an error that leaves all checkpoints alone.
-    What one process finds, all of them are told.
+    A checkpoint is damaged only if a file is missing, cut off or not as it was written. Any other
+    failure, such as of memory, a limit of the system or a network disk, is an error that leaves all
+    checkpoints alone.
+    All processes raise the same error, whichever of them fails.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _FORMAT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION")
 
 @contextmanager
 def reading(checkpoint: Path) -> Iterator[None]:
-    """Reads a checkpoint in its block, in every process; what fails in one of them ends all.
+    """Reads a checkpoint in its block, in every process; a failure in one is raised in all.
 
     Raises:
-        Damaged: what is read is not what was saved.
+        Damaged: the checkpoint is not as it was saved.
         ValueError: it cannot be read for another reason.
     """
     damaged, failed, cause = None, None, None
@@ -37,21 +38,21 @@ def reading(checkpoint: Path) -> Iterator[None]:
         yield
     except Exception as error:  # storage libraries raise many kinds
         cause = error
-        damaged = damage_told(error)
+        damaged = damage_of(error)
         failed = _reason(error) if damaged is None else None
-    found = [json.loads(text) for text in gathered(json.dumps([damaged, failed]))]
-    if told := _listed([each[1] for each in found]):
+    reports = [json.loads(text) for text in gathered(json.dumps([damaged, failed]))]
+    if problem := _listed([each[1] for each in reports]):
         raise ValueError(
-            f"cannot read checkpoint {checkpoint}: {told}. Nothing has been changed, and it may "
+            f"cannot read checkpoint {checkpoint}: {problem}. Nothing has been changed, and it may "
             "be whole: put right what failed and start again, with a larger mesh if memory does "
             "not suffice; or move the checkpoint away to go on from the one before it"
         ) from cause
-    if told := _listed([each[0] for each in found]):
-        raise Damaged(told) from cause
+    if problem := _listed([each[0] for each in reports]):
+        raise Damaged(problem) from cause
 
 
-def damage_told(error: Exception) -> str | None:
-    """Returns the damage that an error names, else None: the file, and what is wrong with it."""
+def damage_of(error: Exception) -> str | None:
+    """Returns the damaged file if an error names one, with what is wrong with it; else None."""
     text = str(error)
     by_system = "os error" in text.lower() and not text.startswith("NOT_FOUND")
     formats = isinstance(error, ValueError) and text.startswith(_FORMAT)
@@ -63,23 +64,27 @@ def entries(read: Callable[[], Any], names: Sequence[str]) -> dict[str, Any]:
     """Returns some entries of the description of a checkpoint, which `read` returns.
 
     Raises:
-        Damaged: it is not there, or does not have them.
+        Damaged: the description is missing, or lacks these entries.
         OSError: it cannot be read.
     """
     try:
-        found = read()
-        return {name: found[name] for name in names}
+        description = read()
+        return {name: description[name] for name in names}
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"its description cannot be read ({error})") from error
 
 
 def _reason(error: Exception) -> str:
-    """Returns the first line of an error, or its kind where it says nothing."""
+    """Returns the first line of an error, or its type if it has no text."""
     return ((str(error).strip() or type(error).__name__).splitlines()[0])[:_LONGEST]
 
 
-def _listed(told: Sequence[str | None]) -> str | None:
-    """Returns what processes tell, by their numbers if there are several."""
-    if len(told) == 1:
-        return told[0]
-    return "; ".join(f"process {n}: {text}" for n, text in enumerate(told) if text) or None
+def _listed(problems: Sequence[str | None]) -> str | None:
+    """Returns the problems of all processes as one line; None if there are none.
+
+    Args:
+        problems: one per process. Several are numbered.
+    """
+    if len(problems) == 1:
+        return problems[0]
+    return "; ".join(f"process {n}: {text}" for n, text in enumerate(problems) if text) or None

@@ -1,4 +1,4 @@
-"""When a run saves, and how it goes on from what an earlier one has saved."""
+"""When a run saves, and how it goes on from an earlier run's checkpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DATA = "data_files"  # what the position of a checkpoint calls the state of them
 class Saving:
     """What a run keeps of itself: `Saving(every=1000)`.
 
-    A run whose `config` or `data` differ from those of the checkpoint that it is to go on from is
-    an error that shows the differences; with `override` it is a warning.
+    If `config` or `data` differ from those of the checkpoint to go on from, the run raises an error
+    that lists the differences; with `override` it warns.
 
     Raises:
         ValueError: values are of another kind, numbers are too small, or only one of `local` and
@@ -74,8 +74,8 @@ class Saving:
         """Returns the checkpoints of a run.
 
         Raises:
-            ValueError: a folder cannot be written to, or holds a run that is not to be gone on
-                with.
+            ValueError: a folder cannot be written to, or has a run and the options forbid to go on
+                with it.
         """
         folder = Path(workdir) / FOLDER
         if not self.resume and begun(workdir):
@@ -93,37 +93,37 @@ class Saving:
         Raises:
             ValueError: the checkpoint is of another job or model, or all are damaged.
         """
-        found = checkpoints.restore(like, places)
-        if found is None:
+        restored = checkpoints.restore(like, places)
+        if restored is None:
             return None
-        told = differences(found.config, self.config, self.defaults)
-        told += self._changed_data(found.position)
-        if told and not self.override:
+        changes = differences(restored.config, self.config, self.defaults)
+        changes += self._changed_data(restored.position)
+        if changes and not self.override:
             raise ValueError(
                 "\n  ".join(
                     [
-                        f"checkpoint {found.folder} is of a job with other settings; give them "
+                        f"checkpoint {restored.folder} is of a job with other settings; give them "
                         "again, choose another workdir, or go on with the new ones (--override)",
-                        *told,
+                        *changes,
                     ]
                 )
             )
-        if told:
-            warnings.warn(f"going on with other settings: {'; '.join(told)}", stacklevel=2)
+        if changes:
+            warnings.warn(f"going on with other settings: {'; '.join(changes)}", stacklevel=2)
             if self.data is not None:
                 self.data.accept()
-        return found
+        return restored
 
     def _changed_data(self, position: Any) -> list[str]:
-        """Returns how the data differs from what is known of it; the first process looks."""
+        """Returns how the data differs from that of the checkpoint; the first process compares."""
         if self.data is None:
             return []
         own: list[str] = []
         with together():
             if jax.process_index() == 0:
                 own = self.data.differences(position.get(DATA))
-        found: list[str] = json.loads(gathered(json.dumps(own))[0])
-        return found
+        changes: list[str] = json.loads(gathered(json.dumps(own))[0])
+        return changes
 
     def due(self, step: int) -> bool:
         return self.every is not None and step % self.every == 0
@@ -143,7 +143,7 @@ def differences(
     """Returns a line for every setting that differs: `learning_rate: 0.001 there, 0.01 here`.
 
     Args:
-        defaults: what settings mean that are missing.
+        defaults: the values of missing settings.
     """
     saved, now = {**defaults, **saved}, {**defaults, **now}
     names = sorted({*saved, *now})

@@ -1,9 +1,9 @@
 """Seals: checksums of a checkpoint's files, written beside them once it is complete.
 
 Storage formats notice files that are cut off, but not numbers that have changed. Each process seals
-the files that it has written itself, in a thread of its own, so that no step waits for it. A
-checkpoint without a seal, of a run that was killed in between, is taken as it is. The first process
-notes beside them which checkpoint is the newest, so that its loss is seen.
+the files that it has written, in a thread of its own, so that no step waits for it. A checkpoint
+without a seal, of a run that was killed in between, is not checked. The first process writes down
+which checkpoint is the newest, so that a later run notices if it is gone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PATIENCE = 0.05  # seconds between two looks
 
 
 class Damaged(Exception):
-    """A checkpoint is not what was saved."""
+    """A checkpoint is not as it was saved."""
 
 
 class Seals:
-    """Seals the checkpoints of a folder, each as soon as it is complete."""
+    """Seals each checkpoint of a folder as soon as it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class Seals:
         self._threads: list[threading.Thread] = []
 
     def add(self, step: int) -> None:
-        """Seals the checkpoint of a step when it is there."""
+        """Seals the checkpoint of a step as soon as it is complete."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._seal, args=(self._folder / str(step),), daemon=True)
         thread.start()
@@ -55,7 +55,7 @@ class Seals:
             return  # it has been deleted for a later one, or the disk is full: it stays unsealed
 
     def wait(self) -> None:
-        """Returns when every checkpoint is sealed; all must have been completed, or given up."""
+        """Waits until every checkpoint is sealed; all must be complete or have failed before."""
         self._settled.set()
         for thread in self._threads:
             thread.join()
@@ -75,9 +75,9 @@ def _replace(file: Path, text: str) -> None:
 
 
 def missing(folder: Path) -> int | None:
-    """Returns the step of the newest checkpoint of a folder, if it is not there any more.
+    """Returns the step of a folder's newest checkpoint if it is gone, else None.
 
-    One that was damaged, and so renamed, has been reported.
+    A damaged checkpoint does not count: it was renamed and reported.
     """
     try:
         newest = int((folder / NEWEST).read_text())
@@ -88,13 +88,13 @@ def missing(folder: Path) -> int | None:
 
 
 def damage(checkpoint: Path, alone: bool = False) -> str | None:
-    """Returns what is wrong with the files of a checkpoint, of those that fall to this process.
+    """Returns what is wrong with this process's share of a checkpoint's files, or None.
 
     Args:
-        alone: whether all of them do.
+        alone: whether this process checks all files.
 
     Raises:
-        OSError: a file is there, and cannot be read.
+        OSError: a file exists, but cannot be read.
     """
     seals = sorted(checkpoint.glob(_NAME.format("*")))
     for file in seals if alone else seals[jax.process_index() :: jax.process_count()]:
@@ -104,16 +104,16 @@ def damage(checkpoint: Path, alone: bool = False) -> str | None:
             return f"{file.name} cannot be read ({error})"
         for name, expected in sums.items():
             try:
-                found = _sum(checkpoint / name)
+                actual = _sum(checkpoint / name)
             except FileNotFoundError as error:
                 return f"{name} cannot be read ({error.strerror})"
-            if found != expected:
+            if actual != expected:
                 return f"{name} is not as it was written"
     return None
 
 
 def _own(checkpoint: Path) -> Iterator[Path]:
-    """Yields the files that this process has written; the first one's are all that nobody's are."""
+    """Yields the files of this process; those of no process count as the first one's."""
     index = jax.process_index()
     for file in sorted(checkpoint.rglob("*")):
         parts = file.relative_to(checkpoint).parts
@@ -126,7 +126,7 @@ def _own(checkpoint: Path) -> Iterator[Path]:
 
 
 def _sum(file: Path) -> list[int]:
-    """Returns the size of a file and the checksum of what is in it."""
+    """Returns the size and the checksum of a file."""
     size, total = 0, 0
     with file.open("rb") as stream:
         while piece := stream.read(_PIECE):

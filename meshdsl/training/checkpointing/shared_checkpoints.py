@@ -21,9 +21,9 @@ _ABOUT = "about"  # what stands beside the arrays of a checkpoint, and its folde
 
 
 class SharedFolder:
-    """The checkpoints in one folder, each in one of its own, named by its step.
+    """The checkpoints in one folder, each in a folder named by its step.
 
-    The run that opens it is the only one there: what a killed one has begun to save is deleted.
+    Only one run opens it at a time. It deletes the unfinished checkpoint of a killed run.
     """
 
     def __init__(self, path: Path, keep: int, keep_best: int) -> None:
@@ -37,9 +37,9 @@ class SharedFolder:
             n=keep_best,
             keep_checkpoints_without_metrics=False,
         )
-        kept = [LatestN(n=keep), *([best] if keep_best else [])]
+        policies = [LatestN(n=keep), *([best] if keep_best else [])]
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=AnyPreservationPolicy(kept), cleanup_tmp_directories=True
+            preservation_policy=AnyPreservationPolicy(policies), cleanup_tmp_directories=True
         )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class SharedFolder:
         self._seals.add(step)
 
     def about(self, step: int) -> Any:
-        """Returns what stands beside the arrays of a checkpoint; all processes must ask.
+        """Returns the description of a checkpoint; all processes must call this.
 
         Raises:
             Damaged: in every process, if a file is not as it was written.
@@ -81,12 +81,12 @@ class SharedFolder:
         checkpoint = self.path / str(step)
         with reading(checkpoint):
             about = entries(partial(described, checkpoint), ("arrays", "position", "config"))
-            if found := damage(checkpoint):
-                raise Damaged(found)
+            if problem := damage(checkpoint):
+                raise Damaged(problem)
         return about
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arrays of a checkpoint; all processes must ask. Errors are as in `about`."""
+        """Returns the arrays of a checkpoint; all processes must call this; raises as `about`."""
         import orbax.checkpoint as ocp
 
         wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
@@ -130,12 +130,12 @@ class SharedFolder:
 
 
 def described(checkpoint: Path) -> Any:
-    """Returns what stands beside the arrays of a checkpoint, of which none is read.
+    """Returns the description of a checkpoint, without reading its arrays.
 
-    No process waits for another here, and JAX's devices are not needed: early checks use it.
+    It waits for no other process and needs no devices of JAX: early checks use it.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the checkpoint has none.
         OSError, ValueError: it cannot be read.
     """
     # Orbax's JsonCheckpointHandler reports every file that it cannot open as missing. A checkpoint

@@ -1,9 +1,9 @@
 """Files of weights: safetensors, alone or as a folder of shards with the index of Hugging Face.
 
 Guarantees:
-    What is written is there as a whole or not at all, and never in the place of something else.
-    A file that is cut off is told by its name before anything is read. Files are data: nothing in
-    them is executed, and an index leads to no file outside its folder.
+    Written files are complete or absent, and never replace anything.
+    An error names a file that is cut off before anything is read. Files are data: nothing in them
+    is executed, and an index names no file outside its folder.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Stored:
     """A tensor in a file.
 
     Attributes:
-        file: where it is.
-        sizes: those of its dims.
-        dtype: None for one that numpy does not have.
-        kind: the dtype as the file names it.
-        dims: the names of the dims, if the file tells them.
+        file: the file that has it.
+        sizes: the sizes of its dims.
+        dtype: its dtype; None if numpy has no such dtype.
+        kind: the dtype's name in the file.
+        dims: the names of the dims, if the file has them.
     """
 
     file: Path
@@ -63,14 +63,14 @@ class Stored:
 
 
 class WeightFiles:
-    """The tensors of a file, or of a folder of files, of which nothing is read yet.
+    """The tensors of a file, or of a folder of files; opening it reads no numbers.
 
     Attributes:
         path: the file or the folder.
-        tensors: what it holds, by name.
+        tensors: its tensors, by name.
 
     Raises:
-        ValueError: there is none, it cannot be read, or is not whole; every such file is told.
+        ValueError: there is none, it cannot be read, or is cut off; all such files are listed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -82,22 +82,22 @@ class WeightFiles:
         for file in sorted(set(places.values())) if places else _files(self.path):
             try:
                 self._open[file] = safe_open(file, framework="numpy")
-                found = _stored(file, self._open[file])
+                stored = _stored(file, self._open[file])
             except (SafetensorError, OSError, ValueError) as error:
-                problems.append(_told(file, error))
+                problems.append(_problem(file, error))
                 continue
-            wanted = [name for name, place in places.items() if place == file] or list(found)
+            wanted = [name for name, place in places.items() if place == file] or list(stored)
             problems += [
                 f"{name}: not in {file}, where {INDEX} says it is"
                 for name in wanted
-                if name not in found
+                if name not in stored
             ]
-            self.tensors |= {name: found[name] for name in wanted if name in found}
+            self.tensors |= {name: stored[name] for name in wanted if name in stored}
         if problems:
             raise ValueError("\n  ".join([f"cannot read the weights in {self.path}", *problems]))
 
     def read(self, name: str, index: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Returns a block of a tensor, from a start to a stop in each dim; only that is read.
+        """Reads and returns a block of a tensor, from a start to a stop in each dim.
 
         Raises:
             ValueError: the file cannot be read any more.
@@ -106,59 +106,59 @@ class WeightFiles:
         file = self._open[stored.file]
         try:
             if not stored.sizes or 0 in stored.sizes:
-                found = file.get_tensor(name)
+                data = file.get_tensor(name)
             else:
-                found = file.get_slice(name)[tuple(slice(*each) for each in index)]
+                data = file.get_slice(name)[tuple(slice(*each) for each in index)]
         except (SafetensorError, OSError) as error:
             raise ValueError(f"cannot read {name} in {stored.file}: {_reason(error)}") from error
-        return np.asarray(found)
+        return np.asarray(data)
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """Returns the file of each tensor, as an index tells; without one, nothing."""
+    """Returns the file of each tensor by the index; nothing if there is no index."""
     index = path / INDEX
     if not index.is_file():
         return {}
     try:
-        told = json.loads(index.read_text())["weight_map"]
-        outside = [name for name in told.values() if Path(name).name != name]
+        file_of = json.loads(index.read_text())["weight_map"]
+        outside = [name for name in file_of.values() if Path(name).name != name]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is not an index of safetensors files: {error!r}") from error
     if outside:
         raise ValueError(f"{index} names a file that is not in its folder: {outside[0]!r}")
-    return {name: path / file for name, file in told.items()}
+    return {name: path / file for name, file in file_of.items()}
 
 
 def _files(path: Path) -> list[Path]:
-    found = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
-    if not found:
+    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    if not files:
         raise ValueError(f"{path} has no {SUFFIX} file")
-    return found
+    return files
 
 
 def _stored(file: Path, opened: Any) -> dict[str, Stored]:
-    """Returns what a file holds."""
-    told = _dims(opened.metadata())
+    """Returns the tensors of a file by name."""
+    dims = _dims(opened.metadata())
     names = opened.keys()
-    found = {}
+    tensors = {}
     for name in names:
         about = opened.get_slice(name)
         kind = about.get_dtype()
         dtype = BFLOAT16 if kind == "BF16" else np.dtype(_DTYPES[kind]) if kind in _DTYPES else None
-        found[name] = Stored(file, tuple(about.get_shape()), dtype, kind.lower(), told.get(name))
-    return found
+        tensors[name] = Stored(file, tuple(about.get_shape()), dtype, kind.lower(), dims.get(name))
+    return tensors
 
 
 def _dims(metadata: Mapping[str, str] | None) -> dict[str, tuple[str, ...]]:
-    """Returns the names of dims that a file tells; those of other programs mostly tell none."""
+    """Returns the dims of tensors by name; files of other programs mostly have none."""
     try:
-        told = json.loads((metadata or {})[DIMS])
-        return {name: tuple(map(str, dims)) for name, dims in told.items()}
+        dims_of = json.loads((metadata or {})[DIMS])
+        return {name: tuple(map(str, dims)) for name, dims in dims_of.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def _told(file: Path, error: Exception) -> str:
+def _problem(file: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{file}: there is no such file"
     return f"{file} is not a whole safetensors file: {_reason(error)}"
@@ -173,16 +173,16 @@ def shards(sizes: Mapping[str, int], most: int | None) -> list[list[str]]:
 
     Args:
         sizes: bytes of each.
-        most: bytes of a group, unless it is one tensor. None: all are in one group.
+        most: the maximum of bytes in a group of several tensors. None: all are in one group.
     """
     groups: list[list[str]] = [[]]
-    held = 0
+    size_of_group = 0
     for name, size in sizes.items():
-        if most is not None and groups[-1] and held + size > most:
+        if most is not None and groups[-1] and size_of_group + size > most:
             groups.append([])
-            held = 0
+            size_of_group = 0
         groups[-1].append(name)
-        held += size
+        size_of_group += size
     return groups
 
 
@@ -192,27 +192,27 @@ def write(
     fetch: Callable[[Sequence[str]], Mapping[str, np.ndarray]],
     metadata: Callable[[Sequence[str]], Mapping[str, str]],
 ) -> list[Path]:
-    """Writes tensors, one file for each group; no more of them than one group is held at once.
+    """Writes tensors, one file for each group; at most one group is in memory at a time.
 
     Args:
         out: a file, for one group, or a folder.
         fetch: returns the tensors of a group.
-        metadata: returns what stands at the head of a group's file.
+        metadata: returns the metadata of a group's file.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: there is something already, or it cannot be written.
+        ValueError: `out` exists already, or it cannot be written.
     """
     if out.suffix == SUFFIX:
-        with _whole(out) as folder:
+        with _atomically(out) as folder:
             arrays = fetch(groups[0])
             _save(folder / out.name, arrays, metadata(groups[0]))
         return [out]
     count, sizes = len(groups), 0
     written: dict[str, str] = {}
-    with _whole(out) as folder:
+    with _atomically(out) as folder:
         for number, group in enumerate(groups, 1):
             name = ONE if count == 1 else f"model-{number:05}-of-{count:05}{SUFFIX}"
             arrays = fetch(group)
@@ -228,17 +228,17 @@ def write(
 
 
 def check_free(out: Path) -> None:
-    """Raises ValueError if something is there already, apart from an empty folder."""
+    """Raises ValueError if the path exists and is not an empty folder."""
     if out.is_file() or (out.is_dir() and (out.suffix == SUFFIX or any(out.iterdir()))):
         raise ValueError(f"{out} is there already, and is not written over; choose another name")
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Gives a folder to write into beside `out`; what is in it under its name is then moved there.
+def _atomically(out: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `out`; moves what the block writes there to `out`.
 
     Raises:
-        ValueError: there is something already, or it cannot be written.
+        ValueError: `out` exists already, or it cannot be written.
     """
     check_free(out)
     try:

@@ -1,13 +1,12 @@
 """Weights in and out as safetensors: a model's parameters, to share and to start from.
 
-A tensor has the name that layouts and checkpoints give it, such as `blocks/attention/query`, and a
-file tells the names of its dims in its metadata, which the `safetensors` library shows to any
-program.
+A tensor has the name that layouts and checkpoints give it, such as `blocks/attention/query`. A
+file's metadata has the names of its dims, which the `safetensors` library shows to any program.
 
 Guarantees:
-    What is loaded is what was saved, to the bit, on any mesh; each process reads the blocks that
-    its own devices hold.
-    Tensors that are missing, that are not of the model, or of other dims are told at once.
+    Loaded weights equal the saved ones, to the bit, on any mesh; each process reads the blocks of
+    its own devices.
+    One error lists all tensors that are missing, that are not of the model, or have other dims.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ def save_weights(
         out: a file, by its name `*.safetensors`, or a folder, which gets `model.safetensors`, or
             several files with the index that Hugging Face writes.
         params: a tree of NamedArrays.
-        dtype: what numbers of floating point are rounded to. None: they stay as they are.
+        dtype: the dtype to which floating-point numbers are rounded. None: they stay as they are.
         max_shard_size: bytes of one file of a folder.
-        step: how many steps they were trained for, to be told in the files.
+        step: how many steps they were trained for, written to the files' metadata.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: there is something already, it cannot be written, or numbers are out of the
-            dtype's range.
+        ValueError: `out` exists already, it cannot be written, or numbers are out of the dtype's
+            range.
     """
     arrays = by_path(params)
 
@@ -88,8 +87,8 @@ def write_weights(
     dtypes = {name: _written(np.dtype(spec.dtype), wanted) for name, spec in specs.items()}
     sizes = {name: spec.dims.volume * dtypes[name].itemsize for name, spec in specs.items()}
     groups = shards(sizes, None if out.suffix == SUFFIX else max_shard_size)
-    told = {"format": "np", "meshdsl_version": version("meshdsl")}
-    told |= {} if step is None else {"step": str(step)}
+    common = {"format": "np", "meshdsl_version": version("meshdsl")}
+    common |= {} if step is None else {"step": str(step)}
 
     waiting: list[Sequence[str]] = list(groups)
 
@@ -98,13 +97,13 @@ def write_weights(
         return _rounded(fetch(names), dtypes)
 
     def metadata(names: Sequence[str]) -> dict[str, str]:
-        return {**told, DIMS: json.dumps({name: list(specs[name].dims.names) for name in names})}
+        return {**common, DIMS: json.dumps({name: list(specs[name].dims.names) for name in names})}
 
     with together():
         try:
             if jax.process_index() == 0:
                 return write(out, groups, converted, metadata)
-        finally:  # processes that hold a part of an array fetch it together, whatever happens
+        finally:  # all processes with parts of an array must fetch it, whatever happens
             for group in waiting if jax.process_count() > 1 else ():
                 fetch(group)
     return []
@@ -117,20 +116,20 @@ def load_weights(
 
     Args:
         path: a file, or a folder of files.
-        like: a tree of `md.spec` or of arrays, of the dims and dtypes that are wanted. A file of
-            fewer bits (bfloat16 for float32) is taken, since nothing is lost.
-        places: the sharding that each leaf is to have, of arrays without pads; without it, or where
-            one is None, numpy arrays are made.
+        like: a tree of `md.spec` or of arrays, with the wanted dims and dtypes. A file may have
+            fewer bits (bfloat16 for float32), since nothing is lost.
+        places: the sharding of each leaf, for arrays without pads. Leaves without one become numpy
+            arrays.
 
     Raises:
-        ValueError: a file cannot be read or is not whole, or its tensors are not those of `like`;
-            all of them are told.
+        ValueError: files cannot be read or are cut off, or their tensors are not those of `like`;
+            all of these are listed.
     """
     return Weights(path).load(like, places)
 
 
 class Weights:
-    """The weights in a file or a folder: `check` them early, `load` them when they are wanted."""
+    """The weights in a file or a folder: `check` them early, `load` them when they are needed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = WeightFiles(path)
@@ -144,36 +143,36 @@ class Weights:
                 trained may be missing, such as the adapters that a pretrained model gets.
 
         Returns:
-            The paths of the parameters that are missing, and may be.
+            The paths of the missing parameters that may be missing.
 
         Raises:
-            ValueError: something is not as in `like`; all of it is told.
+            ValueError: something is not as in `like`; all differences are listed.
         """
-        wanted, found = by_path(like), self.files.tensors
-        missing = [name for name in wanted if name not in found]
+        wanted, tensors = by_path(like), self.files.tensors
+        missing = [name for name in wanted if name not in tensors]
         learning = (
             frozenset() if trainable is None else frozenset(by_path(trained(like, trainable)))
         )
         why = "" if trainable is None else ", and not trainable, so that nothing would ever set it"
-        told = [f"{name}: missing{why}" for name in missing if name not in learning]
-        told += [
+        problems = [f"{name}: missing{why}" for name in missing if name not in learning]
+        problems += [
             f"{name}: not of the model (in {stored.file.name})"
-            for name, stored in found.items()
+            for name, stored in tensors.items()
             if name not in wanted
         ]
-        told += [
-            f"{name}: {found[name]} in {found[name].file.name}, {_shown(leaf)} in the model"
+        problems += [
+            f"{name}: {tensors[name]} in {tensors[name].file.name}, {_shown(leaf)} in the model"
             for name, leaf in wanted.items()
-            if name in found and not _fits(found[name], leaf)
+            if name in tensors and not _fits(tensors[name], leaf)
         ]
-        if told:
-            rest = [f"... and {len(told) - _MOST} more"] if len(told) > _MOST else []
+        if problems:
+            rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
             first = f"weights {self.files.path} are of another model"
-            if trainable is None and found and len(told) == len(missing):
+            if trainable is None and tensors and len(problems) == len(missing):
                 rest.append(
                     "parameters that `trainable` names may be missing; they are initialised"
                 )
-            raise ValueError("\n  ".join([first, *told[:_MOST], *rest]))
+            raise ValueError("\n  ".join([first, *problems[:_MOST], *rest]))
         return frozenset(missing)
 
     def load(self, like: Any, places: Sequence[Any] | None = None) -> Any:
@@ -204,7 +203,7 @@ class Weights:
 
 
 def on_host(array: NamedArray) -> np.ndarray:
-    """Returns an array without pads on the host, also if other processes hold a part of it."""
+    """Returns an array without pads on the host, also if other processes have parts of it."""
     data = array.unpadded()
     if not getattr(data, "is_fully_addressable", True):
         from jax.experimental import multihost_utils
@@ -220,23 +219,23 @@ def _written(dtype: np.dtype, wanted: np.dtype | None) -> np.dtype:
 def _rounded(
     arrays: dict[str, np.ndarray], dtypes: Mapping[str, np.dtype]
 ) -> dict[str, np.ndarray]:
-    """Returns arrays in their dtypes; takes them out of `arrays`, so that none is held twice.
+    """Returns arrays in their dtypes; removes them from `arrays`, so that memory has none twice.
 
     Raises:
-        ValueError: finite numbers of some are out of the range; all of these are told.
+        ValueError: finite numbers of some arrays are out of range; all such arrays are listed.
     """
-    found, problems = {}, []
+    rounded, problems = {}, []
     for name in list(arrays):
         array = arrays.pop(name)
         with np.errstate(over="ignore"):
-            found[name] = array.astype(dtypes[name], copy=False)
-        if found[name].dtype != array.dtype:
-            lost = int(np.sum(np.isfinite(array) & ~np.isfinite(found[name])))
+            rounded[name] = array.astype(dtypes[name], copy=False)
+        if rounded[name].dtype != array.dtype:
+            lost = int(np.sum(np.isfinite(array) & ~np.isfinite(rounded[name])))
             if lost:
                 problems.append(f"{name}: {lost} numbers are out of the range of {dtypes[name]}")
     if problems:
         raise ValueError("\n  ".join(["the weights cannot be written so", *problems]))
-    return found
+    return rounded
 
 
 def _fits(stored: Stored, leaf: Any) -> bool:

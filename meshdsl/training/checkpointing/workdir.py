@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 @contextmanager
-def held(workdir: str | os.PathLike[str]) -> Iterator[Path]:
-    """Holds a folder, which is made, while its block runs; a process that dies lets go of it.
+def locked(workdir: str | os.PathLike[str]) -> Iterator[Path]:
+    """Creates a folder and locks it while its block runs; a process that dies releases the lock.
 
-    Where the disk has no locks it warns, and holds nothing.
+    If the disk has no locks, it warns and locks nothing.
 
     Raises:
-        ValueError: another run has it, or it cannot be written to.
+        ValueError: another run has locked it, or it cannot be written to.
     """
     folder = Path(workdir).absolute()
     try:
@@ -61,7 +61,7 @@ def _myself() -> dict[str, object]:
 
 def _owner(folder: Path) -> str:
     try:
-        told = json.loads((folder / "run.lock").read_text())
-        return f"process {told['process']} on {told['host']} since {told['since']}"
+        lock = json.loads((folder / "run.lock").read_text())
+        return f"process {lock['process']} on {lock['host']} since {lock['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"

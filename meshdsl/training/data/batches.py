@@ -4,12 +4,11 @@ Guarantees:
     The order of examples is a function of the number of examples (and the weights of a mixture),
     the seed, the epoch and the position in it; batches do not depend on the number of processes or
     workers, nor on where a run was interrupted.
-    Every epoch has each example once. Epochs follow without a gap: a batch may hold the end of one
-    and the start of the next.
-    A state is a position in that order, not that of a process: any number of processes goes on
-    from it.
-    Unless told to read ahead, reading happens in the calling thread; no thread or process outlives
-    an iterator that was closed.
+    Every epoch has each example once. Epochs follow without a gap: a batch may have the last
+    examples of one and the first of the next.
+    A state is a position in that order for all processes: any number of them can go on from it.
+    Unless reading ahead is asked for, reading happens in the calling thread. No thread or process
+    outlives an iterator that was closed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """Which of several processes reads: it gets its run of rows of every batch.
+    """One of several processes that read: it gets consecutive rows of every batch.
 
     Raises:
         ValueError: there is no such process.
@@ -52,9 +51,9 @@ class Part:
             raise ValueError(f"process must be from 0 to {self.processes - 1}, got {self.process}")
 
     def rows(self, batch_size: int) -> slice:
-        """Returns the rows of a batch: those of all processes cover it, in their order."""
-        ends = [batch_size * n // self.processes for n in (self.process, self.process + 1)]
-        return slice(*ends)
+        """Returns this process's rows of a batch; those of all processes cover it in order."""
+        bounds = [batch_size * n // self.processes for n in (self.process, self.process + 1)]
+        return slice(*bounds)
 
 
 WHOLE = Part()
@@ -94,16 +93,16 @@ class Batches(Iterator[Batch]):
         return batch
 
     def peek(self) -> Batch:
-        """Returns the next batch without going on to it; this process reads it."""
+        """Reads and returns the next batch, without moving the position."""
         numbers = np.asarray(list(islice(self._rest(), self.batch_size)))
         return self._source[numbers[self._rows]]
 
     def resize(self, batch_size: int, rows: slice | None = None) -> None:
-        """Makes the batches from the next one on of another size.
+        """Changes the size of batches from the next one on.
 
         Args:
             batch_size: examples in a batch of all processes.
-            rows: those of each batch that are read. None: all.
+            rows: the rows of each batch that are read. None: all.
 
         Raises:
             ValueError: fewer examples than one batch.
@@ -115,14 +114,14 @@ class Batches(Iterator[Batch]):
             self.batch_size, self._rows = batch_size, rows
 
     def state(self) -> dict[str, Any]:
-        """Returns how many examples all processes were given, and what tells the order."""
+        """Returns how many examples all processes have read, and what determines their order."""
         return {"position": self._position, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on where a state was taken, by any number of processes and with any batch size.
 
         Raises:
-            ValueError: the state is of another order; every difference is told.
+            ValueError: the state is of another order; all differences are listed.
         """
         problems = [
             f"{name} was {state.get(name)}, and is {value}"
@@ -147,11 +146,11 @@ class Batches(Iterator[Batch]):
             self._reader = None
 
     def _identity(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"seed": self._seed, "examples": len(self._source)}
+        identity: dict[str, Any] = {"seed": self._seed, "examples": len(self._source)}
         if isinstance(self._source, Mixture):
-            found["weights"] = [str(weight) for weight in self._source.weights]
-            found["ends"] = self._source.ends.tolist()
-        return found
+            identity["weights"] = [str(weight) for weight in self._source.weights]
+            identity["ends"] = self._source.ends.tolist()
+        return identity
 
     def _rest(self) -> grain.MapDataset:
         return self._order[self._position :] if self._position else self._order
@@ -169,7 +168,7 @@ class OrderedBatches(Iterable[Batch]):
     Attributes:
         numbers: the examples.
         batch_size: examples in a batch of all processes.
-        rows: those of each batch that are read.
+        rows: the rows of each batch that are read.
     """
 
     source: Source
@@ -184,7 +183,7 @@ class OrderedBatches(Iterable[Batch]):
         return iter(_batches(self.source, order, self.batch_size, self.rows))
 
     def resize(self, batch_size: int, rows: slice | None = None) -> None:
-        """Makes the batches of another size; arguments as of `Batches.resize`."""
+        """Changes the size of batches; arguments as of `Batches.resize`."""
         self.batch_size, self.rows = batch_size, rows or slice(0, batch_size)
 
 
@@ -200,18 +199,18 @@ def shuffled_batches(
 ) -> Batches:
     """Returns batches without end: every epoch visits each example once, in an order of its own.
 
-    Of a `Mixture`, every source does so, and gives its share of the examples.
+    In a `Mixture`, every source does so, and gives its share of the examples.
 
     Args:
         source: the examples; with workers, something that can be pickled.
         batch_size: examples in a batch of all processes.
-        seed: of the order.
+        seed: the seed of the order.
         part: which rows of each batch are read; by default all.
-        workers: processes that read, batch by batch in turn; 0: this one does. A script that uses
-            them is imported by each, so its work belongs below `if __name__ == "__main__":`.
-        ahead: batches read ahead of their use, by a thread or by each worker, which read at least
-            one ahead; 0: none.
-        check: is called before each batch; what it raises ends the reading.
+        workers: the number of processes that read, batch by batch in turn; 0: this process reads.
+            Each worker imports the script, so its work belongs below `if __name__ == "__main__":`.
+        ahead: the number of batches that a thread or each worker reads ahead; 0: none. Workers
+            read at least one ahead.
+        check: a function that is called before each batch; its error ends the reading.
 
     Raises:
         ValueError: fewer examples than one batch, or a number out of range.
@@ -224,11 +223,11 @@ def shuffled_batches(
 def ordered_batches(
     source: Source, batch_size: int, count: int | None = None, *, part: Part = WHOLE
 ) -> OrderedBatches:
-    """Returns whole batches in a fixed order, the same on every pass: for evaluation.
+    """Returns full batches in a fixed order, the same on every pass: for evaluation.
 
     Args:
-        source: the examples; those of a `Mixture` follow one another, whatever its weights.
-        batch_size: examples in a batch; a rest that does not fill one is left out.
+        source: the examples; sources of a `Mixture` follow one another, whatever its weights.
+        batch_size: examples in a batch; the last ones are left out if they do not fill a batch.
         count: at most this many batches, of examples spread evenly over the source. None: all.
         part: which rows of each batch are read; by default all.
 
@@ -246,7 +245,7 @@ def ordered_batches(
 
 
 def _shuffled(source: Source, seed: int) -> grain.MapDataset:
-    """Returns the numbers of the examples in their order, without end."""
+    """Returns the endless shuffled order: numbers of examples."""
     import grain  # with JAX behind it, the slowest import here: only for those who read data
 
     def endless(start: int, stop: int, seed: int) -> grain.MapDataset:
@@ -264,7 +263,7 @@ def _shuffled(source: Source, seed: int) -> grain.MapDataset:
 
 @dataclass(frozen=True)
 class _Pick:
-    """Numbers of the examples of a batch -> the rows of it that are this process's part."""
+    """Maps the numbers of a batch's examples to this process's rows of the batch."""
 
     source: Source
     rows: slice
@@ -297,7 +296,7 @@ def _batches(
 
 
 def _follow_parent(worker: int, workers: int) -> None:
-    """Leaves Ctrl-C to the process that trains, which all of a terminal get, and ends with it."""
+    """Makes a worker ignore Ctrl-C, which the training process handles, and end with that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

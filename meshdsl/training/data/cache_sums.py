@@ -4,7 +4,7 @@ They are in `NAME.sums`, beside `NAME.bin` and `NAME.idx`: for each of these two
 a checksum of every piece.
 
 Guarantees:
-    A little cache is compared before the first step, a large one by a thread beside the run.
+    A small cache is compared before the first step, a large one by a thread during the run.
     A cache without readable checksums counts as not built.
 """
 
@@ -24,7 +24,7 @@ _SUFFIX = ".sums"
 
 
 def is_built(path: Path) -> bool:
-    """Whether a cache is there with its index and its checksums: `is_built(folder / "1f.bin")`."""
+    """Whether a cache, its index and its checksums exist: `is_built(folder / "1f.bin")`."""
     return path.exists() and path.with_suffix(".idx").exists() and _stored(path) is not None
 
 
@@ -43,12 +43,12 @@ def seal(path: Path) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """Returns what is wrong with a cache; of a large one, only sizes are compared here."""
+    """Returns what is wrong with a cache; compares only the sizes of a large one."""
     return _Cached(path).damage()
 
 
 def written_sums(paths: Sequence[Path]) -> dict[Path, list[str]]:
-    """Returns the checksums that files of caches were written with; others are left out."""
+    """Returns the stored checksums of those files that are caches."""
     return {
         file: stored["sums"]
         for path in paths
@@ -58,10 +58,12 @@ def written_sums(paths: Sequence[Path]) -> dict[Path, list[str]]:
 
 @contextmanager
 def compared(paths: Sequence[Path]) -> Iterator[Callable[[], None]]:
-    """Compares large caches beside its block, which gets what raises if one is damaged.
+    """Compares large caches in a thread while its block runs.
+
+    The block gets a function that raises if a cache is damaged.
 
     Args:
-        paths: files of a run; those that are no caches are left out.
+        paths: the files of a run; files that are no caches are ignored.
 
     Raises:
         ValueError: the bytes of a cache are not those that were written.
@@ -95,7 +97,7 @@ class _Cached(DataFiles):
             yield check
 
     def damage(self) -> str | None:
-        """Returns how the files differ from what was written, as far as `differences` compares."""
+        """Returns how the files differ from the stored checksums, by `differences`."""
         written = _stored(self._path)
         assert written is not None
         # A cache may be copied: neither its name nor its time of change says that it is damaged.
@@ -116,7 +118,7 @@ class _Cached(DataFiles):
             raise ValueError(self._described([self._problem]))
 
     def _warn_of_rest(self) -> None:
-        """Says nothing: a run may be shorter than the reading of its data."""
+        """Gives no warning: a run may end before all of its data is compared."""
 
 
 def _files(path: Path) -> list[Path]:
@@ -128,9 +130,9 @@ def _stored(path: Path) -> list[dict[str, Any]] | None:
     if path.suffix != ".bin":
         return None
     try:
-        found = json.loads(path.with_suffix(_SUFFIX).read_text())
+        sums = json.loads(path.with_suffix(_SUFFIX).read_text())
     except (OSError, ValueError):
         return None
-    fits = isinstance(found, list) and len(found) == 2
-    fits = fits and all(isinstance(each, dict) and {"size", "sums"} <= {*each} for each in found)
-    return found if fits else None
+    fits = isinstance(sums, list) and len(sums) == 2
+    fits = fits and all(isinstance(each, dict) and {"size", "sums"} <= {*each} for each in sums)
+    return sums if fits else None

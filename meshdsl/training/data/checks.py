@@ -1,4 +1,4 @@
-"""Numbers out of range, told by name."""
+"""Checks of numbers, and lists of problems for error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def check_at_least(least: int, **numbers: int) -> None:
     """Checks that numbers are not too small.
 
     Raises:
-        ValueError: the first that is.
+        ValueError: a number is too small; the first one is named.
     """
     for name, number in numbers.items():
         if number < least:

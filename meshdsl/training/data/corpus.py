@@ -1,4 +1,4 @@
-"""All the data of a run: what `--data` names, made tokens, and split.
+"""All the data of a run: reads the files of `--data` as tokens, and splits them.
 
 Guarantees:
     The examples are a function of the files, the tokenizer, the length, the ratios and packing.
@@ -31,7 +31,7 @@ HELD_OUT = 20
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Examples to train on, and those kept from it; None: that split gets nothing."""
+    """The examples of each split; None: the split has none."""
 
     train: Source
     valid: Source | None
@@ -40,7 +40,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """Documents that are taken together, and their weight in a mixture, if there is one."""
+    """Documents of one source, and its weight in a mixture, if there is one."""
 
     name: str
     documents: Documents
@@ -52,10 +52,10 @@ class Corpus:
     """The documents of a run.
 
     Attributes:
-        components: several are a mixture.
+        components: the sources; several are a mixture.
         files: how many files they come from.
-        unit: what a token is, in the singular.
-        paths: these files, with the indices of token files and what is cached of the others.
+        unit: the word for a token, in the singular.
+        paths: these files, the indices of token files, and the caches of the others.
     """
 
     components: tuple[Component, ...]
@@ -75,26 +75,28 @@ class Corpus:
         """Reads what `--data` names.
 
         Args:
-            data: as of `parse_entries`; None: the sources of Python's standard library.
-            vocabulary: the model's; ids are below it.
-            tokenizer: of text; None: `Bytes`.
-            column, cache: as of `read_tokens`.
-            checked: how many tokens are looked at, shared among all files.
+            data: as in `parse_entries`; None: the sources of Python's standard library.
+            vocabulary: the size of the model's vocabulary; ids are below it.
+            tokenizer: the tokenizer of text; None: `Bytes`.
+            column, cache: as in `read_tokens`.
+            checked: how many tokens of all files together are checked.
 
         Raises:
-            ValueError: whatever is wrong with the files; or tokens outside of the vocabulary among
-                those that are looked at (others are found when they are read).
+            ValueError: files are wrong or cannot be read; or checked tokens are outside of the
+                vocabulary (others raise when they are read).
         """
         tokenizer = tokenizer or Bytes()
         entries = parse_entries(data)
         patterns = [pattern for entry in entries for pattern in entry.patterns]
-        found = find(patterns)
-        total = sum(map(len, found))
+        paths_of_patterns = find(patterns)
+        total = sum(map(len, paths_of_patterns))
         components, problems, read = [], list[str](), set[Path]()
         for entry in entries:
             take = len(entry.patterns) or 1
-            paths = sorted({p for paths in found[:take] for p in paths}, key=Path.as_posix)
-            found, read = found[take:], read | set(paths)
+            paths = sorted(
+                {p for paths in paths_of_patterns[:take] for p in paths}, key=Path.as_posix
+            )
+            paths_of_patterns, read = paths_of_patterns[take:], read | set(paths)
             tokens = read_tokens(paths, tokenizer, problems, column, cache)
             documents = Documents.of(tokens, vocabulary)
             problems += documents.outside(checked * len(paths) // total)
@@ -115,11 +117,11 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Returns a hash that tells different data apart; see `Tokens.fingerprint`."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for component in self.components:
-            told = [file.fingerprint() for file in component.documents.files]
-            found.update(f"{component.weight} {told}".encode())
-        return found.hexdigest()[:16]
+            prints = [file.fingerprint() for file in component.documents.files]
+            digest.update(f"{component.weight} {prints}".encode())
+        return digest.hexdigest()[:16]
 
     def split(
         self,
@@ -138,7 +140,7 @@ class Corpus:
             packing: documents are packed into rows.
 
         Raises:
-            ValueError: there is too little of something; all of it is told.
+            ValueError: splits have too few examples; all of them are listed.
         """
         check_at_least(1, length=length, batch_size=batch_size)
         make: Callable[[Documents, int], DocumentWindows | PackedRows]
@@ -155,22 +157,22 @@ class Corpus:
                     make(component.documents.chosen(chosen == number), length) if ratio else None
                     for number, ratio in enumerate(ratios)
                 ]
-            for name, found, source in zip(SPLITS, parts, made, strict=True):
+            for name, sources, source in zip(SPLITS, parts, made, strict=True):
                 if source is not None:
-                    found.append(source)
+                    sources.append(source)
                     if not len(source) and len(self.components) > 1:
                         problems.append(f"`{component.name}` has no example for {name}")
         kind = "packed rows" if packing else "windows"
-        for name, found in zip(SPLITS, parts, strict=True):
-            count = sum(map(len, found))
-            if found and count < batch_size:
+        for name, sources in zip(SPLITS, parts, strict=True):
+            count = sum(map(len, sources))
+            if sources and count < batch_size:
                 problems.append(
                     f"there are {count} {kind} of {length} tokens for {name}, fewer than "
                     f"batch_size={batch_size}"
                 )
         if problems:
             raise ValueError(self._too_little(problems, ratios))
-        train, valid, test = (self._together(found) for found in parts)
+        train, valid, test = (self._together(sources) for sources in parts)
         assert train is not None
         return Splits(train, valid, test)
 

@@ -1,14 +1,13 @@
-"""The files of a run's data: whether they are, byte for byte, those that an earlier run has read.
+"""The files of a run's data: checks that they are, byte for byte, those that an earlier run read.
 
-A thread of its own reads all of them once, beside the training, and keeps a checksum of every
-piece. These are stored with checkpoints, with sizes and times of change.
+A thread reads all files once, during the training, and computes a checksum of every piece.
+Checkpoints store these, with the sizes and times of change.
 
 Guarantees:
-    A run that goes on compares before its first step what has another name, size or time than
-    before, and all of it if it is little. All else is compared beside the training. A run that
-    is over before the thread is reports what the thread has seen, and warns of how much it has
-    not compared.
-    The thread reads at most `_RATE`, so that it does not compete with the data itself.
+    Before its first step, a run that goes on compares files with another name, size or time than
+    before, and all files if they are small. The thread compares the others. A run that ends before
+    the thread reports the differences so far, and warns of how much is not compared.
+    The thread reads at most `_RATE`, so that it does not compete with the reading of batches.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ class _File:
 
     @staticmethod
     def of(path: Path) -> _File:
-        found = path.stat()
-        return _File(str(path), found.st_size, found.st_mtime_ns)
+        status = path.stat()
+        return _File(str(path), status.st_size, status.st_mtime_ns)
 
     @property
     def pieces(self) -> range:
         return range(-(-self.size // _PIECE))
 
     def told(self, earlier: Mapping[int, str]) -> dict[str, Any]:
-        """Returns what is stored of the file, as JSON has it; earlier checksums go on to count."""
+        """Returns the file's entry in a checkpoint, for JSON; earlier checksums stay in it."""
         sums = {**self.sums, **earlier}
         listed = [sums.get(number) for number in self.pieces]
         return {"path": self.path, "size": self.size, "time": self.time, "sums": listed}
@@ -61,11 +60,11 @@ class DataFiles:
 
     Args:
         paths: the files, in their order.
-        written: the checksums that some of them were written with, by path. They are stored as if
-            this run had read these files already.
+        written: the checksums of some of them from when they were written, by path. They are stored
+            as if this run had read these files already.
 
     Raises:
-        ValueError: one is not there.
+        ValueError: a file does not exist.
     """
 
     def __init__(
@@ -85,10 +84,11 @@ class DataFiles:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[..., None]]:
-        """Reads the files beside its block, which gets `check`; it takes any arguments.
+        """Reads the files in a thread while its block runs.
 
-        The reading stops with the block. If that succeeds, what was seen since the last `check` is
-        reported, and a warning says how much was not compared.
+        The block gets `check`, which takes any arguments. The reading stops with the block. If the
+        block succeeds, differences since the last `check` are raised, and a warning says how much
+        was not compared.
 
         Raises:
             ValueError: a file is not what an earlier run has read.
@@ -117,7 +117,7 @@ class DataFiles:
             )
 
     def _not_compared(self) -> int:
-        """Returns how many bytes an earlier run has checksums of, and this one has not read."""
+        """Returns how many bytes with checksums of an earlier run this one has not read."""
         return sum(
             min(_PIECE, file.size - number * _PIECE)
             for file, earlier in zip(self._files, self._earlier, strict=True)
@@ -126,31 +126,31 @@ class DataFiles:
         )
 
     def state(self) -> Any:
-        """Returns what is known of the files so far, as JSON has it."""
+        """Returns the files' sizes, times and checksums so far, for JSON."""
         rows = zip(self._files, self._written, self._earlier, strict=True)
         return [file.told({**written, **earlier}) for file, written, earlier in rows]
 
     def differences(self, state: Any) -> list[str]:
-        """Returns how the files differ from what an earlier run has stored of them.
+        """Returns how the files differ from the state that an earlier run has stored.
 
-        What looks unchanged is compared by the thread, see `check`.
+        The thread compares files that look unchanged, see `check`.
         """
         if state is None:
             return []
         if len(state) != len(self._files):
             return [f"data: {len(state):,} files in the checkpoint, {len(self._files):,} here"]
-        found, few = [], self.reads_at_start
+        changed, few = [], self.reads_at_start
         for file, earlier, was in zip(self._files, self._earlier, state, strict=True):
             earlier.update({n: total for n, total in enumerate(was["sums"]) if total is not None})
             if difference := self._difference(file, earlier, was, few):
-                found.append(difference)
-        rest = [f"... and {len(found) - _MOST:,} files more"] if len(found) > _MOST else []
-        return [*found[:_MOST], *rest]
+                changed.append(difference)
+        rest = [f"... and {len(changed) - _MOST:,} files more"] if len(changed) > _MOST else []
+        return [*changed[:_MOST], *rest]
 
     def _difference(
         self, file: _File, earlier: Mapping[int, str], was: Mapping[str, Any], reads: bool
     ) -> str | None:
-        """Returns how one file differs; its bytes are read if its time does, or they are few."""
+        """Returns how one file differs; reads its bytes if its time differs or `few` is set."""
         if file.size != was["size"]:
             return f"{file.path} had {was['size']:,} bytes, and has {file.size:,}"
         same = (file.path, file.time) == (was["path"], was["time"])
@@ -171,7 +171,7 @@ class DataFiles:
         return None
 
     def check(self) -> None:
-        """Reports what the thread has found so far.
+        """Raises an error if the thread has found differences so far.
 
         Raises:
             ValueError: a file is not what an earlier run has read.
@@ -199,16 +199,16 @@ class DataFiles:
                 self._problem = f"{file.path} cannot be read: {error.strerror}"
 
     def accept(self) -> None:
-        """Takes the files as they are, whatever earlier runs have read."""
+        """Accepts the files as they are, whatever earlier runs have read."""
         for earlier in self._earlier:
             earlier.clear()
 
 
 def all_sums(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns size and checksums of files, all read now, as `DataFiles.state` has them.
+    """Reads files; returns their sizes and checksums, as `DataFiles.state` has them.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     files = [_File.of(path) for path in paths]
     return [file.told(dict(_sums(file, file.pieces))) for file in files]

@@ -1,8 +1,8 @@
 """Documents of tokens: where each lies, and the ids in it.
 
 Guarantees:
-    Nothing is copied but what is read.
-    An id outside of the vocabulary is never returned: it is an error that tells its place.
+    Only tokens that are read are copied.
+    An id outside of the vocabulary is never returned: the error names its file and position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tokens:
     Attributes:
         name: the file, for errors.
         ids: one-dimensional, integers.
-        bounds: where each document begins, and the end of the last: [documents + 1].
+        bounds: the position where each document begins, and the end of the last: [documents + 1].
     """
 
     name: str
@@ -33,20 +33,20 @@ class Tokens:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that the ids stay in; none if they are in memory."""
+        """The files that the ids are read from; none if they are in memory."""
         return ()
 
     def fingerprint(self) -> str:
         """Returns a hash of the sizes, and of ids at the beginning, in the middle and at the end.
 
-        It tells different data apart in a moment, however much there is, but not every change.
+        It is fast for any amount of data, but does not notice every change.
         """
-        found = hashlib.sha256(f"{self.ids.dtype.name} {len(self.ids)}".encode())
-        found.update(np.ascontiguousarray(self.bounds).data)
+        digest = hashlib.sha256(f"{self.ids.dtype.name} {len(self.ids)}".encode())
+        digest.update(np.ascontiguousarray(self.bounds).data)
         middle = len(self.ids) // 2
         for chosen in (slice(0, 4096), slice(middle, middle + 4096), slice(-4096, None)):
-            found.update(np.ascontiguousarray(self.ids[chosen]).data)
-        return found.hexdigest()[:16]
+            digest.update(np.ascontiguousarray(self.ids[chosen]).data)
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +54,9 @@ class Documents:
     """Some of the documents of several files, in order.
 
     Attributes:
-        files: their tokens count as one text, file after file.
-        starts: where each document begins in that text.
-        sizes: the tokens in each.
+        files: the files, whose tokens count as one text, file after file.
+        starts: the position where each document begins in that text.
+        sizes: the number of tokens in each.
         vocabulary: ids are below it.
     """
 
@@ -75,26 +75,28 @@ class Documents:
 
     @staticmethod
     def of(files: Sequence[Tokens], vocabulary: int) -> Documents:
-        """Returns all documents of some files that have tokens."""
+        """Returns all documents with at least one token."""
         bases = np.cumsum([0, *(len(file.ids) for file in files)])
         rows = zip(files, bases, strict=False)
         starts = [np.zeros(0, np.int64), *(file.bounds[:-1] + base for file, base in rows)]
         sizes = [np.zeros(0, np.int64), *(np.diff(file.bounds) for file in files)]
-        found = Documents(tuple(files), np.concatenate(starts), np.concatenate(sizes), vocabulary)
-        return found.chosen(found.sizes > 0)
+        documents = Documents(
+            tuple(files), np.concatenate(starts), np.concatenate(sizes), vocabulary
+        )
+        return documents.chosen(documents.sizes > 0)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def chosen(self, which: NDArray) -> Documents:
-        """Returns some of the documents, by number or by truth."""
+        """Returns some of the documents, by their numbers or by a mask."""
         return replace(self, starts=self.starts[which], sizes=self.sizes[which])
 
     def read(self, start: int, stop: int) -> NDArray[np.integer]:
-        """Returns a run of tokens, which lies in one document, counted as `starts` are.
+        """Returns consecutive tokens of one document, by positions as in `starts`.
 
         Raises:
-            ValueError: an id is outside of the vocabulary; the file and the place are told.
+            ValueError: an id is outside of the vocabulary; the message has its file and position.
         """
         number = int(np.searchsorted(self._bases, start, side="right")) - 1
         file, base = self.files[number], int(self._bases[number])
@@ -103,10 +105,10 @@ class Documents:
         return ids
 
     def outside(self, most: int) -> list[str]:
-        """Returns what is wrong with the first tokens of the files, as `read` would say.
+        """Returns the errors that `read` would raise for the first tokens of the files.
 
         Args:
-            most: how many tokens are looked at, shared among the files.
+            most: how many tokens of all files together are checked.
         """
         problems = []
         for number, file in enumerate(self.files):
@@ -121,31 +123,34 @@ class Documents:
         return problems
 
     def pieces(self, starts: NDArray[np.int64], size: int) -> Iterator[list[tuple[int, int]]]:
-        """Yields where runs of `size` tokens lie, counted over these documents only.
+        """Yields the positions of runs of `size` tokens, as pieces (start, stop).
 
-        A run that goes over the ends of documents is in several pieces, as (start, stop).
+        A run that crosses the ends of documents has several pieces.
+
+        Args:
+            starts: where runs begin, counted over these documents only.
         """
         ends = self._ends
         for start in starts:
-            found, left = [], size
+            ranges, left = [], size
             number = int(np.searchsorted(ends, start, side="right"))
             at = int(self.sizes[number] - (ends[number] - start))
             while left:
                 first = int(self.starts[number]) + at
                 count = min(left, int(self.sizes[number]) - at)
-                found.append((first, first + count))
+                ranges.append((first, first + count))
                 left, at, number = left - count, 0, number + 1
-            yield found
+            yield ranges
 
 
 def check_ids(ids: NDArray[np.integer], vocabulary: int, name: str, start: int) -> None:
     """Checks that ids are in [0, vocabulary).
 
     Args:
-        start: the place of the first in the file, for the error.
+        start: the position of the first id in the file, for the error.
 
     Raises:
-        ValueError: one is not; the file and the place of the first such are told.
+        ValueError: an id is not; the message has the file and the position of the first such.
     """
     if ids.size == 0 or (ids.max() < vocabulary and ids.min() >= 0):
         return

@@ -36,13 +36,13 @@ def parse_entries(text: str | None) -> list[Entry]:
         ValueError: only some have weights, or a weight is 0.
     """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    found = [_WEIGHTED.fullmatch(part) for part in parts]
-    weighted = [Entry((m[1],), Fraction(m[2])) for m in found if m]
+    matches = [_WEIGHTED.fullmatch(part) for part in parts]
+    weighted = [Entry((m[1],), Fraction(m[2])) for m in matches if m]
     if not weighted:
         return [Entry(tuple(parts))]
     problems = [
         f"`{part}` has no weight, but others have: write `{part}:1`, say"
-        for part, match in zip(parts, found, strict=True)
+        for part, match in zip(parts, matches, strict=True)
         if not match
     ]
     problems += [f"`{e.name}` has the weight 0: leave it out" for e in weighted if not e.weight]

@@ -1,12 +1,12 @@
 """Feeding a run: batches with named dims, as many at once as a call takes, from any step on.
 
-What a run feeds from is an iterable of batches. It may have more, and then more is made of it:
+A run is fed from an iterable of batches. The iterable may have further methods:
 
-* `state()` and `restore(state)`, or grain's `get_state` and `set_state`: a run that goes on moves
-  it to its place; of others the batches are skipped.
+* `state()` and `restore(state)`, or grain's `get_state` and `set_state`: a run that goes on
+  restores its position. Without them, the run skips batches.
 * `batch_size` and `resize(batch_size, rows)`: its batches can grow (`BatchRamp`), and each of
-  several processes reads only the rows that its devices hold; of others each reads whole batches.
-* `peek()`: tells the next batch without starting to read.
+  several processes reads only the rows of its devices. Without them, each reads full batches.
+* `peek()`: returns the next batch without starting to read.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Feed:
         batch_dim: the dim that grows.
 
     Attributes:
-        full: the size of the largest batch; None: there is one size, which nobody has to know.
-        seen: how many samples the batches so far had; counted if they grow.
-        rows: what this process reads of a batch of a size; by default all.
+        full: the size of the largest batch; None: there is one size, which need not be known.
+        seen: the number of samples so far; counted only if batches grow.
+        rows: returns the rows that this process reads of a batch of a size; by default all.
 
     Raises:
-        ValueError: there is none, or it has entries without names, or it cannot grow.
+        ValueError: there is no batch, entries have no dim names, or batches cannot grow.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class Feed:
         return {} if size is None else {"batch_size": size, "samples": self.seen}
 
     def position(self) -> Any:
-        """Returns where the data has come to; None if it cannot tell."""
+        """Returns the position in the data; None if the data has no such method."""
         tell = _method(self._source, "state", "get_state")
         place = _as_json(None if tell is None else tell())
         return place if self._ramp is None else {"seen": self.seen, "data": place}
 
     def seek(self, step: int, position: Any) -> None:
-        """Goes to where a run has left off after a step, with the position it had then.
+        """Moves to the position after a step of an earlier run.
 
         Raises:
-            ValueError: the position is of other data, or of a run whose batches grew otherwise; or
-                the data ends before the step.
+            ValueError: the position is of other data, or of a run with another batch ramp; or the
+                data ends before the step.
         """
         go = _method(self._source, "restore", "set_state")
         seen = None
@@ -149,7 +149,7 @@ class Feed:
                 raise ValueError(f"the data ended after {done} steps, and the run was at {step}")
 
     def close(self) -> None:
-        """Gives the data back with batches of the size that it had, of which it reads all rows."""
+        """Restores the data's original batch size, with all rows."""
         if self._given is not None:
             _method(self._source, "resize")(self._given)
 
@@ -158,26 +158,26 @@ class Feed:
 
     def __next__(self) -> dict[str, NamedArray]:
         size = self.size
-        held, self._held = self._held, None
-        if held is None:
+        batch, self._held = self._held, None
+        if batch is None:
             parts = _method(self._source, "resize") is not None
             rows = self.rows(size) if parts else None
             self._resize(rows)
-            held = self._read(rows)
+            batch = self._read(rows)
         self.seen += 0 if size is None else size * self._at_once
-        return held
+        return batch
 
     def _read(self, rows: Rows | None = None) -> dict[str, NamedArray]:
-        """Returns the batches of the next call; an end too short for it is left."""
+        """Returns the batches of the next call; ends if there are too few."""
         raw = itertools.islice(self._source, self._at_once)
-        found = [_named(batch, self._dims, "batches") for batch in raw]
-        if len(found) < self._at_once:
+        batches = [_named(batch, self._dims, "batches") for batch in raw]
+        if len(batches) < self._at_once:
             raise StopIteration
-        batch = found[0] if self._at_once == 1 else _stacked(found)
+        batch = batches[0] if self._at_once == 1 else _stacked(batches)
         return batch if rows is None else rows.globally(batch)
 
     def _resize(self, rows: Rows | None = None) -> None:
-        """Asks the data for the next size, and for what this process has to read of it."""
+        """Resizes the data's batches to the next size, with this process's rows."""
         size = self.size
         if size is not None or rows is not None:
             had = _size_of(self._source)
@@ -186,7 +186,7 @@ class Feed:
             _method(self._source, "resize")(had if size is None else size, read)
 
     def _peek(self) -> dict[str, Spec]:
-        """Returns dims and dtypes of the first batches, which are held if they had to be read."""
+        """Returns dims and dtypes of the first batches; keeps these for the first call if read."""
         peek = _method(self._source, "peek")
         if peek is None or jax.process_count() == 1:  # reading begins while programs compile
             try:
@@ -194,11 +194,11 @@ class Feed:
             except StopIteration:
                 raise ValueError("batches: there is no batch") from None
             return specs_of(self._held)
-        found = specs_of(_named(peek(), self._dims, "batches"))
+        specs = specs_of(_named(peek(), self._dims, "batches"))
         if self._at_once == 1:
-            return found
+            return specs
         steps = Dimension(STEPS, self._at_once)
-        return {name: spec([steps, *one.dims], one.dtype) for name, one in found.items()}
+        return {name: spec([steps, *one.dims], one.dtype) for name, one in specs.items()}
 
     def _sized(self, size: int) -> dict[str, Spec]:
         """Returns dims and dtypes of batches of a size."""
@@ -211,7 +211,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Named:
-    """Batches that can be gone through again and again, with the names of their dims put on."""
+    """Batches that can be iterated repeatedly, with named dims."""
 
     batches: Iterable[Batch]
     dims: Mapping[str, DimsLike] | None
@@ -222,14 +222,14 @@ class Named:
     def __iter__(self) -> Iterator[dict[str, NamedArray]]:
         dims = _of_any_size(self.dims, self.batch_dim)
         for batch in self.batches:
-            found = _named(batch, dims, self.role)
-            yield found if self.rows is None else self.rows.globally(found)
+            named_batch = _named(batch, dims, self.role)
+            yield named_batch if self.rows is None else self.rows.globally(named_batch)
 
     def specs(self) -> dict[str, Spec]:
         """Returns dims and dtypes of a batch.
 
         Raises:
-            ValueError: there is none, or it has entries without names.
+            ValueError: there is no batch, or entries have no dim names.
         """
         for batch in self:
             return specs_of(batch)
@@ -237,7 +237,7 @@ class Named:
 
     @contextmanager
     def reading(self, rows: Rows | None) -> Iterator[Named]:
-        """Gives these batches, of which this process reads some rows only, if it can."""
+        """Returns these batches, of which this process reads only its rows if possible."""
         resize = _method(self.batches, "resize")
         if rows is None or resize is None:
             yield self
@@ -251,10 +251,10 @@ class Named:
 
 
 def iterator(batches: Iterable[Batch], role: str) -> Iterator[Batch]:
-    """Returns what goes through batches.
+    """Returns an iterator over batches.
 
     Raises:
-        ValueError: nothing can, as through a generator function that was not called.
+        ValueError: they are not iterable, such as a generator function that was not called.
     """
     if not isinstance(batches, Iterable):
         name = getattr(batches, "__name__", None)
@@ -267,7 +267,7 @@ def iterator(batches: Iterable[Batch], role: str) -> Iterator[Batch]:
 def _of_any_size(
     dims: Mapping[str, DimsLike] | None, batch_dim: str
 ) -> dict[str, list[str | Dimension]]:
-    """Returns the dims of entries, the size of batches being left open."""
+    """Returns the dims of entries, without a size for the batch dim."""
     return {
         name: [batch_dim if getattr(d, "name", d) == batch_dim else d for d in as_list(each)]
         for name, each in (dims or {}).items()
@@ -275,10 +275,10 @@ def _of_any_size(
 
 
 def _as_json(place: Any) -> Any:
-    """Returns a position as JSON has it: grain's are bytes, some of them.
+    """Returns a position for JSON; some of grain's positions are bytes.
 
     Raises:
-        ValueError: JSON has no such thing.
+        ValueError: JSON cannot represent it.
     """
     if isinstance(place, bytes):
         return {_BYTES: base64.b64encode(place).decode()}
@@ -303,10 +303,10 @@ def specs_of(batch: Mapping[str, NamedArray]) -> dict[str, Spec]:
 
 
 def _size_of(source: Any) -> int:
-    """Returns the size of the batches of data that can give other sizes.
+    """Returns the batch size of data whose batches can be resized.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: they cannot be resized.
     """
     if _method(source, "resize") is None or not hasattr(source, "batch_size"):
         raise ValueError(
@@ -347,12 +347,12 @@ def _named(batch: Batch, dims: Mapping[str, DimsLike], role: str) -> dict[str, N
 
 
 def _stacked(group: list[dict[str, NamedArray]]) -> dict[str, NamedArray]:
-    """Returns batches together, along a first dim `steps`.
+    """Returns batches stacked along a first dim `steps`.
 
     Raises:
-        ValueError: a batch differs from the one before; the first difference is told.
+        ValueError: batches differ; the message has the first difference.
     """
-    found = {}
+    stacked = {}
     for batch in group:
         if {*batch} != {*group[0]}:
             raise ValueError(f"batches differ: one has {sorted(group[0])}, one {sorted(batch)}")
@@ -362,5 +362,5 @@ def _stacked(group: list[dict[str, NamedArray]]) -> dict[str, NamedArray]:
             if (array.dims, array.dtype) != (first.dims, first.dtype):
                 raise ValueError(f"batches differ: `{name}` is {first!r} and {array!r}")
         data = np.stack([np.asarray(array) for array in arrays])
-        found[name] = named(data, [STEPS, *first.dims])
-    return found
+        stacked[name] = named(data, [STEPS, *first.dims])
+    return stacked

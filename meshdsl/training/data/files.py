@@ -2,7 +2,7 @@
 
 Guarantees:
     Files are found in the order of their absolute paths, each once in what one pattern matches.
-    Everything wrong is told at once: files that cannot be read, and patterns that match nothing.
+    One error lists all problems: files that cannot be read, and patterns that match nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def text_files(pattern: str | None = None) -> list[Path]:
             such problems are listed.
     """
     patterns = [part.strip() for part in (pattern or "").split(",") if part.strip()]
-    found = {path for paths in find(patterns) for path in paths}
-    return sorted(found, key=Path.as_posix)
+    matched = {path for paths in find(patterns) for path in paths}
+    return sorted(matched, key=Path.as_posix)
 
 
 def find(patterns: Sequence[str]) -> list[list[Path]]:
@@ -43,7 +43,7 @@ def find(patterns: Sequence[str]) -> list[list[Path]]:
     Raises:
         ValueError: as of `text_files`.
     """
-    found: list[list[Path]] = []
+    matches: list[list[Path]] = []
     problems: list[str] = []
     for name, paths in [(p, _matches(p)) for p in patterns] or [_standard_library()]:
         sizes = {}
@@ -58,11 +58,11 @@ def find(patterns: Sequence[str]) -> list[list[Path]]:
             problems.append(f"`{name}` matches only empty files, {len(paths)} in all")
         if paths and all(path.suffix == ".idx" for path in paths):
             problems.append(f"`{name}` matches only indices of token files: name the .bin files")
-        kept = [path for path, size in sizes.items() if size and path.suffix != ".idx"]
-        found.append(sorted(kept, key=Path.as_posix))
+        usable = [path for path, size in sizes.items() if size and path.suffix != ".idx"]
+        matches.append(sorted(usable, key=Path.as_posix))
     if problems:
         raise ValueError(_describe(problems))
-    return found
+    return matches
 
 
 def _matches(pattern: str) -> list[Path]:
@@ -90,7 +90,7 @@ def _readable_size(path: Path) -> int:
 
 
 def _no_match(pattern: str) -> str:
-    """Says where a pattern was looked for in vain: the folder before its first wildcard."""
+    """Returns the message for a pattern without matches; it names the folder that was searched."""
     path = Path(os.path.expanduser(pattern)).absolute()
     if path.is_dir():
         return f"`{pattern}` is a folder; write `{pattern.rstrip('/')}/**/*` for all files in it"

@@ -37,10 +37,10 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not self.sources or len(self.sources) != len(self.weights) or min(self.weights) <= 0:
-            given = ", ".join(map(str, self.weights))
+            weights = ", ".join(map(str, self.weights))
             raise ValueError(
                 f"a mixture needs one weight above 0 for each of its sources; it has "
-                f"{len(self.sources)} sources and the weights {given or 'none'}"
+                f"{len(self.sources)} sources and the weights {weights or 'none'}"
             )
 
     @property
@@ -68,8 +68,8 @@ class Mixture:
 class Shares:
     """Position -> (number of the source, position in that source), as grain selects data sets.
 
-    The sources are told apart one after another: of k examples, `k * rest // all` are not of the
-    first source, and so on with what is left.
+    The sources are separated one after another: of k examples, `k * rest // all` are not of the
+    first source, and so on for the remaining sources.
     """
 
     def __init__(self, weights: Sequence[Fraction]) -> None:

@@ -1,12 +1,12 @@
-"""Packed documents: whole documents side by side in rows, none of which sees another.
+"""Packed documents: several documents side by side in a row, none of which sees another.
 
 Guarantees:
     Every token but the first of a document is a target exactly once, and the token before it in the
     same document is its input.
     A document of more than `length` inputs is cut into pieces of `length`, the last one shorter;
     pieces are segments like documents.
-    Rows are a function of the documents and the length: first the full pieces, then the others,
-    greedily: each goes in the row at hand, or, where it has no room, in a new one.
+    Rows are a function of the documents and the length. The full pieces come first. Then the others
+    follow greedily: each goes to the current row or, if it does not fit there, to a new one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from meshdsl.training.data.examples import Batch
 class PackedRows:
     """Rows of pieces, as `tokens`, `targets`, `segments` and `positions`: int32 [batch, length].
 
-    Segments count from 1 in each row; where nothing is left to fill it with, they are 0, as are
-    tokens and targets. Positions count from 0 in each segment.
+    Segments count from 1 in each row; in the unused rest of a row, segments, tokens and targets are
+    0. Positions count from 0 in each segment.
 
     Attributes:
         starts, sizes: where the inputs of each piece are, as `Documents.read` counts.
@@ -49,14 +49,14 @@ class PackedRows:
         turn = np.arange(len(owners)) - np.repeat(np.cumsum(full) - full, full)
         short = rest > 0
         starts = documents.starts[owners] + turn * length
-        ends = (documents.starts + full * length)[short]
+        rest_starts = (documents.starts + full * length)[short]
         bounds = np.concatenate(
             [np.arange(len(owners)), len(owners) + _greedy(rest[short], length)]
         )
         return PackedRows(
             documents=documents,
             length=length,
-            starts=np.concatenate([starts, ends]),
+            starts=np.concatenate([starts, rest_starts]),
             sizes=np.concatenate([np.full(len(owners), length), rest[short]]),
             bounds=bounds,
             chosen=np.arange(len(bounds) - 1),

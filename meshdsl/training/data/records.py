@@ -1,4 +1,4 @@
-"""The documents of a file: text files, ArrayRecord and Parquet, told apart by their names.
+"""The documents of a file: text files, ArrayRecord and Parquet, by the suffix of the name.
 
 A text file is one document; every record of an ArrayRecord file, and every row of a Parquet file,
 is one. They are read as bytes of text, and nothing in them is executed.
@@ -15,13 +15,13 @@ TOKENS = (".bin",)
 
 
 def read_documents(path: Path, column: str = "text") -> Iterator[tuple[str, bytes]]:
-    """Yields the documents of a file, and where each is, for errors.
+    """Yields the documents of a file, each with its position for errors.
 
     Args:
-        column: the one of a Parquet file that holds the text.
+        column: the column of a Parquet file that has the text.
 
     Raises:
-        ValueError: the file is not what its name says, the column is not there, or a library is
+        ValueError: the file does not have the format of its name, the column or a library is
             missing.
         OSError: the file cannot be read.
     """

@@ -1,8 +1,8 @@
-"""Which rows of a batch a process reads: those that its devices hold.
+"""The rows of a batch that a process reads: those of its devices.
 
 Guarantees:
-    What the devices get is what they would get of whole batches. Where the rows of a process are
-    not known beforehand, as with dims that are padded, it reads whole batches.
+    The devices get the same values as from full batches. If the rows of a process are not known
+    beforehand, as with padded dims, it reads full batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshdsl.tensors.named_array import NamedArray
 
 @dataclass(frozen=True)
 class Rows:
-    """A run of rows of a batch, and how its entries are stored: `Rows(0, 8, "batch", {...})`.
+    """Consecutive rows of a batch, and how entries are stored: `Rows(0, 8, "batch", {...})`.
 
     Attributes:
         start, stop: the rows along `dim`.
@@ -36,7 +36,7 @@ class Rows:
         return slice(self.start, self.stop)
 
     def globally(self, batch: Mapping[str, NamedArray]) -> dict[str, NamedArray]:
-        """Returns the batch of all processes, of which this one holds these rows.
+        """Returns the batch of all processes, of which this one has read these rows.
 
         Raises:
             ValueError: an entry has another number of rows.
@@ -58,16 +58,16 @@ class Rows:
             own = slice(first - self.start, last - self.start)
             return data[*index[:place], own, *index[place + 1 :]]
 
-        found = jax.make_array_from_callback(stored.sizes, stored.sharding, part)
-        return NamedArray(found, stored.dims)
+        data_of_all = jax.make_array_from_callback(stored.sizes, stored.sharding, part)
+        return NamedArray(data_of_all, stored.dims)
 
 
 def rows_read(stored: Mapping[str, Any], dim: str) -> Rows | None:
-    """Returns the rows that the devices of this process hold of a batch; None: all of them.
+    """Returns the rows of a batch on the devices of this process; None: all of them.
 
     Args:
         stored: the `Storage` of each entry, by name.
-        dim: whose rows these are.
+        dim: the dim of the rows.
     """
     first, last, size = [], [], 0
     for each in stored.values():

@@ -28,15 +28,15 @@ def parse_ratios(text: str) -> Ratios:
         ValueError: they are not such numbers, or nothing is left to train on.
     """
     try:
-        found = [Fraction(part.strip()) for part in text.split(",")]
+        ratios = [Fraction(part.strip()) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
-        found = []
-    if len(found) not in (2, 3) or min(found) < 0 or found[0] == 0:
+        ratios = []
+    if len(ratios) not in (2, 3) or min(ratios) < 0 or ratios[0] == 0:
         raise ValueError(
             "needs the parts for training, validation and test, as 949,50,1, the first of them "
             f"above 0; got {text!r}"
         )
-    train, valid, test = [*found, Fraction(0)][:3]
+    train, valid, test = [*ratios, Fraction(0)][:3]
     return train, valid, test
 
 

@@ -7,9 +7,9 @@ The index is (Megatron-LM, `megatron/core/datasets/indexed_dataset.py`), little-
     in bytes (int64 each), and the sequences that begin documents, with the end (int64 each).
 
 Guarantees:
-    Both files are memory-mapped: opening reads the index only, and the tokens never whole.
-    Lengths are checked against each other, so a file cut short is refused when it is opened.
-    A file is there completely or not at all, whenever writing ends.
+    Both files are memory-mapped: opening reads only the index.
+    Lengths are checked against each other, so a file that is cut off is refused when it is opened.
+    A written file is complete or absent, whenever writing ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _index(code: int, itemsize: int, sizes: NDArray[np.int64]) -> bytes:
 
 
 def _read_index(path: Path) -> tuple[NDArray[np.int64], np.dtype]:
-    """Returns where documents begin and end, counted in tokens, and the dtype of the tokens."""
+    """Returns the bounds of documents, in tokens, and the dtype of the tokens."""
     index = path.with_suffix(".idx")
     if not index.exists():
         raise ValueError(f"{path} needs its index beside it, {index.name}")
@@ -118,8 +118,8 @@ def _read_index(path: Path) -> tuple[NDArray[np.int64], np.dtype]:
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     if np.any(sizes < 0) or not np.array_equal(starts, bounds[:-1] * dtype.itemsize):
         raise ValueError(f"{index} is damaged: its sequences do not follow one another")
-    ends = (first[0], first[-1]) if documents else (0, 0)
-    if ends != (0, sequences) or np.any(np.diff(first) < 0):
+    first_and_last = (first[0], first[-1]) if documents else (0, 0)
+    if first_and_last != (0, sequences) or np.any(np.diff(first) < 0):
         raise ValueError(f"{index} is damaged: its documents do not cover its sequences")
     return bounds[first] if documents else bounds[:1], dtype
 

@@ -21,13 +21,13 @@ END_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of documents, each ended by a token that says so.
+    """Makes tokens from documents; an end token follows each document.
 
     Attributes:
-        name: for reports and errors.
-        identity: differs where the tokens may differ.
+        name: the name in reports and errors.
+        identity: a text that differs if the tokens may differ.
         vocabulary: ids are below it.
-        unit: what a token is, in the singular.
+        unit: the word for a token, in the singular.
     """
 
     name: str
@@ -58,7 +58,7 @@ class FileTokenizer:
     """A tokenizer of the `tokenizers` library, without the special tokens it may add.
 
     Raises:
-        ValueError: the library is missing, or the file or the end token is not what is needed.
+        ValueError: the library is missing, the file is no tokenizer, or it lacks the end token.
     """
 
     unit = "token"
@@ -89,8 +89,8 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         decoded = [text.decode() for text in texts]
-        found = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
-        return [np.asarray([*encoding.ids, self._end], np.int64) for encoding in found]
+        encodings = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.asarray([*encoding.ids, self._end], np.int64) for encoding in encodings]
 
     def _end_id(self, wanted: str | None) -> int:
         known = self._inner.get_vocab()
@@ -115,10 +115,10 @@ def load_tokenizer(path: str | None, end_token: str | None = None) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int, model: str) -> None:
-    """Checks that a model knows all tokens.
+    """Checks that a model's vocabulary has all tokens.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it has not.
     """
     if tokenizer.vocabulary > vocabulary:
         raise ValueError(

@@ -2,9 +2,9 @@
 
 Guarantees:
     Tokens are a function of the files and the tokenizer.
-    Reading goes on after a file that cannot be read, so that all of them are told.
-    With a folder, text is never whole in memory, and a second run with the same files (by name,
-    size and time of change) and tokenizer finds what the first one wrote, and that it is
+    Reading goes on after a file that cannot be read, so that one error lists all of them.
+    With a folder, memory never has all of the text. A second run with the same files (by name, size
+    and time of change) and tokenizer reads the cache of the first one, and checks that it is
     undamaged (`cache_sums`).
 """
 
@@ -29,7 +29,7 @@ _AT_ONCE = 512  # documents that the tokenizer is given together, for its thread
 
 
 class _Incomplete(Exception):
-    """Something could not be read, so what was read is not kept."""
+    """Something could not be read, so the cache is not written."""
 
 
 def read_tokens(
@@ -43,20 +43,20 @@ def read_tokens(
 
     Args:
         paths: in the order in which their documents follow one another.
-        problems: is added to where files cannot be read, or are not what their names say.
-        column: the one of Parquet files that holds the text.
+        problems: a list, to which files are added that cannot be read or have a wrong format.
+        column: the column of Parquet files that has the text.
         cache: the folder for the tokens of text; None: they stay in memory.
     """
-    found: list[Tokens] = []
+    tokens: list[Tokens] = []
     text = [path for path in paths if path.suffix not in TOKENS]
     if text:
         documents = _tokenised(text, tokenizer, column, problems)
         dtype = _dtype(tokenizer.vocabulary)
         if cache is None:
-            found.append(_in_memory(text, documents, dtype))
+            tokens.append(_in_memory(text, documents, dtype))
         else:
             try:
-                found.append(_cached(cache, text, tokenizer, column, documents, dtype, problems))
+                tokens.append(_cached(cache, text, tokenizer, column, documents, dtype, problems))
             except _Incomplete:
                 pass
             except OSError as error:
@@ -66,18 +66,18 @@ def read_tokens(
     for path in paths:
         if path.suffix in TOKENS:
             try:
-                found.append(TokenFile(path))
+                tokens.append(TokenFile(path))
             except OSError as error:
                 problems.append(f"{path} cannot be read: {error.strerror}")
             except ValueError as error:
                 problems.append(str(error))
-    return found
+    return tokens
 
 
 def _tokenised(
     paths: Sequence[Path], tokenizer: Tokenizer, column: str, problems: list[str]
 ) -> Iterator[NDArray[np.integer]]:
-    """Yields the tokens of documents, and adds to the problems what cannot be read."""
+    """Yields the tokens of documents; adds those that cannot be read to `problems`."""
     for path in paths:
         try:
             documents = read_documents(path, column)
@@ -94,16 +94,16 @@ def _tokenised(
 
 
 def _not_utf8(documents: Sequence[tuple[str, bytes]]) -> list[str]:
-    found = []
+    problems = []
     for where, text in documents:
         try:
             text.decode()
         except UnicodeDecodeError as error:
-            found.append(
+            problems.append(
                 f"{where}: byte {error.start:,} is not UTF-8, which the tokenizer needs; without "
                 "--tokenizer, text may be any bytes"
             )
-    return found
+    return problems
 
 
 def _in_memory(
@@ -131,17 +131,17 @@ def _cached(
     target = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.bin"
     if not is_built(target):
         folder.mkdir(parents=True, exist_ok=True)
-        write_token_file(target, _whole(documents, problems), dtype)
+        write_token_file(target, _complete(documents, problems), dtype)
         seal(target)
     if problem := damage(target):
         raise ValueError(problem)
     return TokenFile(target)
 
 
-def _whole(
+def _complete(
     documents: Iterator[NDArray[np.integer]], problems: list[str]
 ) -> Iterator[NDArray[np.integer]]:
-    """Yields documents; if problems came up with them, nothing is to be kept."""
+    """Yields documents; raises `_Incomplete` at the end if reading them added problems."""
     before = len(problems)
     yield from documents
     if len(problems) > before:

@@ -22,7 +22,7 @@ SEPARATOR = 0  # the byte that ends every document
 
 @dataclass(frozen=True, eq=False)
 class DocumentWindows:
-    """Chosen windows of documents, which stay where they are.
+    """Chosen windows of documents, which are not copied.
 
     Batches are `tokens` and `targets`: int32 [batch, length].
     """

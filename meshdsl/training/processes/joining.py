@@ -1,10 +1,10 @@
 """The processes of a job on JAX: they join, agree on what they run, and part.
 
-They meet (`meeting`), then JAX's own runtime connects them. Each looks after others (`watching`)
-from the meeting on, also while JAX connects them.
+They meet (`meeting`), then JAX's own runtime connects them. Each watches others (`watching`) from
+the meeting on, also while JAX connects them.
 
 Guarantees:
-    Processes that do not come within the time to join are named, and end the others.
+    If processes do not come within the time to join, the others end and name them.
     When a process has ended, the others end within a minute, whatever they wait for, and name it.
 """
 
@@ -41,9 +41,9 @@ from meshdsl.training.processes.watching import (
 
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
-_MARGIN = 60  # seconds by which JAX, which ends a process with a stack trace, is later than we are
+_MARGIN = 60  # seconds that JAX, which ends a process with a stack trace, waits longer than we do
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
-_PARTING = 60.0  # seconds in which the others are waited for at the end
+_PARTING = 60.0  # seconds for which a process waits for the others at the end
 _JOINED: list[tuple[JobProcesses, Watch]] = []
 # How messages of JAX's runtime begin.
 _STATUS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
@@ -62,20 +62,20 @@ def join(
     Args:
         coordinator: `host:port` of the first process, or "auto" where a TPU pod, GKE, Slurm or MPI
             tell JAX all of this.
-        processes: how many there are.
-        index: which of them this is.
-        join_timeout: seconds in which all of them must have come. Those that are missing are
-            named; with "auto" only JAX knows where to ask, and they stay unnamed.
-        pause_timeout: seconds for which one may stand still, as one that is stopped or whose
-            machine migrates.
+        processes: the number of processes.
+        index: the number of this one, from 0.
+        join_timeout: seconds in which all of them must come. The error names those that are
+            missing; not with "auto", where only JAX knows where to ask.
+        pause_timeout: seconds for which one may stand still, such as a process that is stopped or
+            whose machine migrates.
 
     JAX itself cannot be interrupted while it connects. If it takes longer than `join_timeout`, this
     process exits with code 1 and a line on standard error, and nothing is raised.
 
     Raises:
-        ValueError: the job cannot be found out, or the others did not come. Nothing of the job
-            is left in this process then, which may go on alone or join again. Or it has joined a
-            job already.
+        ValueError: the environment does not describe the job, the others did not come, or this
+            process has joined a job already. After a failure to join, this process may go on alone
+            or join again.
     """
     if jax.distributed.is_initialized():
         raise ValueError(
@@ -121,7 +121,7 @@ def join(
 
 
 def _watched(job: JobProcesses, pause_timeout: float) -> Watch:
-    """Returns what looks after the others from now on, until its own event is set."""
+    """Returns a running watch over the other processes, which stops when its event is set."""
     watch = Watch(job, pause_timeout, threading.Event(), _end)
     watch.start()
     return watch
@@ -173,13 +173,13 @@ def joined(
 ) -> Iterator[None]:
     """Runs its block as one of the processes of a job: `with joined(): train(...)`.
 
-    At the end all wait for each other. One that fails does not wait, and the others are told of it
-    as soon as they miss it.
+    At the end all wait for each other. A process that fails does not wait; the others report it as
+    soon as they notice that it is gone.
 
     Arguments and errors are those of `join`.
 
     Raises:
-        Deserted: what has failed here is that others are gone; they are named.
+        Deserted: this process failed because others are gone; the message names them.
     """
     join(coordinator, processes, index, join_timeout, pause_timeout)
     try:
@@ -195,7 +195,7 @@ def joined(
 
 
 def _deserted(job: JobProcesses, error: BaseException) -> str | None:
-    """Returns the reason to report if others are gone, to which an error of JAX's is due then."""
+    """Returns the message if others are gone, which explains an error of JAX's; else None."""
     looks = job.looks(job.watched)
     gone = job.names([n for n, look in looks.items() if look is not Look.ANSWERS])
     if not gone:
@@ -214,7 +214,7 @@ def _of_devices(error: BaseException) -> bool:
 
 
 def _part(seconds: float) -> None:
-    """Parts from the other processes; for so long the first, which the rest needs, lets them go."""
+    """Leaves the job; the first process, which the others need, waits until they have left."""
     job, watch = _JOINED[0]
     if jax.process_index() == 0:
         others, end = list(range(1, jax.process_count())), time.monotonic() + seconds
@@ -228,14 +228,14 @@ def _part(seconds: float) -> None:
 
 
 def everywhere(true: bool) -> bool:
-    """Returns whether something holds in every process; all of them must ask."""
+    """Returns whether a condition is true in every process; all of them must call this."""
     if jax.process_count() == 1:
         return true
     return all(json.loads(text) for text in gathered(json.dumps(bool(true))))
 
 
 def gathered(text: str) -> list[str]:
-    """Returns the texts of all processes, in their order; all of them must ask."""
+    """Returns the texts of all processes, in their order; all of them must call this."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental import multihost_utils
@@ -250,22 +250,24 @@ def gathered(text: str) -> list[str]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Runs its block in every process; what is wrong in one of them ends all.
+    """Runs its block in every process; a ValueError in one of them is raised in all.
 
     Raises:
-        ValueError: of the block, if it raises one here; else what it has raised elsewhere.
+        ValueError: the block's own, if it raises one here; else the other processes' messages.
     """
     problem: ValueError | None = None
     try:
         yield
     except ValueError as error:
         problem = error
-    told: list[str | None] = []
+    problems: list[str | None] = []
     if jax.process_count() > 1:
-        told = [json.loads(text) for text in gathered(json.dumps(problem and str(problem)))]
+        problems = [json.loads(text) for text in gathered(json.dumps(problem and str(problem)))]
     if problem is not None:
         raise problem
-    wrong = [f"process {number}: {text}" for number, text in enumerate(told) if text is not None]
+    wrong = [
+        f"process {number}: {text}" for number, text in enumerate(problems) if text is not None
+    ]
     if wrong:
         raise ValueError("\n".join(wrong))
 
@@ -274,7 +276,7 @@ def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
     """Checks that all processes run the same job.
 
     Args:
-        facts: returns what has to be the same, by name; asked only if there are several.
+        facts: returns what must be the same, by name; called only if there are several processes.
 
     Raises:
         ValueError: in every process, with each difference and the process that has it.
@@ -282,18 +284,20 @@ def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
     if jax.process_count() == 1:
         return
     first, *others = [json.loads(text) for text in gathered(json.dumps(dict(facts())))]
-    told = [
+    differences = [
         f"process {number}: {name} is {other.get(name)}, in process 0 {first.get(name)}"
         for number, other in enumerate(others, 1)
         for name in sorted({*first, *other})
         if first.get(name) != other.get(name)
     ]
-    if told:
-        raise ValueError("\n  ".join(["the processes of the job do not run the same", *told]))
+    if differences:
+        raise ValueError(
+            "\n  ".join(["the processes of the job do not run the same", *differences])
+        )
 
 
 def code_version() -> str:
-    """Returns a short name for the code of this package, that differs where a file does."""
+    """Returns a hash of all source files of this package."""
     folder = Path(__file__).resolve().parents[2]
     total = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
@@ -303,7 +307,7 @@ def code_version() -> str:
 
 
 def _listening() -> socket.socket:
-    """Returns a socket on a port of its own, by which the others see that this process is there."""
+    """Returns a socket on a free port, by which the others see that this process runs."""
     own = socket.socket()
     own.bind(("", 0))
     own.listen(socket.SOMAXCONN)
@@ -317,7 +321,7 @@ def _exchanged(value: Any) -> list[Any]:
 def _job(
     own: socket.socket, exchange: Callable[[Any], list[Any]], index: int, pause_timeout: float
 ) -> JobProcesses:
-    """Returns the processes of the job, from what they say of themselves in an exchange."""
+    """Returns the processes of the job, from the addresses that they exchange."""
     alone = JobProcesses(index, (), (), own)
     threading.Thread(target=alone.answer, daemon=True).start()
     said = exchange([[_address(), socket.gethostname()], own.getsockname()[1]])
@@ -336,7 +340,7 @@ def _job(
 
 
 def _address() -> str:
-    """Returns the address of this host in the network that most others are in, if there is one."""
+    """Returns this host's address in the network of most other hosts, if it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # kept for examples (RFC 5737); nothing is sent

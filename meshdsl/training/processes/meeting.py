@@ -1,4 +1,4 @@
-"""The processes of a job meet before JAX connects them, so that those who do not come are named.
+"""The processes of a job meet before JAX connects them, so that an error can name missing ones.
 
 JAX's runtime ends a process with a C++ stack trace if others do not come, and does not say which.
 So the first process listens on the coordinator's port until all have come, and only then gives the
@@ -52,11 +52,11 @@ class Meeting:
         """Returns the values of all processes, in their order.
 
         Args:
-            value: what this process has to say; what JSON can hold.
+            value: this process's value; JSON must be able to represent it.
 
         Raises:
-            ValueError: some process did not come, and is named; or the numbers of the processes
-                contradict each other.
+            ValueError: processes did not come, which the message names; or the numbers of the
+                processes contradict each other.
         """
         if not 0 <= self.index < self.count:
             raise ValueError(f"process {self.index} of {self.count}: numbers go from 0")
@@ -102,11 +102,11 @@ class Meeting:
 
 @dataclass(eq=False)
 class _Visitor:
-    """What has connected to the first process: another process, or something else.
+    """A connection to the first process: from another process, or from something else.
 
     Attributes:
-        number: which process it says it is, as soon as it does.
-        value: what it has to say.
+        number: the process's number, once it has sent one.
+        value: the value that it sent.
     """
 
     connection: socket.socket
@@ -166,7 +166,7 @@ class _Host:
                     self._dismiss(key.data)
 
     def _reads(self, visitor: _Visitor) -> bool:
-        """Reads what a visitor says; returns whether it is there, and a process of ours."""
+        """Reads a visitor's message; returns whether it is connected and a process of the job."""
         try:
             text = visitor.connection.recv(_LONGEST)
         except OSError:
@@ -189,7 +189,7 @@ class _Host:
         return True
 
     def _check(self, visitor: _Visitor, number: int, count: Any) -> None:
-        """Notes what contradicts the others in what a visitor says of itself."""
+        """Records where a visitor's message contradicts those of others."""
         if count != self.meeting.count:
             self.contradictions.append(
                 f"process {number} on {visitor.host} was started with --num_processes={count}, "
@@ -219,7 +219,7 @@ class _Host:
         return listed(self._missing(), notes)
 
     def _error(self) -> str | None:
-        """Returns what to report instead of the values, if they are not complete."""
+        """Returns the error message if the values are not complete."""
         if self.contradictions:
             return "the processes of the job cannot join: " + "; ".join(self.contradictions)
         if not self._missing():
@@ -230,7 +230,7 @@ class _Host:
         )
 
     def _answer(self, answer: Mapping[str, Any]) -> None:
-        """Sends the others what has come of the meeting."""
+        """Sends the result of the meeting to the others."""
         text = json.dumps(answer).encode() + b"\n"
         for visitor in self.visitors:
             if visitor.number is None:

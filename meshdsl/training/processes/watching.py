@@ -1,11 +1,11 @@
-"""Each process of a job looks after others: whether they are there, stand still, or have ended.
+"""Each process of a job watches others: whether they run, stand still, or have ended.
 
 Each listens on a port of its own. A host refuses connections to a process that has ended. One that
 stands still, such as a stopped process or a machine that migrates, does not answer.
 
 Guarantees:
     When a process has ended, the others end within a minute, whatever they wait for, and name it.
-    A process that stands still is waited for up to `pause` seconds, and named while it does.
+    The others wait up to `pause` seconds for a process that stands still, and name it meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED = 1  # the exit code of a process that others have left alone
 
 
 class Look(enum.Enum):
-    """What a look at a process shows."""
+    """The state of a process, as another one sees it."""
 
     ANSWERS = enum.auto()
     ENDED = enum.auto()  # its host is there, and refuses
@@ -42,11 +42,11 @@ class JobProcesses:
     """The processes of a job.
 
     Attributes:
-        own: which of them this is.
-        hosts: by which names or addresses the host of each may be reached.
-        ports: on which port of it each listens.
-        listening: the socket of this one, which is open as long as the process lives.
-        watched: the processes that this one looks after, since they answer it.
+        own: the number of this process.
+        hosts: the names or addresses of each process's host.
+        ports: the port that each process listens on.
+        listening: this process's socket, which is open as long as the process lives.
+        watched: the processes that this one watches, since they answer it.
     """
 
     own: int
@@ -56,14 +56,14 @@ class JobProcesses:
     watched: tuple[int, ...] = ()
 
     def ended(self) -> list[str]:
-        """Returns the processes that have ended, as they are to be reported."""
+        """Returns the processes that have ended, as text for the report."""
         return self.names(self.showing(Look.ENDED, self.watched))
 
     def names(self, numbers: Sequence[int]) -> list[str]:
         return [f"process {n} on {self.hosts[n][-1]}" for n in numbers]
 
     def showing(self, what: Look, numbers: Sequence[int]) -> list[int]:
-        """Returns those of some processes of which a look shows something."""
+        """Returns those of some processes that are in a given state."""
         return [number for number, look in self.looks(numbers).items() if look is what]
 
     def absent(self, numbers: Sequence[int]) -> list[int]:
@@ -71,7 +71,7 @@ class JobProcesses:
         return [n for n, look in self.looks(numbers).items() if look is not Look.ANSWERS]
 
     def looks(self, numbers: Sequence[int]) -> dict[int, Look]:
-        """Looks at some processes."""
+        """Returns the states of some processes."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return dict(zip(numbers, pool.map(self._look, numbers), strict=True))
 
@@ -86,13 +86,13 @@ class JobProcesses:
         return Look.ENDED if Look.ENDED in looks and Look.SILENT not in looks else Look.SILENT
 
     def neighbours(self) -> list[int]:
-        """Returns the processes to look after: of many, those 1, 2, 4, 8 ... places on."""
+        """Returns the processes to watch: of many, those 1, 2, 4, 8 ... numbers on."""
         count = len(self.ports)
         steps = range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
         return sorted({(self.own + step) % count for step in steps} - {self.own})
 
     def answer(self) -> None:
-        """Answers those who look whether this process is there, until it is closed."""
+        """Accepts connections, by which others see that this process runs, until it is closed."""
         with contextlib.suppress(OSError):
             while True:
                 self.listening.accept()[0].close()
@@ -120,12 +120,12 @@ def _look(address: tuple[str, int]) -> Look | None:
 
 @dataclass
 class Watch:
-    """Looks after the other processes in a thread of its own.
+    """Watches the other processes in a thread of its own.
 
     Attributes:
         job: the processes.
         pause: seconds for which one may stand still.
-        over: set when this process has left the job, and looks no more.
+        over: set when this process has left the job; the thread then ends.
         end: ends this process with a reason.
     """
 
@@ -140,7 +140,7 @@ class Watch:
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self) -> None:
-        """Looks until this process leaves the job, or has to end since others have."""
+        """Watches until this process leaves the job, or must end because others have ended."""
         misses, stood_still = 0, 0.0  # the latter in seconds, until the others are there again
         began = time.monotonic()
         while not self.over.wait(_EVERY):
@@ -164,7 +164,7 @@ class Watch:
             began = time.monotonic()
 
     def _note(self, silent: Sequence[int]) -> str | None:
-        """Reports who stands still; returns why this process ends, if it is for too long."""
+        """Reports which processes stand still; returns why this one ends, if it lasts too long."""
         now = time.monotonic()
         self._silent = {n: self._silent.get(n, now) for n in silent}
         for n in sorted(self._reported - {*silent}):
@@ -194,7 +194,7 @@ def report_ended(ended: Sequence[str], stood_still: float = 0.0, what: str = "ha
     Args:
         ended: their names.
         stood_still: seconds for which this process stood still before.
-        what: what is known of them.
+        what: a description of what has happened to them.
     """
     why = f" This process itself stood still for {stood_still:.0f} s." if stood_still else ""
     return (
@@ -204,6 +204,6 @@ def report_ended(ended: Sequence[str], stood_still: float = 0.0, what: str = "ha
 
 
 def report(text: str) -> None:
-    """Writes a line to standard error, also while other threads hold what Python needs to print."""
+    """Writes a line to standard error, also while other threads have the lock of Python's print."""
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, f"meshdsl train: {text}\n".encode())

@@ -1,8 +1,8 @@
-"""What is measured of a run from outside: time, throughput, how well devices are used, memory.
+"""Meters of a run: time, throughput, utilisation of devices, memory.
 
-Model FLOPs utilisation is what the model asks for (see `Programs.model_flops`) over what the
-devices could do at most in half precision (Chowdhery et al. 2022, appendix B): what is computed
-again, and padding, do not count as work.
+Model FLOPs utilisation is the model's operations (see `Programs.model_flops`) divided by the
+devices' peak in half precision (Chowdhery et al. 2022, appendix B). Recomputation and padding do
+not count as work.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from meshdsl.tensors.dtypes import as_dtype
 
 @dataclass(frozen=True)
 class Meters:
-    """Reads what there is to measure.
+    """Computes metrics of a run.
 
     Attributes:
-        tokens_per_batch: of the full batch; None: tokens are not counted.
-        model_flops: of a step with the full batch, on all devices.
-        devices: how many there are.
-        runtime: the backend's.
+        tokens_per_batch: the tokens of the full batch; None: tokens are not counted.
+        model_flops: those of a step with the full batch, on all devices.
+        devices: the number of devices.
+        runtime: the backend's module `runtime`.
     """
 
     tokens_per_batch: int | None
@@ -35,28 +35,28 @@ class Meters:
     runtime: Any
 
     def read(self, seconds: float, share: float) -> dict[str, float]:
-        """Returns metrics by name; those that cannot be had are left out.
+        """Returns metrics by name; unknown ones are left out.
 
         Args:
-            seconds: a step took, on average.
-            share: which part of a full batch it had, on average.
+            seconds: the mean time of a step.
+            share: the mean of a batch's size over that of a full batch.
         """
-        found = {"step_seconds": seconds}
+        metrics = {"step_seconds": seconds}
         if self.tokens_per_batch is not None:
-            found["tokens_per_second"] = self.tokens_per_batch * share / seconds
+            metrics["tokens_per_second"] = self.tokens_per_batch * share / seconds
         rate = self.model_flops * share / seconds / self.devices
-        found["tflops_per_device"] = rate / 1e12
+        metrics["tflops_per_device"] = rate / 1e12
         hardware = hardware_of(self.runtime.device_kind())
         if hardware is not None:
-            found["mfu"] = rate / hardware.peak(np.dtype(as_dtype("bfloat16")))
+            metrics["mfu"] = rate / hardware.peak(np.dtype(as_dtype("bfloat16")))
         memory = self.runtime.memory_peak()
         if memory is not None:
-            found["memory_bytes"] = memory
-        found["host_memory_bytes"] = host_memory_peak()
-        return found
+            metrics["memory_bytes"] = memory
+        metrics["host_memory_bytes"] = host_memory_peak()
+        return metrics
 
 
 def host_memory_peak() -> int:
-    """Returns the most bytes that this process has held in the host's memory."""
+    """Returns this process's peak memory on the host, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,11 +1,11 @@
-"""What a training run reports: metrics on disk, and progress for whoever watches.
+"""The reports of a training run: metrics on disk, and progress on the terminal.
 
 Guarantees:
-    Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line goes to
-    the system in one unbuffered write, and what a full disk has cut off is taken back.
-    A run never adds to the metrics of another. Those of earlier runs in the same folder are kept as
-    `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first. A run that
-    goes on from a checkpoint takes up its own, up to the step it goes on from.
+    Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line is written
+    in one unbuffered write, and removed again if a full disk cuts it off.
+    A run never adds to the metrics of another. Those of earlier runs in the same folder are renamed
+    to `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first. A run that
+    goes on from a checkpoint keeps its own metrics up to the checkpoint's step.
     No thread is started, so nothing competes with the training loop or outlives it.
 """
 
@@ -61,14 +61,14 @@ class MetricsWriter:
     """Writes `<workdir>/metrics.jsonl` and `<workdir>/tensorboard`; closed by its with-block.
 
     A line starts with `KEYS`, in this order, and goes on with the run's own metrics; an absent
-    value is null. JSON has no numbers for what is not finite: these are the strings "NaN",
-    "Infinity" and "-Infinity", which Python's `float` reads back.
+    value is null. JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and
+    "-Infinity", which Python's `float` reads back.
 
     Args:
-        begun: how many steps had been taken where the run goes on from; what was written of later
-            ones is dropped, since they are taken again.
-        reports: how many lines there were at that step. If some are missing, it warns. None: that
-            is not known.
+        begun: the step that the run goes on from; lines of later steps are dropped, since these
+            steps are taken again.
+        reports: how many lines there were at that step. If some are missing, it warns. None:
+            unknown.
 
     Raises:
         ValueError: the folder cannot be written to.
@@ -81,8 +81,8 @@ class MetricsWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if begun:
-                kept = _drop_later_lines(folder / "metrics.jsonl", begun)
-                _warn_of_gap(folder / "metrics.jsonl", kept, begun, reports or 0)
+                steps = _drop_later_lines(folder / "metrics.jsonl", begun)
+                _warn_of_gap(folder / "metrics.jsonl", steps, begun, reports or 0)
             else:
                 _set_aside_earlier_run(folder)
             (folder / "tensorboard").mkdir(exist_ok=bool(begun))
@@ -110,9 +110,9 @@ class MetricsWriter:
         text = json.dumps({name: _finite(value) for name, value in line.items()}, allow_nan=False)
         points = [Summary.Value(tag=n, simple_value=v) for n, v in values.items() if v is not None]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=points))
-        with self._told("metrics.jsonl"):
+        with self._writing_to("metrics.jsonl"):
             _append(self._lines, text.encode() + b"\n")
-        with self._told("tensorboard"):
+        with self._writing_to("tensorboard"):
             self._add(event)
             self._events.flush()
 
@@ -123,15 +123,15 @@ class MetricsWriter:
         """Closes the files.
 
         Raises:
-            ValueError: what is left of them cannot be written.
+            ValueError: their last part cannot be written.
         """
         self._lines.close()
-        with self._told("tensorboard"):
+        with self._writing_to("tensorboard"):
             self._events.close()
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
-        """Tells what goes wrong with a file as one line."""
+    def _writing_to(self, name: str) -> Iterator[None]:
+        """Turns an OSError of its block into a ValueError of one line."""
         try:
             yield
         except OSError as error:
@@ -160,7 +160,7 @@ def _append(file: FileIO, data: bytes) -> None:
 
 
 def _set_aside_earlier_run(folder: Path) -> None:
-    """Renames what an earlier run left by the first number that is free."""
+    """Renames the metrics of an earlier run by the first free number."""
     for number in itertools.count(1):
         renamed = {
             folder / "metrics.jsonl": folder / f"metrics.{number}.jsonl",
@@ -168,13 +168,13 @@ def _set_aside_earlier_run(folder: Path) -> None:
         }
         if not any(path.exists() for path in renamed.values()):
             break
-    for path, kept in renamed.items():
+    for path, aside in renamed.items():
         if path.exists():
-            path.rename(kept)
+            path.rename(aside)
 
 
 def _warn_of_gap(file: Path, steps: list[int], begun: int, reports: int) -> None:
-    """Warns if lines are missing, and says where the gap is widest."""
+    """Warns if lines are missing; the warning has the widest gap."""
     if len(steps) >= reports:
         return
     gaps = itertools.pairwise([0, *sorted(steps), begun])
@@ -188,23 +188,23 @@ def _warn_of_gap(file: Path, steps: list[int], begun: int, reports: int) -> None
 
 
 def _drop_later_lines(file: Path, step: int) -> list[int]:
-    """Leaves the lines of steps up to one, without one that a kill has cut off.
+    """Keeps only the complete lines of steps up to `step`.
 
     Returns:
         The steps of the lines that are left.
     """
     if not file.exists():
         return []
-    kept, steps = [], []
+    lines, steps = [], []
     for line in file.read_bytes().splitlines(keepends=True):
         try:
-            if (found := json.loads(line)["step"]) <= step:
-                kept.append(line)
-                steps.append(int(found))
+            if (step_of_line := json.loads(line)["step"]) <= step:
+                lines.append(line)
+                steps.append(int(step_of_line))
         except (ValueError, KeyError, TypeError):
             continue
     aside = file.with_suffix(".part")
-    aside.write_bytes(b"".join(kept))
+    aside.write_bytes(b"".join(lines))
     os.replace(aside, file)
     return steps
 
@@ -233,10 +233,10 @@ _IN_BAR = ("loss", "eval_loss", "tokens_per_second")
 
 
 class Progress:
-    """Shows how a run goes: a progress bar on a terminal, one aligned line per report elsewhere.
+    """Shows progress: a bar on a terminal, one aligned line per report elsewhere.
 
-    On a terminal the lines that have an `eval_loss` stay above the bar, as the run's history. Where
-    nobody reads any more it shows nothing from then on, and the run goes on.
+    On a terminal the lines with an `eval_loss` stay above the bar, as the run's history. If the
+    output is closed, it shows nothing from then on, and the run goes on.
 
     Args:
         steps: the number of steps in the run.
@@ -275,7 +275,7 @@ class Progress:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Shows something in its block; is quiet for good if that cannot be."""
+        """Shows something in its block; if that fails, nothing is shown any more."""
         try:
             yield
         except (OSError, SystemExit) as error:

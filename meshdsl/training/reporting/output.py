@@ -1,4 +1,4 @@
-"""Lines for whoever watches a command. It goes on where nobody does any more, as after `| head`."""
+"""Lines of output. The command goes on if the output is closed, as after `| head`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def tell(text: str, error: bool = False) -> None:
-    """Prints a line on standard output or error, if anybody reads it."""
+    """Prints a line on standard output or error, unless it is closed."""
     stream = sys.stderr if error else sys.stdout
     try:
         if stream is not None:  # it has been closed
@@ -18,7 +18,7 @@ def tell(text: str, error: bool = False) -> None:
 
 
 def hush(stream: TextIO | None) -> bool:
-    """Returns whether a stream cannot be written to; what goes there from then on is dropped."""
+    """Returns whether a stream is closed; later writes to a closed one are dropped."""
     if stream is None:
         return False
     try:

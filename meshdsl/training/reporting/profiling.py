@@ -46,12 +46,12 @@ class ProfiledSteps:
 
 @dataclass
 class Profiler:
-    """Records a profile while the steps asked for run; closed by its with-block.
+    """Records a profile of chosen steps; closed by its with-block.
 
     Attributes:
         steps: the steps; None: nothing is recorded.
-        runtime: the backend's.
-        workdir: in its folder `profile` the profile is written; None: nowhere, as nothing is.
+        runtime: the backend's module `runtime`.
+        workdir: the run's folder; the profile goes to `profile` in it. None: nothing is recorded.
     """
 
     steps: ProfiledSteps | None
@@ -61,7 +61,7 @@ class Profiler:
     _on: bool = False
 
     def before(self, first: int, last: int) -> None:
-        """Starts before a call that takes the steps `first` to `last`, if they are asked for."""
+        """Starts the profile before a call with steps `first` to `last`, if they are chosen."""
         if self._on or self.steps is None:
             return
         if first <= self.steps.last and last >= self.steps.first:

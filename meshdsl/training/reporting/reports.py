@@ -1,4 +1,4 @@
-"""Reporting: what a run says of itself while it trains, and how often."""
+"""Reporting: what a run reports while it trains, and how often."""
 
 from __future__ import annotations
 

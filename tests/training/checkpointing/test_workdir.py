@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from meshdsl.training.checkpointing.workdir import held
+from meshdsl.training.checkpointing.workdir import locked
 
 # Has the system refuse flock (73 on x86-64) with an error, as a disk without locks does.
 REFUSING = """
 import ctypes, struct, sys, warnings
-from meshdsl.training.checkpointing.workdir import held
+from meshdsl.training.checkpointing.workdir import locked
 
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 73), (0x06, 0, 0, 0x50000 + int(sys.argv[2]))]
 code = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, 0x7FFF0000)])
@@ -24,7 +24,7 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, filtered, 0, 0):
     sys.exit(77)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    with held(sys.argv[1]) as folder:
+    with locked(sys.argv[1]) as folder:
         (folder / "file").write_text("")
 print(*(warning.message for warning in told))
 """
@@ -46,9 +46,9 @@ def test_a_disk_without_locks_is_told_and_the_run_goes_on(code, tmp_path):
 
 
 def test_a_workdir_that_another_run_has_is_told_with_its_process(tmp_path):
-    with held(tmp_path):
+    with locked(tmp_path):
         told = re.escape(f"workdir {tmp_path} is in use by process {os.getpid()} on ")
-        with pytest.raises(ValueError, match=told), held(tmp_path):
+        with pytest.raises(ValueError, match=told), locked(tmp_path):
             pass
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
