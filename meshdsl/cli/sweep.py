@@ -139,7 +139,7 @@ class _Sweep:
     subject: Subject
     store: Store | None
     candidates: Sequence[Candidate]
-    earlier: int = 0  # results taken over
+    earlier: int = 0  # the number of results of earlier sweeps
 
     def run(self) -> list[Result]:
         """Measures the candidates without a result; returns all results."""

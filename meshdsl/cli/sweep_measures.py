@@ -260,7 +260,7 @@ class _Run:
             return {"state": make(key)}  # so that its paths are those of the step's state
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LayoutWarning)  # the step has told it
+            warnings.simplefilter("ignore", LayoutWarning)  # lowering the step has warned already
             creation = jit(state, mesh, layout, job.backend, options=job.options)
             program = creation.lower(spec([KEY], "uint32"))
         batch = random_batch(job.batch_spec, jobs.vocabulary(job.model))

@@ -195,7 +195,7 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
     )
 
 
-# What a run may change when it goes on: where it runs, what it tells, and when it ends.
+# Settings that may change when a run goes on: where it runs, what it reports, when it stops.
 _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "

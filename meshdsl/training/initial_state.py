@@ -20,7 +20,7 @@ from meshdsl.training.programs import Programs, places
 from meshdsl.training.state import TrainState, by_path, tree_like
 from meshdsl.training.trainable import Trainable, merged
 
-_MOST = 10  # parameters that are told one by one
+_MOST = 10  # the most parameters in a message
 
 
 @dataclass(frozen=True)

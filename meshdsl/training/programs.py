@@ -94,7 +94,7 @@ class Programs:
                 program = self.step.lower(self.state, batch)
                 self._lowered[size] = program
                 check_scopes(program.layout, program.mesh, program.scopes)
-                warnings.simplefilter("ignore", LayoutWarning)  # the first step has told it
+                warnings.simplefilter("ignore", LayoutWarning)  # the first step has warned
             for name, batch in held_out.items():
                 self._fed[name] = batch
                 self._lowered[name] = evaluation.lower(self.state.params, batch)

@@ -37,7 +37,7 @@ from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
 from meshdsl.training.processes.joining import gathered, together
 from meshdsl.training.state import by_path, tree_like
 
-_MOST = 10  # differences that are told one by one
+_MOST = 10  # the most differences in a message
 
 
 class CheckpointWarning(UserWarning):

@@ -36,7 +36,7 @@ from meshdsl.training.state import by_path, tree_like
 from meshdsl.training.trainable import Trainable, trained
 
 SHARD = 5 * 10**9  # bytes, as Hugging Face splits them
-_MOST = 20  # problems that are told one by one
+_MOST = 20  # the most problems in a message
 
 
 def save_weights(

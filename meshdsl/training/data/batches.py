@@ -118,7 +118,7 @@ class Batches(Iterator[Batch]):
         return {"position": self._position, **self._identity()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where a state was taken, by any number of processes and with any batch size.
+        """Goes on from a saved state, with any number of processes and with any batch size.
 
         Raises:
             ValueError: the state is of another order; all differences are listed.

@@ -48,7 +48,7 @@ class _File:
     def pieces(self) -> range:
         return range(-(-self.size // _PIECE))
 
-    def told(self, earlier: Mapping[int, str]) -> dict[str, Any]:
+    def entry(self, earlier: Mapping[int, str]) -> dict[str, Any]:
         """Returns the file's entry in a checkpoint, for JSON; earlier checksums stay in it."""
         sums = {**self.sums, **earlier}
         listed = [sums.get(number) for number in self.pieces]
@@ -128,7 +128,7 @@ class DataFiles:
     def state(self) -> Any:
         """Returns the files' sizes, times and checksums so far, for JSON."""
         rows = zip(self._files, self._written, self._earlier, strict=True)
-        return [file.told({**written, **earlier}) for file, written, earlier in rows]
+        return [file.entry({**written, **earlier}) for file, written, earlier in rows]
 
     def differences(self, state: Any) -> list[str]:
         """Returns how the files differ from the state that an earlier run has stored.
@@ -211,7 +211,7 @@ def all_sums(paths: Sequence[Path]) -> list[dict[str, Any]]:
         OSError: a file cannot be read.
     """
     files = [_File.of(path) for path in paths]
-    return [file.told(dict(_sums(file, file.pieces))) for file in files]
+    return [file.entry(dict(_sums(file, file.pieces))) for file in files]
 
 
 def _changed(file: _File, number: int) -> str:

@@ -227,7 +227,7 @@ _COLUMNS = {
     "grad_norm": "grad_norm {:5.2f}",
     "tokens_per_second": "{:>9,.0f} tokens/s",
 }
-# Those that are told behind them, where they are known and not 0.
+# Metrics that follow these if they are known and not 0.
 _AT_TIMES = {"skipped_steps": "skipped {:,.0f}", "mfu": "mfu {:5.1%}", "test_loss": "test {:5.3f}"}
 _IN_BAR = ("loss", "eval_loss", "tokens_per_second")
 
