@@ -20,11 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 
+_LAYOUT = r"(?:replicated|\w+:[\w+-]+)(?:[;,\s]+\w+:[\w+-]+)*"
 _LINE = re.compile(
-    r"(?:(?P<role>in|out)\s+)?(?P<name>\S+)\s+(?P<layout>[^()]+?)"
+    rf"(?:(?P<role>in|out)\s+)?(?P<name>\S.*?)\s+(?P<layout>{_LAYOUT})"
     r"(?:\s*\(partial over (?P<partial>\w+(?:,\s*\w+)*)\))?"
 )
 
@@ -32,6 +34,8 @@ _LINE = re.compile(
 @dataclass(frozen=True)
 class Placement:
     """Layouts by the names of tensors; where a placement is given, any of them may be missing.
+
+    A layout may be given as its text: `Placement(tensors={"mlp/h.tanh": "batch:data"})`.
 
     Attributes:
         inputs, outputs: where the program takes and leaves what has these paths.
@@ -43,6 +47,32 @@ class Placement:
     outputs: Mapping[str, TensorLayout] = field(default_factory=dict)
     tensors: Mapping[str, TensorLayout] = field(default_factory=dict)
     partial: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for field_ in ("inputs", "outputs", "tensors"):
+            layouts = {name: _layout(at, name) for name, at in getattr(self, field_).items()}
+            object.__setattr__(self, field_, layouts)
+        partial = {
+            name: frozenset([axes] if isinstance(axes, str) else axes)
+            for name, axes in self.partial.items()
+        }
+        object.__setattr__(self, "partial", partial)
+
+    @staticmethod
+    def of(placement: PlacementLike) -> Placement:
+        """Returns the placement that is meant: itself, or what its text says.
+
+        Raises:
+            ValueError: it is something else, or malformed.
+        """
+        if isinstance(placement, Placement):
+            return placement
+        if isinstance(placement, str):
+            return Placement.parse(placement)
+        raise ValueError(
+            "a placement is given as md.Placement(...), or as its text, not as "
+            f"{type(placement).__name__}: {placement!r}"
+        )
 
     @staticmethod
     def parse(text: str) -> Placement:
@@ -94,6 +124,17 @@ class Placement:
         return "\n".join(lines)
 
 
+PlacementLike: TypeAlias = Placement | str
+
+
+def _layout(layout: TensorLayout | str, name: str) -> TensorLayout:
+    if isinstance(layout, str):
+        return parse_layout(layout)
+    if not isinstance(layout, TensorLayout) or layout.partial:
+        raise ValueError(f"`{name}` has {layout!r}, which is no layout such as 'batch:data'")
+    return layout
+
+
 def parse_layout(text: str) -> TensorLayout:
     """Reads a layout as it prints: `batch:data; d_ff:slice+model`, or `replicated`.
 
@@ -101,15 +142,16 @@ def parse_layout(text: str) -> TensorLayout:
         ValueError: it is of another form, or an axis occurs twice.
     """
     splits: dict[str, tuple[str, ...]] = {}
-    for part in re.split(r"[;,\s]+", text.strip()):
-        rule = re.fullmatch(r"(\w+):(\w+(?:\+\w+)*)", part)
-        if part == "replicated":
+    parts = re.split(r"[;,\s]+", text.strip())
+    for part in parts:
+        rule = re.fullmatch(r"(\w+):(-|\w+(?:\+\w+)*)", part)
+        if parts == ["replicated"]:
             continue
         if rule is None or rule[1] in splits:
             raise ValueError(
                 f"`{text}` is not a layout such as `batch:data; d_ff:slice+model` or `replicated`"
             )
-        splits[rule[1]] = tuple(rule[2].split("+"))
+        splits[rule[1]] = () if rule[2] == "-" else tuple(rule[2].split("+"))
     used = [axis for axes in splits.values() for axis in axes]
     for axis in used:
         if used.count(axis) > 1:

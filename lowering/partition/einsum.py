@@ -40,7 +40,7 @@ class Product:
     result: int
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def offered(product: Product) -> tuple[tuple[_Ends, ...], tuple[Work, ...]]:
     """Returns the layouts of operands and result by each strategy, and what it costs."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]

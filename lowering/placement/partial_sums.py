@@ -48,18 +48,30 @@ def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
 def _check_given(planned: Planned, partial: Mapping[Tensor, frozenset[str]]) -> None:
     """Raises ValueError unless tensors stay partial as a `Placement` says; tells every one."""
     given, wrong = planned.given, []
+    made = {
+        tensor: layout.partial_axes
+        for op, strategy in planned.strategies.items()
+        if given.partial
+        for tensor, layout in zip(op.outputs, strategy.results, strict=True)
+    }
     for tensor, name in given.names.items():
         if tensor not in planned.layouts:  # lowering has taken it out of the graph
             continue
         wanted, axes = given.partial.get(tensor, frozenset()), partial.get(tensor, frozenset())
+        where = f"`{name}` {tensor} ({tensor.source})"
         for axis in sorted(wanted - axes):
+            why = "it is no partial sum there, nor linear in one"
+            if axis in made.get(tensor, ()):
+                why = "it is the sum itself, and only what is made of it can stay partial"
             wrong.append(
-                f"`{name}` cannot stay partial over `{axis}`: it is no sum of what devices have "
-                f"along that axis, or the result of one, which is whole from there on ({tensor}, "
-                f"{tensor.source})"
+                f"{where} cannot stay partial over `{axis}`: {why}. Leave `(partial over {axis})` "
+                "out"
             )
         for axis in sorted(axes - wanted):
-            wrong.append(f"`{name}` cannot be whole over `{axis}`: what is made of it is partial")
+            wrong.append(
+                f"{where} cannot be whole over `{axis}`: what is made of it is to stay partial. "
+                f"Add `(partial over {axis})`"
+            )
     if wrong:
         raise ValueError("\n  ".join(["the placement does not fit the program", *wrong]))
 

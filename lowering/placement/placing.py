@@ -46,7 +46,7 @@ def place(
             strategies.
     """
     given = given or Given()
-    where = given.tensors
+    where = {**given.tensors, **dict(_read_by_conditions(graph, given))}
     store = stored(graph, layout, chooser, choice.keep, choice.reduce_each)
     store = {t: at for t, at in store.items() if where.get(t, at) == at}
     special = {**store, **moved, **where}
@@ -88,6 +88,21 @@ def strategies_of(
             results = [layouts[tensor] for tensor in op.outputs]
             strategies[op] = chooser.strategy(op, operands, results, alike.get(op, 1))
     return strategies
+
+
+def _read_by_conditions(graph: Graph, given: Given) -> Iterator[tuple[Tensor, TensorLayout]]:
+    """Yields the carries that conditions of while loops read, with the layouts given for them.
+
+    A condition reads the carries where the body has them.
+    """
+    for block in blocks_of(graph):
+        for op in block.operations:
+            if op.name == "while_loop":
+                consts = op.params["consts"]
+                carries = op.params["condition"].inputs[consts:], op.params["body"].inputs[consts:]
+                for read, carry in zip(*carries, strict=True):
+                    if carry in given.tensors:
+                        yield read, given.tensors[carry]
 
 
 def blocks_of(graph: Graph) -> Iterator[Graph]:

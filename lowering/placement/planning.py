@@ -60,8 +60,7 @@ def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:
 
 def _planned(placed: Placed) -> Planned:
     strategies = strategies_of(placed.graph, placed.chooser, placed.layouts, placed)
-    fields = {name: getattr(placed, name) for name in placed.__dataclass_fields__}
-    return Planned(**{**fields, "strategies": strategies})
+    return Planned(**{**vars(placed), "strategies": strategies})
 
 
 def _unused(planned: Planned) -> tuple[str, ...]:

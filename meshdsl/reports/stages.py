@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from meshdsl.layouts.placement import Placement
 from meshdsl.lowering.costs.units import show_bytes, show_flops
 from meshdsl.lowering.partition import Strategies, Strategy, Work
+from meshdsl.lowering.partition.attention.rules import readers
 from meshdsl.lowering.placement.identity import names_of
 from meshdsl.lowering.placement.placing import blocks_of
 from meshdsl.lowering.stages import Placed, Planned, Reduced
@@ -49,36 +50,31 @@ def _placed(stages: Stages) -> str:
 
 
 def _planned(stages: Stages) -> str:
-    """Every operation with its strategy, marked `*`, and the strategies that were not chosen."""
+    """Every operation with its strategy, marked `*`, and those that were not taken."""
     planned: Planned = stages.planned
     names = names_of(planned.graph)
     lines = []
     for block in blocks_of(planned.graph):
+        alike = readers(block)
         for op in block.operations:
             if op in planned.strategies and op.outputs and op.outputs[0] not in planned.constant:
-                lines += [names[op.outputs[0]], *_strategies(planned, op)]
+                lines += [names[op.outputs[0]], *_strategies(planned, op, alike.get(op, 1))]
     return "\n".join(lines)
 
 
-def _strategies(planned: Planned, op: Operation) -> list[str]:
-    planned_strategy, layouts = planned.strategies[op], planned.layouts
+def _strategies(planned: Planned, op: Operation, times: int) -> list[str]:
+    layouts, chooser = planned.layouts, planned.chooser
     operands = [layouts[tensor] for tensor in op.inputs]
     results = [layouts[tensor] for tensor in op.outputs]
-    offered = planned.chooser.offered(op, operands, results)
+    offered = chooser.offered(op, operands, results, times)
     if not isinstance(offered, Strategies):
-        sends = planned.chooser.sends(op, operands, results)
-        return [f"  * {_flow(planned_strategy)}" + (f"   {_costs(Work(sends))}" if sends else "")]
-    lines, marked = [], False
-    for number, work in enumerate(offered.work):
-        strategy = offered.strategy(number)
-        chosen = not marked and _layouts(strategy) == _layouts(planned_strategy)
-        marked |= chosen
-        lines.append(f"  {'*' if chosen else ' '} {_flow(strategy)}   {_costs(work)}")
-    return lines
-
-
-def _layouts(strategy: Strategy) -> tuple:
-    return strategy.operands, strategy.results
+        sends = chooser.sends(op, operands, results)
+        return [f"  * {_flow(offered)}" + (f"   {_costs(Work(sends))}" if sends else "")]
+    cheapest = chooser.cheapest(offered.work)
+    return [
+        f"  {'*' if number == cheapest else ' '} {_flow(offered.strategy(number))}   {_costs(work)}"
+        for number, work in enumerate(offered.work)
+    ]
 
 
 def _flow(strategy: Strategy) -> str:
@@ -92,7 +88,7 @@ def _costs(work: Work) -> str:
 
 
 def _reduced(stages: Stages) -> str:
-    """Which values become partial sums, and which remain partial."""
+    """What leaves a partial sum, and what stays one."""
     reduced: Reduced = stages.reduced
     planned = reduced.planned
     made = {

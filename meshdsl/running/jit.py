@@ -53,7 +53,7 @@ from meshdsl.tracing.trace import Trace, is_tracing, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import LayoutLike
-    from meshdsl.layouts.placement import Placement
+    from meshdsl.layouts.placement import PlacementLike
     from meshdsl.lowering.lower import Stages
     from meshdsl.lowering.options import Options as Options
     from meshdsl.lowering.program import SpmdProgram
@@ -75,7 +75,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
-    placement: Placement | None = None,
+    placement: PlacementLike | None = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -89,7 +89,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
-    placement: Placement | None = None,
+    placement: PlacementLike | None = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -102,7 +102,7 @@ def jit(
     check_finite: bool = False,
     options: Options | None = None,
     steps_per_call: int = 1,
-    placement: Placement | None = None,
+    placement: PlacementLike | None = None,
 ) -> Any:
     """Compiles a function of named tensors for a mesh.
 
@@ -130,7 +130,7 @@ def jit(
         function: takes and returns trees whose leaves are tensors. Without it, `jit` returns the
             decorator.
         mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
-            whose devices are used; None runs on one device.
+            whose devices are used, and whose kind lowering then knows; None runs on one device.
         layout: the layout, its text (`"batch:data; d_ff:model"`), or its axes by dim (`{"batch":
             "data"}`). Its dims are checked without a mesh, too.
         backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
@@ -147,7 +147,7 @@ def jit(
             arguments have a first dim `steps`, and each run takes a slice of it. Other results get
             such a dim.
         placement: layouts of single tensors, or of all, instead of those that follow from `layout`:
-            `f.stages(x).placement`, or a part of it. It applies to all signatures of `f`.
+            `f.stages(x).placement`, its text, or a part of it. It applies to all signatures of `f`.
 
     Raises:
         ValueError: `function` is no function, the mesh or layout is malformed, the backend or a
@@ -225,9 +225,10 @@ class Jitted(Generic[P, R]):
         check_finite: bool = False,
         options: Options | None = None,
         steps_per_call: int = 1,
-        placement: Placement | None = None,
+        placement: PlacementLike | None = None,
     ) -> None:
         from meshdsl.layouts.layout import Layout
+        from meshdsl.layouts.placement import Placement
         from meshdsl.lowering import backends
         from meshdsl.lowering.options import Options
 
@@ -254,7 +255,7 @@ class Jitted(Generic[P, R]):
             )
         self.options = options
         self.steps_per_call = steps_per_call
-        self.placement = placement
+        self.placement = None if placement is None else Placement.of(placement)
         if placement is not None and backend == "jax_auto":
             raise ValueError(
                 "backend 'jax_auto' takes no placement: XLA decides where tensors are; use "
@@ -385,7 +386,8 @@ class Jitted(Generic[P, R]):
     def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
-        The results share their traces: each signature is traced once.
+        The results share their traces: each signature is traced once. A placement is for one mesh:
+        the other function has none.
         """
         if self._traces is None:
             self._traces = {}

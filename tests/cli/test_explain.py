@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from meshdsl.cli.main import run
+from meshdsl.reports.stages import STAGES
 
 LAYOUT = "--layout=batch:data; heads:model; d_ff:model; vocab:model; length:model?"
 
@@ -136,3 +137,11 @@ def test_a_page_that_cannot_be_written_is_told(capsys, tmp_path):
     assert refused(capsys, f"--html={tmp_path}") == (
         f"meshdsl explain: --html: cannot write {tmp_path}: is a directory\n"
     )
+
+
+def test_every_stage_can_be_asked_for(capsys):
+    assert tuple(STAGES) == ("simplified", "placed", "planned", "reduced", "written", "passes")
+    assert "batch/tokens" in explained(capsys, MESH, LAYOUT, "--stage=placed")
+    assert refused(capsys, MESH, LAYOUT, "--stage=plan").startswith("meshdsl explain: --stage")
+    text = refused(capsys, MESH, LAYOUT, "--stage=placed", "--hardware=h100", "--html=x.html")
+    assert "--stage prints one stage as text" in text and "a stage has none" in text

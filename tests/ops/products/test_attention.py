@@ -1,6 +1,5 @@
 """Attention: against its definition, jax.nn.dot_product_attention, and on every layout."""
 
-import importlib
 import itertools
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import attention_sizes
+from meshdsl.lowering.placement import choosing
 from meshdsl.ops.products.attention_reference import attention_reference
 from tests.ops.agreement import arrays_of, assert_close, message, random, run
 
@@ -171,11 +171,7 @@ def test_every_layout_gives_the_same(where, variant, garbage_in_pads):
 @pytest.fixture
 def dear_flops(monkeypatch):
     """Whatever can be split is: flops count more than bytes on the wire."""
-    rule = importlib.import_module("meshdsl.lowering.partition.attention.rules")
-    monkeypatch.setattr(rule, "FLOPS_PER_WIRE_BYTE", 1e-6)
-    rule.choose.cache_clear()
-    yield
-    rule.choose.cache_clear()
+    monkeypatch.setattr(choosing, "FLOPS_PER_WIRE_BYTE", 1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
