@@ -1,10 +1,9 @@
-"""Exchange: every device gets runs of positions of a split dim, from the devices that hold them.
+"""Exchange: every device gets runs of positions of a split dim, from the devices that own them.
 
-What lies in a device's own shard stays; the rest comes by `permute`, from neighbours where the
-windows are halos, from further away where they reach further. Each message is as long as the
-longest part that one device needs of another in that round, and no longer. Pads are never sent as
-data, and positions outside of the dim read as `fill`. Where this would send more than gathering
-the dim whole, it is gathered.
+Elements of a device's own shard stay. All others arrive by `permute`: from neighbours for halos,
+from further away for longer reaches. The messages of a round have the length of the longest part
+that a device needs of another in it. Pads are never sent as data. Positions outside of the dim read
+as `fill`. If the messages would send more than an all_gather of the dim, the dim is gathered.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Interval(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Positions of one of several values, and where the first of them goes in a window."""
+    """Positions of one of several values, and the place `at` of the first of them in a window."""
 
     positions: Interval
     at: int = 0
@@ -45,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one device takes of another's shard of a value, and where in its window it goes."""
+    """The positions that one device reads of another's shard, and their place in its window."""
 
     source: int
     target: int
@@ -55,27 +54,27 @@ class Part(NamedTuple):
 
 
 def bounds(size: int, axes: Sequence[str], mesh: Mesh) -> list[Interval]:
-    """Returns the positions of a dim that each device holds, by its index along `axes`.
+    """Returns the positions of a dim that each device owns, by its index along `axes`.
 
-    Pads are not among them; the interval of a shard that is nothing but pads is empty and starts
-    where its data would.
+    Pads do not count: a shard of pads only has an empty interval, which starts where its data
+    would.
     """
-    found = [Interval(0, size)]
+    intervals = [Interval(0, size)]
     block = size
     for axis in axes:
         count = mesh.sizes[axis]
         block = -(-block // count)
-        found = [
+        intervals = [
             Interval(min(start, outer.stop), min(start + block, outer.stop))
-            for outer in found
+            for outer in intervals
             for start in range(outer.start, outer.start + count * block, block)
         ]
-    return found
+    return intervals
 
 
 def starts_of(size: int, axes: Sequence[str], mesh: Mesh) -> list[int]:
     """Returns the position of each device's first element, by its index along `axes`."""
-    return [held.start for held in bounds(size, axes, mesh)]
+    return [owned.start for owned in bounds(size, axes, mesh)]
 
 
 def fetch(
@@ -90,11 +89,11 @@ def fetch(
     """Gives every device the window [starts[d], starts[d] + length) of dim `name`.
 
     Args:
-        value: has the dim split over `axes`, or whole; it may be a partial sum if `fill` is 0.
+        value: has the dim split over `axes`, or unsplit; it may be a partial sum if `fill` is 0.
         axes: the axes along which the windows differ, major first.
         starts: where the window of each device begins, by its index along `axes`, in global
-            positions; it may lie outside of the dim in part or in whole.
-        fill: what positions outside of the dim read as.
+            positions; some or all of it may lie outside of the dim.
+        fill: the value of positions outside of the dim.
 
     Returns:
         A value whose dim `name` has local size `length`: split over `axes`, of global size
@@ -112,17 +111,17 @@ def gather(
     runs: Sequence[Sequence[Run]],
     length: int,
     fill: float | bool = 0,
-    held: Sequence[Sequence[Interval]] | None = None,
+    owned: Sequence[Sequence[Interval]] | None = None,
 ) -> Value:
-    """Gives every device a window of dim `name` that is made of runs of several values.
+    """Gives every device a window of dim `name`, composed of runs of several values.
 
     Args:
         values, axes, fill: as for `fetch`; the values differ in the size of the dim only.
-        runs: what each device's window is made of; runs do not overlap in it, and what lies
-            outside of them reads as `fill`.
+        runs: the runs of each device's window. They do not overlap in it; positions outside of
+            them read as `fill`.
         length: the size of a window.
-        held: for each value the positions that each device has, from its first element on, where
-            these are not what the layout says.
+        owned: for each value the positions that each device owns, from its first element on; None:
+            as the layout says.
 
     Returns:
         As `fetch`.
@@ -130,24 +129,24 @@ def gather(
     mesh, axes = builder.mesh, tuple(axes)
     devices = mesh.extent(axes)
     assert len(runs) == devices
-    regular = held is None
-    if held is None:
-        held = [_held(value, name, axes, mesh) for value in values]
-    if _in_place(values[0], name, axes, held[0], runs, length):
+    regular = owned is None
+    if owned is None:
+        owned = [_owned(value, name, axes, mesh) for value in values]
+    if _in_place(values[0], name, axes, owned[0], runs, length):
         return values[0]
-    stay, rounds = _rounds(_parts(values, name, held, runs), devices)
+    stay, rounds = _rounds(_parts(values, name, owned, runs), devices)
     whole = sum((devices - 1) * v.local.get(name).size for v in values if v.layout.axes(name))
     if regular and len(rounds) > 1 and sum(map(_longest, rounds)) >= whole:
         values = [_whole(builder, value, name) for value in values]
-        held = [_held(value, name, axes, mesh) for value in values]
-        stay, rounds = _rounds(_parts(values, name, held, runs), devices)
+        owned = [_owned(value, name, axes, mesh) for value in values]
+        stay, rounds = _rounds(_parts(values, name, owned, runs), devices)
     pieces, placed = [], []
     for parts in stay:
         number = parts[0].value
         pieces.append(values[number])
-        placed.append(_placing(parts, [shard.start for shard in held[number]]))
+        placed.append(_placing(parts, [shard.start for shard in owned[number]]))
     for parts in rounds:
-        piece, firsts = _send(builder, values, held, name, axes, parts)
+        piece, firsts = _send(builder, values, owned, name, axes, parts)
         pieces.append(piece)
         placed.append(_placing(parts, firsts))
     window = Dimension(name, length * devices)
@@ -168,12 +167,12 @@ def local_slice(
     starts: Sequence[int],
     dim: Dimension,
 ) -> Value:
-    """Cuts a run of each device's own elements; it becomes its shard of `dim`.
+    """Slices a run of each device's own elements; it becomes the device's shard of `dim`.
 
     Args:
-        axes: the axes along which `starts` differ, which split `name` in the result.
-        starts: where each run begins within the shard, by the device's index along `axes`.
-        dim: what `name` becomes; its local size is the length of the run.
+        axes: the axes along which `starts` differ; they split `name` in the result.
+        starts: the first position of each run within the shard, by the device's index along `axes`.
+        dim: replaces `name`; its local size is the length of the run.
     """
     shape = Shape(dim if d.name == name else d for d in value.shape)
     layout = value.layout.split(name, axes)
@@ -181,8 +180,8 @@ def local_slice(
     return builder.one("local_slice", (value,), shape, value.dtype, layout, **params)
 
 
-def _held(value: Value, name: str, axes: tuple[str, ...], mesh: Mesh) -> list[Interval]:
-    """Returns the positions that each device has."""
+def _owned(value: Value, name: str, axes: tuple[str, ...], mesh: Mesh) -> list[Interval]:
+    """Returns the positions that each device owns."""
     size, over = value.shape.get(name).size, value.layout.axes(name)
     assert over in ((), axes), f"{name} is split over {over}, not over {axes}"
     return bounds(size, axes, mesh) if over else [Interval(0, size)] * mesh.extent(axes)
@@ -192,14 +191,14 @@ def _in_place(
     value: Value,
     name: str,
     axes: tuple[str, ...],
-    held: Sequence[Interval],
+    owned: Sequence[Interval],
     runs: Sequence[Sequence[Run]],
     length: int,
 ) -> bool:
     """Whether the windows are the shards of the first value."""
     if value.layout.axes(name) != axes or value.shape.get(name).size != length * len(runs):
         return False
-    return all(list(want) == [Run(have)] for want, have in zip(runs, held, strict=True))
+    return all(list(want) == [Run(have)] for want, have in zip(runs, owned, strict=True))
 
 
 def _whole(builder: BlockBuilder, value: Value, name: str) -> Value:
@@ -211,23 +210,23 @@ def _whole(builder: BlockBuilder, value: Value, name: str) -> Value:
     return builder.one("all_gather", (value,), value.shape, value.dtype, layout, **params)
 
 
-# Who takes what from whom, and in which round.
+# Which device needs what of which, and in which round.
 
 
 def _parts(
     values: Sequence[Value],
     name: str,
-    held: Sequence[Sequence[Interval]],
+    owned: Sequence[Sequence[Interval]],
     runs: Sequence[Sequence[Run]],
 ) -> list[Part]:
-    """Returns what the windows are made of: a part for every shard that a run meets."""
-    ends = [[interval.stop for interval in intervals] for intervals in held]
-    orders = [sorted(range(len(stops)), key=stops.__getitem__) for stops in ends]
-    stops = [sorted(each) for each in ends]
-    found = []
+    """Returns the parts of the windows: one for every shard that a run meets."""
+    last_positions = [[interval.stop for interval in intervals] for intervals in owned]
+    orders = [sorted(range(len(stops)), key=stops.__getitem__) for stops in last_positions]
+    stops = [sorted(each) for each in last_positions]
+    parts = []
     for target, wanted in enumerate(runs):
         for positions, at, value in wanted:
-            shards = held[value]
+            shards = owned[value]
             sources: Iterable[int] = (target,)
             if values[value].layout.axes(name):
                 first = bisect.bisect_right(stops[value], positions.start)
@@ -238,16 +237,16 @@ def _parts(
                 met = positions.meet(shards[source])
                 if met.size:
                     there = at + met.start - positions.start
-                    found.append(Part(source, target, met, there, value))
-    return found
+                    parts.append(Part(source, target, met, there, value))
+    return parts
 
 
 def _rounds(parts: Sequence[Part], devices: int) -> tuple[list[list[Part]], list[list[Part]]]:
-    """Returns what stays, and what travels: one list for each permute.
+    """Returns the parts that stay, and those that are sent: one list for each permute.
 
-    What stays is listed by value, with at most one part of it for each device. In a permute every
-    device sends and receives at most once. Parts that travel equally far around the ring of devices
-    go together, unless packing them greedily, longest first, sends less.
+    Parts that stay are listed by value, with at most one part per device in a list. In a permute
+    every device sends and receives at most once. Parts that travel equally far around the ring of
+    devices share a permute, unless greedy packing, longest first, sends less.
     """
     stay: dict[tuple[int, int], list[Part]] = {}
     by_distance: dict[tuple[int, int], list[Part]] = {}
@@ -283,13 +282,13 @@ def _longest(parts: Sequence[Part]) -> int:
     return max(part.positions.size for part in parts)
 
 
-# How it is sent, and where it is put.
+# How parts are sent and assembled.
 
 
 def _send(
     builder: BlockBuilder,
     values: Sequence[Value],
-    held: Sequence[Sequence[Interval]],
+    owned: Sequence[Sequence[Interval]],
     name: str,
     axes: tuple[str, ...],
     parts: Sequence[Part],
@@ -297,16 +296,16 @@ def _send(
     """Sends the parts of one round.
 
     Returns:
-        The piece that each device then has, and for each source the position of the first element
-        of what it sent.
+        The piece that each device receives, and for each source the position of the first element
+        that it sent.
     """
-    length, devices, mesh = _longest(parts), len(held[0]), builder.mesh
+    length, devices, mesh = _longest(parts), len(owned[0]), builder.mesh
     dim = Dimension(name, length * devices)
     firsts = [0] * devices
     used = sorted({part.value for part in parts})
     cuts: dict[int, dict[int, int]] = {number: {} for number in used}
     for part in parts:
-        start, block = held[part.value][part.source].start, values[part.value].local.get(name).size
+        start, block = owned[part.value][part.source].start, values[part.value].local.get(name).size
         cut = min(part.positions.start - start, max(0, block - length))
         cuts[part.value][part.source] = cut
         firsts[part.source] = start + cut
@@ -332,15 +331,15 @@ def _chosen(
     cuts: dict[int, dict[int, int]],
     dim: Dimension,
 ) -> Value:
-    """Returns a run of the value that each device sends, from its cut on."""
+    """Returns the run that each device sends, of the value that it sends, from its cut on."""
     devices = builder.mesh.extent(axes)
     length = dim.size // devices
     placed = []
     for number, own in cuts.items():
         block = values[number].local.get(name).size
         starts = _spread(own, devices)
-        ends = [min(length, block - s) if d in own else 0 for d, s in enumerate(starts)]
-        placed.append((tuple(-start for start in starts), (0,) * devices, tuple(ends)))
+        lengths = [min(length, block - s) if d in own else 0 for d, s in enumerate(starts)]
+        placed.append((tuple(-start for start in starts), (0,) * devices, tuple(lengths)))
     like = values[next(iter(cuts))]
     shape = Shape(dim if d.name == name else d for d in like.shape)
     params: Assemble = {"dim": name, "axes": axes, "fill": 0, "parts": tuple(placed)}
@@ -349,10 +348,8 @@ def _chosen(
 
 
 def _spread(cuts: dict[int, int], devices: int) -> list[int]:
-    """Returns the cut of every device: senders' own, and one of those for the others.
-
-    So equal cuts stay equal, which costs a device nothing to look up.
-    """
+    """Returns the cut of every device: a sender's own; the first sender's for all others."""
+    # If all cuts are equal, devices need not look theirs up.
     common = next(iter(cuts.values()))
     return [cuts.get(device, common) for device in range(devices)]
 
@@ -360,16 +357,16 @@ def _spread(cuts: dict[int, int], devices: int) -> list[int]:
 def _placing(
     parts: Sequence[Part], firsts: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Returns for each device where in its window a piece lies, and from where to where it counts.
+    """Returns each device's offset of a piece in its window, and the range that it uses of it.
 
-    Devices that receive nothing count nothing of it; they are given the offset of another, so that
-    equal offsets stay equal.
+    A device that receives nothing has an empty range, and the offset of another device.
     """
-    found = {}
+    # If all offsets are equal, devices need not look theirs up.
+    placed = {}
     for part in parts:
         offset = part.at - (part.positions.start - firsts[part.source])
-        found[part.target] = (offset, part.at, part.at + part.positions.size)
-    common = next(iter(found.values()))[0]
-    rows = [found.get(device, (common, 0, 0)) for device in range(len(firsts))]
+        placed[part.target] = (offset, part.at, part.at + part.positions.size)
+    common = next(iter(placed.values()))[0]
+    rows = [placed.get(device, (common, 0, 0)) for device in range(len(firsts))]
     offsets, lows, highs = zip(*rows, strict=True)
     return offsets, lows, highs

@@ -1,4 +1,4 @@
-"""Sliding windows over a split dim: what of the operand each device needs, and how it reads it."""
+"""Halo exchange: sliding windows over a split dim, and the elements that each device needs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from meshdsl.tensors.slide import Slide
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A slide of which each device has some positions of the result, or some of the window.
+class HaloExchange:
+    """A slide whose result, or whose window, is split along its dim.
 
-    All devices run one program, so their windows must meet the operands alike. Where the zeros
-    between elements would shift them, a device begins some positions early.
+    All devices run one program, so their windows must meet the operands at the same offset. Where
+    zeros between elements (a dilated operand) would shift it, a device begins some positions early.
 
     Attributes:
-        axes: those that split the dim, major first.
-        needs: what each device needs of the operand, by its index along the axes.
-        length: how many elements of the operand all have then, met by windows or not.
-        slide: how the windows slide over that.
+        axes: the axes that split the dim, major first.
+        needs: the runs of the operand that each device needs, by its index along the axes.
+        length: the local size of the gathered operand, the same on all devices.
+        slide: how the windows slide over the gathered operand.
         early: how many positions early each device begins.
-        block: how many positions all take, the early ones included.
+        block: how many positions each device computes, the early ones included.
     """
 
     axes: tuple[str, ...]
@@ -38,7 +38,7 @@ class Cut:
     block: int
 
     def gather(self, builder: BlockBuilder, value: Value, fill: float = 0) -> Value:
-        """Gives every device what it needs of the operand, with `fill` for what lies outside."""
+        """Gives every device the runs it needs of the operand; `fill` stands outside of the dim."""
         return gather(builder, [value], self.slide.x, self.axes, self.needs, self.length, fill)
 
     def widen(self, builder: BlockBuilder, value: Value, name: str) -> Value:
@@ -47,15 +47,15 @@ class Cut:
             return value
         dim = value.shape.get(name)
         sizes = [shard.size for shard in bounds(dim.size, self.axes, builder.mesh)]
-        ends = tuple(early + size for early, size in zip(self.early, sizes, strict=True))
+        stops = tuple(early + size for early, size in zip(self.early, sizes, strict=True))
         params = {"dim": name, "axes": self.axes, "fill": 0}
-        parts = ((self.early, self.early, ends),)
+        parts = ((self.early, self.early, stops),)
         shape = self.wide(value.shape, name, builder.mesh)
         layout = value.layout
         return builder.one("assemble", (value,), shape, value.dtype, layout, parts=parts, **params)
 
     def wide(self, shape: Shape, name: str, mesh: Mesh) -> Shape:
-        """Returns a shape with dim `name` long enough for what the devices take."""
+        """Returns a shape whose dim `name` has room for the early positions of all devices."""
         if not any(self.early):
             return shape
         dim = Dimension(name, self.block * mesh.extent(self.axes))
@@ -70,32 +70,32 @@ class Cut:
 
 def cut(
     slide: Slide, outs: int, windows: int, by_window: bool, axes: Sequence[str], mesh: Mesh
-) -> Cut:
-    """Cuts the result's dim, or the window, into the shards of the devices along some axes.
+) -> HaloExchange:
+    """Returns the halo exchange of a slide whose result or window is split over some axes.
 
     Args:
         outs, windows: sizes of the result's dim and of the window.
-        by_window: whether it is the window that is split.
+        by_window: whether the window is split, rather than the result.
     """
     size, step = (windows, slide.dilation) if by_window else (outs, slide.stride)
     period = slide.base // math.gcd(slide.base, step)
-    held = bounds(size, axes, mesh)
-    early = [shard.start % period if shard.size else 0 for shard in held]
+    shards = bounds(size, axes, mesh)
+    early = [shard.start % period if shard.size else 0 for shard in shards]
     block = -(-size // mesh.extent(axes)) + max(early)
 
     def elements(count: int) -> Interval:
-        """Returns those that `count` positions meet, counted from where they begin."""
+        """Returns the elements that `count` positions meet, counted from the first position."""
         first, last = slide.reach(outs, count) if by_window else slide.reach(count, windows)
         return Interval(-(-first // slide.base), last // slide.base + 1)
 
     every = elements(block)
     needs = []
-    for shard, before in zip(held, early, strict=True):
+    for shard, before in zip(shards, early, strict=True):
         met = elements(shard.size + before) if shard.size else Interval(0, 0)
         at = step * (shard.start - before) // slide.base
         run = Run(Interval(at + met.start, at + met.stop), met.start - every.start)
         needs.append((run,) if met.size else ())
-    return Cut(
+    return HaloExchange(
         axes=tuple(axes),
         needs=tuple(needs),
         length=max(1, every.size),

@@ -1,10 +1,10 @@
 """Resharding: the cheapest chain of moves from one layout of a tensor to another.
 
-A chain is what the compiler may choose; its two ends are not. It has the least wire bytes, where a
-byte that crosses a slow axis of the mesh counts for `SLOWER` (so a sum over a slow and a fast axis
-is scattered inside, reduced across, and gathered inside); among equals the fewest moves, then the
-fewest collectives (a permute counts for two, as the least regular one), then the first in a fixed
-order, so that equal questions have equal answers in every process.
+The two layouts are given; the compiler chooses the chain. The chosen chain has the least wire
+bytes. A byte that crosses a slow axis of the mesh counts for `SLOWER`, so a sum over a slow and a
+fast axis is scattered over the fast one, reduced over the slow one, and gathered over the fast one.
+Among equals it has the fewest moves, then the fewest collectives (a permute counts for two, as the
+least regular one), then it is the first in a fixed order: every process gets the same chain.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from meshdsl.tensors.dims import Shape
 class Move:
     """One step of a chain: a collective, or a local and free `slice`.
 
-    The `params` of a collective are those that `program` lists. A `slice` has `axes` and `dim`:
-    replicated axes are appended, minor, to dim. A slice over no axes leaves every block where it is
-    and only renames the layout: nothing but axes of size 1 has changed place.
+    The `params` of a collective are those that `program` lists. A `slice` has `axes` and `dim`: it
+    appends replicated axes to the dim, as its minor axes. A slice over no axes moves no block and
+    only renames the layout, whose axes of size 1 have changed place.
 
     The `pairs` of a permute are a bijection of all devices, sorted by source, in which a device
     that already holds its block is its own source. Its `axes` are those along which a shard moves,
@@ -48,8 +48,8 @@ def reshard(
 ) -> tuple[Move, ...]:
     """Returns the moves, of least wire bytes, that take a tensor from `start` to `goal`.
 
-    The partial axes of `start` have one kind, not `varying`; `goal` may keep some or all of them,
-    and has no others.
+    The partial axes of `start` have one kind, not `varying`. `goal` has some or all of them as
+    partial axes, and no others.
     """
     here, moves = start, []
     for move in _chain(shape, itemsize, start, goal, mesh):
@@ -67,7 +67,7 @@ def reshard_cost(
 ) -> float:
     """Returns the bytes that one device sends on the cheapest way from `start` to `goal`.
 
-    Those that cross a slow axis count for `SLOWER`.
+    Bytes that cross a slow axis count for `SLOWER`.
     """
     return math.fsum(
         move.wire_bytes * (1 if mesh.slow.isdisjoint(move.params["axes"]) else SLOWER)
@@ -79,12 +79,14 @@ def reshard_cost(
 def _chain(
     shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
 ) -> tuple[Move, ...]:
-    """Returns the moves; of permutes without the pairs, of which there is one per device."""
+    """Returns the moves. Permutes lack their pairs, which would be one per device."""
     kinds = {kind for _, kind in start.partial}
     assert len(kinds) <= 1 and "varying" not in kinds, f"cannot move a tensor that is {start}"
     assert set(goal.partial) <= set(start.partial), f"`{goal}` is partial where `{start}` is not"
-    for end in (start, goal):
-        assert {dim for dim, _ in end.splits} <= set(shape.names), f"`{end}` is not of {shape}"
+    for layout in (start, goal):
+        assert {dim for dim, _ in layout.splits} <= set(shape.names), (
+            f"`{layout}` is not of {shape}"
+        )
     if start == goal:
         return ()
     problem = Problem.between(shape, start, goal, mesh)
@@ -114,11 +116,11 @@ def _moving(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Mesh:
 def _targets(
     here: TensorLayout, there: TensorLayout, mesh: Mesh
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Returns the axes of the permute between two layouts, and where devices send.
+    """Returns the axes of the permute between two layouts, and the device that each sends to.
 
-    Along axes that split neither layout all is repeated: the devices are those that differ along
-    the others. Every device that holds the block it needs keeps it; the others, in order, send to
-    those, in order, that lack the block they hold.
+    Axes that split neither layout do not count: the devices are those of the other axes. A device
+    that owns the block it needs keeps it. The others send their block to those that need it, both
+    in order.
     """
     part = _moving(here, there, mesh)
     index = np.indices(tuple(part.sizes.values())).reshape(len(part.axes), part.size)
@@ -148,6 +150,6 @@ def _pairs(here: TensorLayout, there: TensorLayout, mesh: Mesh) -> Pairs:
     devices = np.arange(mesh.size).reshape(tuple(mesh.sizes.values()))
     first = sorted(range(len(mesh.axes)), key=lambda i: mesh.names[i] in part.sizes)
     moved = devices.transpose(first).reshape(-1, part.size)  # [other places, moving places]
-    found = np.empty(mesh.size, np.int64)
-    found[moved] = moved[:, target]
-    return Pairs(enumerate(found.tolist()))
+    targets = np.empty(mesh.size, np.int64)
+    targets[moved] = moved[:, target]
+    return Pairs(enumerate(targets.tolist()))

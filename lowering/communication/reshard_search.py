@@ -1,9 +1,13 @@
 """The search for the cheapest chain of moves between two layouts of a tensor; see `reshard`.
 
-The search is A* over layouts. It is kept small by what it leaves alone: an axis that is idle at
-both ends, an axis that both ends keep partial or in one place (major to where a dim's splits begin
-to differ), and every dim split alike at both ends, except two that may hold axes on the way.
-Costs are compared as exact integers, so a tie is a tie whatever the sizes.
+The search is A* over layouts. To stay small it never moves
+
+- an axis that neither layout uses;
+- an axis that is partial in both, or that splits a dim in both at the same place (before the dim's
+  axes begin to differ);
+- a dim split alike in both, except two such dims that may get axes on the way.
+
+Costs are compared as exact integers, so equal costs compare equal whatever the sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _COLLECTIVES = {"slice": 0, "permute": 2}
 
 
 class Step(NamedTuple):
-    """A move of a `Problem`, and the state it leads to; `at` are places among the dims."""
+    """A move of a `Problem`, and the state it leads to; `at` are indices of the problem's dims."""
 
     op: str
     axes: tuple[str, ...]
@@ -43,17 +47,19 @@ class Step(NamedTuple):
 class Problem:
     """What differs between two layouts of a tensor.
 
-    Layouts whose dims have equally many shards form a class: a permute leads from each to each of
-    the others, at one price.
+    Layouts whose dims have the same numbers of shards form a class: a permute leads from each of
+    them to each other one, at the same cost.
 
-    A state is, for each of `dims`, the axes beyond those `kept`, and the axes yet to be reduced.
+    A state lists, for each of `dims`, its axes beyond those of `kept`; and the axes yet to reduce.
 
     Attributes:
         dims: the dims that a chain may split.
-        room: for each of them, its size in the shard of `kept`.
+        room: the size of each of them in the shard of `kept`.
         sizes: the axes that a chain may use, in mesh order.
-        kept: what both ends have in common, and with them every layout on the way.
+        kept: the splits and partial axes that both layouts, and all between them, have in common.
         kind: the kind of the partial axes, if there are any.
+        start, goal: the states of the two layouts.
+        slow: the slow axes of the mesh.
     """
 
     dims: tuple[str, ...]
@@ -71,15 +77,15 @@ class Problem:
 
     @staticmethod
     def between(shape: Shape, start: TensorLayout, goal: TensorLayout, mesh: Mesh) -> Problem:
-        """Sets aside what both ends have in common."""
+        """Returns the problem of two layouts: sets aside what they have in common."""
         shared = {dim: _prefix(start.axes(dim), goal.axes(dim)) for dim in shape.names}
         first = {dim: start.axes(dim)[len(shared[dim]) :] for dim in shape.names}
         last = {dim: goal.axes(dim)[len(shared[dim]) :] for dim in shape.names}
         pending = set(start.partial_axes) - set(goal.partial_axes)
         used = pending.union(*first.values(), *last.values())
         sizes = {axis: size for axis, size in mesh.axes if axis in used}
-        kept = TensorLayout.of(shared, dict(goal.partial))
-        room = dict(zip(shape.names, kept.local(shape, mesh).sizes, strict=True))
+        common = TensorLayout.of(shared, dict(goal.partial))
+        room = dict(zip(shape.names, common.local(shape, mesh).sizes, strict=True))
 
         dims = [dim for dim in shape.names if first[dim] or last[dim]]
         idle = [dim for dim in shape.names if dim not in dims]
@@ -89,7 +95,7 @@ class Problem:
             dims=tuple(dims),
             room=tuple(room[dim] for dim in dims),
             sizes=sizes,
-            kept=kept,
+            kept=common,
             kind=start.partial[0][1] if start.partial else None,
             start=(tuple(first[dim] for dim in dims), tuple(a for a in sizes if a in pending)),
             goal=(tuple(last[dim] for dim in dims), ()),
@@ -99,12 +105,16 @@ class Problem:
     def layout(self, state: State) -> TensorLayout:
         """Returns the layout that a state stands for."""
         splits, pending = state
-        whole = {d: self.kept.axes(d) + axes for d, axes in zip(self.dims, splits, strict=True)}
-        layout = TensorLayout.of({**dict(self.kept.splits), **whole}, dict(self.kept.partial))
+        splits_of_dims = {
+            d: self.kept.axes(d) + axes for d, axes in zip(self.dims, splits, strict=True)
+        }
+        layout = TensorLayout.of(
+            {**dict(self.kept.splits), **splits_of_dims}, dict(self.kept.partial)
+        )
         return layout.add_partial(pending, self.kind) if self.kind else layout
 
     def shortcut(self) -> list[Step]:
-        """Returns the chain where it is plain: one all_reduce, or slices; else an empty list."""
+        """Returns the chain if it is one all_reduce or only slices; else an empty list."""
         splits, pending = self.start
         across = self.slow.intersection(pending)
         if splits == self.goal[0] and not (across and across != set(pending)):
@@ -123,11 +133,9 @@ class Problem:
         return {name: self.dims[at] for name, at in zip(names, step.at, strict=False)}
 
     def cheapest(self) -> tuple[Step, ...]:
-        """Returns the cheapest chain, searched once for all problems that differ in scale.
-
-        Without pads only the common divisors of a dim and the axes matter: all costs are
-        proportional to what is left.
-        """
+        """Returns the cheapest chain, searched once for all problems that differ in scale."""
+        # Without pads only the common divisors of a dim and the axes matter: all costs are
+        # proportional to the rest.
         room = tuple(
             size if padded else math.gcd(size, self.extent)
             for size, padded in zip(self.room, self.padded, strict=True)
@@ -163,12 +171,12 @@ class Problem:
                     best[there] = cost
                     came[there] = state, step
                     heapq.heappush(queue, (cost[0] + self.missing(there), *cost[1:], there))
-        found: list[Step] = []
+        steps_back: list[Step] = []
         state = self.goal
         while state != self.start:
             state, step = came[state]
-            found.append(step)
-        return found[::-1]
+            steps_back.append(step)
+        return steps_back[::-1]
 
     def steps(self, state: State) -> Iterator[tuple[int, Step]]:
         """Yields every move from a state but permutes, with its wire bytes."""
@@ -178,20 +186,20 @@ class Problem:
             [a for a in self.sizes if a not in pending and not any(a in s for s in splits)]
         )
         scattered = _selections(pending) if self.kind == "sum" else ()
-        for at, held in enumerate(splits):
-            rest = volume // self.block(at, held)
+        for at, axes_of_dim in enumerate(splits):
+            rest = volume // self.block(at, axes_of_dim)
             for axes in _selections(free):
-                if self.fits(at, held + axes):
-                    there = (_put(splits, at, held + axes), pending)
+                if self.fits(at, axes_of_dim + axes):
+                    there = (_put(splits, at, axes_of_dim + axes), pending)
                     yield 0, Step("slice", axes, (at,), there)
             for axes in scattered:
-                if self.fits(at, held + axes):
-                    there = (_put(splits, at, held + axes), _without(pending, axes))
-                    payload = self.shards(axes) * rest * self.block(at, held + axes)
+                if self.fits(at, axes_of_dim + axes):
+                    there = (_put(splits, at, axes_of_dim + axes), _without(pending, axes))
+                    payload = self.shards(axes) * rest * self.block(at, axes_of_dim + axes)
                     sent = self.wire("reduce_scatter", axes, payload)
                     yield sent, Step("reduce_scatter", axes, (at,), there)
-            for cut in range(len(held)):
-                axes, left = held[cut:], held[:cut]
+            for cut in range(len(axes_of_dim)):
+                axes, left = axes_of_dim[cut:], axes_of_dim[:cut]
                 if not self.fits(at, left):
                     continue
                 without = _put(splits, at, left)
@@ -225,7 +233,7 @@ class Problem:
                     yield sent, Step("permute", (), (), (there, pending))
 
     def alike(self, state: State) -> object:
-        """Returns what states have in common from which the same permutes lead on at one price."""
+        """Returns a key that is equal for states with the same permutes at the same cost."""
         splits, pending = state
         # Between layouts that differ in axes of size 1 only, a slice moves nothing.
         places = tuple([self.proper(axes) for axes in splits]) if self.idle else ()
@@ -234,7 +242,7 @@ class Problem:
     def arrangements(
         self, shards: tuple[tuple[int, ...], ...], axes: tuple[str, ...]
     ) -> Iterator[Splits]:
-        """Yields every way of splitting the dims over some of `axes` into such shards each."""
+        """Yields every way of splitting the dims over some of `axes` into `shards`."""
         if not shards:
             yield ()
             return
@@ -246,27 +254,27 @@ class Problem:
     def choices(
         self, room: int, shards: tuple[int, ...], axes: tuple[str, ...]
     ) -> Sequence[tuple[str, ...]]:
-        """Returns the selections of some axes that split a dim into such shards."""
+        """Returns the selections of some axes that split a dim into `shards`."""
         if (room, axes) not in self.known_choices:
-            found: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+            by_shards: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
             for chosen in ((), *_selections(axes)):
-                found.setdefault(self.cuts(chosen, room), []).append(chosen)
-            self.known_choices[room, axes] = found
+                by_shards.setdefault(self.cuts(chosen, room), []).append(chosen)
+            self.known_choices[room, axes] = by_shards
         return self.known_choices[room, axes].get(shards, ())
 
     def cut(self, splits: Splits) -> tuple[tuple[int, ...], ...]:
         return tuple([self.cuts(axes, room) for axes, room in zip(splits, self.room, strict=True)])
 
     def fits(self, at: int, axes: tuple[str, ...]) -> bool:
-        """Returns whether axes divide a dim, or it has pads at an end."""
+        """Returns whether axes divide a dim, or the dim has pads in one of the two layouts."""
         return self.padded[at] or self.room[at] % self.shards(axes) == 0
 
     @cached_property
     def padded(self) -> tuple[bool, ...]:
-        """Tells of each dim whether it has pads at one of the ends."""
-        ends = zip(self.room, self.start[0], self.goal[0], strict=True)
+        """For each dim: whether it has pads in one of the two layouts."""
+        rooms = zip(self.room, self.start[0], self.goal[0], strict=True)
         return tuple(
-            any(room % self.shards(axes) for axes in (first, last)) for room, first, last in ends
+            any(room % self.shards(axes) for axes in (first, last)) for room, first, last in rooms
         )
 
     def wire(self, op: str, axes: tuple[str, ...], payload: int) -> int:
@@ -277,7 +285,7 @@ class Problem:
         return sent * SLOWER if across else sent
 
     def payload(self, step: Step, state: State) -> int:
-        """Returns the larger of local operand and result as sent, with all pads, in elements."""
+        """Returns the larger of local operand and result, in elements, with all pads."""
         before, after = self.volume(state[0]), self.volume(step.state[0])
         devices = self.shards(step.axes)
         if step.op == "all_gather":
@@ -293,15 +301,15 @@ class Problem:
     def missing(self, state: State) -> int:
         """Returns a lower bound on the wire bytes from a state to the goal, in the same units.
 
-        No device sends less than some device must receive: the part of its goal block that it does
-        not hold, or all of it as long as no value is complete. Blocks of a dim are nested where the
-        axes of one begin with those of the other; otherwise some device holds nothing it needs.
-        Where there are pads, what a device needs may be nothing but pads. The first device along
-        all axes needs none: its blocks begin at 0, in every layout.
+        First bound: a device sends at least as much as some device must receive. That is the part
+        of its goal block that it does not own, or all of the block while values are partial. Blocks
+        of a dim are nested if the axes of one layout begin with those of the other; otherwise some
+        device owns nothing that it needs. With pads, a device may need pads only; but the first
+        device along all axes needs data, since its blocks begin at 0 in every layout.
 
-        Nor does it send less than all send on average. An element in p partial sums is sent p - 1
-        times until it is complete, and once more to each further device that needs it. The same
-        holds of what crosses slow axes, with groups of devices between which they lie.
+        Second bound: the largest number of bytes is at least the average. An element in p partial
+        sums is sent p - 1 times until it is complete, and once more to each further device that
+        needs it. The same bound holds for bytes across slow axes, between groups of devices.
         """
         splits, pending = state
         needed = self.extent * self.volume(self.goal[0])
@@ -315,29 +323,29 @@ class Problem:
             pairs = zip(splits, self.goal[0], strict=True)
             blocks = [min(self.block(n, a), self.block(n, b)) for n, (a, b) in enumerate(pairs)]
             return needed - self.extent * math.prod(blocks)
-        held = []
+        nested = []
         for have, want in zip(splits, self.goal[0], strict=True):
             shorter, longer = sorted((self.proper(have), self.proper(want)), key=len)
             if longer[: len(shorter)] != shorter:
                 return needed
-            held.append(longer)
-        return needed - self.extent * self.volume(tuple(held))
+            nested.append(longer)
+        return needed - self.extent * self.volume(tuple(nested))
 
     def crossing(self, state: State) -> int:
-        """Returns a lower bound on what crosses slow axes, in units of wire bytes as they are."""
+        """Returns a lower bound on the bytes across slow axes, not weighed by `SLOWER`."""
         splits, pending = state
         slow = [axis for axis in self.sizes if axis in self.slow]
         sums = self._across(pending)
-        held = math.prod([self.sizes[axis] for axis in slow]) // sums
-        wanted = held * sums
+        owned = math.prod([self.sizes[axis] for axis in slow]) // sums
+        wanted = owned * sums
         for have, want in zip(splits, self.goal[0], strict=True):
-            held //= self._across(have)
+            owned //= self._across(have)
             wanted //= self._across(want)
-        sent = sums + wanted - 2 if sums > 1 else max(0, wanted - held)
+        sent = sums + wanted - 2 if sums > 1 else max(0, wanted - owned)
         return math.prod(self.room) * sent
 
     def _across(self, axes: tuple[str, ...]) -> int:
-        """Returns between how many groups the slow ones of some axes lie."""
+        """Returns the number of device groups that the slow ones of some axes separate."""
         return self.shards(tuple([axis for axis in axes if axis in self.slow]))
 
     def volume(self, splits: Splits) -> int:
@@ -349,7 +357,7 @@ class Problem:
         return -(-self.room[at] // self.shards(axes))
 
     def cuts(self, axes: tuple[str, ...], room: int) -> tuple[int, ...]:
-        """Returns what tells the shards of a dim; with pads, they depend on each cut."""
+        """Returns a key of a dim's shards: their number; with pads, the size of each axis."""
         shards = self.shards(axes)
         if room % shards == 0:
             return (shards,)
@@ -362,7 +370,7 @@ class Problem:
         return known
 
     def proper(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the axes that do split: those with a size above 1."""
+        """Returns the axes of a size above 1."""
         return tuple([axis for axis in axes if self.sizes[axis] > 1]) if self.idle else axes
 
     @cached_property

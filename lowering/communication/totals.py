@@ -1,12 +1,14 @@
-"""Totals: one value per device along some axes, brought together to be combined.
+"""Totals: one value per device along some axes, which are combined.
 
-They stand along a dim `devices_`, in the order of the devices, major axis first. Either every
-device gathers all of them, or each gets those of its share of the elements, combines these, and
-the results are sent on: two times (n-1)/n of the elements instead of n-1 times all, and one
-collective more. What sends fewer bytes is done.
+They are joined along a dim `devices_`, in the order of the devices, major axis first. There are two
+ways, and the one that sends fewer bytes is used:
 
-A product leaves the range of its dtype more easily than what comes of it by multiplication. So
-products of floating-point numbers travel as a mantissa and an exponent (`scaled_product`).
+- every device gathers all totals and combines them: it sends n-1 times all elements;
+- every device gets all totals of its share of the elements, combines them, and sends the results:
+  two times (n-1)/n of the elements, with one collective more.
+
+A product of some factors may leave the range of its dtype where the product of all is in range. So
+products of floating-point numbers are sent as a mantissa and an exponent (`scaled_product`).
 """
 
 from __future__ import annotations
@@ -41,8 +43,7 @@ def scaled_product(
 ) -> list[Value]:
     """Returns the product of each device's own elements: a mantissa and an s32 exponent.
 
-    Neither over- nor underflows, whatever the elements are. Integers are multiplied as they are,
-    and have no exponent.
+    It neither over- nor underflows, for any elements. The product of integers has no exponent.
 
     Args:
         values: the factors, or their mantissas and exponents.
@@ -73,8 +74,8 @@ def combine_along(
 
     Args:
         values: of one shape, the first dim split over `axes`.
-        combine: takes the values with that dim unsplit, and maybe the others as one; its results
-            have dims of their own in front, or none, instead of the first.
+        combine: takes the values with that dim unsplit, and all other dims perhaps merged into one.
+            Its results have any dims, or none, in place of the first.
         back: the bytes of its results, for one element of the other dims.
 
     Returns:
@@ -84,14 +85,14 @@ def combine_along(
     if _gathers(builder, values, axes, back):
         return list(combine([_whole(builder, value, axes) for value in values]))
     others = like.shape.without([like.shape[0].name])
-    rest, found = like.layout.restrict(others.names), []
+    rest, results = like.layout.restrict(others.names), []
     for value in combine([_share(builder, value, axes) for value in values]):
         here = value.layout.split(ELEMENTS, value.layout.axes(ELEMENTS)[: -len(axes)])
         params: SplitDim = {"axes": axes, "dim": ELEMENTS}
         flat = builder.one("all_gather", (value,), value.shape, value.dtype, here, **params)
         shape = Shape([*value.shape.without([ELEMENTS]), *others])
-        found.append(builder.one("reshape", (flat,), shape, value.dtype, rest))
-    return found
+        results.append(builder.one("reshape", (flat,), shape, value.dtype, rest))
+    return results
 
 
 def combine_before(
@@ -101,38 +102,36 @@ def combine_before(
     combine: Callable[[Sequence[Value]], Sequence[Value]],
     back: int,
 ) -> list[Value]:
-    """Returns what `combine` makes of the devices' totals for this device.
+    """Returns this device's row of `combine` of all devices' totals.
 
     Args:
-        combine: takes the totals of all devices, with a first dim `devices_` and maybe the others
-            as one, and returns values like them, with the row of each device.
+        combine: takes the totals of all devices, with a first dim `devices_`, and all other dims
+            perhaps merged into one. It returns values of the same dims: a row for each device.
         back: the bytes of its results, for one element of the other dims.
     """
     axes, like = tuple(axes), totals[0]
     rows = [in_row(builder, total, axes) for total in totals]
     layout, results = like.layout.add_partial(axes, "varying"), []
     gathers = _gathers(builder, rows, axes, back)
-    for found in combine([(_whole if gathers else _share)(builder, row, axes) for row in rows]):
+    for combined in combine([(_whole if gathers else _share)(builder, row, axes) for row in rows]):
         if gathers:
-            apart = found.layout.split(DEVICES, axes)
+            apart = combined.layout.split(DEVICES, axes)
             params: SplitDim | AllToAll = {"axes": axes, "dim": DEVICES}
         else:
-            rest = found.layout.axes(ELEMENTS)[: -len(axes)]
-            apart = found.layout.split(ELEMENTS, rest).split(DEVICES, axes)
+            rest = combined.layout.axes(ELEMENTS)[: -len(axes)]
+            apart = combined.layout.split(ELEMENTS, rest).split(DEVICES, axes)
             params = {"axes": axes, "concat": ELEMENTS, "split": DEVICES}
         op = "slice" if gathers else "all_to_all"
-        own = builder.one(op, (found,), found.shape, found.dtype, apart, **params)
-        results.append(builder.one("reshape", (own,), like.shape, found.dtype, layout))
+        own = builder.one(op, (combined,), combined.shape, combined.dtype, apart, **params)
+        results.append(builder.one("reshape", (own,), like.shape, combined.dtype, layout))
     return results
 
 
 def _gathers(
     builder: BlockBuilder, values: Sequence[Value], axes: tuple[str, ...], back: int
 ) -> bool:
-    """Whether gathering all values sends less, or so little more that one step is better than two.
-
-    What several operations gather is gathered once, too.
-    """
+    """Whether all values are gathered: this sends less, or a little more in one step, not two."""
+    # What several operations gather is gathered only once.
     like = values[0]
     there = sum(v.local.get(like.shape[0].name).size * v.dtype.itemsize for v in values)
     count = like.local.without([like.shape[0].name]).volume
@@ -147,7 +146,7 @@ def _whole(builder: BlockBuilder, value: Value, axes: tuple[str, ...]) -> Value:
 
 
 def _share(builder: BlockBuilder, value: Value, axes: tuple[str, ...]) -> Value:
-    """Returns the first dim unsplit, for this device's share of the elements of the others."""
+    """Returns this device's share of the other dims' elements, with the first dim unsplit."""
     mesh, (first, *_) = builder.mesh, value.shape
     others = tuple(
         axis for dim, split in value.layout.splits if dim != first.name for axis in split

@@ -1,10 +1,14 @@
 """Partition rule of convolution: einsum's, with windows.
 
-For every axis one dim is chosen that it splits: a dim as in einsum; or, of a dim met through
-windows, the positions of the result (each device needs a part of the operand, and of its
-neighbours' what its windows reach beyond its own: halos) or those of the window (the same, and what
-is left is a partial sum: this is the gradient by the filters where space is split). A strategy
-sends what is moved before, in halos and after.
+A strategy chooses for every axis what it splits:
+
+- a dim, as in einsum;
+- the positions of the result along a dim of windows. Each device needs its part of the operand and
+  a halo: what its windows reach of its neighbours' parts;
+- the positions of the window. Halos are needed too, and the result is a partial sum. This is the
+  gradient by the filters where space is split.
+
+A strategy sends operands, halos and results.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from functools import lru_cache
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.communication.halos import Cut, cut
+from meshdsl.lowering.communication.halos import HaloExchange, cut
 from meshdsl.lowering.communication.reshard import reshard_cost
 from meshdsl.lowering.parameters import Convolve
 from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
@@ -53,8 +57,8 @@ class Product:
         """Returns the dim of one of the three tensors that a key splits."""
         if isinstance(key, str):
             slid = [(s.x, s.window, s.out)[which] for s in self.slides]
-            found = self.shapes[which].find(key) is not None and key not in slid
-            return key if found else None
+            present = self.shapes[which].find(key) is not None and key not in slid
+            return key if present else None
         number, way = key
         slide = self.slides[number]
         if which == 0:
@@ -64,10 +68,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Division:
-    """Which axes split what, major first, and the layouts in which the three tensors are then."""
+    """The axes that split each key, major first, and the layouts of the three tensors by that."""
 
     splits: tuple[tuple[Key, tuple[str, ...]], ...]
-    ends: tuple[TensorLayout, TensorLayout, TensorLayout]
+    layouts: tuple[TensorLayout, TensorLayout, TensorLayout]
 
     def axes(self, key: Key) -> tuple[str, ...]:
         return dict(self.splits).get(key, ())
@@ -75,7 +79,7 @@ class Division:
 
 @lru_cache(maxsize=1 << 14)
 def offered(product: Product) -> tuple[tuple[Division, ...], tuple[Work, ...]]:
-    """Returns the divisions, that by the layout of the result first, and what each costs."""
+    """Returns the divisions and what each costs; the first follows the layout of the result."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
     options = itertools.product(*(_candidates(product, axis) for axis in axes))
     divisions = tuple(_division(product, dict(zip(axes, keys, strict=True))) for keys in options)
@@ -83,14 +87,14 @@ def offered(product: Product) -> tuple[tuple[Division, ...], tuple[Work, ...]]:
 
 
 def _candidates(product: Product, axis: str) -> list[Key | None]:
-    """Returns what an axis may split; only what all tensors agree on, where there is such."""
-    found: dict[Key, None] = {}
+    """Returns what an axis may split: the keys that all tensors agree on if any, else all."""
+    keys: dict[Key, None] = {}
     for which in (2, 0, 1):
         dim = product.layouts[which].dim_of(axis)
         if dim is not None:
-            found.update(dict.fromkeys(product.keys(which, dim)))
-    agreed = [key for key in found if _agreed(product, axis, key)]
-    return [*agreed] or ([*found, None] if found else [])
+            keys.update(dict.fromkeys(product.keys(which, dim)))
+    agreed = [key for key in keys if _agreed(product, axis, key)]
+    return [*agreed] or ([*keys, None] if keys else [])
 
 
 def _agreed(product: Product, axis: str, key: Key) -> bool:
@@ -109,34 +113,34 @@ def _division(product: Product, chosen: Mapping[str, Key | None]) -> Division:
     for key, axes in splits.items():
         for which in (2, 0, 1):
             dim = product.dim(which, key)
-            held = product.layouts[which].axes(dim) if dim is not None else ()
-            if set(held) >= set(axes):
-                axes.sort(key=held.index)
+            order = product.layouts[which].axes(dim) if dim is not None else ()
+            if set(order) >= set(axes):
+                axes.sort(key=order.index)
                 break
-    ends = [
+    layouts = [
         TensorLayout.of({d: a for k, a in splits.items() if (d := product.dim(i, k)) is not None})
         for i in range(3)
     ]
     left = [axis for k, axes in splits.items() if product.dim(2, k) is None for axis in axes]
     return Division(
         tuple((key, tuple(axes)) for key, axes in splits.items()),
-        (ends[0], ends[1], ends[2].add_partial(left)),
+        (layouts[0], layouts[1], layouts[2].add_partial(left)),
     )
 
 
 def _work(product: Product, division: Division) -> Work:
-    size, mesh, ends = product.itemsize, product.mesh, division.ends
-    before = zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
+    size, mesh, layouts = product.itemsize, product.mesh, division.layouts
+    before = zip(product.shapes[:2], product.layouts[:2], layouts[:2], strict=True)
     wire = sum(reshard_cost(shape, size, have, take, mesh) for shape, have, take in before)
-    wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
-    held = ends[0].local(product.shapes[0], mesh)
+    wire += reshard_cost(product.shapes[2], product.result, layouts[2], product.layouts[2], mesh)
+    local = layouts[0].local(product.shapes[0], mesh)
     needed = {}
     for number, slide in enumerate(product.slides):
-        found = _cut(product, division, number)
-        if found is not None:
-            needed[slide.x] = max(found.length, held.get(slide.x).size)
-    wide = math.prod(needed.get(d.name, d.size) for d in held)
-    wire += (wide - held.volume) * size
+        halos = _cut(product, division, number)
+        if halos is not None:
+            needed[slide.x] = max(halos.length, local.get(slide.x).size)
+    wide = math.prod(needed.get(d.name, d.size) for d in local)
+    wire += (wide - local.volume) * size
     return Work(wire, _flops(product, division))
 
 
@@ -153,8 +157,8 @@ def _flops(product: Product, division: Division) -> float:
     return total
 
 
-def _cut(product: Product, division: Division, number: int) -> Cut | None:
-    """Returns how a slide's dim is cut, or None if it is whole."""
+def _cut(product: Product, division: Division, number: int) -> HaloExchange | None:
+    """Returns the halo exchange of a slide's dim, or None if the dim is unsplit."""
     slide, (_, window, out) = product.slides[number], product.shapes
     sizes = out.get(slide.out).size, window.get(slide.window).size
     for by_window, way in enumerate(("out", "window")):
@@ -181,7 +185,7 @@ def convolve(case: Case) -> Strategies:
 
 
 def _strategy(case: Case, product: Product, division: Division) -> Strategy:
-    op, (operand, window, result) = case.operation, division.ends
+    op, (operand, window, result) = case.operation, division.layouts
     (out,) = op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -189,20 +193,20 @@ def _strategy(case: Case, product: Product, division: Division) -> Strategy:
         left, right = (_without_pads(builder, product, i, v) for i, v in enumerate(inputs))
         slides, shape, by_result = [], out.shape, []
         for number, slide in enumerate(product.slides):
-            found = _cut(product, division, number)
-            if found is not None:
-                left = found.gather(builder, left)
+            halos = _cut(product, division, number)
+            if halos is not None:
+                left = halos.gather(builder, left)
                 if division.axes((number, "out")):
-                    by_result.append(found)
-                    shape = found.wide(shape, slide.out, case.mesh)
+                    by_result.append(halos)
+                    shape = halos.wide(shape, slide.out, case.mesh)
                 else:
-                    right = found.widen(builder, right, slide.window)
-            slides.append(found.slide if found else slide)
+                    right = halos.widen(builder, right, slide.window)
+            slides.append(halos.slide if halos else slide)
         params: Convolve = {"slides": tuple(slides)}
         here = result.add_partial(through)
         value = builder.one("convolve", (left, right), shape, out.dtype, here, **params)
-        for found in by_result:
-            value = found.narrow(builder, value, out.shape.get(found.slide.out))
+        for halos in by_result:
+            value = halos.narrow(builder, value, out.shape.get(halos.slide.out))
         return (value,)
 
     used = frozenset(axis for _, axes in division.splits for axis in axes)

@@ -1,15 +1,17 @@
-"""Partition rules of cumulative operations: local, then what came before each shard.
+"""Partition rules of cumulative operations: a local one, and the total of all shards before.
 
-Along a split dim every device makes one total of its shard, the totals of all devices are brought
-together, and each device gets those before its own combined (`combine_before`).
+Along a split dim every device computes one total of its shard. The totals of all devices are
+gathered, and each device combines those before its own (`combine_before`).
 
-- Sums and extremes: a device goes along its shard, and combines every element with what was before.
-- Products: totals are mantissas and exponents, and so is the product before a shard. The shard is
-  gone along from there, since on its own it may leave the range where the results do not: after a
-  zero, or after a number so small that the product is in range.
-- Recurrences: a total is what the shard makes of the state before it. That is `factor * state +
-  offset`, the factor a mantissa and an exponent; and what it makes of states that are infinite, or
-  become so on the way (`backends.transfers`). The shard is gone along from the state before it.
+- Sums and extremes: a device accumulates along its shard, and combines every element with the total
+  before the shard.
+- Products: totals are mantissas and exponents, and so is the product before a shard. The device
+  multiplies along the shard starting from that product. The shard's own products may leave the
+  range where the results do not: after a zero, or after a number so small that the product fits.
+- Recurrences: a total is the function that a shard applies to the state before it. It is `factor *
+  state + offset`, the factor a mantissa and an exponent; besides, its values for states that are
+  infinite or become so on the way (`backends.transfers`). The device runs along the shard starting
+  from the state before it.
 """
 
 from __future__ import annotations
@@ -104,16 +106,16 @@ def recurrence(case: Case) -> Strategy:
             return builder.add(op.name, (decay, x), result, params)
         own = here.restrict(rest.names).add_partial(axes, "varying")
         alone = decay.layout.restrict(rest.names).add_partial(axes, "varying")
-        totals = [(rest, dtype, own), (rest, dtype, alone)]
+        types = [(rest, dtype, own), (rest, dtype, alone)]
         if is_differentiable(dtype):
-            totals.append((rest, INT32, alone))
-        ends = builder.add("recurrence_totals", (decay, x), totals, params)
+            types.append((rest, INT32, alone))
+        totals = builder.add("recurrence_totals", (decay, x), types, params)
 
-        def before(ends: Sequence[Value]) -> Sequence[Value]:
-            like, name = ends[0], "states_before"
-            return [builder.one(name, ends, like.shape, dtype, like.layout, **_over(params))]
+        def before(totals: Sequence[Value]) -> Sequence[Value]:
+            like, name = totals[0], "states_before"
+            return [builder.one(name, totals, like.shape, dtype, like.layout, **_over(params))]
 
-        (start,) = combine_before(builder, ends, axes, before, dtype.itemsize)
+        (start,) = combine_before(builder, totals, axes, before, dtype.itemsize)
         return builder.add("linear_recurrence_from", (decay, x, start), result, params)
 
     return Strategy((layout, layout), (layout,), emit, linear=op.linear, fixed=frozenset(axes))

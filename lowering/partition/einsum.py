@@ -1,10 +1,9 @@
 """Partition rule of einsum: for every axis, the dim of the product that it splits.
 
-Where all tensors that have a dim split it over an axis, that dim is taken: the product stays split
-as the layout says. Otherwise the axis may split any dim that it splits in an operand or in the
-result, or none. What has to be moved before, how much is computed, and what is left to reduce or
-move after tell the strategies apart. The layout of the result comes first, then that of the first
-operand.
+If all tensors that have a dim split it over an axis, the axis splits that dim of the product.
+Otherwise the axis may split any dim that it splits in an operand or in the result, or none. The
+strategies differ in what they move before, in what they compute, and in what they reduce or move
+after. The layout of the result comes first, then that of the first operand.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.graph import Operation
 
-_Ends = tuple[TensorLayout, TensorLayout, TensorLayout]
+_Layouts = tuple[TensorLayout, TensorLayout, TensorLayout]
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,23 @@ class Product:
 
 
 @lru_cache(maxsize=1 << 12)
-def offered(product: Product) -> tuple[tuple[_Ends, ...], tuple[Work, ...]]:
+def offered(product: Product) -> tuple[tuple[_Layouts, ...], tuple[Work, ...]]:
     """Returns the layouts of operands and result by each strategy, and what it costs."""
     axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
     every = itertools.product(*(_candidates(product, axis) for axis in axes))
-    ends = tuple(_ends(product, dict(zip(axes, dims, strict=True))) for dims in every)
-    return ends, tuple(_work(product, each) for each in ends)
+    layouts = tuple(_layouts(product, dict(zip(axes, dims, strict=True))) for dims in every)
+    return layouts, tuple(_work(product, each) for each in layouts)
 
 
 def _candidates(product: Product, axis: str) -> list[str | None]:
-    """Returns the dims that an axis may split; only the agreed ones, where there are any.
+    """Returns the dims that an axis may split: the agreed ones if there are any, else all.
 
     A dim is agreed on if every tensor that has it splits it over the axis.
     """
     out, x, y = (product.layouts[i].dim_of(axis) for i in (2, 0, 1))
-    found = list(dict.fromkeys(d for d in (out, x, y) if d is not None))
-    agreed = [d for d in found if _agreed(product, axis, d)]
-    return [*agreed] or ([*found, None] if found else [])
+    dims = list(dict.fromkeys(d for d in (out, x, y) if d is not None))
+    agreed = [d for d in dims if _agreed(product, axis, d)]
+    return [*agreed] or ([*dims, None] if dims else [])
 
 
 def _agreed(product: Product, axis: str, dim: str) -> bool:
@@ -65,7 +64,7 @@ def _agreed(product: Product, axis: str, dim: str) -> bool:
     return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i in have)
 
 
-def _ends(product: Product, choice: dict[str, str | None]) -> _Ends:
+def _layouts(product: Product, choice: dict[str, str | None]) -> _Layouts:
     """Returns the layouts of operands and result where each axis splits the dim chosen for it."""
     out = product.shapes[2]
     splits: dict[str, list[str]] = {}
@@ -77,22 +76,24 @@ def _ends(product: Product, choice: dict[str, str | None]) -> _Ends:
             if set(layout.axes(dim)) >= set(axes):
                 axes.sort(key=layout.axes(dim).index)
                 break
-    ends = [
+    layouts = [
         TensorLayout.of({d: a for d, a in splits.items() if shape.find(d) is not None})
         for shape in product.shapes
     ]
     left = [axis for d, axes in splits.items() if out.find(d) is None for axis in axes]
-    return ends[0], ends[1], ends[2].add_partial(left)
+    return layouts[0], layouts[1], layouts[2].add_partial(left)
 
 
-def _work(product: Product, ends: _Ends) -> Work:
+def _work(product: Product, layouts: _Layouts) -> Work:
     size, mesh = product.itemsize, product.mesh
     wire = sum(
         reshard_cost(shape, size, have, take, mesh)
-        for shape, have, take in zip(product.shapes[:2], product.layouts[:2], ends[:2], strict=True)
+        for shape, have, take in zip(
+            product.shapes[:2], product.layouts[:2], layouts[:2], strict=True
+        )
     )
-    wire += reshard_cost(product.shapes[2], product.result, ends[2], product.layouts[2], mesh)
-    return Work(wire, flops(product.shapes, ends[0], ends[1], mesh))
+    wire += reshard_cost(product.shapes[2], product.result, layouts[2], product.layouts[2], mesh)
+    return Work(wire, flops(product.shapes, layouts[0], layouts[1], mesh))
 
 
 def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh) -> float:
@@ -116,14 +117,14 @@ def einsum(case: Case) -> Strategy | Strategies:
         case.mesh,
         out.dtype.itemsize,
     )
-    ends, work = offered(product)
-    if len(ends) == 1:
-        return _strategy(op, ends[0])
-    return Strategies(work, lambda number: _strategy(op, ends[number]))
+    layouts, work = offered(product)
+    if len(layouts) == 1:
+        return _strategy(op, layouts[0])
+    return Strategies(work, lambda number: _strategy(op, layouts[number]))
 
 
-def _strategy(op: Operation, ends: _Ends) -> Strategy:
-    (left, right, result), (out,) = ends, op.outputs
+def _strategy(op: Operation, layouts: _Layouts) -> Strategy:
+    (left, right, result), (out,) = layouts, op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         through = [axis for value in inputs for axis in value.layout.partial_axes]

@@ -1,12 +1,13 @@
 """Partition rules of look-ups.
 
-A table stays where it is. Where its looked-up dim is split, each device shifts the indices to its
-own rows and the local look-up gives zeros for all others: the results are summands of the whole.
-A scatter into a split dim is local too: each device keeps the updates of the rows it holds and
-drops the rest; split updates leave partial results. Dims that table and indices share are split
-alike. Where an axis splits both the table and the indices (a table stored over the batch's axis),
-or where looking along a dim at as many places as it has, or scattering, another strategy moves the
-table instead of the indices and results.
+The table is not moved. If its looked-up dim is split, each device shifts the indices to its own
+rows, and its look-up gives zeros for all others: the results are partial sums. A scatter into a
+split dim is local too: each device keeps the updates of its own rows and drops the rest. Split
+updates leave partial results. Dims that table and indices share are split alike.
+
+Another strategy moves the table instead of the indices and results. It is offered for a scatter,
+for an axis that splits both table and indices (a table stored over the batch's axis), and for a
+look-up along a dim at as many positions as the dim has.
 """
 
 from __future__ import annotations
@@ -31,43 +32,45 @@ from meshdsl.ops.indexing import paired
 from meshdsl.tensors.dims import Shape
 
 
-class _Ends(NamedTuple):
-    """Layouts that fit each other: of the table, the indices, and one element per index."""
+class _Layouts(NamedTuple):
+    """Matching layouts: of the table, of the indices, and of a tensor of one element per index."""
 
     table: TensorLayout
     indices: TensorLayout
     elements: TensorLayout
 
 
-def _ends(table: TensorLayout, indices: TensorLayout, pairs: Sequence[str], dim: str) -> _Ends:
-    """Leaves the table where it is; the indices keep what does not clash with that."""
+def _layouts(
+    table: TensorLayout, indices: TensorLayout, pairs: Sequence[str], dim: str
+) -> _Layouts:
+    """Returns the layouts that leave the table in place; indices drop the axes that it uses."""
     free = indices.drop(table.split_axes)
     shared = {name: table.axes(name) or free.axes(name) for name in pairs}
     table = TensorLayout.of(dict(table.splits) | shared)
     indices = TensorLayout.of(dict(free.splits) | shared)
     others = {d: axes for d, axes in table.splits if d != dim}
-    return _Ends(table, indices, TensorLayout.of(dict(indices.splits) | others))
+    return _Layouts(table, indices, TensorLayout.of(dict(indices.splits) | others))
 
 
 def take(case: Case) -> Strategy | Strategies:
-    """Local look-up; summands where the looked-up dim is split."""
+    """Local look-up; a partial sum where the looked-up dim is split."""
     op = case.operation
     (table, index), (out,), dim = op.inputs, op.outputs, op.params["dim"]
     pairs = paired(table.shape, index.shape, dim)
-    held, around = case.operands
-    tables = list(dict.fromkeys([held, held.drop(around.split_axes)]))
+    of_table, of_index = case.operands
+    tables = list(dict.fromkeys([of_table, of_table.drop(of_index.split_axes)]))
     if index.shape.find(dim) is not None:
-        tables += whole_along(table.shape, held, dim, case.mesh)
-    every = [_ends(where, around, pairs, dim) for where in tables]
+        tables += whole_along(table.shape, of_table, dim, case.mesh)
+    every = [_layouts(where, of_index, pairs, dim) for where in tables]
 
-    def work(ends: _Ends) -> Work:
-        left = ends.elements.add_partial(ends.table.axes(dim))
-        before = (table, held, ends.table), (index, around, ends.indices)
+    def work(layouts: _Layouts) -> Work:
+        left = layouts.elements.add_partial(layouts.table.axes(dim))
+        before = (table, of_table, layouts.table), (index, of_index, layouts.indices)
         return Work(bytes_moved((*before, (out, left, case.results[0])), case.mesh))
 
-    def strategy(ends: _Ends) -> Strategy:
-        rows = ends.table.axes(dim)
-        result = ends.elements.add_partial(rows)
+    def strategy(layouts: _Layouts) -> Strategy:
+        rows = layouts.table.axes(dim)
+        result = layouts.elements.add_partial(rows)
 
         def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
             own = _own_indices(builder, inputs[1], table.shape, dim, rows)
@@ -75,8 +78,10 @@ def take(case: Case) -> Strategy | Strategies:
             params: Indexed = {"dim": dim, "pairs": pairs}
             return builder.add("take", (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
-        used = ends.elements.split_axes | ends.table.split_axes
-        return Strategy((ends.table, ends.indices), (result,), emit, linear=op.linear, fixed=used)
+        used = layouts.elements.split_axes | layouts.table.split_axes
+        return Strategy(
+            (layouts.table, layouts.indices), (result,), emit, linear=op.linear, fixed=used
+        )
 
     return offer(every, work, strategy)
 
@@ -88,40 +93,40 @@ def scatter(case: Case) -> Strategy | Strategies:
     kind = op.primitive.combines
     assert kind is not None
     pairs = paired(out.shape, index.shape, dim)
-    (home,), (given, around) = case.results, case.operands
+    (home,), (of_update, of_index) = case.results, case.operands
 
-    def places(ends: _Ends) -> list[str]:
-        return [axis for d, axes in ends.indices.splits if d not in pairs for axis in axes]
+    def places(layouts: _Layouts) -> list[str]:
+        return [axis for d, axes in layouts.indices.splits if d not in pairs for axis in axes]
 
-    tables = [home, home.drop(around.split_axes)]
+    tables = [home, home.drop(of_index.split_axes)]
     tables += whole_along(out.shape, home, dim, case.mesh)
-    every = [_ends(where, around, pairs, dim) for where in dict.fromkeys(tables)]
+    every = [_layouts(where, of_index, pairs, dim) for where in dict.fromkeys(tables)]
 
-    def work(ends: _Ends) -> Work:
-        left = ends.table.add_partial(places(ends), kind)
-        before = (update, given, ends.elements), (index, around, ends.indices)
+    def work(layouts: _Layouts) -> Work:
+        left = layouts.table.add_partial(places(layouts), kind)
+        before = (update, of_update, layouts.elements), (index, of_index, layouts.indices)
         return Work(bytes_moved((*before, (out, left, home)), case.mesh))
 
-    def strategy(ends: _Ends) -> Strategy:
-        result = ends.table.add_partial(places(ends), kind)
+    def strategy(layouts: _Layouts) -> Strategy:
+        result = layouts.table.add_partial(places(layouts), kind)
 
         def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-            own = _own_indices(builder, inputs[1], out.shape, dim, ends.table.axes(dim), pairs)
+            own = _own_indices(builder, inputs[1], out.shape, dim, layouts.table.axes(dim), pairs)
             here = result.add_partial(inputs[0].layout.partial_axes)
             params: Indexed = {"dim": dim, "pairs": pairs}
             return builder.add(op.name, (inputs[0], own), [(out.shape, out.dtype, here)], params)
 
-        used = ends.elements.split_axes | ends.table.split_axes
-        operands = ends.elements, ends.indices
+        used = layouts.elements.split_axes | layouts.table.split_axes
+        operands = layouts.elements, layouts.indices
         return Strategy(operands, (result,), emit, linear=op.linear, fixed=used)
 
     return offer(every, work, strategy)
 
 
 def update(case: Case) -> Strategy:
-    """Local: the positions are written where x is, or, along a split dim, chosen one by one.
+    """Local: writes the piece into x, or selects it position by position along a split dim.
 
-    Every device of a split dim compares its own positions with those of the piece, which all have.
+    Along a split dim every device has the piece, and compares its positions with its own.
     """
     op, (layout,) = case.operation, case.results
     (x, piece, _), dim = op.inputs, op.params["dim"]
@@ -141,9 +146,9 @@ def update(case: Case) -> Strategy:
         least = builder.one("greater_equal", (index, zero), along, BOOL, own)
         most = builder.one("less", (index, size), along, BOOL, own)
         inside = builder.one("logical_and", (least, most), along, BOOL, own)
-        found = (Shape([*along, *piece.shape.without([part.name])]), x.dtype, here)
+        rows_of_piece = (Shape([*along, *piece.shape.without([part.name])]), x.dtype, here)
         params: Indexed = {"dim": part.name, "pairs": ()}
-        (chosen,) = builder.add("take", (pieces, index), [found], params)
+        (chosen,) = builder.add("take", (pieces, index), [rows_of_piece], params)
         return builder.add("select", (inside, chosen, target), [result])
 
     free = layout.split(dim, ())
@@ -167,7 +172,7 @@ def _own_indices(
 ) -> Value:
     """Returns the indices counted from the first row that this device holds.
 
-    Given the dims that pair up, as for a scatter, pads of the others are made to point nowhere.
+    `pairs` are the dims that pair up, for a scatter: pads of all other dims then point nowhere.
     """
     if indices.dtype != INT32:
         indices = builder.one("cast", (indices,), indices.shape, INT32, indices.layout)

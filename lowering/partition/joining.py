@@ -1,7 +1,7 @@
 """Partition rules of putting tensors together along a dim.
 
-Along a split dim, each device fetches the parts of the operands that its shard is made of. A dim
-that is made by stacking is filled in without moving anything.
+Along a split dim, each device fetches the parts of the operands that make up its shard. Stacking
+moves nothing: each device selects the operands of its shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshdsl.tensors.dims import Dimension, Shape
 
 
 def concat(case: Case) -> Strategy:
-    """The operands come in the layout of the result, and stay split as they are."""
+    """The operands have the layout of the result, and devices exchange elements."""
     op, (layout,) = case.operation, case.results
     (out,), name = op.outputs, op.params["dim"]
     axes = layout.axes(name)
@@ -39,17 +39,17 @@ def concat(case: Case) -> Strategy:
             for shard in shards
         ]
         length = -(-out.shape.get(name).size // len(shards))
-        found = gather(builder, inputs, name, axes, runs, length)
-        if found.shape != out.shape:
-            found = builder.one("reshape", (found,), out.shape, out.dtype, here)
-        return (found,)
+        fetched = gather(builder, inputs, name, axes, runs, length)
+        if fetched.shape != out.shape:
+            fetched = builder.one("reshape", (fetched,), out.shape, out.dtype, here)
+        return (fetched,)
 
     operands, additive = (layout,) * len(op.inputs), op.primitive.additive
     return Strategy(operands, (layout,), emit, op.linear, additive, frozenset(axes))
 
 
 def split_into(case: Case) -> Strategy:
-    """The operand comes in the layout of the parts, all of which are fetched at once."""
+    """The operand has the layout of the parts; one exchange fetches all parts."""
     op = case.operation
     layout, name = case.results[0], op.params["dim"]
     axes = layout.axes(name)
@@ -66,14 +66,14 @@ def split_into(case: Case) -> Strategy:
         for (start, size), offset in zip(op.params["parts"], offsets, strict=False):
             for run, shard in zip(runs, bounds(size, axes, case.mesh), strict=True):
                 run.append(Run(Interval(shard.start + start, shard.stop + start), offset))
-        found = gather(builder, [x], name, axes, runs, offsets[-1])
-        return [local_window(builder, found, d, at) for d, at in zip(outs, offsets, strict=False)]
+        fetched = gather(builder, [x], name, axes, runs, offsets[-1])
+        return [local_window(builder, fetched, d, at) for d, at in zip(outs, offsets, strict=False)]
 
     return Strategy((layout,), (layout,) * len(outs), emit, fixed=frozenset(axes))
 
 
 def stack(case: Case) -> Strategy:
-    """Every device puts those operands together that its shard is made of."""
+    """Every device joins the operands that make up its shard."""
     op, (layout,) = case.operation, case.results
     (out,), name = op.outputs, op.params["dim"]
     axes = layout.axes(name)

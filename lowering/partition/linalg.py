@@ -1,7 +1,7 @@
-"""Partition rules of linear algebra: matrices are whole, and every device has some of the batch.
+"""Partition rules of linear algebra: matrices are unsplit, and devices share the batch.
 
-The axes that split matrix dims by the layout go over to batch dims that they divide, so that the
-work is shared and the moves are all_to_alls; where there is none, every device does all of it.
+Axes that split matrix dims by the layout are moved to batch dims that they divide. Then the devices
+share the work, and the moves are all_to_alls. Without such a batch dim every device does all work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from meshdsl.lowering.writing.builder import BlockBuilder
 
 
 def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
-    """Returns where the dims of an operation are when those called `whole` are on every device.
+    """Returns the layout of an operation's dims in which those called `whole` are unsplit.
 
-    The axes of the latter are given to the largest other dim that all operands have and that they
-    divide.
+    Their axes go to the largest other dim that all operands have and that the axes divide.
     """
     whole = frozenset(whole)
     op = case.operation
@@ -29,12 +28,12 @@ def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
     free: list[str] = []
     for _, layout in tensors:
         for name, axes in layout.splits:
-            used = {axis for held in splits.values() for axis in held}
+            used = {axis for split in splits.values() for axis in split}
             if name not in whole and name not in splits and used.isdisjoint(axes):
                 splits[name] = axes
             else:
                 free += axes
-    used = {axis for held in splits.values() for axis in held}
+    used = {axis for split in splits.values() for axis in split}
     shared = [d for d in op.inputs[0].shape.without(whole) if all(d in t.shape for t in op.inputs)]
     for axis in dict.fromkeys(free):
         if axis in used:
@@ -49,7 +48,7 @@ def batch_layout(case: Case, whole: Iterable[str]) -> TensorLayout:
 
 
 def whole_dims(case: Case, whole: Iterable[str], params: Mapping[str, Any]) -> Strategy:
-    """Does an operation locally on dims that are whole."""
+    """Does an operation locally; the dims `whole` are unsplit."""
     op = case.operation
     layout = batch_layout(case, whole)
     results = tuple(layout.restrict(t.shape.names) for t in op.outputs)

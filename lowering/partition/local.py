@@ -14,7 +14,7 @@ from meshdsl.tensors.dtypes import is_differentiable
 
 
 def local(case: Case) -> Strategy:
-    """Every tensor is split as the first that has a dim is, results before operands.
+    """A dim is split in every tensor as in the first that splits it, results before operands.
 
     A result without a split dim is a partial sum over its axes, and pads along such a dim are
     masked.
@@ -25,13 +25,13 @@ def local(case: Case) -> Strategy:
         return definition.rule(case)
     free = definition.free(op)
     axes: dict[str, tuple[str, ...]] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     pairs = zip((*op.outputs, *op.inputs), (*case.results, *case.operands), strict=True)
     for tensor, layout in pairs:
         for name in tensor.shape.names:
             if name in free and name not in axes and layout.axes(name):
-                axes[name] = tuple(a for a in layout.axes(name) if a not in taken)
-                taken.update(axes[name])
+                axes[name] = tuple(a for a in layout.axes(name) if a not in used)
+                used.update(axes[name])
     sums = [n for n in axes if any(t.shape.find(n) is None for t in op.outputs)]
 
     def place(shape: Shape) -> TensorLayout:

@@ -1,7 +1,7 @@
-"""Partition rules of pooling: windows over a split dim need halos of their operand, nothing else.
+"""Partition rules of pooling: windows over a split dim need a halo exchange, nothing else.
 
-Everything is in the layout of the result; where that splits a dim that windows slide along, each
-device gets from its neighbours what its windows reach beyond its own part.
+All tensors have the layout of the result. If it splits a dim that windows slide along, each device
+gets from its neighbours what its windows reach beyond its own part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshdsl.tracing.graph import Operation
 
 
 def windows(case: Case) -> Strategy:
-    """Local on what the windows meet; `window_match` has its first operand like the result."""
+    """Local after a halo exchange; the first operand of `window_match` has the result's shape."""
     op, (layout,) = case.operation, case.results
     (out,) = op.outputs
     first = 1 if op.name == "window_match" else 0
@@ -29,21 +29,21 @@ def windows(case: Case) -> Strategy:
         for slide, size in zip(op.params["slides"], op.params["sizes"], strict=True):
             dim, axes = out.shape.get(slide.out), layout.axes(slide.out)
             if axes:
-                found = cut(slide, dim.size, size, False, axes, case.mesh)
-                cuts.append(found)
-                slide, shape = found.slide, found.wide(shape, slide.out, case.mesh)
+                halos = cut(slide, dim.size, size, False, axes, case.mesh)
+                cuts.append(halos)
+                slide, shape = halos.slide, halos.wide(shape, slide.out, case.mesh)
                 for number, value in enumerate(values):
                     if number < first:
-                        values[number] = found.widen(builder, value, slide.out)
+                        values[number] = halos.widen(builder, value, slide.out)
                     else:
-                        values[number] = found.gather(builder, value, _outside(op, number))
+                        values[number] = halos.gather(builder, value, _outside(op, number))
             slides.append(slide)
         here = layout.add_partial(a for value in inputs for a in value.layout.partial_axes)
         params = {**op.params, "slides": tuple(slides)}
         params.pop("out")
         value = builder.one(op.name, values, shape, out.dtype, here, **params)
-        for found in cuts:
-            value = found.narrow(builder, value, out.shape.get(found.slide.out))
+        for halos in cuts:
+            value = halos.narrow(builder, value, out.shape.get(halos.slide.out))
         return (value,)
 
     fixed = layout.split_axes
@@ -51,7 +51,7 @@ def windows(case: Case) -> Strategy:
 
 
 def _outside(op: Operation, number: int) -> float:
-    """Returns what windows meet outside of an operand: what changes nothing."""
+    """Returns the fill of an operand's halo outside of the tensor: it changes no result."""
     if op.primitive.combines == "max":
         return identity("max", op.inputs[number].dtype)
     return np.nan if op.name == "window_match" and number == 1 else 0

@@ -1,8 +1,7 @@
 """Partition rules of reductions: local, then partial over the axes of the dims reduced over.
 
-There are no partial products: those of the devices are brought together and multiplied. Where the
-extreme is, is told in two reductions: of the extremes, then of the places of the devices that have
-the largest.
+There are no partial products: the devices' products are gathered and multiplied. The position of an
+extreme needs two all_reduces: of the extremes, then of the positions on the devices that have it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def reduction(case: Case) -> Strategy:
 
 
 def _rest(case: Case) -> tuple[TensorLayout, list[str]]:
-    """Returns where the result is, and the axes that split what is reduced over."""
+    """Returns the layout of the result, and the axes that split the reduced dims."""
     (layout,), (out,) = case.operands, case.operation.outputs
     left = layout.restrict(out.shape.names)
     gone = layout.split_axes - left.split_axes
@@ -57,9 +56,9 @@ def _rest(case: Case) -> tuple[TensorLayout, list[str]]:
 
 
 def product(case: Case) -> Strategy:
-    """Local, then the devices' products are brought together and multiplied.
+    """Local, then the devices' products are gathered and multiplied.
 
-    They travel as mantissas and exponents: one that leaves the range may meet a zero.
+    They are sent as mantissas and exponents: one that leaves the range may be multiplied by zero.
     """
     op, (layout,) = case.operation, case.operands
     (out,), (left, axes) = op.outputs, _rest(case)
@@ -84,7 +83,7 @@ def product(case: Case) -> Strategy:
 
 
 def others(case: Case) -> Strategy:
-    """The products of all others: of those on other devices, and of a device's own."""
+    """The product of all other elements: of other devices' and of the device's own."""
     op, (layout,), (out,) = case.operation, case.operands, case.operation.outputs
     over, result = op.params["over"], [(out.shape, out.dtype, layout)]
     split = [axis for name in over for axis in layout.axes(name)]
@@ -110,7 +109,7 @@ def others(case: Case) -> Strategy:
 
 
 def arg_extreme(case: Case) -> Strategy:
-    """Local, then the first place among the devices that have the extreme."""
+    """Local, then the first position on the devices that have the extreme."""
     op, (layout,) = case.operation, case.operands
     ((x,), (out,)), (left, axes) = (op.inputs, op.outputs), _rest(case)
     kind: Kind = "max" if op.name == "argmax" else "min"
@@ -128,12 +127,12 @@ def arg_extreme(case: Case) -> Strategy:
         place = builder.one("take", (positions, place), shape, INT32, own, **look_up)
         several = left.add_partial(axes, kind)
         mine = builder.one(kind, (value,), shape, x.dtype, several, over=(dim.name,))
-        if is_float(x.dtype):  # compilers may compute it twice, once more exactly than once
+        if is_float(x.dtype):  # a compiler may compute it twice, with different precision
             mine = builder.one("barrier", (mine,), shape, x.dtype, several)
         params = {"axes": tuple(axes), "kind": kind}
         best = builder.one("all_reduce", (mine,), shape, x.dtype, left, **params)
         reached = builder.one("equal", (mine, best), shape, BOOL, own)
-        if is_float(x.dtype):  # one that is NaN is the best
+        if is_float(x.dtype):  # NaN counts as the extreme
             unequal = builder.one("not_equal", (mine, mine), shape, BOOL, own)
             reached = builder.one("logical_or", (reached, unequal), shape, BOOL, own)
         past = builder.number(dim.size, INT32)

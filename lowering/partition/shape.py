@@ -27,8 +27,8 @@ from meshdsl.tensors.dims import Dimension, Shape
 
 
 def axes_of_parts(axes: Sequence[str], parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """Hands the axes of a dim to the parts it is split into; axes that do not fit are left out."""
-    given: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
+    """Returns the axes of a split dim by its parts; axes that do not fit are left out."""
+    kept: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
     position, left = 0, parts[0].size
     for axis in axes:
         size = mesh.sizes[axis]
@@ -37,33 +37,33 @@ def axes_of_parts(axes: Sequence[str], parts: Shape, mesh: Mesh) -> dict[str, tu
             left = parts[position].size
         if left % size:
             break
-        given[parts[position].name] += (axis,)
+        kept[parts[position].name] += (axis,)
         left //= size
-    return given
-
-
-def axes_of_whole(layout: TensorLayout, parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """Returns, of the axes of some dims, those that their merged dim can keep, by part.
-
-    A part's axes can stay only if they divide it and every part before it is split to size 1.
-    """
-    kept: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
-    layout = layout.restrict(parts.names).even(parts, mesh)
-    for part in parts:
-        kept[part.name] = layout.axes(part.name)
-        if mesh.extent(kept[part.name]) != part.size:
-            break
     return kept
 
 
-def _split_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+def axes_of_whole(layout: TensorLayout, parts: Shape, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """Returns the axes of some dims that their merged dim can keep, by part.
+
+    A part keeps its axes only if they divide it and every part before it is split to size 1.
+    """
+    stay: dict[str, tuple[str, ...]] = {part.name: () for part in parts}
+    layout = layout.restrict(parts.names).even(parts, mesh)
+    for part in parts:
+        stay[part.name] = layout.axes(part.name)
+        if mesh.extent(stay[part.name]) != part.size:
+            break
+    return stay
+
+
+def _split_layouts(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
     """Returns operand and result layout of a `split`, one of them as asked for."""
     op = case.operation
     whole, parts = op.params["whole"], op.params["parts"]
     return _layouts(case.operands[0], case.results[0], whole, parts, case.mesh, led_by_result)
 
 
-def _merge_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+def _merge_layouts(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
     """Returns operand and result layout of a `merge`, one of them as asked for."""
     op = case.operation
     whole, parts = op.params["whole"], op.params["parts"]
@@ -94,26 +94,26 @@ def _layouts(
     return TensorLayout.of({**rest, whole: axes}), TensorLayout.of({**rest, **kept})
 
 
-def _rename_ends(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
+def _rename_layouts(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout]:
     names = case.operation.params["names"]
     if led_by_result:
         return case.results[0].rename({v: k for k, v in names.items()}), case.results[0]
     return case.operands[0], case.operands[0].rename(names)
 
 
-_ENDS = {"split": _split_ends, "merge": _merge_ends, "rename": _rename_ends}
+_LAYOUTS = {"split": _split_layouts, "merge": _merge_layouts, "rename": _rename_layouts}
 
 
 def led_by_operand(case: Case) -> TensorLayout:
-    """Returns where a rename, split or merge leaves its result if it moves nothing before."""
-    return _ENDS[case.operation.name](case, False)[1]
+    """Returns the layout of a rename's, split's or merge's result if its operand is not moved."""
+    return _LAYOUTS[case.operation.name](case, False)[1]
 
 
 def _crossing(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayout] | None:
-    """Returns layouts of operand and result in which the whole is split as its first part is.
+    """Returns layouts of operand and result that split the merged dim as its first part.
 
-    Where the sizes do not divide, shards of the two end at different places, and what lies between
-    is exchanged. None, if there is nothing to split.
+    If the sizes do not divide, shards of the two have different boundaries, and devices exchange
+    what lies between. Returns None if there is nothing to split.
     """
     op = case.operation
     whole, parts = op.params["whole"], op.params["parts"]
@@ -127,7 +127,7 @@ def _crossing(case: Case, led_by_result: bool) -> tuple[TensorLayout, TensorLayo
     return (one, several) if op.name == "split" else (several, one)
 
 
-def _held(case: Case, axes: Sequence[str]) -> tuple[list[Interval], list[Interval]]:
+def _positions(case: Case, axes: Sequence[str]) -> tuple[list[Interval], list[Interval]]:
     """Returns the positions of the whole that each device has, as a whole and as parts."""
     parts = case.operation.params["parts"]
     row = parts.volume // parts[0].size
@@ -135,18 +135,18 @@ def _held(case: Case, axes: Sequence[str]) -> tuple[list[Interval], list[Interva
     return bounds(parts.volume, axes, case.mesh), [Interval(a * row, b * row) for a, b in pieces]
 
 
-def _boundary_bytes(case: Case, ends: _Ends) -> float:
-    """Returns the bytes that some device needs of others in a crossing."""
+def _boundary_bytes(case: Case, layouts: _Between) -> float:
+    """Returns the most bytes that a device needs of others in a crossing."""
     op, split = case.operation, case.operation.name == "split"
-    where, x = (ends.operand, op.inputs[0]) if split else (ends.result, op.outputs[0])
-    whole, parts = _held(case, where.axes(op.params["whole"]))
+    where, x = (layouts.operand, op.inputs[0]) if split else (layouts.result, op.outputs[0])
+    whole, parts = _positions(case, where.axes(op.params["whole"]))
     have, want = (whole, parts) if split else (parts, whole)
     missing = max(w.size - w.meet(h).size for w, h in zip(want, have, strict=True))
     row = where.local(x.shape.without([op.params["whole"]]), case.mesh).volume
     return missing * row * x.dtype.itemsize
 
 
-class _Ends(NamedTuple):
+class _Between(NamedTuple):
     """Layouts of operand and result, and whether shards are exchanged between them."""
 
     operand: TensorLayout
@@ -154,23 +154,23 @@ class _Ends(NamedTuple):
     crossing: bool = False
 
 
-def _offered(case: Case, strategy: Callable[[Case, _Ends], Strategy]) -> Strategies:
+def _offered(case: Case, strategy: Callable[[Case, _Between], Strategy]) -> Strategies:
     """Offers the layout of the result, that of the operand, and crossings if these are not free."""
     op = case.operation
     (x,), (y,) = op.inputs, op.outputs
-    ends = [_Ends(*_ENDS[op.name](case, led)) for led in (True, False)]
+    between = [_Between(*_LAYOUTS[op.name](case, led)) for led in (True, False)]
 
-    def work(each: _Ends) -> Work:
+    def work(each: _Between) -> Work:
         moves = (x, case.operands[0], each.operand), (y, each.result, case.results[0])
         sends = bytes_moved(moves, case.mesh)
         return Work(sends + _boundary_bytes(case, each) if each.crossing else sends)
 
-    costs = [work(each) for each in ends]
+    costs = [work(each) for each in between]
     if op.name != "rename" and all(cost.sends for cost in costs):
         crossings = [_crossing(case, led) for led in (True, False)]
-        ends += [_Ends(*each, True) for each in crossings if each is not None]
-        costs += [work(each) for each in ends[2:]]
-    return Strategies(costs, lambda number: strategy(case, ends[number]))
+        between += [_Between(*each, True) for each in crossings if each is not None]
+        costs += [work(each) for each in between[2:]]
+    return Strategies(costs, lambda number: strategy(case, between[number]))
 
 
 def reshape(case: Case) -> Strategies:
@@ -178,8 +178,8 @@ def reshape(case: Case) -> Strategies:
     return _offered(case, _reshape)
 
 
-def _reshape(case: Case, ends: _Ends) -> Strategy:
-    op, (operand, result, crossing) = case.operation, ends
+def _reshape(case: Case, between: _Between) -> Strategy:
+    op, (operand, result, crossing) = case.operation, between
     (y,) = op.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -199,7 +199,7 @@ def _as_parts(builder: BlockBuilder, value: Value, case: Case) -> Value:
     """Gives every device the positions of the whole that make up its shard of the first part."""
     name, parts = case.operation.params["whole"], case.operation.params["parts"]
     axes = value.layout.axes(name)
-    _, wanted = _held(case, axes)
+    _, wanted = _positions(case, axes)
     length = -(-parts[0].size // len(wanted)) * (parts.volume // parts[0].size)
     return gather(builder, [value], name, axes, [[Run(want)] for want in wanted], length)
 
@@ -208,9 +208,9 @@ def _as_whole(builder: BlockBuilder, value: Value, case: Case) -> Value:
     """Gives every device its shard of the whole; `value` has it as merged shards of its parts."""
     name, volume = case.operation.params["whole"], case.operation.params["parts"].volume
     axes = value.layout.axes(name)
-    wanted, held = _held(case, axes)
+    wanted, had = _positions(case, axes)
     runs, length = [[Run(want)] for want in wanted], -(-volume // len(wanted))
-    return gather(builder, [value], name, axes, runs, length, held=[held])
+    return gather(builder, [value], name, axes, runs, length, owned=[had])
 
 
 _LOCAL = {"split": "reshape", "merge": "reshape", "rename": "rename"}
@@ -234,12 +234,12 @@ def in_place(case: Case) -> Strategy:
 
 
 def merge_order(case: Case) -> Strategies:
-    """Merge, whose parts must lie next to each other, major first, before they become one."""
+    """Merge: transposes the parts next to each other, major first, and reshapes."""
     return _offered(case, _merge_order)
 
 
-def _merge_order(case: Case, ends: _Ends) -> Strategy:
-    op, (operand, result, crossing) = case.operation, ends
+def _merge_order(case: Case, between: _Between) -> Strategy:
+    op, (operand, result, crossing) = case.operation, between
     (x,) = op.inputs
     parts = op.params["parts"]
     first = min(x.shape.position(part.name) for part in parts)
@@ -272,7 +272,7 @@ def _merge_order(case: Case, ends: _Ends) -> Strategy:
 
 
 def barrier(case: Case) -> Strategy:
-    """A barrier leaves everything where it is."""
+    """A barrier keeps all layouts."""
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         results = [(v.shape, v.dtype, v.layout) for v in inputs]

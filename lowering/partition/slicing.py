@@ -1,9 +1,9 @@
 """Partition rules of windows and of picking one position.
 
-Along a split dim, each device fetches the run of elements that its part of the window reads, and
-arranges it by itself: only what lies in another's shard moves. What picks one position is local:
-its owner has it, the others have zeros, and the results are summands. Another strategy does so with
-a window whose result is not split.
+Along a split dim, each device fetches the run of elements that its part of the window reads. Only
+elements of other devices' shards move. Picking one position is local: its owner has the value, the
+others have zeros, and the result is a partial sum. A window whose result is not split may be done
+so too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshdsl.tensors.dims import Dimension, Shape
 
 
 def window(case: Case) -> Strategy | Strategies:
-    """In the layout of the result, or in that of the operand and left as summands."""
+    """In the layout of the result; or in that of the operand, with a partial sum as result."""
     op = case.operation
     (x,), (out,) = op.inputs, op.outputs
     (before,), (after,) = case.operands, case.results
@@ -50,15 +50,15 @@ def window(case: Case) -> Strategy | Strategies:
 
 
 def _exchanged(case: Case) -> Strategy:
-    """The operand comes in the layout of the result, and stays split as it is."""
+    """The operand has the layout of the result, and devices exchange elements."""
     op, (layout,) = case.operation, case.results
     (out,), params = op.outputs, op.params
     axes = layout.axes(params["dim"])
-    whole = case.mesh.extent(axes) == 1
+    unsplit = case.mesh.extent(axes) == 1
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         dim = out.shape.get(params["dim"])
-        if not whole:
+        if not unsplit:
             return (_split_window(builder, inputs[0], dim, **params),)
         if params["wrap"]:
             return (_turned(builder, inputs[0], dim, params["start"] % dim.size),)
@@ -69,7 +69,7 @@ def _exchanged(case: Case) -> Strategy:
 
 
 def _turned(builder: BlockBuilder, x: Value, dim: Dimension, start: int) -> Value:
-    """Returns an unsplit dim from `start` on, and then what comes before."""
+    """Returns an unsplit dim rotated: it starts at `start` and wraps around."""
     if not start:
         return x
     sizes = [(start, dim.size - start), (0, start)]
@@ -117,75 +117,75 @@ def _split_window(
 ) -> Value:
     """Fetches what each device's part reads, and takes the window of that.
 
-    The part of a device begins in its run at some place between two elements of x, where it is
-    dilated; if that is not the same place on all devices, each cuts at its own.
+    If x is dilated, the part of a device may begin between two elements of x. If this offset
+    differs among devices, each device slices at its own offset.
     """
     axes = x.layout.axes(dim)
     shards = bounds(size, axes, builder.mesh)
-    held = None
+    thinned = None
     if dilation == 1 and abs(stride) > 1:
         x, positions = _thinned(builder, x, dim, start % abs(stride), abs(stride))
-        start, stride, held = start // abs(stride), stride // abs(stride), [positions]
+        start, stride, thinned = start // abs(stride), stride // abs(stride), [positions]
     reach = (-(-size // len(shards)) - 1) * abs(stride)
     back = reach if stride < 0 else 0
     lows = [start + shard.start * stride - back for shard in shards]
     firsts, offsets = [low // dilation for low in lows], [low % dilation for low in lows]
     runs = []
     for shard, first in zip(shards, firsts, strict=True):
-        ends = [start + p * stride for p in (shard.start, shard.stop - 1)]
-        read = Interval(-(-min(ends) // dilation), max(ends) // dilation + 1)
+        extremes = [start + p * stride for p in (shard.start, shard.stop - 1)]
+        read = Interval(-(-min(extremes) // dilation), max(extremes) // dilation + 1)
         if not shard.size:
             read = Interval(first, first)
         runs.append(_periods(read, first, size) if wrap else [Run(read, read.start - first)])
     length = (max(offsets) + reach) // dilation + 1
-    found = gather(builder, [x], dim, axes, runs, length, fill, held)
+    fetched = gather(builder, [x], dim, axes, runs, length, fill, thinned)
     if len(set(offsets)) > 1:
         spread = Dimension(dim, (max(offsets) + reach + 1) * len(shards))
-        found = local_window(builder, found, spread, 0, 1, dilation, fill)
+        fetched = local_window(builder, fetched, spread, 0, 1, dilation, fill)
         exact = Dimension(dim, (reach + 1) * len(shards))
-        found = local_slice(builder, found, dim, axes, offsets, exact)
+        fetched = local_slice(builder, fetched, dim, axes, offsets, exact)
         offsets, dilation = [0], 1
-    return local_window(builder, found, out, offsets[0] + back, stride, dilation, fill)
+    return local_window(builder, fetched, out, offsets[0] + back, stride, dilation, fill)
 
 
 def _thinned(
     builder: BlockBuilder, x: Value, dim: str, start: int, stride: int
 ) -> tuple[Value, list[Interval]]:
-    """Returns every device's elements at start, start + stride, ..., and which of those they are.
+    """Returns every device's elements at start, start + stride, ..., and their numbers among these.
 
-    So what nobody reads is not sent.
+    Elements that no device reads are not sent.
     """
     axes, block = x.layout.axes(dim), x.local.get(dim).size
     shards = bounds(x.shape.get(dim).size, axes, builder.mesh)
     skips = [(start - shard.start) % stride for shard in shards]
-    held = []
+    positions = []
     for shard, skip in zip(shards, skips, strict=True):
         first = (shard.start + skip - start) // stride
-        held.append(Interval(first, first + max(0, -(-(shard.size - skip) // stride))))
+        positions.append(Interval(first, first + max(0, -(-(shard.size - skip) // stride))))
     most = Dimension(dim, -(-block // stride) * len(shards))
     if len(set(skips)) == 1:
-        return local_window(builder, x, most, skips[0], stride), held
+        return local_window(builder, x, most, skips[0], stride), positions
     # The last of a device's elements may lie behind its shard, where nothing is read.
     longer = Dimension(dim, (block + stride - 1 + max(skips)) * len(shards))
     ample = local_window(builder, x, longer, 0)
     spread = Dimension(dim, (block + stride - 1) * len(shards))
     return local_window(
         builder, local_slice(builder, ample, dim, axes, skips, spread), most, 0, stride
-    ), held
+    ), positions
 
 
 def _periods(read: Interval, first: int, size: int) -> list[Run]:
-    """Returns the runs that an interval of endlessly repeated positions is."""
-    found = []
+    """Returns the runs of positions 0 to `size`, repeated endlessly, that make up an interval."""
+    runs = []
     for period in range(read.start // size, -(-read.stop // size)):
         met = read.meet(Interval(period * size, (period + 1) * size))
         positions = Interval(met.start - period * size, met.stop - period * size)
-        found.append(Run(positions, met.start - first))
-    return found
+        runs.append(Run(positions, met.start - first))
+    return runs
 
 
 def _can_pick(case: Case) -> bool:
-    """Whether a window is of a split dim, not split itself, and reads no fill and nothing twice."""
+    """Whether a window slices a split dim, is not split, and reads no fill and nothing twice."""
     op, (x,), (out,) = case.operation, case.operation.inputs, case.operation.outputs
     name = op.params["dim"]
     read = _read(case)
@@ -205,7 +205,7 @@ def _read(case: Case) -> Interval:
 
 
 def _few(case: Case) -> Strategy:
-    """Every device has the summand of what its shard has of the window, and zeros elsewhere."""
+    """Every device has its shard's elements of the window, and zeros elsewhere: a partial sum."""
     op, (layout,), read = case.operation, case.operands, _read(case)
     (x,), (out,), name = op.inputs, op.outputs, op.params["dim"]
     axes = layout.axes(name)
@@ -232,7 +232,7 @@ def _few(case: Case) -> Strategy:
 
 
 def index(case: Case) -> Strategy:
-    """The owner of the position has the summand; all others have zeros."""
+    """The owner of the position has its value, all others have zeros: a partial sum."""
     return _pick(case, case.operation.params["at"])
 
 
@@ -242,8 +242,8 @@ def _pick(case: Case, at: int) -> Strategy:
     (x,), (out,), (layout,) = op.inputs, op.outputs, case.operands
     name = op.params["dim"]
     axes = layout.axes(name)
-    kept = [other for other in out.shape.names if other != name]
-    left = layout.restrict(kept).add_partial(axes)
+    others = [other for other in out.shape.names if other != name]
+    left = layout.restrict(others).add_partial(axes)
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (value,) = inputs

@@ -1,8 +1,8 @@
 """Partition rules of sorting.
 
-A sort needs its dim whole: it is gathered, or its axes go to another dim.
-The largest elements of a split dim are among the largest of each shard: these alone are brought
-together, by each device for its share of the other dims.
+A sort needs its dim unsplit: the dim is gathered, or its axes go to another dim.
+The largest elements of a split dim are among the largest of each shard. Only these candidates are
+sent, and each device merges those of its share of the other dims.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CANDIDATES = "candidates_"
 
 
 def sort(case: Case) -> Strategy | Strategies:
-    """Local, in a layout in which the dim is whole."""
-    op, (given,) = case.operation, case.operands
+    """Local, in a layout that does not split the dim."""
+    op, (start,) = case.operation, case.operands
     (x,), (_, indices), dim = op.inputs, op.outputs, op.params["dim"]
-    layouts = whole_along(x.shape, given, dim, case.mesh) or [given]
+    layouts = whole_along(x.shape, start, dim, case.mesh) or [start]
 
     def work(layout: TensorLayout) -> Work:
         # One result at least is read, and moved back.
-        moves = (x, given, layout), (indices, layout, case.results[1])
+        moves = (x, start, layout), (indices, layout, case.results[1])
         return Work(bytes_moved(moves, case.mesh))
 
     def strategy(layout: TensorLayout) -> Strategy:
@@ -51,7 +51,7 @@ def sort(case: Case) -> Strategy | Strategies:
 
 
 def top_k(case: Case) -> Strategy:
-    """Local where the dim is whole; else the candidates of all shards are merged."""
+    """Local where the dim is unsplit; else the candidates of all shards are merged."""
     op, (layout,) = case.operation, case.operands
     (x,), (out, _), dim = op.inputs, op.outputs, op.params["dim"]
     axes = tuple(axis for axis in layout.axes(dim) if case.mesh.sizes[axis] > 1)
@@ -66,7 +66,7 @@ def top_k(case: Case) -> Strategy:
         many = Dimension(_CANDIDATES, count * case.mesh.extent(axes))
         shape = Shape(many if d.name == dim else d for d in x.shape)
         apart = result.split(_CANDIDATES, axes)
-        found, places = _largest(builder, value, dim, many, shape, apart)
+        largest, places = _largest(builder, value, dim, many, shape, apart)
         whole = builder.positions(x.shape.get(dim), axes)
         places = _look_up(builder, whole, places, dim, ())
         padded = builder.has_pads(x.shape.get(dim), axes)
@@ -74,7 +74,7 @@ def top_k(case: Case) -> Strategy:
         def merge(rows: Sequence[Value]) -> Sequence[Value]:
             return _merged(builder, rows, into, padded)
 
-        rows = [_led(builder, each, [_CANDIDATES]) for each in (found, places)]
+        rows = [_led(builder, each, [_CANDIDATES]) for each in (largest, places)]
         back = into.size * (x.dtype.itemsize + INT32.itemsize)
         best = combine_along(builder, rows, axes, merge, back)
         return [_led(builder, each, out.shape.names) for each in best]
@@ -91,28 +91,32 @@ def _largest(
     layout: TensorLayout,
 ) -> tuple[Value, Value]:
     results = [(shape, value.dtype, layout), (shape, INT32, layout)]
-    found, places = builder.add("top_k", (value,), results, {"dim": dim, "into": into.name})
-    return found, places
+    largest, places = builder.add("top_k", (value,), results, {"dim": dim, "into": into.name})
+    return largest, places
 
 
 def _merged(
     builder: BlockBuilder, rows: Sequence[Value], into: Dimension, padded: bool
 ) -> Sequence[Value]:
-    """Returns the largest of all candidates, given with their places: [candidates_, ...]."""
-    (found, places), shape, layout = rows, rows[0].shape, rows[0].layout
+    """Returns the largest of all candidates, and their positions.
+
+    Args:
+        rows: the candidates, and their positions: [candidates_, ...] both.
+    """
+    (candidates, places), shape, layout = rows, rows[0].shape, rows[0].layout
     pairs = shape.without([_CANDIDATES]).names
     if padded:  # pads to the end, so that they lose each tie
         params: Sort = {"dim": _CANDIDATES, "descending": False}
         results = [(shape, INT32, layout)] * 2
         places, order = builder.add("sort", (places,), results, params)
-        found = _look_up(builder, found, order, _CANDIDATES, pairs)
+        candidates = _look_up(builder, candidates, order, _CANDIDATES, pairs)
     left = Shape([into, *shape.without([_CANDIDATES])])
-    best, which = _largest(builder, found, _CANDIDATES, into, left, layout)
+    best, which = _largest(builder, candidates, _CANDIDATES, into, left, layout)
     return best, _look_up(builder, places, which, _CANDIDATES, pairs)
 
 
 def _led(builder: BlockBuilder, value: Value, names: Sequence[str]) -> Value:
-    """Returns a value whose dims begin with some in an order; itself where they do."""
+    """Returns a value transposed so that its dims begin with `names`."""
     shape = Shape([*value.shape.select(names), *value.shape.without(names)])
     if shape.names == value.shape.names:
         return value

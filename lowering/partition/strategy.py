@@ -1,11 +1,11 @@
 """Strategies: the ways in which one operation can be done on shards.
 
-A partition rule looks at an operation and at the layouts that its operands and results have. It
-answers with every `Strategy` there is: the layouts in which the operation takes its operands, the
-layouts in which it leaves its results (which may be partial), and the instructions between them. A
-rule with one strategy returns it. A rule with several returns `Strategies`, with what each of them
-sends and computes; `placement.choosing` takes one, so no rule weighs bytes against arithmetic.
-Moving operands there and results on from there is the lowering's work, not the rule's.
+A partition rule reads an operation and the layouts of its operands and results. It returns every
+`Strategy`: the layouts that the operation needs of its operands, the layouts of its results (which
+may be partial), and the instructions. A rule with one strategy returns it. A rule with several
+returns `Strategies`, with the bytes that each sends and the flops that each computes.
+`placement.choosing` takes one of them, so no rule weighs bytes against arithmetic. The lowering
+moves operands to the layouts that a strategy needs, and results to the layouts that they have.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Case:
     """One operation with the layouts of its tensors.
 
     Attributes:
-        options: what may be traded, where there is more than one strategy.
+        options: the user's choices where there is more than one strategy.
         readers: how many operations of its kind in the block read the same operands, itself
-            included; what they all move is moved once.
+            included. They share the moves of these operands.
     """
 
     operation: Operation
@@ -50,10 +50,10 @@ class Strategy:
     """One way of doing an operation on shards.
 
     Attributes:
-        operands, results: the layouts it takes and leaves; results may be partial.
+        operands, results: the layouts that it needs and produces; results may be partial.
         emit: writes the instructions.
-        linear: the operands in which it is linear. Over an axis that the strategy does not use,
-            such an operand may be a partial sum, and the results are then partial sums too.
+        linear: the operands in which it is linear. Such an operand may be a partial sum over an
+            axis that the strategy does not use. The results are then partial sums over it too.
         additive: linear in all of `linear` at once (a sum), not in one at a time (a product).
         fixed: axes over which partial sums cannot pass, because the strategy uses them.
     """
@@ -67,13 +67,13 @@ class Strategy:
 
 
 class Work(NamedTuple):
-    """What one device does by a strategy.
+    """What one device sends and computes in a strategy.
 
     Attributes:
-        sends: bytes on the wire, to move operands there, within, and to move results to their
-            layouts. Bytes over slow axes are weighed as `reshard_cost` weighs them.
+        sends: bytes on the wire: to move operands, during the operation, and to move results to
+            their layouts. Bytes over slow axes are weighed as `reshard_cost` weighs them.
         flops: multiplications and additions.
-        favour: how many times as much it may cost as another and is still taken.
+        favour: the strategy is preferred while it costs at most this many times another.
     """
 
     sends: float
@@ -83,11 +83,11 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategies:
-    """The strategies that a rule offers; of those that cost the same, the first is taken.
+    """The strategies that a rule offers. Among those of equal cost the first is chosen.
 
     Attributes:
-        work: what each of them sends and computes, at least one.
-        strategy: makes the one of a number. Most are never asked for.
+        work: what each of them sends and computes; not empty.
+        strategy: makes the strategy of a number. Only the chosen one is made.
     """
 
     work: Sequence[Work]
@@ -101,17 +101,17 @@ _Way = TypeVar("_Way")
 def offer(
     ways: Sequence[_Way], work: Callable[[_Way], Work], strategy: Callable[[_Way], Strategy]
 ) -> Strategy | Strategies:
-    """Returns a strategy for each way of doing an operation; the work of one alone is not asked."""
+    """Returns a strategy for each way of doing an operation; one way needs no work computed."""
     if len(ways) == 1:
         return strategy(ways[0])
     return Strategies([work(way) for way in ways], lambda number: strategy(ways[number]))
 
 
 def whole_along(shape: Shape, layout: TensorLayout, dim: str, mesh: Mesh) -> list[TensorLayout]:
-    """Returns the layouts to choose from where an operation needs one dim whole.
+    """Returns the candidate layouts of an operation that needs one dim unsplit.
 
-    The first leaves the dim's axes idle; the others hand them to another dim that is long
-    enough, so that an all_to_all will do. None where the dim is whole already.
+    The first leaves the dim's axes idle. The others give them to another dim that is long enough,
+    so that one all_to_all moves the tensor. The list is empty if the dim is unsplit already.
     """
     axes = layout.axes(dim)
     if not axes:

@@ -1,8 +1,8 @@
-"""What attention instructions read: operands by name, with the masks that a split memory needs.
+"""Operands of attention instructions, by name, with the masks that a split memory needs.
 
-A split length or memory is counted from elsewhere on each device, so positions become operands.
-Pads of a split memory are cleared, and hidden by a mask `present`. A step of a ring may also have a
-mask `active`, one bool: where it is false nothing is seen, and nothing is computed.
+Each device has other positions of a split length or memory, so positions become operands. Pads of a
+split memory are set to zero, and hidden by a mask `present`. A step of a ring may also have a mask
+`active`, one bool: if it is false, the device attends to nothing and computes nothing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ Result = tuple[Shape, np.dtype, TensorLayout]
 
 @dataclass(frozen=True)
 class Operands:
-    """What an attention instruction reads, by name; `q`, `k`, `v` and the names of masks."""
+    """The operands of an attention instruction: `q`, `k`, `v` and masks, by name.
+
+    Attributes:
+        gradient_inputs: of a gradient: result, log-sum-exp, and gradient of the result.
+    """
 
     values: Mapping[str, Value]
     params: Mapping[str, Any]
-    ends: Sequence[Value] = ()  # of a gradient: result, log-sum-exp and arriving gradient
+    gradient_inputs: Sequence[Value] = ()
 
     def attend(self, builder: BlockBuilder, op: str, results: Sequence[Result]) -> list[Value]:
         """Writes the instruction."""
         masks = {name: v for name, v in self.values.items() if name not in ("q", "k", "v")}
         params = {**self.params, "given": tuple(masks)}
-        inputs = [*(self.values[name] for name in "qkv"), *masks.values(), *self.ends]
+        inputs = [*(self.values[name] for name in "qkv"), *masks.values(), *self.gradient_inputs]
         return list(builder.add(op, inputs, results, params))
 
     def at(self, step: Step, active: Value | None) -> Operands:
-        """Returns these with the masks that a step needs."""
+        """Returns these operands with the masks that a step needs."""
         values, params = dict(self.values), dict(self.params)
         if step.way != "positions":
             values = {name: v for name, v in values.items() if name not in POSITIONS}
@@ -53,93 +57,97 @@ class Operands:
             params |= {"causal": False, "window": None, "offset": 0}
         if active is not None:
             values["active"] = active
-        return Operands(values, params, self.ends)
+        return Operands(values, params, self.gradient_inputs)
 
     def of_a_part(self) -> Operands:
-        """Returns these where the log-sum-exp is that of more than this memory."""
-        return Operands(self.values, {**self.params, "part": True}, self.ends)
+        """Returns these operands for a part of a memory; the log-sum-exp is that of all parts."""
+        return Operands(self.values, {**self.params, "part": True}, self.gradient_inputs)
 
 
 def for_parts(
-    builder: BlockBuilder, given: Operands, problem: Attended, division: Division
+    builder: BlockBuilder, operands: Operands, problem: Attended, division: Division
 ) -> Operands:
-    """Adds the positions of a split length or memory, which each device counts from elsewhere."""
+    """Adds the positions of a split length or memory, which differ among devices."""
     axes = division.splits.get(problem.memory, ())
     rows = division.splits.get(problem.length, ())
     if problem.causal or problem.window is not None:
-        given = _with_positions(builder, given, problem, axes, rows)
+        operands = _with_positions(builder, operands, problem, axes, rows)
     if builder.has_pads(problem.columns, axes):
-        given = _without_pads(builder, given, problem, axes, True)
-    return given
+        operands = _without_pads(builder, operands, problem, axes, True)
+    return operands
 
 
 def for_ring(
-    builder: BlockBuilder, given: Operands, problem: Attended, division: Division, steps: Schedule
+    builder: BlockBuilder,
+    operands: Operands,
+    problem: Attended,
+    division: Division,
+    steps: Schedule,
 ) -> Operands:
-    """Adds what a ring needs of positions, and makes blocks that have no pads by their type."""
+    """Adds the positions that a ring needs, and lengthens the memory to equal blocks."""
     axes, dim = division.splits[problem.memory], problem.columns
     if steps.by_positions:
         rows = division.splits.get(problem.length, ())
-        given = _with_positions(builder, given, problem, axes, rows, always=True)
+        operands = _with_positions(builder, operands, problem, axes, rows, always=True)
     if not builder.has_pads(dim, axes):
-        return given
-    given = _without_pads(builder, given, problem, axes, steps.pads or axes != division.ring)
+        return operands
+    operands = _without_pads(builder, operands, problem, axes, steps.pads or axes != division.ring)
     devices = builder.mesh.extent(axes)
     longer = Dimension(dim.name, -(-dim.size // devices) * devices)
     values = {
         name: sized(builder, v, dim.name, axes, Shape(longer if d == dim else d for d in v.shape))
-        for name, v in given.values.items()
+        for name, v in operands.values.items()
     }
-    return Operands(values, given.params, given.ends)
+    return Operands(values, operands.params, operands.gradient_inputs)
 
 
 def _with_positions(
     builder: BlockBuilder,
-    given: Operands,
+    operands: Operands,
     problem: Attended,
     axes: tuple[str, ...],
     rows: tuple[str, ...],
     always: bool = False,
 ) -> Operands:
     """Adds positions of the memory, split over `axes`, and of the queries, split over `rows`."""
-    values = dict(given.values)
+    values = dict(operands.values)
     if (axes or always) and "memory_positions" not in values:
         values["memory_positions"] = builder.positions(problem.columns, axes)
     if (rows or always) and "positions" not in values:
         dim = problem.queries.get(problem.length)
         index = builder.positions(dim, rows)
-        if given.params["offset"]:
-            start = builder.number(given.params["offset"], INT32)
+        if operands.params["offset"]:
+            start = builder.number(operands.params["offset"], INT32)
             index = builder.one("add", (index, start), Shape([dim]), INT32, index.layout)
         values["positions"] = index
-    return Operands(values, given.params, given.ends)
+    return Operands(values, operands.params, operands.gradient_inputs)
 
 
 def _without_pads(
-    builder: BlockBuilder, given: Operands, problem: Attended, axes: tuple[str, ...], hide: bool
+    builder: BlockBuilder, operands: Operands, problem: Attended, axes: tuple[str, ...], hide: bool
 ) -> Operands:
-    """Clears pads of the memory, and adds a mask that hides them.
+    """Sets pads of the memory to zero, and adds a mask that hides them.
 
-    Positions of pads are left: they are past the last position, which may be what hides them.
+    Positions of pads stay as they are: they lie past the last position, so `causal` may hide them.
     """
     dim = problem.columns
     values = {
         name: builder.mask_pads(v, [dim.name], 0)
         if v.shape.find(dim.name) and not is_integer(v.dtype)
         else v
-        for name, v in given.values.items()
+        for name, v in operands.values.items()
     }
     if hide:
         index = builder.positions(dim, axes)
         end = builder.number(dim.size, INT32)
         values["present"] = builder.one("less", (index, end), Shape([dim]), BOOL, index.layout)
-    return Operands(values, given.params, given.ends)
+    return Operands(values, operands.params, operands.gradient_inputs)
 
 
 def sized(
     builder: BlockBuilder, value: Value, name: str, axes: tuple[str, ...], shape: Shape
 ) -> Value:
-    """Returns shards as they are, as those of a dim of another size, with more pads or fewer."""
+    """Returns a value whose dim has another size and the same shards, with more or fewer pads."""
     if value.shape == shape:
         return value
     starts = [0] * builder.mesh.extent(axes)
@@ -154,23 +162,26 @@ def whole_of(
     left: TensorLayout,
     dtype: np.dtype,
 ) -> tuple[Value, Value]:
-    """Weighs the results of parts of the memory as summands of the whole's.
+    """Weighs the results of parts of the memory, so that their sum is the result of all of it.
 
     Args:
+        mixed: the result of each part.
         part: the log-sum-exp of each part's scores.
-        dtype: of the summands.
+        dtype: of the returned partial sums.
 
     Returns:
-        The summands, and the log-sum-exp of all scores.
+        The partial sums, and the log-sum-exp of all scores.
     """
     shape, wide, each = part.shape, part.dtype, part.layout
-    whole = each.drop(axes)
+    complete = each.drop(axes)
 
     def reduced(value: Value, kind: str) -> Value:
-        return builder.one("all_reduce", (value,), shape, wide, whole, axes=tuple(axes), kind=kind)
+        return builder.one(
+            "all_reduce", (value,), shape, wide, complete, axes=tuple(axes), kind=kind
+        )
 
     def one(name: str, *operands: Value) -> Value:
-        layout = each if any(v.layout == each for v in operands) else whole
+        layout = each if any(v.layout == each for v in operands) else complete
         return builder.one(name, operands, shape, wide, layout)
 
     largest = reduced(part, "max")

@@ -1,6 +1,6 @@
-"""Partition rules of attention: every dim can stay split but the contracted features.
+"""Partition rules of attention: every dim but the contracted features can stay split.
 
-Each way of splitting the dims (`divisions`) is a strategy; here its instructions are written.
+Each way of splitting the dims (`divisions`) is a strategy. This file writes its instructions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshdsl.lowering.partition.attention.operands import (
     sized,
     whole_of,
 )
-from meshdsl.lowering.partition.attention.ring import Kept, Ring, added, merged
+from meshdsl.lowering.partition.attention.ring import Computed, Ring, added, merged
 from meshdsl.lowering.partition.attention.schedule import schedule
 from meshdsl.lowering.partition.attention.zigzag import dealt
 from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
@@ -36,10 +36,10 @@ from meshdsl.tracing.graph import Graph, Operation
 
 
 def unused(cases: Sequence[Case], cheapest: Callable[[Sequence[Work]], int]) -> Iterator[str]:
-    """Yields, in words, the options for attention that change nothing in a program that has it.
+    """Yields messages about options for attention that have no effect on a program's attentions.
 
     Args:
-        cheapest: the number of the strategy that is taken.
+        cheapest: returns the number of the strategy that is chosen.
     """
     problems = [problem_of(c, c.results[0]) for c in cases if c.operation.name == "attention"]
     if not problems:
@@ -53,11 +53,11 @@ def unused(cases: Sequence[Case], cheapest: Callable[[Sequence[Work]], int]) -> 
                 "`length:context; memory_length:context`"
             )
         yield f"context={context} changes nothing: it needs {need}"
-    taken = []
+    chosen = []
     for problem in problems if problems[0].zigzag else ():
         divisions, work = offered(problem)
-        taken.append((problem, divisions[cheapest(work)]))
-    if taken and not any(problem.order(division) for problem, division in taken):
+        chosen.append((problem, divisions[cheapest(work)]))
+    if chosen and not any(problem.order(division) for problem, division in chosen):
         yield (
             "zigzag changes nothing: it needs a causal attention without a window, of a length to "
             "a memory of the same size, that is computed in a ring (context=ring)"
@@ -65,7 +65,7 @@ def unused(cases: Sequence[Case], cheapest: Callable[[Sequence[Work]], int]) -> 
 
 
 def readers(block: Graph) -> dict[Operation, int]:
-    """Returns, for the attentions of a block, how many of them read the same operands."""
+    """Returns for each attention of a block how many attentions read its operands."""
     attentions = [op for op in block.operations if op.name in RULES]
     times = Counter(op.inputs[:3] for op in attentions)
     return {op: times[op.inputs[:3]] for op in attentions}
@@ -79,7 +79,7 @@ def _operands(case: Case, problem: Attended, division: Division) -> list[TensorL
         TensorLayout.of({d: division.splits.get(d, ()) for d in t.shape.names if d in may})
         for t in case.operation.inputs[3:count]
     ]
-    return [*(problem.end(division, which) for which in range(3)), *masks]
+    return [*(problem.layout(division, which) for which in range(3)), *masks]
 
 
 def attention(case: Case) -> Strategies:
@@ -91,39 +91,39 @@ def attention(case: Case) -> Strategies:
 
 def _forward(case: Case, problem: Attended, division: Division) -> Strategy:
     op = case.operation
-    left = problem.end(division, 3)
+    left = problem.layout(division, 3)
     sums = left.complete().restrict(problem.queries.names)
     parts = division.over(problem.memory)
-    whole, narrow = (t.dtype for t in (op.outputs[1], op.outputs[0]))
+    wide, narrow = (t.dtype for t in (op.outputs[1], op.outputs[0]))
     kinds = [at.complete().add_partial(parts, "varying") for at in (left, sums)]
-    dtype = whole if division.ring else narrow
+    dtype = wide if division.ring else narrow
     results = [
         (op.outputs[0].shape, dtype, kinds[0]),
-        (op.outputs[1].shape, whole, kinds[1]),
+        (op.outputs[1].shape, wide, kinds[1]),
     ]
 
     order = problem.order(division)
 
-    def compute(builder: BlockBuilder, given: Operands) -> Kept:
-        return Kept(given.attend(builder, "attention", results))
+    def compute(builder: BlockBuilder, operands: Operands) -> Computed:
+        return Computed(operands.attend(builder, "attention", results))
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         values = dict(zip(("q", "k", "v", *op.params["given"]), inputs, strict=True))
-        given = Operands(values, op.params)
+        operands = Operands(values, op.params)
         if not division.ring:
-            given = for_parts(builder, given, problem, division)
-            mixed, part = compute(builder, given).stay
+            operands = for_parts(builder, operands, problem, division)
+            mixed, part = compute(builder, operands).stay
         elif order is None:
             steps = schedule(problem.sight(division))
-            given = for_ring(builder, given, problem, division, steps)
-            ring = Ring(division.ring, steps, _moving(problem, given), compute, merged)
-            mixed, part = ring.run(builder, given).stay
+            operands = for_ring(builder, operands, problem, division, steps)
+            ring = Ring(division.ring, steps, _moving(problem, operands), compute, merged)
+            mixed, part = ring.run(builder, operands).stay
         else:
-            steps, given = dealt(order.devices), order.dealt(builder, given)
-            moving = _moving(problem, given)
+            steps, operands = dealt(order.devices), order.dealt(builder, operands)
+            moving = _moving(problem, operands)
             ring = Ring(division.ring, steps, moving, order.forward(results), merged)
-            found = zip(ring.run(builder, given).stay, op.outputs, strict=True)
-            mixed, part = (order.back(builder, value, t.shape) for value, t in found)
+            ordered = zip(ring.run(builder, operands).stay, op.outputs, strict=True)
+            mixed, part = (order.back(builder, value, t.shape) for value, t in ordered)
         if parts:
             return whole_of(builder, mixed, part, parts, left, narrow)
         return cast(builder, mixed, narrow), part
@@ -133,11 +133,11 @@ def _forward(case: Case, problem: Attended, division: Division) -> Strategy:
 
 
 def attention_gradient(case: Case) -> Strategies:
-    """Local likewise; what lacks a split dim gets summands of its gradient.
+    """Local likewise; operands that lack a split dim get a partial sum as gradient.
 
-    Split value features leave summands of everything but the gradient of the values. Queries in
-    pads would be summed with the others and are therefore made to count for nothing. Parts of the
-    memory know the log-sum-exp of all scores, and so need nothing of each other.
+    If value features are split, all gradients but that of the values are partial sums. Queries in
+    pads are set to zero, since they would be summed with the others. Devices with parts of the
+    memory have the log-sum-exp of all scores, so they need not communicate.
     """
     problem = problem_of(case, case.operands[-1])
     divisions, work = offered(problem)
@@ -146,16 +146,16 @@ def attention_gradient(case: Case) -> Strategies:
 
 def _backward(case: Case, problem: Attended, division: Division) -> Strategy:
     op = case.operation
-    operands = _operands(case, problem, division)
-    out = problem.end(division, 3).complete()
+    layouts = _operands(case, problem, division)
+    out = problem.layout(division, 3).complete()
     sums = out.restrict(problem.queries.names)
-    count = len(operands)
+    count = len(layouts)
     names = ("q", "k", "v", *op.params["given"])
     targets = [0, 1, 2]
     if op.params["bias_gradient"]:
         targets.append(names.index("bias"))
     results = tuple(
-        operands[i].add_partial(summed(problem, division, op.inputs[i].shape, i == 2))
+        layouts[i].add_partial(summed(problem, division, op.inputs[i].shape, i == 2))
         for i in targets
     )
     lacking = [
@@ -172,21 +172,21 @@ def _backward(case: Case, problem: Attended, division: Division) -> Strategy:
             for i, v in enumerate(inputs)
         ]
         values = dict(zip(names, clean, strict=False))
-        given = Operands(values, op.params, clean[count:])
+        operands = Operands(values, op.params, clean[count:])
         if not division.ring:
             part = bool(division.over(problem.memory))
-            given = for_parts(builder, given, problem, division)
-            given = given if not part else given.of_a_part()
-            return given.attend(builder, "attention_gradient", left)
-        return _around(builder, given, problem, division, [names[i] for i in targets], left)
+            operands = for_parts(builder, operands, problem, division)
+            operands = operands if not part else operands.of_a_part()
+            return operands.attend(builder, "attention_gradient", left)
+        return _around(builder, operands, problem, division, [names[i] for i in targets], left)
 
     used = frozenset(axis for axes in division.splits.values() for axis in axes)
-    return Strategy((*operands, out, sums, out), results, emit, fixed=used)
+    return Strategy((*layouts, out, sums, out), results, emit, fixed=used)
 
 
 def _around(
     builder: BlockBuilder,
-    given: Operands,
+    operands: Operands,
     problem: Attended,
     division: Division,
     targets: Sequence[str],
@@ -194,40 +194,42 @@ def _around(
 ) -> list[Value]:
     """Writes the ring of a gradient, and returns the gradients by `targets`."""
     order = problem.order(division)
-    given = given.of_a_part()
+    operands = operands.of_a_part()
     if order is None:
         steps = schedule(problem.sight(division))
-        given = for_ring(builder, given, problem, division, steps)
+        operands = for_ring(builder, operands, problem, division, steps)
     else:
-        steps, given = dealt(order.devices), order.dealt(builder, given)
-    moving = _moving(problem, given)
+        steps, operands = dealt(order.devices), order.dealt(builder, operands)
+    moving = _moving(problem, operands)
     travel = [i for i, name in enumerate(targets) if name in moving]
     stay = [i for i, name in enumerate(targets) if name not in moving]
-    wide = given.ends[1].dtype  # of the log-sum-exp
-    results = [(given.values[n].shape, wide, at) for n, (*_, at) in zip(targets, left, strict=True)]
+    wide = operands.gradient_inputs[1].dtype  # of the log-sum-exp
+    results = [
+        (operands.values[n].shape, wide, at) for n, (*_, at) in zip(targets, left, strict=True)
+    ]
 
-    def compute(builder: BlockBuilder, given: Operands) -> Kept:
-        found = given.attend(builder, "attention_gradient", results)
-        return Kept([found[i] for i in stay], [found[i] for i in travel])
+    def compute(builder: BlockBuilder, operands: Operands) -> Computed:
+        gradients = operands.attend(builder, "attention_gradient", results)
+        return Computed([gradients[i] for i in stay], [gradients[i] for i in travel])
 
-    whole = [(shape, wide, at) for shape, _, at in left]
-    step = compute if order is None else order.backward(whole, stay, travel)
-    sent = tuple(given.values[targets[i]].dtype for i in travel)
-    kept = Ring(division.ring, steps, moving, step, added, sent).run(builder, given)
-    found = dict(zip((*stay, *travel), (*kept.stay, *kept.travel), strict=True))
-    axes, ends = division.splits[problem.memory], []
+    whole_shards = [(shape, wide, at) for shape, _, at in left]
+    step = compute if order is None else order.backward(whole_shards, stay, travel)
+    sent = tuple(operands.values[targets[i]].dtype for i in travel)
+    computed = Ring(division.ring, steps, moving, step, added, sent).run(builder, operands)
+    gradients = dict(zip((*stay, *travel), (*computed.stay, *computed.travel), strict=True))
+    axes, results_in_order = division.splits[problem.memory], []
     for i, (shape, dtype, _) in enumerate(left):
-        value = cast(builder, found[i], dtype)
+        value = cast(builder, gradients[i], dtype)
         if order is not None:
-            ends.append(order.back(builder, value, shape))
+            results_in_order.append(order.back(builder, value, shape))
         else:
-            ends.append(sized(builder, value, problem.memory, axes, shape))
-    return ends
+            results_in_order.append(sized(builder, value, problem.memory, axes, shape))
+    return results_in_order
 
 
-def _moving(problem: Attended, given: Operands) -> tuple[str, ...]:
-    """Returns the names of what has the memory, and so travels with it."""
-    return tuple(name for name, v in given.values.items() if v.shape.find(problem.memory))
+def _moving(problem: Attended, operands: Operands) -> tuple[str, ...]:
+    """Returns the names of the operands that have the memory, and so travel."""
+    return tuple(name for name, v in operands.values.items() if v.shape.find(problem.memory))
 
 
 RULES = {"attention": attention, "attention_gradient": attention_gradient}

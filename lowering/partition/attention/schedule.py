@@ -1,10 +1,10 @@
 """Schedules of ring attention: which block of the memory a device attends to at which step.
 
-The queries of a device stay; blocks of the memory travel past them, a device further in every step.
-At the step of shift j device i has the block of device i - j. What is known of positions before the
-program runs decides here which blocks are hidden from whom: hidden blocks are not computed, and
-what no device needs is not sent. Blocks that all who see them see in full need no mask, and those
-that lie equally far back everywhere need no positions, so that fused kernels fit them.
+The queries of a device stay. Blocks of the memory move past them, one device further in every step:
+at the step of shift j, device i has the block of device i - j. The positions that are known before
+the program runs decide which blocks are hidden from which devices. Hidden blocks are not computed
+on, and blocks that no device needs are not sent. A block that every active device sees in full
+needs no mask. A block at the same distance on all devices needs no positions, so fused kernels fit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 
 from meshdsl.lowering.communication.exchange import Interval
 
-# What is masked in a block: nothing, what `causal` and the window hide at a distance that is known,
-# or what they hide by positions that come along. `none`: nobody sees any of it.
+# What is masked in a block: nothing (`all`); what `causal` and the window hide at a known distance
+# (`shifted`), or by positions given as operands (`positions`). `none`: no device sees any of it.
 Way = Literal["all", "shifted", "positions", "none"]
 
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
     Attributes:
         offset: of the first query's position from the block's first, where the way is `shifted`.
-        active: which devices see something; None: all of them, or as the positions tell.
+        active: which devices see something; None: all of them, or as the positions decide.
     """
 
     shift: int
@@ -39,18 +39,18 @@ class Step(NamedTuple):
 
     @property
     def alike(self) -> tuple[Way, int, bool]:
-        """What steps of one loop have in common."""
+        """The key that all steps of one loop share."""
         return self.way, self.offset, self.active is None
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What is known of who sees what.
+    """What is known of the positions that each device attends to.
 
     Attributes:
         columns: the positions of each device's block of the memory, without pads.
-        block: how many there are with pads.
-        rows: the positions of each device's queries, without pads; None: known as they run only.
+        block: the number of positions of a block, with pads.
+        rows: the positions of each device's queries, without pads; None: known only at run time.
     """
 
     causal: bool
@@ -71,9 +71,9 @@ class Schedule:
 
     Attributes:
         own: the step at which every device has its own block.
-        ahead: those of blocks that move forwards: shifts 1, 2, ...
-        behind: those of blocks that move backwards: shifts -1, -2, ...
-        pads: whether pads of the memory would be seen.
+        ahead: the steps of blocks that move forwards: shifts 1, 2, ...
+        behind: the steps of blocks that move backwards: shifts -1, -2, ...
+        pads: whether some device would see pads of the memory.
         circular: whether every device needs every block.
     """
 
@@ -85,7 +85,7 @@ class Schedule:
 
     @property
     def hops(self) -> int:
-        """How often a device sends its block, or that of another."""
+        """How many times a device sends a block, its own or another's."""
         return len(self.ahead) + len(self.behind)
 
     @property
@@ -98,7 +98,7 @@ class Schedule:
         return any(step.way == "positions" for step in self.steps)
 
     def wraps(self, steps: Sequence[Step]) -> bool:
-        """Whether something travels from the last device to the first, or back, to be seen."""
+        """Whether a block that a device needs moves from the last device to the first, or back."""
         return self.circular or any(
             on and not 0 <= device - step.shift < len(step.active or ())
             for step in steps
@@ -109,10 +109,10 @@ class Schedule:
 
 @lru_cache(maxsize=1 << 10)
 def schedule(sight: Sight) -> Schedule:
-    """Returns the steps that send the fewest blocks, forwards where that is as good."""
+    """Returns the steps that send the fewest blocks; forwards if both directions send as many."""
     devices = len(sight.columns)
-    found = [_step(sight, shift) for shift in range(devices)]
-    steps = [step for step, _ in found]
+    seen = [_step(sight, shift) for shift in range(devices)]
+    steps = [step for step, _ in seen]
     needed = [shift for shift in range(1, devices) if steps[shift].way != "none"]
     gaps = pairwise([0, *needed, devices])
     last, first = max(gaps, key=lambda gap: (gap[1] - gap[0], gap[1]))
@@ -121,12 +121,12 @@ def schedule(sight: Sight) -> Schedule:
     if own.way == "none":
         own = Step(0, "all", active=(False,) * devices)
     used = [0, *range(1, last + 1), *range(first, devices)]
-    pads = any(found[shift][1] for shift in used)
+    pads = any(seen[shift][1] for shift in used)
     return Schedule(own, tuple(steps[1 : last + 1]), tuple(reversed(behind)), pads)
 
 
 def _step(sight: Sight, shift: int) -> tuple[Step, bool]:
-    """Returns the step of a shift, and whether somebody would see pads in it."""
+    """Returns the step of a shift, and whether some device would see pads in it."""
     start, stop = (np.roll(bound, shift) for bound in _bounds(sight.columns))
     padded = stop - start < sight.block
     if sight.rows is None:
