@@ -2,37 +2,37 @@
 
 The model is that of a compiler that runs the instructions in the order written:
 
-* The program's inputs are held throughout. An output takes the place of a donated input of the same
-  dims, dtype and layout, unless that is read once more later.
-* Every other value has a buffer from its instruction to its last use; the program's outputs keep
-  theirs to the end. Renaming, reshaping and barriers make views and need none. What is computed
-  before a barrier has a buffer there: no compiler computes it in passing behind the barrier.
-* An elementwise result, or a window of a shard, needs no buffer where all its readers compute it in
-  passing: elementwise instructions, reductions and products, each of which computes it again. What
-  is computed in passing keeps its operands alive until it is read. Views are looked through: a
-  slice of a stack of float32 weights that is cast for a product is held as its cast alone. An
-  elementwise result may take the place of an operand used for the last time.
-* What a collective makes has a buffer beside its operand. Where it takes the place of a donated
-  input, it is written there from that buffer, one tensor after the other. Of a joined
-  reduce_scatter each tensor leaves as soon as it is there: compilers take these apart.
-* Attention holds a block of scores (`lowering.attention_sizes`); backwards, also their gradient, in
-  the dtype of the queries. Scores that are one block are computed once by an attention that is
-  computed again and its gradient, and held between these.
-* A scan holds its results while it runs, the carry in place of its start where that is not used
-  again, and on top of them the peak of its body. The body reads one slice of each stacked input at
-  a time and writes one slice of each stacked result as soon as it is computed. A while loop does
-  the same with its carry, on top of the larger of its condition and its body.
-* A cond holds its results while it runs, which its branches write, and on top of them what the
-  branch that needs more needs.
+* The program's inputs are live throughout. An output is written over a donated input of the same
+  dims, dtype and layout, unless that input is read later.
+* Every other value has a buffer from its instruction to its last use, and the program's outputs to
+  the end. Renaming, reshaping and barriers make views, which need no buffer. A value computed
+  before a barrier has a buffer there: no compiler fuses it with instructions after the barrier.
+* An elementwise result, or a window of a shard, needs no buffer if all its readers fuse with it:
+  elementwise instructions, reductions and products. Each of these computes it again. A fused value
+  keeps its operands alive until it is read. Views count as what they show: for a slice of a stack
+  of float32 weights that is cast for a product, only the cast has a buffer. An elementwise result
+  may be written over an operand that is used for the last time.
+* The result of a collective has a buffer beside its operand. A result that is written over a
+  donated input is copied there from that buffer, one tensor after the other. Each tensor of a
+  joined reduce_scatter is freed as soon as it is sent: compilers take these apart.
+* Attention needs a block of scores (`lowering.attention_sizes`); its gradient needs another one for
+  their gradient, in the dtype of the queries. Scores that are one block are computed once for a
+  recomputed attention and its gradient, and are live between these.
+* The results of a scan are live while it runs, and so is the peak of its body. The carry is written
+  over its start if that is not used again. The body reads one slice of each stacked input at a time
+  and writes one slice of each stacked result as soon as it is computed. A while loop does the same
+  with its carry, beside the larger of its condition and its body.
+* The results of a cond are live while it runs, since its branches write them, and so is the peak of
+  the branch that needs more.
 
-That is XLA's compiler for TPUs. On CPUs, what is joined stays together, products read their
-operands from memory, and what is costly (exp, tanh, divide, ...) is computed once unless it has a
-single reader; `target` chooses.
+That is XLA's compiler for TPUs. On CPUs, joined collectives stay together, products read their
+operands from memory, and a costly value (exp, tanh, divide, ...) is computed once unless it has a
+single reader. `target` chooses.
 
-What is left out: compilers reorder (XLA:TPU computes gradients of weights late in the backward pass
-of a layer, and holds what they are made of instead), copy into other orders of dims, and prefetch.
-`tests.benchmarks.memory` prints this model beside the TPU compiler's own account of whole training
-steps. CPUs compute bfloat16 in float32, and take about twice.
+The model leaves out that compilers reorder (XLA:TPU computes gradients of weights late in the
+backward pass of a layer, and keeps their operands meanwhile), copy into other orders of dims, and
+prefetch. `tests.benchmarks.memory` prints this model beside the TPU compiler's own figures for
+entire training steps. CPUs compute bfloat16 in float32, and need about twice the memory.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ Target: TypeAlias = Literal["tpu", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One buffer at the peak: the value it is for, the line that made it, and its bytes.
+    """One buffer at the peak: its value, the line that made the value, and its bytes.
 
-    `kind` is "input", or "forward" or "backward" after that line; `path` is that of an input. What
-    the body of a running scan holds is listed like everything else.
+    `kind` is "input", or "forward" or "backward" by that line. `path` is that of an input. Buffers
+    in the body of a running scan are listed too.
     """
 
     value: Value
@@ -78,13 +78,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The moment at which a device holds the most.
+    """The moment at which a device uses the most memory.
 
     Attributes:
-        peak_bytes: what it holds then.
+        peak_bytes: the memory in use then.
         source: the line whose instruction runs then.
-        held: the buffers of that moment, largest first; their bytes add up to `peak_bytes`.
-        curve: what it holds while each instruction runs, those of bodies included.
+        held: the live buffers then, largest first; their bytes add up to `peak_bytes`.
+        curve: the bytes in use while each instruction runs, those of bodies included.
     """
 
     peak_bytes: int
@@ -95,53 +95,53 @@ class Memory:
     @property
     def by_kind(self) -> Mapping[str, int]:
         """Bytes of inputs, of forward values and of backward values."""
-        found = {"input": 0, "forward": 0, "backward": 0}
+        totals = {"input": 0, "forward": 0, "backward": 0}
         for one in self.held:
-            found[one.kind] += one.bytes
-        return found
+            totals[one.kind] += one.bytes
+        return totals
 
 
 def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
-    """Returns what one device holds at the program's peak.
+    """Returns the memory that one device uses at the program's peak.
 
         memory(f.lower(x), target="cpu").peak_bytes
 
     Args:
-        target: whose compiler's fusion is assumed.
+        target: the devices whose compiler's fusion is assumed.
     """
     block = program.block
     paths = dict(zip(block.inputs, program.input_paths, strict=True))
     liveness = _Liveness(block, block.outputs, target)
     liveness.owned = list(block.inputs)
-    liveness.kept = set(block.inputs)
+    liveness.permanent = set(block.inputs)
     liveness.places = _places(program)
     curve: dict[Instruction, int] = {}
     peak = liveness.run(0, curve)
-    held = [
+    buffers = [
         Held(value, source, value.bytes, "input", paths[value])
         if value in paths
         else Held(value, source, value.bytes, "backward" if source.backward else "forward")
         for value, source in peak.held
         if value.bytes
     ]
-    ordered = sorted(held, key=lambda one: -one.bytes)
+    ordered = sorted(buffers, key=lambda one: -one.bytes)
     return Memory(peak.bytes, peak.source, tuple(ordered), curve)
 
 
 def _places(program: SpmdProgram) -> dict[Value, Value]:
-    """Returns the outputs that can take the place of a donated input, with that input."""
+    """Returns the outputs that can be written over a donated input, with that input."""
     free: dict[tuple, collections.deque[Value]] = collections.defaultdict(collections.deque)
     donated = program.donated
-    for value, given in zip(program.block.inputs, donated, strict=False):
-        if given:
+    for value, is_donated in zip(program.block.inputs, donated, strict=False):
+        if is_donated:
             free[value.shape, value.dtype, value.layout].append(value)
-    given_back = set(program.block.inputs)
-    found = {}
+    returned_inputs = set(program.block.inputs)
+    places = {}
     for value in dict.fromkeys(program.block.outputs):
         inputs = free[value.shape, value.dtype, value.layout]
-        if inputs and value not in given_back:
-            found[value] = inputs.popleft()
-    return found
+        if inputs and value not in returned_inputs:
+            places[value] = inputs.popleft()
+    return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +158,22 @@ class _Liveness:
     """The lifetimes of one block's buffers.
 
     Attributes:
-        last: the outputs that are held to the end.
-        target: the compiler that decides what is computed in passing.
-        owned: inputs whose buffers count here (the others count where they were made).
-        kept: inputs that are never free.
+        last: the outputs, which are live to the end.
+        target: the compiler that decides what is fused.
+        joined: for each instruction, the joined collective that it is a part of, or itself.
+        last_reads: for each value, the position of the instruction that reads its buffers last.
+        owned: inputs whose buffers count in this block (others count where they were made).
+        permanent: inputs that are never freed.
         places: outputs that may be written over an input.
         elsewhere: buffers that count outside of this block.
     """
 
     def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
         self.target = target
-        self.whole = _apart(block, target)
-        self.block = block = replace(block, instructions=tuple(self.whole))
+        self.joined = _apart(block, target)
+        self.block = block = replace(block, instructions=tuple(self.joined))
         self.owned: list[Value] = []
-        self.kept: set[Value] = set()
+        self.permanent: set[Value] = set()
         self.places: dict[Value, Value] = {}
         self.elsewhere: set[Value] = set()
         self.maker = {v: i for i in block.instructions for v in i.outputs}
@@ -191,10 +193,10 @@ class _Liveness:
             if _fusible(instruction) and self._in_passing(instruction.outputs[0]):
                 self.fused.update(instruction.outputs)
         self.scores = self._scores()
-        self.ends = self._ends()
+        self.last_reads = self._last_reads()
 
     def _in_passing(self, value: Value) -> bool:
-        """Whether the readers of a value can compute it as they go, so that it has no buffer."""
+        """Whether all readers of a value fuse with it, so that it has no buffer."""
         known = self.passing.get(value)
         if known is None:
             known = self.passing[value] = self._computed_by_readers(value)
@@ -211,7 +213,7 @@ class _Liveness:
         return all([reader is not None and self._passes(reader, value) for reader in readers])
 
     def _passes(self, reader: Instruction, value: Value) -> bool:
-        """Whether a reader computes what it reads as it goes."""
+        """Whether a reader fuses with the value that it reads."""
         if _fusible(reader):
             return True
         if reader.op == "barrier" and self._is_computed(value):
@@ -224,12 +226,12 @@ class _Liveness:
         return reader.op in _REDUCTIONS
 
     def _is_computed(self, value: Value) -> bool:
-        """Whether this block computes a value, rather than reads or moves what is there."""
+        """Whether this block computes a value, rather than reads or moves it."""
         maker = self.maker.get(value)
         return maker is not None and maker.op not in _VIEWS and maker.op not in _ELSEWHERE
 
     def _through(self, value: Value) -> Sequence[Value] | None:
-        """Returns what is read in place of a value that has no buffer; None: it has one."""
+        """Returns the values that are read in place of one without a buffer; None: it has one."""
         maker = self.maker.get(value)
         if maker is None or not (value in self.fused or maker.op in _VIEWS):
             return None
@@ -240,13 +242,13 @@ class _Liveness:
     def _reads(
         self, values: Sequence[Value], wanted: Callable[[Value], bool] = lambda value: True
     ) -> list[Value]:
-        """Returns the buffers that reading values reads, each once, in order.
+        """Returns the values in memory that must be read for some values, each once, in order.
 
         Args:
-            wanted: whether what is behind a value is looked at; it must hold for all that reads a
-                value for which it holds.
+            wanted: whether to follow a value. If it is true of a value, it must be true of all
+                values that read it.
         """
-        found, seen = [], set()
+        buffers, seen = [], set()
         front = list(reversed(values))
         while front:
             value = front.pop()
@@ -255,68 +257,68 @@ class _Liveness:
             seen.add(value)
             inputs = self._through(value)
             if inputs is None:
-                found.append(value)
+                buffers.append(value)
             else:
                 front.extend(reversed(inputs))
-        return found
+        return buffers
 
-    def _ends(self) -> dict[Value, int]:
+    def _last_reads(self) -> dict[Value, int]:
         """Returns, for every value, the position of the instruction that reads its buffers last.
 
-        What has no buffer is read where its readers are, so the positions go from readers to what
-        they read. Buffers that are never read have none.
+        A value without a buffer is read by its readers, so it passes their positions on to its
+        operands. Values that are never read are not listed.
         """
         end = len(self.block.instructions)
-        ends: dict[Value, int] = dict.fromkeys(self.last, end)
+        positions: dict[Value, int] = dict.fromkeys(self.last, end)
         for position, instruction in zip(
             range(end - 1, -1, -1), reversed(self.block.instructions), strict=True
         ):
-            # What there is already is from later positions.
+            # Entries so far are from later positions.
             if instruction in self.scores:
-                ends.setdefault(self.scores[instruction], position)
+                positions.setdefault(self.scores[instruction], position)
             if not self._passing(instruction):
                 for value in instruction.inputs:
-                    ends.setdefault(value, position)
+                    positions.setdefault(value, position)
                 continue
             for output in instruction.outputs:
-                if output in ends:
+                if output in positions:
                     for value in self._through(output) or ():
-                        ends[value] = max(ends.get(value, -1), ends[output])
-        return ends
+                        positions[value] = max(positions.get(value, -1), positions[output])
+        return positions
 
     def _passing(self, instruction: Instruction) -> bool:
-        """Whether an instruction does nothing at its own place in the program."""
+        """Whether an instruction is a view or fused with its readers."""
         return instruction.op in _VIEWS or instruction.outputs[0] in self.fused
 
     def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
-        """Returns the buffers that reading values at a position reads for the last time."""
-        if position not in [self.ends[value] for value in values]:
+        """Returns the buffers that are read for the last time by reading values at a position."""
+        if position not in [self.last_reads[value] for value in values]:
             return []
-        return self._reads(values, lambda value: self.ends[value] == position)
+        return self._reads(values, lambda value: self.last_reads[value] == position)
 
     def _scores(self) -> dict[Instruction, Value]:
-        """Returns the scores of attentions and gradients of the same operands that share them."""
+        """Returns the scores that an attention and a gradient of the same operands share."""
         first: dict[tuple[Value, ...], Instruction] = {}
-        found: dict[Instruction, Value] = {}
+        scores: dict[Instruction, Value] = {}
         for instruction in self.block.instructions:
             if instruction.op == "attention":
                 first[instruction.inputs] = instruction
             if instruction.op == "attention_gradient":
                 same = first.get(instruction.inputs[:-3])
                 if same is not None and AttentionSizes.of(same).at_once:
-                    found[same] = found[instruction] = found.get(same) or _scores_of(same)
-        return found
+                    scores[same] = scores[instruction] = scores.get(same) or _scores_of(same)
+        return scores
 
     def _in_place(self, value: Value, position: int) -> bool:
         """Whether an output is written over an input that is not read any more."""
         place = self.places.get(value)
-        return place is not None and self.ends.get(place, -1) <= position
+        return place is not None and self.last_reads.get(place, -1) <= position
 
     def _beside(self, instruction: Instruction) -> _Peak:
-        """Returns what an instruction holds besides operands and results.
+        """Returns the buffers of an instruction besides operands and results.
 
-        Those are an attention's blocks of scores, and what a collective leaves before it is written
-        to the place of an input.
+        They are an attention's blocks of scores, and results of a collective before they are
+        written over an input.
         """
         values: list[Value] = []
         if not (instruction.is_collective or instruction.op in _ATTENTION):
@@ -329,11 +331,11 @@ class _Liveness:
                 values.append(replace(scores, dtype=instruction.inputs[0].dtype))
         else:
             values = [value for value in instruction.outputs if value in self.places]
-        held = tuple((value, instruction.source) for value in values)
-        return _Peak(sum(value.bytes for value in values), instruction.source, held)
+        extra = tuple((value, instruction.source) for value in values)
+        return _Peak(sum(value.bytes for value in values), instruction.source, extra)
 
     def _starts(self, loop: Instruction, dying: Sequence[Value], position: int) -> set[Value]:
-        """Returns the buffers of the starts of a loop's carries that the carries take."""
+        """Returns the buffers of a loop's initial carries that its carries are written over."""
         free = set(dying)
         if loop.op == "cond":
             return set()
@@ -347,10 +349,10 @@ class _Liveness:
         }
 
     def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
-        """Goes through the block once, on top of `base` bytes; adds to the curve."""
-        held = _History(dict.fromkeys(self.owned, UNKNOWN))
-        total = sum(v.bytes for v in held)
-        peak, at_peak = _Peak(total, UNKNOWN, ()), held.moment
+        """Visits all instructions of the block, on top of `base` bytes; adds to the curve."""
+        live = _History(dict.fromkeys(self.owned, UNKNOWN))
+        total = sum(v.bytes for v in live)
+        peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
         for position, instruction in enumerate(self.block.instructions):
             if self._passing(instruction):
                 continue
@@ -358,10 +360,10 @@ class _Liveness:
             if (
                 self.scores
                 and instruction in self.scores
-                and self.ends[self.scores[instruction]] == position
+                and self.last_reads[self.scores[instruction]] == position
             ):
                 read.append(self.scores[instruction])
-            dying = [v for v in read if v in held and v not in self.kept] if read else []
+            dying = [v for v in read if v in live and v not in self.permanent] if read else []
             made = _made(instruction)
             for value in instruction.outputs:
                 if value in self.elsewhere or self._in_place(value, position):
@@ -374,9 +376,9 @@ class _Liveness:
             elif made:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
-                held.drop(value)
+                live.drop(value)
                 total -= value.bytes
-            held.add(made)
+            live.add(made)
             for value in made:
                 total += value.bytes
             inner = self._beside(instruction)
@@ -384,23 +386,22 @@ class _Liveness:
                 inside = _inside(instruction, self.target)
                 peaks = [one.run(base + total, curve) for one in inside]
                 inner = max(peaks, key=lambda p: p.bytes)
-            whole = self.whole[instruction]
-            curve[whole] = max(curve.get(whole, 0), base + total + inner.bytes)
+            joined = self.joined[instruction]
+            curve[joined] = max(curve.get(joined, 0), base + total + inner.bytes)
             if total + inner.bytes > peak.bytes:
                 peak = _Peak(total + inner.bytes, instruction.source, inner.held)
-                at_peak = held.moment
+                at_peak = live.moment
             for value in (*dying, *made):
-                if value in held and self.ends.get(value, -1) <= position:
-                    held.drop(value)
+                if value in live and self.last_reads.get(value, -1) <= position:
+                    live.drop(value)
                     total -= value.bytes
-        return replace(peak, held=(*held.at(at_peak), *peak.held))
+        return replace(peak, held=(*live.at(at_peak), *peak.held))
 
 
 class _History:
-    """What is held, and what was held at any moment before.
+    """The live values, now and at any moment before."""
 
-    A peak may be passed at every instruction, so that a copy at each would take quadratic time.
-    """
+    # Every instruction may be a new peak, so copies of the live values would take quadratic time.
 
     def __init__(self, start: Mapping[Value, Source]) -> None:
         self._now = set(start)
@@ -425,20 +426,21 @@ class _History:
         self._changes.append((value, None))
 
     def at(self, moment: int) -> Iterable[tuple[Value, Source]]:
-        """Returns what was held at a moment, with the lines that made it, in order."""
-        held: dict[Value, Source] = {}
+        """Returns the live values at a moment, with the lines that made them, in order."""
+        live: dict[Value, Source] = {}
         for value, source in self._changes[:moment]:
             if source is None:
-                del held[value]
+                del live[value]
             else:
-                held[value] = source
-        return held.items()
+                live[value] = source
+        return live.items()
 
 
 def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
-    """Returns a block's instructions in order, joined ones tensor by tensor, with what joins them.
+    """Returns a block's instructions, in order, with the instructions that they are part of.
 
-    On TPU, where each of these runs by itself, what is scattered leaves as soon as it is there.
+    A joined collective is taken apart, tensor by tensor. On TPU the parts of a reduce_scatter run
+    by themselves, each as soon as its operand is computed.
     """
     if all(len(one.parts) == 1 for one in block.instructions if one.is_collective):
         return dict(zip(block.instructions, block.instructions, strict=True))
@@ -460,7 +462,7 @@ def _fusible(instruction: Instruction) -> bool:
 
 
 def _costly(instruction: Instruction) -> bool:
-    """Whether a result is not computed again for every reader."""
+    """Whether a result is computed once, rather than again for every reader."""
     return instruction.op in _COSTLY
 
 
@@ -475,7 +477,7 @@ def _made(instruction: Instruction) -> dict[Value, Source]:
 
 
 def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
-    """Returns the dying operand whose buffer a result takes, if there is one."""
+    """Returns the dying operand that a result is written over, if there is one."""
     if instruction.op in _IN_PLACE:
         return {value for value in instruction.inputs[:1] if value in dying}
     if not _fusible(instruction) or instruction.op in _ELSEWHERE:
@@ -491,9 +493,10 @@ def _scores_of(attention: Instruction) -> Value:
 
 
 def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
-    """Yields the blocks that an instruction runs, on top of its own inputs and results.
+    """Yields the liveness of the blocks that an instruction runs, without its inputs and results.
 
-    A loop keeps its carry's next value beside the present one; a branch writes the cond's results.
+    The next value of a loop's carry is live beside the present one. A branch writes the cond's
+    results.
     """
     if instruction.op == "cond":
         for branch in instruction.bodies:

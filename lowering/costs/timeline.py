@@ -1,13 +1,12 @@
-"""Timeline: the step of one device as intervals of its own work and of collectives, and its time.
+"""Timeline: the step of one device as intervals of local work and of collectives, and its time.
 
 Intervals follow each other in the order of the program. Consecutive instructions of one source line
-are one interval; a loop is one interval with those of its body inside, told once with their count.
-The time of own work is that of `lowering.costs.roofline`, of a collective that of its wire bytes
-on the hardware's links (`layouts.hardware`).
+are one interval. A loop is one interval; the intervals of its body are listed inside, once, with a
+count. `lowering.costs.roofline` gives the time of local work; the wire bytes of a collective and
+the hardware's links (`layouts.hardware`) give that of a collective.
 
-So the total counts nothing as overlapped. `overlapped_seconds` is the other end: all that is sent
-travels beside the work, and every network at the same time. A real step is slower than the second,
-and compilers bring it below the first.
+So the total assumes no overlap. `overlapped_seconds` assumes full overlap: of local work and all
+networks. A real step takes longer than the second, and with a good compiler less than the first.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ LOCAL = ("compute", "memory")
 
 @dataclass(frozen=True)
 class Interval:
-    """Something that a device does for a while; the figures are those of one execution.
+    """A piece of work of a device; the figures are those of one execution.
 
     Attributes:
         kind: `local` work, a collective, or `scan`, `while`, `cond`.
-        name: the last tensor it makes, or what is sent; of a scan, its dim.
+        name: the last tensor it makes, or the tensors it sends; for a scan, its dim.
         phase: forward, backward or update.
-        count: how often its block runs it: of a loop, how often it runs what is inside.
-        times: what takes how long: `compute`, `memory` (bandwidth), or mesh axes, as `over model`.
+        count: for a loop, how often it runs the intervals inside; else 1.
+        times: seconds by limit: `compute`, `memory` (bandwidth), or mesh axes, as `over model`.
         axes: those of a collective.
         flops, bytes: operations of products, and bytes moved to and from memory.
-        wire_bytes: what the device sends.
-        held_bytes: the most that the device holds meanwhile; None where that is not known.
+        wire_bytes: bytes that the device sends.
+        held_bytes: the most memory that the device uses meanwhile; None if it is not known.
         inside: the intervals of a loop's body, or of the branch of a cond that takes longer.
     """
 
@@ -62,12 +61,12 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """The time of one execution; of a loop, of all its iterations."""
+        """The time of one execution; for a loop, of all its iterations."""
         return sum(self.times.values())
 
     @property
     def limit(self) -> str:
-        """What takes most of its time."""
+        """The limit that takes most of its time."""
         return max(self.times, key=lambda what: self.times[what], default="memory")
 
 
@@ -85,11 +84,11 @@ class Timeline:
 
     @cached_property
     def times(self) -> Mapping[str, float]:
-        """Seconds by what takes them, most first."""
-        found: collections.Counter[str] = collections.Counter()
+        """Seconds by limit, most first."""
+        totals: collections.Counter[str] = collections.Counter()
         for interval in self.intervals:
-            found.update(interval.times)
-        return dict(found.most_common())
+            totals.update(interval.times)
+        return dict(totals.most_common())
 
     @property
     def seconds(self) -> float:
@@ -98,17 +97,17 @@ class Timeline:
 
     @property
     def overlapped_seconds(self) -> float:
-        """The time of the step, if everything that is sent travels beside the work."""
+        """The time of the step, if all collectives overlap with local work."""
         local = sum(self.times.get(what, 0.0) for what in LOCAL)
         return max([local, *(t for what, t in self.times.items() if what not in LOCAL)])
 
     @property
     def limit(self) -> str:
-        """What takes most of the step: `compute`, `memory`, or `over` mesh axes; else empty."""
+        """The limit that takes most of the step: `compute`, `memory`, `over` axes; else empty."""
         return next(iter(self.times), "")
 
     def used(self, flops: float) -> float:
-        """Returns which part of the half-precision peak some flops per step are."""
+        """Returns the share of the half-precision peak that some flops per step are."""
         peak = self.hardware.peak(BFLOAT16)
         return flops / (self.seconds * peak) if self.seconds else 0.0
 
@@ -130,20 +129,20 @@ def timeline(
     """Returns the step of a program on some hardware.
 
     Args:
-        names: what its values are called.
+        names: the names of its values.
         phases: the phase of every instruction of the outermost block.
     """
     writer = _Writer(program, hardware, names)
-    found = [
+    intervals = [
         interval
         for phase, run in itertools.groupby(program.block.instructions, phases.__getitem__)
         for interval in writer.intervals(run, program.block, phase)
     ]
-    return Timeline(hardware, hardware.slow_axes(program.mesh), tuple(found))
+    return Timeline(hardware, hardware.slow_axes(program.mesh), tuple(intervals))
 
 
 def over(axes: Iterable[str], mesh: Mesh) -> str:
-    """Returns what takes the time of a collective: `over data+model`, in the order of the mesh."""
+    """Returns the limit of a collective: `over data+model`, in the order of the mesh."""
     return f"over {'+'.join(sorted(axes, key=mesh.names.index))}"
 
 
@@ -160,7 +159,7 @@ class _Writer:
     def intervals(
         self, instructions: Iterable[Instruction], block: Block, phase: str
     ) -> Iterator[Interval]:
-        """Yields the intervals of a row of instructions."""
+        """Yields the intervals of consecutive instructions."""
 
         def key(one: Instruction) -> tuple[object, ...]:
             return (one,) if one.is_collective or one.bodies else (one.source,)
@@ -193,7 +192,7 @@ class _Writer:
             times=dict(times),
             flops=sum(self.work[one].flops for one in run),
             bytes=sum(self.work[one].bytes for one in run),
-            held_bytes=self._held(run),
+            held_bytes=self._held_bytes(run),
         )
 
     def _collective(self, one: Instruction, phase: str) -> Interval:
@@ -208,7 +207,7 @@ class _Writer:
             times={over(axes, self.mesh): seconds},
             axes=axes,
             wire_bytes=sent,
-            held_bytes=self._held([one]),
+            held_bytes=self._held_bytes([one]),
         )
 
     def _loop(self, one: Instruction, phase: str) -> Interval:
@@ -231,11 +230,11 @@ class _Writer:
             flops=sum(i.flops for i in inside) * one.runs,
             bytes=sum(i.bytes for i in inside) * one.runs,
             wire_bytes=sum(i.wire_bytes for i in inside) * one.runs,
-            held_bytes=self._held([one]),
+            held_bytes=self._held_bytes([one]),
             inside=inside,
         )
 
-    def _held(self, run: Iterable[Instruction]) -> int | None:
+    def _held_bytes(self, run: Iterable[Instruction]) -> int | None:
         return max((self.curve[one] for one in run if one in self.curve), default=None)
 
 

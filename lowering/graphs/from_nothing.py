@@ -1,7 +1,7 @@
-"""Tensors made of nothing: constants, index ramps, and what is elementwise of them.
+"""Constants: tensors that depend on no input: literals, index ramps, elementwise results of these.
 
-They cost no data, so they are never moved, kept for a backward pass or hidden behind a barrier:
-whoever reads one has it made, in the layout it wants.
+They are never moved, kept for a backward pass or put behind a barrier: each reader computes them
+again, in the layout that it needs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _LOCAL = (Form.ELEMENTWISE, Form.RENAMED, Form.ARRANGED)
 
 
 def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
-    """Whether an operation's result is made of nothing, given which tensors are."""
+    """Whether an operation's result is a constant, if `known` are the constants so far."""
     form = op.primitive.form
     return form is Form.GENERATED or (form in _LOCAL and all(t in known for t in op.inputs))
 
 
 def constants(graph: Graph) -> set[Tensor]:
-    """Returns the tensors of a graph and its bodies that are made of nothing.
+    """Returns the constants of a graph and its bodies.
 
-    `constants(graph)`; what a body captures counts as data inside.
+    `constants(graph)`; tensors that a body captures count as data inside.
     """
-    found: set[Tensor] = set()
+    constant: set[Tensor] = set()
     for op in graph.operations:
         if op.bodies:
-            found.update(*map(constants, op.bodies))
-        elif from_nothing(op, found):
-            found.update(op.outputs)
-    return found
+            constant.update(*map(constants, op.bodies))
+        elif from_nothing(op, constant):
+            constant.update(op.outputs)
+    return constant

@@ -1,13 +1,13 @@
-"""Group sums: sums over groups of a split dim, made where the elements are.
+"""Group sums: sums over groups of a split dim, computed without moving the elements.
 
-`sum(split(x, channels -> group, member), member)` needs whole groups. Where a layout splits the
-channels and a group lies on several devices, a split would gather all channels first. Here each
-device adds up what it has of every group, and the devices reduce one number per group:
+`sum(split(x, channels -> group, member), member)` needs complete groups. If a layout splits the
+channels and a group lies on several devices, a split would gather all channels first. Instead, each
+device adds up its elements of every group, and the devices reduce one number per group:
 
     sum(where(group of each channel == group, x, 0), channels)
 
-That is done where it sends less, and where a device has at most `_MOST` times as much to add up as
-if it had gathered x.
+This is done if it sends less, and if a device adds at most `_MOST` times as many elements as after
+gathering x.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST = 2
 
 
 def sum_groups(placed: Placed) -> Graph:
-    """Returns the graph with group sums made where the elements are; itself where there are none.
+    """Returns the graph with group sums that move no elements; the graph itself without such sums.
 
     `sum_groups(place(graph, layout, Chooser(mesh)))`.
     """
@@ -87,7 +87,7 @@ def _kept(op: Operation, split: Operation) -> list[Dimension]:
 
 
 def _inlined(op: Operation, split: Operation) -> list[Operation]:
-    """Returns the operations that make a group sum from what was split."""
+    """Returns the operations that compute a group sum from the tensor that was split."""
     (x,), (out,) = split.inputs, op.outputs
     whole = x.shape.get(split.params["whole"])
     kept = Shape(_kept(op, split))

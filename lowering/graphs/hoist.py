@@ -1,8 +1,8 @@
 """Hoisting: weights that are gathered once are cast before that, once, outside of all loops.
 
-A loop over layers casts the slice of a weight that it uses. If the gathered weights are to be kept,
-the whole stack is gathered before the loop; cast there first, it is gathered in half precision, and
-one copy serves every loop that casts it alike, that of the backward pass included.
+A loop over layers casts the slice of a weight that it uses. If gathered weights are kept, the stack
+of all slices is gathered before the loop. If it is cast before that, it is gathered in half
+precision, and one copy serves all loops with the same cast, in the backward pass too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from meshdsl.tracing.graph import Graph, Operation, TracedTensor
 
 
 def hoist_casts(graph: Graph, weights: Collection[Tensor]) -> Graph:
-    """Returns an equal graph in which casts of weights to smaller dtypes stand outside of loops.
+    """Returns an equal graph in which casts of weights to smaller dtypes are outside of loops.
 
-    What they leave unused is still there: see `simplify`.
+    It may have unused operations; `simplify` removes them.
 
     Args:
         weights: inputs of the graph.
@@ -48,11 +48,11 @@ def _out_of(loop: Operation, weights: set[Tensor]) -> list[Operation]:
         del outside[carry]
     body = _hoisted(body, {inner for inner, outer in outside.items() if outer in weights})
     outside = {inner: outer for inner, outer in outside.items() if outer in weights}
-    kept: list[Operation] = []
+    remaining: list[Operation] = []
     casts: list[Operation] = []
     made: list[tuple[Tensor, Tensor]] = []
     for op in body.operations:
-        if op.name == "barrier":  # what it keeps apart is computed again, and a weight is not
+        if op.name == "barrier":  # it separates recomputed tensors; weights are not recomputed
             pairs = zip(op.inputs, op.outputs, strict=True)
             outside.update({after: outside[before] for before, after in pairs if before in outside})
         elif op.name == "cast" and op.inputs[0] in outside and _narrows(op):
@@ -61,16 +61,21 @@ def _out_of(loop: Operation, weights: set[Tensor]) -> list[Operation]:
             casts.append(replace(op, inputs=(outer,), outputs=(whole,)))
             made.append((op.outputs[0], whole))
             continue
-        kept.append(op)
-    held = [pair for pair in made if pair[0].shape == pair[1].shape]
+        remaining.append(op)
+    unsliced = [pair for pair in made if pair[0].shape == pair[1].shape]
     sliced = [pair for pair in made if pair[0].shape != pair[1].shape]
-    inputs, given = (
-        (*now[:consts], *(pair[n] for pair in held), *now[consts:], *(pair[n] for pair in sliced))
+    inputs, arguments = (
+        (
+            *now[:consts],
+            *(pair[n] for pair in unsliced),
+            *now[consts:],
+            *(pair[n] for pair in sliced),
+        )
         for n, now in enumerate((body.inputs, loop.inputs))
     )
-    body = replace(body, inputs=inputs, operations=tuple(kept))
-    params = {**loop.params, "body": body, "consts": consts + len(held)}
-    return [*casts, replace(loop, inputs=given, params=params)]
+    body = replace(body, inputs=inputs, operations=tuple(remaining))
+    params = {**loop.params, "body": body, "consts": consts + len(unsliced)}
+    return [*casts, replace(loop, inputs=arguments, params=params)]
 
 
 def _narrows(cast: Operation) -> bool:

@@ -1,12 +1,14 @@
-"""Notes on trees that look like an argument, but that no scoped rule places as it places that.
+"""Notes on trees that look like an argument, but that a scoped rule of the argument misses.
 
-`tensors.mirrors` gives returned trees and states the paths of what they mirror. Where that cannot
-be known (parameters that are not called `params`, bare tensors, two arguments of one structure) a
-tensor may lie elsewhere than the user expects: replicated, say, beside parameters that are split.
-Each such case is one note with the paths and the rule; nothing is changed. A result that has all
-leaves of an argument in another structure (a list of new parameters) is such a case; so is a rule
-whose scope no path has, although a tree of the program has its dim; so is a tree
-with some of the leaves of an argument, such as a mean of a few parameters.
+`tensors.mirrors` gives returned trees and states the paths of the arguments they mirror. It cannot
+know these for parameters that are not called `params`, bare tensors, or two arguments of one
+structure. Then a tensor may have another layout than the user expects: replicated, say, beside
+parameters that are split. Each such case is one note with the paths and the rule; no layout is
+changed. Notes are also written for
+
+- a result that has all leaves of an argument in another structure (a list of new parameters);
+- a rule whose scope no path has, although a tree of the program has its dim;
+- a tree with some of the leaves of an argument, such as a mean of a few parameters.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.tensors.mirrors import PARAMS, End, Leaf, Tree, alike, below, trees
 from meshdsl.tracing.graph import Graph
 
-_GRADIENTS = "gradients"  # what the paths of gradients begin with
+_GRADIENTS = "gradients"  # the first part of the paths of gradients
 
 
 def lookalikes(graph: Graph, layout: Layout) -> list[str]:
-    """Returns one note for each tree, or bare tensor, that follows other rules than its like."""
+    """Returns a note for each tree, or bare tensor, that rules of an equal argument miss."""
     if not any(rule.scope for rule in layout.rules):
         return []
-    inputs = _ends(graph.inputs, graph.input_paths)
-    outputs = _ends(graph.outputs, graph.output_paths)
+    inputs = _leaves(graph.inputs, graph.input_paths)
+    outputs = _leaves(graph.outputs, graph.output_paths)
     known = {path for path, _ in inputs}
     alone = (end for end in _bare(inputs) if "/" not in end.path)
     arguments = [*(tree for tree in trees(inputs) if tree.path), *alone]
     results = [*trees(outputs), *_bare(outputs)]
-    # One argument stands for all that are split alike: a model may have thousands of layers.
+    # One argument represents all that are split alike: a model may have thousands of layers.
     likes: dict[tuple, dict[tuple, Tree]] = defaultdict(dict)
     distinct: dict[tuple, Tree] = {}
     for tree in arguments:
@@ -41,7 +43,7 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
         if any(scoped for scoped, _ in splits):  # else no result misses a rule that it follows
             likes[tree.keys].setdefault((tree.dims, splits), tree)
             distinct.setdefault((tree.dims, splits), tree)
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
     done: set[str] = set()
     for tree in (*arguments, *results):
         paths = [path for path, _ in tree.paths("")]
@@ -52,9 +54,9 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
             rule = other.path != tree.path and _misses(tree, other, layout)
             if rule:
                 done.update(paths)
-                found[_note(paths, other, rule, returned)] = None
+                notes[_note(paths, other, rule, returned)] = None
                 break
-    _note_subsets((*arguments, *results), distinct.values(), layout, known, done, found)
+    _note_subsets((*arguments, *results), distinct.values(), layout, known, done, notes)
     structures = {tree.keys for tree in arguments}
     parts = _Parts(distinct.values())
     for tree in results:
@@ -67,27 +69,27 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                 if missed:
                     done.update(paths)
                     ours = [below(tree.path, key) for key, _ in leaves]
-                    found[_note(ours, other, missed, returned=True, structure=False)] = None
+                    notes[_note(ours, other, missed, returned=True, structure=False)] = None
                     break
-    return [*found, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
+    return [*notes, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
 
 
 def _note_subsets(
-    given: Iterable[Tree],
+    trees_to_check: Iterable[Tree],
     arguments: Iterable[Tree],
     layout: Layout,
     known: Collection[str],
     done: set[str],
-    found: dict[str, None],
+    notes: dict[str, None],
 ) -> None:
-    """Notes trees that have some leaves of an argument, by keys and dims, but not its layout.
+    """Adds notes on trees with some leaves of an argument, by keys and dims, but not its layout.
 
-    Of arguments inside of others only those called `params` count: so each tree is compared with
-    few of them, however many layers a model has.
+    An argument inside of another one counts only if it is called `params`, so that each tree is
+    compared with few arguments, however many layers a model has.
     """
     roots = [tree for tree in arguments if len(tree.parts) == 1 or tree.parts[-1] == PARAMS]
     leaves = [(root, dict(root.leaves)) for root in roots if len(root.leaves) > 1]
-    for tree in given:
+    for tree in trees_to_check:
         paths = [path for path, _ in tree.paths("")]
         if not done.isdisjoint(paths) or tree.keys == ("",):
             continue
@@ -102,7 +104,7 @@ def _note_subsets(
             if rule:
                 done.update(paths)
                 returned = any(path not in known for path in paths)
-                found[_note_of_subset(paths, part, rule, returned)] = None
+                notes[_note_of_subset(paths, part, rule, returned)] = None
                 break
 
 
@@ -123,10 +125,10 @@ def _note_of_subset(paths: Sequence[str], part: Tree, rule: Rule, returned: bool
 
 
 class _Parts:
-    """Arguments, by those of their leaves whose dims the fewest of them have.
+    """Arguments, indexed by the leaf of each whose dims are the rarest.
 
-    An argument of which a tree has all leaves is among those of one of its leaves, so that a tree
-    is compared with few of them.
+    If a tree has all leaves of an argument, one of its leaves leads to the argument. So a tree is
+    compared with few arguments.
     """
 
     def __init__(self, arguments: Iterable[Tree]) -> None:
@@ -137,7 +139,7 @@ class _Parts:
             self._by_dims[min(tree.dims, key=times.__getitem__)].append(number)
 
     def maybe_of(self, tree: Tree) -> Iterator[Tree]:
-        """Yields the arguments of which a tree may have all leaves, in order."""
+        """Yields the arguments all of whose leaves a tree may have, in order."""
         numbers = [n for dims in set(tree.dims) for n in self._by_dims.get(dims, ())]
         yield from (self._arguments[number] for number in sorted(numbers))
 
@@ -155,7 +157,7 @@ def _rearranged(tree: Tree, other: Tree) -> tuple[Leaf, ...]:
 def _unmatched(layout: Layout, inputs: Sequence[End], paths: Sequence[str]) -> Iterator[str]:
     """Yields a note for each rule that no path follows, though some tree has its dim.
 
-    The optimizer's and the gradients' rules are left out: most programs of a job have neither.
+    Rules of the optimizer and of gradients do not count: most programs of a job have neither.
     """
     applied = layout.applying(paths)
     for rule in layout.rules:
@@ -175,14 +177,14 @@ def _unmatched(layout: Layout, inputs: Sequence[End], paths: Sequence[str]) -> I
                 break
 
 
-def _ends(tensors: Sequence, paths: Sequence[str]) -> list[End]:
+def _leaves(tensors: Sequence, paths: Sequence[str]) -> list[End]:
     rows = zip(tensors, paths, strict=False)
     return [(path, (tensor.shape, tensor.dtype)) for tensor, path in rows]
 
 
-def _bare(ends: Sequence[End]) -> Iterator[Tree]:
-    """Yields the arguments or results that are tensors, in no tree but a tuple."""
-    for path, aval in ends:
+def _bare(leaves: Sequence[End]) -> Iterator[Tree]:
+    """Yields the arguments or results that are bare tensors, or parts of a tuple."""
+    for path, aval in leaves:
         if aval is not None and all(part.isdigit() for part in path.split("/")[1:]):
             yield Tree(path, (("", (frozenset(aval[0]), aval[1])),))
 
@@ -196,12 +198,12 @@ def _splits(tree: Tree, layout: Layout) -> Iterator[tuple[bool, tuple[str, ...]]
 
 
 def _misses(tree: Tree, other: Tree, layout: Layout) -> Rule | None:
-    """Returns the rule by which `other` lies elsewhere than `tree`, if none is meant for `tree`."""
+    """Returns a rule of `other` that misses `tree`, unless `tree` has a rule of its own."""
     return _missed(tree, tree.leaves, other, layout) if alike(tree, other) else None
 
 
 def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> Rule | None:
-    """Returns what `_misses` does, for those leaves of a tree that are like `other`'s, in order."""
+    """Returns what `_misses` does, for leaves of a tree that match those of `other`, in order."""
     missed = None
     for (key, aval), like in zip(leaves, other.keys, strict=True):
         for name in sorted(dim.name for dim in (aval[0] if aval else ())):
@@ -215,7 +217,7 @@ def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> 
 
 
 def _anonymous(tree: Tree) -> bool:
-    """Whether only its place in the result names a tree, so that no rule can be meant for it."""
+    """Whether a tree has only an index in the result, so that no rule can name it."""
     return not tree.path or tree.parts[0].isdigit()
 
 

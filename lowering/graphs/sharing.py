@@ -1,11 +1,11 @@
-"""Sharing: what the forward pass has moved or reduced, the backward pass need not move again.
+"""Sharing: the backward pass reuses values that the forward pass has moved or reduced.
 
-The backward loop over layers reads values that the forward loop stacked, and computes others again.
-Where both passes move one value in the same way (the input of a product that is gathered along
-`length`), the forward loop stacks what it has moved; where a value is computed again and that would
-reduce a partial sum again, it stacks the sum, if the checkpoint asks for that
-(`md.checkpoint(..., collectives=True)`). Values are found to be the same by what they are computed
-from. Stored weights are no business of this module: they are gathered again (see `storage`).
+The backward loop over layers reads values that the forward loop stacked, and recomputes others. If
+both passes move a value in the same way (the input of a product that is gathered along `length`),
+the forward loop stacks the moved value. If recomputing a value would reduce a partial sum again,
+and the checkpoint keeps collectives (`md.checkpoint(..., collectives=True)`), the forward loop
+stacks the sum. Values are the same if they are computed by the same operations from the same
+values. Stored weights are not shared: they are gathered again (see `storage`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shared:
     """A graph in which the backward pass reads what the forward pass kept for it.
 
     Attributes:
-        places: where the tensors are that it keeps.
+        places: the layouts of the tensors that it keeps.
     """
 
     graph: Graph
@@ -73,11 +73,11 @@ class _Sharing:
             return graph
         return replace(graph, operations=tuple(operations))
 
-    # What is the same value: numbers of what it is computed from.
+    # Equal values have equal numbers, computed from the numbers of their operands.
 
-    def _numbers(self, graph: Graph, given: Mapping[Tensor, int]) -> dict[Tensor, int]:
+    def _numbers(self, graph: Graph, known_numbers: Mapping[Tensor, int]) -> dict[Tensor, int]:
         """Returns the number of every tensor of a graph, given those of some of its inputs."""
-        numbers = {t: given.get(t, self._number(id(t))) for t in graph.inputs}
+        numbers = {t: known_numbers.get(t, self._number(id(t))) for t in graph.inputs}
         for op in graph.operations:
             if op.name == "barrier":
                 numbers.update((b, numbers[a]) for a, b in zip(op.inputs, op.outputs, strict=True))
@@ -90,7 +90,7 @@ class _Sharing:
     def _number(self, key: Hashable) -> int:
         return self.known.setdefault(key, len(self.known))
 
-    # Within one graph: what a checkpoint would reduce again.
+    # Within one graph: sums that a checkpoint would reduce again.
 
     def _same_graph(
         self, operations: list[Operation], numbers: Mapping[Tensor, int]
@@ -120,7 +120,7 @@ class _Sharing:
 
     @staticmethod
     def _follows(forward: Operation, backward: Operation) -> bool:
-        """Whether a loop goes over what another one stacked."""
+        """Whether a loop reads slices of a tensor that another one stacked."""
         if forward.params["dim"] != backward.params["dim"]:
             return False
         stacked = forward.outputs[forward.params["carries"] :]
@@ -130,7 +130,7 @@ class _Sharing:
     def _pair(
         self, forward: Operation, backward: Operation, outside: Mapping[Tensor, int]
     ) -> tuple[Operation, Operation]:
-        """Returns the two loops with all that the first keeps for the second."""
+        """Returns the two loops; the first stacks the values that the second reuses."""
         ahead: Graph = forward.params["body"]
         behind: Graph = backward.params["body"]
         made = self._numbers(ahead, self._inputs(forward, outside, {}))
@@ -152,19 +152,19 @@ class _Sharing:
     def _inputs(
         self, loop: Operation, outside: Mapping[Tensor, int], slices: Mapping[Tensor, int]
     ) -> dict[Tensor, int]:
-        """Returns the numbers of what a loop's body is given: of its own carries there are none."""
+        """Returns the numbers of the inputs of a loop's body, without its carries."""
         consts, carries = loop.params["consts"], loop.params["carries"]
-        found = {}
+        numbers = {}
         for position, (outer, inner) in enumerate(
             zip(loop.inputs, loop.params["body"].inputs, strict=True)
         ):
             number = outside.get(outer, self._number(id(outer)))  # kept by a loop before
             if position < consts:
-                found[inner] = self._number(("whole", number))
+                numbers[inner] = self._number(("whole", number))
             elif position >= consts + carries:
                 known = slices.get(outer)
-                found[inner] = self._number(("slice", number)) if known is None else known
-        return found
+                numbers[inner] = self._number(("slice", number)) if known is None else known
+        return numbers
 
     def _kept(
         self,
@@ -174,7 +174,7 @@ class _Sharing:
         ahead: Graph,
         again: _Recomputed,
     ) -> Iterator[tuple[TensorLayout, list[_Reader]]]:
-        """Yields the layouts in which a value is kept, with those that read it so."""
+        """Yields the layouts in which a value is kept, with the readers of each."""
         layouts, size, mesh = self.planned.layouts, tensor.dtype.itemsize, self.planned.mesh
         if tensor in self.planned.stored or twin in self.planned.stored:
             return
@@ -184,8 +184,8 @@ class _Sharing:
             return
         home = layouts[tensor]
         maker = again.maker.get(tensor)
-        moved = self._taken(_readers(ahead).get(twin, ()))
-        wanted = self._taken(readers)
+        moved = self._by_layout(_readers(ahead).get(twin, ()))
+        wanted = self._by_layout(readers)
         left = list(readers)
         for where, some in wanted.items():
             if where not in moved or not reshard_cost(tensor.shape, size, home, where, mesh):
@@ -198,16 +198,16 @@ class _Sharing:
         if left and maker is not None and tensor in again.keeping and self._reduced(maker, tensor):
             yield home, left
 
-    def _taken(self, readers: Sequence[_Reader]) -> dict[TensorLayout, list[_Reader]]:
-        found: dict[TensorLayout, list[_Reader]] = defaultdict(list)
+    def _by_layout(self, readers: Sequence[_Reader]) -> dict[TensorLayout, list[_Reader]]:
+        by_layout: dict[TensorLayout, list[_Reader]] = defaultdict(list)
         for op, position in readers:
             strategy = self.planned.strategies.get(op)
             if strategy is not None:
-                found[strategy.operands[position].complete()].append((op, position))
-        return found
+                by_layout[strategy.operands[position].complete()].append((op, position))
+        return by_layout
 
     def _reduced(self, maker: Operation, tensor: Tensor) -> bool:
-        """Whether what makes a tensor leaves a partial sum."""
+        """Whether the operation that makes a tensor leaves a partial sum."""
         strategy = self.planned.strategies.get(maker)
         if strategy is None:
             return False
@@ -255,13 +255,13 @@ class _Sharing:
 
 
 class _Recomputed:
-    """What a graph computes again.
+    """The tensors that a graph recomputes.
 
     Attributes:
-        maker: of each tensor.
-        computed: what is computed from what a checkpoint kept.
-        keeping: of this, what belongs to checkpoints that keep the results of collectives, with
-            the last barrier before it.
+        maker: the operation that makes each tensor.
+        computed: tensors that are recomputed from what a checkpoint kept.
+        keeping: those of checkpoints that keep the results of collectives, with the last barrier
+            before each.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
@@ -287,7 +287,7 @@ class _Recomputed:
 
 
 def _with_more(barrier: Operation, more: Mapping[Tensor, Tensor]) -> Operation:
-    """Returns a barrier through which more values pass, given with what they are behind it."""
+    """Returns a barrier with more operands; `more` has its result for each of them."""
     if not more:
         return barrier
     inputs, outputs = (*barrier.inputs, *more), (*barrier.outputs, *more.values())
@@ -295,22 +295,22 @@ def _with_more(barrier: Operation, more: Mapping[Tensor, Tensor]) -> Operation:
 
 
 def _reading(op: Operation, instead: Mapping[Tensor, Tensor]) -> Operation:
-    """Returns an operation that reads other tensors where `instead` says so."""
+    """Returns an operation whose operands are replaced by `instead`."""
     if not any(t in instead for t in op.inputs):
         return op
     return replace(op, inputs=tuple(instead.get(t, t) for t in op.inputs))
 
 
 def _readers(graph: Graph) -> dict[Tensor, list[_Reader]]:
-    found: dict[Tensor, list[_Reader]] = defaultdict(list)
+    readers: dict[Tensor, list[_Reader]] = defaultdict(list)
     for op in graph.operations:
         for position, tensor in enumerate(op.inputs):
-            found[tensor].append((op, position))
-    return found
+            readers[tensor].append((op, position))
+    return readers
 
 
 def _key(op: Operation, inputs: Sequence[int]) -> Hashable | None:
-    """Returns what tells an operation's results from others; None for what is done each time."""
+    """Returns a key that equal operations share; None for effects and operations with bodies."""
     if op.effect or op.bodies:
         return None
     items = []

@@ -1,10 +1,14 @@
 """Simplification of a graph before it is lowered.
 
-`simplify` returns an equal graph in which the bodies of `checkpoint` and `custom_gradient` are
-inlined and names are gone, a tensor is renamed once, equal operations occur once, nothing is
-computed that no output needs (down to single carries, results and stacked outputs of loops and
-conds), and no two operations share a body. Barriers keep what is computed again apart from the
-original.
+`simplify` returns an equal graph in which
+
+- the bodies of `checkpoint` and `custom_gradient` are inlined, and `name` operations are removed;
+- successive renames are one, and equal operations occur once;
+- every operation is needed by an output, and so is every carry, result and stacked output of loops
+  and conds;
+- no two operations share a body.
+
+Barriers separate recomputed tensors from the original ones.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from meshdsl.tracing.graph import Graph, Operation, TracedTensor
 
 
 def simplify(graph: Graph) -> Graph:
-    """Returns an equal graph that does the same work once, and only what is needed."""
+    """Returns an equal graph without duplicate or unneeded operations."""
     return prune(_rebuild(graph))
 
 
 def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:
-    """Returns an equal graph of its own; `made` tells which first inputs are made of nothing."""
+    """Returns a copy of a graph, simplified; `made` says which of the first inputs are constant."""
     inputs = tuple(TracedTensor(t.shape, t.dtype, t.source) for t in graph.inputs)
     rebuilder = _Rebuilder({t for t, on in zip(inputs, made, strict=False) if on})
     outputs = rebuilder.run(graph, inputs)
@@ -47,7 +51,7 @@ _INT32 = np.dtype("int32")
 
 class _Rebuilder:
     def __init__(self, made: set[Tensor]) -> None:
-        self.made = made  # of nothing
+        self.made = made  # the constants
         self.operations: list[Operation] = []
         self.known: dict[Hashable, tuple[Tensor, ...]] = {}
         self.names: dict[Tensor, str] = {}
@@ -68,13 +72,13 @@ class _Rebuilder:
             elif op.name == "rename":
                 outputs = (self.rename(op, arguments[0]),)
             else:
-                outputs = self.emit(op if op.outputs else _held(op), arguments)
-            values.update(zip(op.outputs, outputs, strict=False))  # `_held` has one more
+                outputs = self.emit(op if op.outputs else _with_result(op), arguments)
+            values.update(zip(op.outputs, outputs, strict=False))  # `_with_result` has one more
         self.names.update({values[t]: name for t, name in graph.names.items() if t in values})
         return tuple(values[t] for t in graph.outputs)
 
     def barrier(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Puts a barrier before what has data; the rest may as well be made again."""
+        """Writes a barrier of all arguments but constants, which are computed again anyway."""
         kept = tuple(t for t in arguments if t not in self.made)
         behind = {t: TracedTensor(t.shape, t.dtype, op.source) for t in kept}
         outputs = tuple(behind.values())
@@ -83,25 +87,25 @@ class _Rebuilder:
         return tuple(behind.get(t, t) for t in arguments)
 
     def rename(self, op: Operation, tensor: Tensor) -> Tensor:
-        """Renames what was renamed before once: it need not go where the name between puts it."""
+        """Writes one rename for several in a row, so that no layout of a name between matters."""
         first, before = self.renamed.get(tensor, (tensor, {}))
         names = {d.name: before.get(d.name, d.name) for d in first.shape}
         names = {old: op.params["names"].get(new, new) for old, new in names.items()}
         names = {old: new for old, new in names.items() if old != new}
         if not names:
             return first
-        (found,) = self.emit(replace(op, params={"names": names}), (first,))
-        self.renamed[found] = first, names
-        return found
+        (renamed,) = self.emit(replace(op, params={"names": names}), (first,))
+        self.renamed[renamed] = first, names
+        return renamed
 
     def emit(self, op: Operation, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         key = _key(op, arguments)
         if key is not None and key in self.known:
             return self.known[key]
         params, sources = op.params, [op.source] * len(op.outputs)
-        if op.bodies:  # what a body returns is told with the line inside it
-            held = arguments[1:] if op.name == "cond" else arguments[: params["consts"]]
-            made = [t in self.made for t in held]
+        if op.bodies:  # results are reported with their lines in the body
+            captured = arguments[1:] if op.name == "cond" else arguments[: params["consts"]]
+            made = [t in self.made for t in captured]
             params = {
                 k: _rebuild(v, made) if isinstance(v, Graph) else v for k, v in params.items()
             }
@@ -123,15 +127,15 @@ class _Rebuilder:
 
 
 def _without_copies(scan: Operation) -> tuple[Tensor, ...]:
-    """Returns a scan's outputs, one for all that stack the same tensor of its body."""
+    """Returns a scan's outputs; those that stack the same tensor of its body are one."""
     carries = scan.params["carries"]
     first: dict[Tensor, Tensor] = {}
     pairs = zip(scan.params["body"].outputs[carries:], scan.outputs[carries:], strict=True)
     return (*scan.outputs[:carries], *(first.setdefault(inner, outer) for inner, outer in pairs))
 
 
-def _held(op: Operation) -> Operation:
-    """Returns an operation without results, there for its effect, with a zero to hold it by."""
+def _with_result(op: Operation) -> Operation:
+    """Returns an operation that only has effects with a result, a zero, that keeps it alive."""
     zero, result = Shape(), Shape([op.params["dim"]] if op.name == "scan" else [])
     params = dict(op.params)
     for name, body in op.params.items():
@@ -140,8 +144,8 @@ def _held(op: Operation) -> Operation:
             full = {"value": 0, "shape": zero, "dtype": _INT32}
             operations = (*body.operations, Operation(FULL, (), (made,), full, op.source))
             params[name] = replace(body, operations=operations, outputs=(made,))
-    held = TracedTensor(result, _INT32, op.source)
-    return Operation(op.primitive, op.inputs, (held,), params, op.source)
+    result_of_effect = TracedTensor(result, _INT32, op.source)
+    return Operation(op.primitive, op.inputs, (result_of_effect,), params, op.source)
 
 
 def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
@@ -159,20 +163,20 @@ def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
 
 
 def prune(graph: Graph) -> Graph:
-    """Returns a graph without what no output needs, in loops and branches as well."""
+    """Returns a graph without operations that no output needs, in loops and branches too."""
     needed = set(graph.outputs)
-    kept: list[Operation] = []
+    remaining: list[Operation] = []
     for op in reversed(graph.operations):
         used = [t in needed for t in op.outputs]
         if not any(used):
             if not op.effect:
                 continue
-            used[0] = True  # something must hold it
+            used[0] = True  # one result must keep it alive
         if op.name in _NARROWED:
             op = _NARROWED[op.name](op, used)
         needed.update(op.inputs)
-        kept.append(op)
-    return replace(graph, operations=tuple(reversed(kept)))
+        remaining.append(op)
+    return replace(graph, operations=tuple(reversed(remaining)))
 
 
 def _narrow_barrier(op: Operation, used: Sequence[bool]) -> Operation:
@@ -213,7 +217,7 @@ def _narrow_while(op: Operation, used: Sequence[bool]) -> Operation:
 
 
 def _narrow_cond(op: Operation, used: Sequence[bool]) -> Operation:
-    """Drops the results of a cond that nothing needs, and what no branch reads."""
+    """Drops the results of a cond that nothing needs, and inputs that no branch reads."""
     branches = {
         name: prune(replace(body, outputs=_chosen(body.outputs, used)))
         for name, body in op.params.items()
@@ -242,7 +246,7 @@ _NARROWED = {
 def _narrow_loop(
     body: Graph, consts: int, carries: int, used: Sequence[bool], deciding: set[Tensor]
 ) -> tuple[Graph, list[bool], set[Tensor]]:
-    """Returns a loop's body with the outputs it needs, which these are, and what it reads.
+    """Returns a loop's body with its needed outputs, flags of these, and the tensors it reads.
 
     Args:
         deciding: inputs that are needed in any case.

@@ -1,13 +1,13 @@
-"""Wide sums: partial sums of half precision are held, added up and reduced in float32.
+"""Wide sums: partial sums in half precision are computed, added up and reduced in float32.
 
-One device adds up in float32 what it rounds to float16 once. Devices that round their partial sums
-may overflow where the sum does not: 4e4 + 4e4 - 4e4 - 4e4. So where the result of a sum, a product,
-a convolution or a scatter is left as a partial sum, it is made in float32; so is what passes it on,
-and a cast after its reduction rounds it. What only picks elements (`take`, `index`) adds zeros to
-them, and is left as it is.
+A single device adds up in float32 and rounds to float16 once. Devices that round their partial sums
+may overflow where the sum does not: 4e4 + 4e4 - 4e4 - 4e4. So the partial sums of a sum, a product,
+a convolution or a scatter are computed in float32, and so are operations that pass them on. A cast
+after the reduction rounds the sum. `take` and `index` only add zeros to an element, and stay in
+half precision.
 
-A partial sum that crosses the border of a loop's or a branch's body is reduced there. A cast to
-float32 reads the wide sum itself: gradients that are added up in float32 stay partial across loops.
+A wide sum is reduced where it leaves or enters the body of a loop or a branch. A cast to float32
+reads the wide sum itself: gradients that are added up in float32 stay partial across loops.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Widened:
     """A graph whose partial sums are wide.
 
     Attributes:
-        places: the layouts of the tensors that have become wide.
+        places: the layouts of the wide tensors.
     """
 
     graph: Graph
@@ -55,7 +55,7 @@ def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Opti
         keep: the axes over which tensors pass partial sums on; see `partial_sums`.
 
     Returns:
-        What leaves some operations and tensors unused, if it is another graph; see `prune`.
+        The graph, which may have unused operations and tensors if it has changed; see `prune`.
     """
     widened = Widened(planned.graph)
     widening = _Widening(planned, keep, _NARROW[options.reduce_dtype], widened.places)
@@ -73,31 +73,31 @@ class _Widening:
     instead: dict[Tensor, Tensor] = field(default_factory=dict)
 
     def rewrite(self, graph: Graph) -> Graph:
-        found: list[Operation] = []
+        operations: list[Operation] = []
         for op in graph.operations:
-            found += self._operation(op)
+            operations += self._operation(op)
         outputs = self._now(graph.outputs)
-        before, after = (*graph.operations, *graph.outputs), (*found, *outputs)
+        before, after = (*graph.operations, *graph.outputs), (*operations, *outputs)
         if len(before) == len(after) and all(map(operator.is_, before, after)):
             return graph
-        return replace(graph, operations=tuple(found), outputs=outputs)
+        return replace(graph, operations=tuple(operations), outputs=outputs)
 
     def _operation(self, op: Operation) -> list[Operation]:
-        """Returns the operations that stand for one."""
+        """Returns the operations that replace one."""
         inputs = self._now(op.inputs)
         if any(new is not old for new, old in zip(inputs, op.inputs, strict=True)):
-            given = replace(op, inputs=inputs)
+            current = replace(op, inputs=inputs)
         else:
-            given = op
+            current = op
         if op.bodies:
-            return [self._with_bodies(given)]
+            return [self._with_bodies(current)]
         if op.name == "cast" and inputs[0] in self.wide and _holds(op.outputs[0].dtype):
-            return self._read_wide(given)
+            return self._read_wide(current)
         if len(op.outputs) > 1 or op.outputs[0].dtype not in self.dtypes:
-            return [given]
+            return [current]
         passes = op.outputs[0] in self.keep and any(t in self.wide for t in inputs)
         if not passes and not (op.primitive.combines == "sum" and self._leaves_a_sum(op)):
-            return [given]
+            return [current]
         before: list[Operation] = []
         if passes:
             inputs = tuple(self._widened(t, op, before) for t in inputs)
@@ -105,8 +105,8 @@ class _Widening:
         sums = TracedTensor(out.shape, _WIDE, out.source)
         self.wide[out] = sums
         self.places[sums] = self.planned.layouts[out]
-        whole = replace(op, inputs=inputs, outputs=(sums,))
-        return [*before, whole, _cast(op, sums, out)]
+        widened = replace(op, inputs=inputs, outputs=(sums,))
+        return [*before, widened, _cast(op, sums, out)]
 
     def _with_bodies(self, op: Operation) -> Operation:
         bodies = {
@@ -124,7 +124,7 @@ class _Widening:
         return []
 
     def _leaves_a_sum(self, op: Operation) -> bool:
-        """Whether devices are left with summands that differ from the result."""
+        """Whether devices have partial sums that differ from the result."""
         mesh = self.planned.mesh
         axes = [axis for axis, _ in self.planned.strategies[op].results[0].partial]
         return any(mesh.sizes[axis] > 1 for axis in axes)

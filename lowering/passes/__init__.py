@@ -1,10 +1,15 @@
-"""Passes: pure functions from a program to an equal one that sends sooner, or less often.
+"""Passes: pure functions from a program to an equivalent one that sends sooner, or less often.
 
-Their order: rings need each gather and reduction by itself (`overlap`), so what is left is joined
-after that (`bucket`), and whole buckets are gathered ahead (`prefetch`). What these leave behind
-goes (`tidy`); before, there is nothing twice, for it is not written twice (`builder`). The order in
-which all this is issued comes last (`schedule`). Every pass leaves a program that is well formed
-(`verify`); each given its own result returns it as it is.
+Their order:
+
+- `overlap` first: rings need each gather and reduction by itself.
+- `bucket` joins the remaining collectives.
+- `prefetch` gathers entire buckets ahead.
+- `tidy` removes duplicates and unneeded instructions that these leave. Before them there are none,
+  since `builder` writes nothing twice.
+- `schedule` orders the instructions.
+
+Every pass returns a well-formed program (`verify`). Every pass returns its own result unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Blocks under change: what every pass needs to rewrite instructions and put them in order.
+"""Rewriting of blocks: functions with which passes replace and reorder instructions.
 
-A block's instructions may be put in any order in which each comes after those that make what it
-reads. Effects, such as prints, keep theirs.
+Instructions may be in any order in which each follows those that make its operands. Effects, such
+as prints, keep their order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ CHEAP = named(lambda kind: kind.cheap)
 
 
 def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdProgram:
-    """Returns a program with all blocks changed, those inside of others first.
+    """Returns a program with all blocks changed, inner blocks first.
 
-    `each_block(program, lambda block: block)` is the program itself: what does not change is kept.
+    It is the program itself if no block changes: `each_block(program, lambda block: block)`.
     """
     block = _changed(program.block, change)
     return program if block is program.block else replace(program, block=block)
 
 
 def _changed(block: Block, change: Callable[[Block], Block]) -> Block:
-    found = []
+    instructions = []
     for instruction in block.instructions:
         if instruction.bodies:
             bodies = {
@@ -38,35 +38,34 @@ def _changed(block: Block, change: Callable[[Block], Block]) -> Block:
             }
             if any(body is not instruction.params[name] for name, body in bodies.items()):
                 instruction = replace(instruction, params={**instruction.params, **bodies})
-        found.append(instruction)
-    if not all(map(operator.is_, found, block.instructions)):
-        block = replace(block, instructions=tuple(found))
+        instructions.append(instruction)
+    if not all(map(operator.is_, instructions, block.instructions)):
+        block = replace(block, instructions=tuple(instructions))
     return change(block)
 
 
 def in_order(
     instructions: Iterable[Instruction], priority: Mapping[Instruction, float]
 ) -> tuple[Instruction, ...]:
-    """Returns instructions in an order in which each can run: of those that can, the least first.
+    """Returns instructions in an order in which each can run, by priority as far as possible.
 
     Args:
-        instructions: each makes what none of the others makes; given in any order, but for effects,
-            whose order is kept.
-        priority: when each should come, if what it reads is there by then; as a rule its place in
-            the block. Equals come in the order given.
+        instructions: in any order; effects keep their order. No two make the same value.
+        priority: the position that each should have if its operands are ready by then, usually its
+            position in the block. Equals keep their order.
     """
-    given = list(instructions)
-    effects = [one for one in given if one.has_effect]
+    ordered_before = list(instructions)
+    effects = [one for one in ordered_before if one.has_effect]
     before = dict(zip(effects[1:], effects, strict=False))
-    missing: set[Value | Instruction] = {value for one in given for value in one.outputs}
+    missing: set[Value | Instruction] = {value for one in ordered_before for value in one.outputs}
     missing.update(effects)
     waiting: dict[Value | Instruction, list[int]] = defaultdict(list)
-    late: list[tuple[float, int]] = []  # can run, though their turn was before
-    found: list[Instruction] = []
+    late: list[tuple[float, int]] = []  # ready, and their turn has passed
+    ordered: list[Instruction] = []
 
     def wait(n: int) -> bool:
-        """Notes for what an instruction waits, if it does: for one of the things at a time."""
-        one = given[n]
+        """Registers an instruction with one thing that it waits for; returns whether it waits."""
+        one = ordered_before[n]
         needs = (*one.inputs, before[one]) if one in before else one.inputs
         if missing.isdisjoint(needs):
             return False
@@ -74,33 +73,35 @@ def in_order(
         return True
 
     def put(n: int) -> None:
-        one = given[n]
-        found.append(one)
+        one = ordered_before[n]
+        ordered.append(one)
         made: tuple[Value | Instruction, ...] = (*one.outputs, one)
         missing.difference_update(made)
         if waiting:
             for follower in [other for each in made for other in waiting.pop(each, [])]:
                 if not wait(follower):
-                    heapq.heappush(late, (priority[given[follower]], follower))
+                    heapq.heappush(late, (priority[ordered_before[follower]], follower))
 
-    for n in sorted(range(len(given)), key=[priority[one] for one in given].__getitem__):
+    for n in sorted(
+        range(len(ordered_before)), key=[priority[one] for one in ordered_before].__getitem__
+    ):
         if not wait(n):
             put(n)
         while late:
             put(heapq.heappop(late)[1])
-    assert len(found) == len(given), "instructions that need each other"
-    return tuple(found)
+    assert len(ordered) == len(ordered_before), "instructions that need each other"
+    return tuple(ordered)
 
 
 def computed_again(block: Block) -> dict[Instruction, Instruction]:
-    """Returns what checkpoints compute again in a block, with the last barrier before each.
+    """Returns the instructions that checkpoints recompute, with the last barrier before each.
 
-    A replay starts at a barrier; its instructions are of the forward pass, while gradients, which
-    read what it computes, are of the backward pass.
+    A replay starts at a barrier. Its instructions are of the forward pass; the gradients that read
+    them are of the backward pass.
     """
     place: dict[Instruction, int] = {}
     barriers: dict[Value, Instruction] = {}
-    found: dict[Instruction, Instruction] = {}
+    replays: dict[Instruction, Instruction] = {}
     for one in block.instructions:
         if one.op == "barrier":
             place[one] = len(place)
@@ -108,22 +109,22 @@ def computed_again(block: Block) -> dict[Instruction, Instruction]:
             continue
         before = [barriers[value] for value in one.inputs if value in barriers]
         if before and not one.source.backward:
-            found[one] = max(before, key=place.__getitem__)
-            barriers.update(dict.fromkeys(one.outputs, found[one]))
-    return found
+            replays[one] = max(before, key=place.__getitem__)
+            barriers.update(dict.fromkeys(one.outputs, replays[one]))
+    return replays
 
 
 def ready(
     one: Instruction, maker: Mapping[Value, Instruction], place: Mapping[Instruction, float]
 ) -> tuple[list[Instruction], float]:
-    """Returns what leads to an instruction and can be done with it, and the place of what cannot.
+    """Returns the cheap instructions that an instruction needs, and the place of the last other.
 
-    What only moves or casts can be done at any time. The place is that of the last of the others
-    that must be there first; -1 if there is none.
+    Instructions that only move or cast are cheap: they can move together with the instruction. The
+    place is that of the last instruction it needs that is not cheap; -1 if there is none.
 
     Args:
-        maker: which instruction of the block makes a value.
-        place: where each stands in the block.
+        maker: the instruction of the block that makes a value.
+        place: the position of each instruction in the block.
     """
     moved: dict[Instruction, None] = {}
     last = -1.0
@@ -141,7 +142,7 @@ def ready(
 def substituted(
     instruction: Instruction, values: Mapping[Value, Value], outputs: Sequence[Value] | None = None
 ) -> Instruction:
-    """Returns an instruction that reads other values where `values` tells so."""
+    """Returns an instruction whose inputs are replaced by `values`."""
     if outputs is None and values.keys().isdisjoint(instruction.inputs):
         return instruction
     inputs = tuple(values.get(value, value) for value in instruction.inputs)

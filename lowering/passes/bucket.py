@@ -1,15 +1,16 @@
 """Bucket: collectives that do not depend on each other become one.
 
-Each collective costs the time until the first byte arrives, whatever it sends; so those of one op,
-dtype and kind, over the same axes, in the same block, are joined. All that is as many such
-collectives away from the block's inputs is joined, which leaves the fewest: as many as the longest
-chain in which each needs the one before. A joined reduction stands where the last of its operands
-is ready. A joined gather stands where the first of its results was asked for, if by then all that
-it gathers is ready, or can be made ready by moving and casting what the block is given; else where
-the last is ready. No bucket reaches across the border of a loop, and the permutes of rings that run
-beside products (`overlap`) go each at its own time. What a checkpoint computes again is not joined
-with the forward pass, nor with what another checkpoint computes again: it would be computed, and
-held, before it is needed.
+Each collective costs a latency, whatever it sends. So collectives of one op, dtype and kind, over
+the same axes and in the same block, are joined. Those with equally many such collectives before
+them are joined. This leaves the fewest: as many as the longest chain of dependent ones.
+
+- A joined reduction stands where the last of its operands is ready.
+- A joined gather stands where the first of its results is read, if all operands are ready by then,
+  or can be made ready by moving and casting inputs of the block; else where the last one is ready.
+- Collectives of different blocks are not joined.
+- Permutes of rings beside products (`overlap`) are not joined: each has its own time.
+- What a checkpoint recomputes is joined neither with the forward pass nor with another checkpoint's
+  collectives: it would be computed, and occupy memory, before it is needed.
 """
 
 from __future__ import annotations
@@ -37,23 +38,22 @@ from meshdsl.lowering.program import (
 def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Joins collectives into buckets of at most `options.bucket_bytes` of payload.
 
-    A collective that is larger than that stays alone. Where `options.memory` is given and buckets
-    would take the peak above it, and above what it is without them, they are made smaller until
-    they do not, by halves.
+    A larger collective stays alone. If buckets raise the peak above `options.memory` and above the
+    peak without them, their limit is halved until they do not.
     """
     limit, rings = options.bucket_bytes, options.overlap
     if limit == 0:
         return program
-    found = _with_buckets(program, limit, rings)
-    if options.memory is None or found is program:
-        return found
+    bucketed = _with_buckets(program, limit, rings)
+    if options.memory is None or bucketed is program:
+        return bucketed
     allowed = max(options.memory, program.peak_bytes)
-    while found.peak_bytes > allowed:
-        largest = max(one.payload_bytes for one in found.collectives if one.parts)
-        found = _with_buckets(program, largest // 2, rings)
-        if found is program:
+    while bucketed.peak_bytes > allowed:
+        largest = max(one.payload_bytes for one in bucketed.collectives if one.parts)
+        bucketed = _with_buckets(program, largest // 2, rings)
+        if bucketed is program:
             break
-    return found
+    return bucketed
 
 
 def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdProgram:
@@ -75,7 +75,7 @@ def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
 
 
 def _key(one: Instruction) -> Hashable:
-    """Returns what collectives have in common that can be one."""
+    """Returns a key that is equal for collectives that can be joined."""
     axes, (first, *_) = parameters_of(one, OverAxes)["axes"], one.inputs
     if one.op == "all_reduce":
         axes = tuple(sorted(axes))
@@ -100,25 +100,25 @@ def _of_one_key(
     place = {one: n for n, one in enumerate(instructions)}
     maker = {value: one for one in instructions for value in one.outputs}
     priority: dict[Instruction, float] = dict(place)
-    gone = {one for group in groups for one in group}
-    found = [one for one in instructions if one not in gone]
+    replaced = {one for group in groups for one in group}
+    remaining = [one for one in instructions if one not in replaced]
     for group in groups:
         bucket = joined(group, mesh)
-        found.append(bucket)
+        remaining.append(bucket)
         priority[bucket] = place[group[-1]]
         if bucket.op == "all_gather":
             moved, last = ready(bucket, maker, place)
             priority[bucket] = max(place[group[0]], last + 0.5)
             for one in moved:
                 priority[one] = min(priority[one], priority[bucket] - 0.25)
-    return in_order(found, priority)
+    return in_order(remaining, priority)
 
 
 def _levels(
     instructions: Sequence[Instruction], chosen: Collection[Instruction]
 ) -> list[list[Instruction]]:
-    """Returns the chosen instructions by how many of them each comes after."""
-    depth: dict[Value, int] = {}  # of what comes after some; of all else it is 0
+    """Returns the chosen instructions by the number of chosen ones that each depends on."""
+    depth: dict[Value, int] = {}  # of values that depend on some; 0 for all others
     levels: list[list[Instruction]] = []
     effect = 0
     for one in instructions:
@@ -137,29 +137,29 @@ def _levels(
 def _by_replay(
     level: Sequence[Instruction], replays: Mapping[Instruction, Instruction]
 ) -> list[list[Instruction]]:
-    """Returns a level in parts that may be joined: one for each checkpoint that replays in it.
+    """Returns the parts of a level that may be joined: one for each checkpoint that it replays.
 
-    What the backward pass sends goes with the last of these, what the forward pass sends is apart.
+    Collectives of the backward pass join the last of these; those of the forward pass are apart.
     """
-    found: dict[Instruction, list[Instruction]] = {
+    by_barrier: dict[Instruction, list[Instruction]] = {
         replays[one]: [] for one in level if one in replays
     }
-    if not found:
+    if not by_barrier:
         return [list(level)]
-    *_, last = found
+    *_, last = by_barrier
     forward: list[Instruction] = []
     for one in level:
         if one in replays:
-            found[replays[one]].append(one)
+            by_barrier[replays[one]].append(one)
         else:
-            (found[last] if one.source.backward else forward).append(one)
-    return [part for part in (forward, *found.values()) if part]
+            (by_barrier[last] if one.source.backward else forward).append(one)
+    return [part for part in (forward, *by_barrier.values()) if part]
 
 
 def _within(
     group: Sequence[Instruction], mesh: Mesh, limit: int | None
 ) -> Iterator[list[Instruction]]:
-    """Yields a group in parts of at most `limit` bytes, or of one instruction."""
+    """Yields the parts of a group: each of at most `limit` bytes, or of one instruction."""
     part: list[Instruction] = []
     total = 0
     for one in group:

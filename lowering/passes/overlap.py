@@ -1,21 +1,22 @@
 """Overlap: products that need a gather, or end in a reduction, become rings of permutes.
 
-An `all_gather` before an einsum has all devices wait for all shards. In a ring each multiplies the
-shard that it has while that one travels on to its neighbour, and puts the result where the shard
-belongs, or adds it up where the gathered dim is contracted. Before a `reduce_scatter`, sums travel:
-each device adds its product for the block that a sum is for while the next product is computed.
-What is sent is what the collective sends, (n-1)/n of the payload. Two half rings run in opposite
-directions, so that both directions of the links are used and half the steps are left. Wang et al.
-2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
-Models" (ASPLOS), sections 5.1 and 5.4.
+With an `all_gather` before an einsum all devices wait for all shards. In a ring each device
+multiplies the shard that it has, while it sends the shard to its neighbour. It writes the product
+to the shard's place in the result, or adds products if the gathered dim is contracted. For a
+`reduce_scatter` the sums travel: each device adds its product for a sum's block, while the next
+product is computed. A ring sends as many bytes as the collective, (n-1)/n of the payload. Two half
+rings run in opposite directions, which uses both directions of the links and halves the steps. Wang
+et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep
+Learning Models" (ASPLOS), sections 5.1 and 5.4.
 
-A gather is replaced for all einsums that do not need each other's results; readers of other kinds
-get the whole, put together from the same shards, and so do einsums that contract the gathered dim
-for a result that several devices of the ring hold, whose bits are to be the same on each. A
-reduction is replaced where its operand is an einsum that nothing else reads, or what is elementwise
-of such. Left alone are dims with pads, and what does not pay: where a shard is small, a ring costs
-n-1 latencies for one; where the product is small beside it, there is nothing to hide the transfer
-behind; and a long ring makes a program that grows with the number of devices.
+A gather is replaced for all einsums that do not need each other's results. Other readers get the
+gathered value, assembled from the same shards. So do einsums that contract the gathered dim for a
+result that is replicated along the ring: its bits must be the same on all devices. A reduction is
+replaced if its operand is an einsum without other readers, or is elementwise of such einsums.
+
+Some collectives stay: those of dims with pads, and those for which a ring does not pay. With small
+shards a ring costs n-1 latencies instead of one. A small product cannot hide the transfer. The
+program of a long ring grows with the number of devices.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ INTENSITY = 128.0  # flops for each byte sent; on a TPU v5p they take 5 % of the
 
 
 def overlap(program: SpmdProgram, options: Options) -> SpmdProgram:
-    """Turns gathers and reductions beside products into rings, if asked for, where it pays.
+    """Replaces gathers and reductions beside products by rings where it pays, if `overlap` is set.
 
-    Where `options.memory` is given and rings would take the peak above it, there are none.
+    It makes no rings if they would raise the peak above `options.memory`.
     """
     if not options.overlap:
         return program
-    found = rings(program)
-    if options.memory is not None and found.peak_bytes > max(options.memory, program.peak_bytes):
+    with_rings = rings(program)
+    if options.memory is not None and with_rings.peak_bytes > max(
+        options.memory, program.peak_bytes
+    ):
         return program
-    return found
+    return with_rings
 
 
 def rings(
@@ -61,8 +64,8 @@ def rings(
     """Returns the program with rings: `rings(f.lower(x), smallest=0, intensity=0)` makes all.
 
     Args:
-        smallest: bytes of a shard; smaller ones are sent as before.
-        intensity: flops for each byte sent; where there are fewer, it is sent as before.
+        smallest: bytes of a shard; collectives of smaller shards stay.
+        intensity: flops per byte sent; collectives with fewer stay.
     """
     return each_block(program, lambda block: _Block(block, program.mesh, smallest, intensity).run())
 
@@ -81,17 +84,17 @@ class _Ring:
         return self.mesh.extent(self.axes)
 
     def starts(self, shift: int) -> tuple[int, ...]:
-        """Returns where the shard of the device `shift` places on lies, by a device's index."""
+        """Returns the start of the shard of the device `shift` places on, by device index."""
         return tuple((index + shift) % self.size * self.chunk for index in range(self.size))
 
     def small(self, shape: Shape) -> Shape:
-        """Returns the shape of a piece: that of one device along the ring."""
+        """Returns the shape of a piece: the part of one device along the ring."""
         return Shape(
             Dimension(d.name, d.size // self.size) if d.name == self.dim else d for d in shape
         )
 
     def loose(self, layout: TensorLayout) -> TensorLayout:
-        """Returns the layout of a piece, which devices along the ring have each for themselves."""
+        """Returns the layout of a piece, which differs among the devices of the ring."""
         rest = layout.split(self.dim, [a for a in layout.axes(self.dim) if a not in self.axes])
         rest = rest.drop([axis for axis in self.axes if axis in rest.partial_axes])
         free = [axis for axis in self.axes if axis not in rest.split_axes]
@@ -103,7 +106,7 @@ class _Ring:
 
 @lru_cache(maxsize=256)
 def _neighbours(mesh: Mesh, axes: tuple[str, ...], by: int) -> Pairs:
-    """Returns who sends to whom, by number of device, when all send `by` places on."""
+    """Returns the (source, target) pairs of devices if each sends `by` places on."""
     return Pairs(
         sorted(
             (device, group[(at + by) % len(group)])
@@ -151,7 +154,7 @@ class _Writer:
         return self.write("local_slice", (value,), result, source, params)
 
     def send(self, piece: Value, by: int, source: Source) -> Value:
-        """Returns the piece that comes when all send theirs `by` places on."""
+        """Returns the piece that arrives if every device sends its piece `by` places on."""
         ring = self.ring
         pairs = _neighbours(ring.mesh, ring.axes, by)
         params: Permute = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}
@@ -161,8 +164,8 @@ class _Writer:
         """Returns the sum of pieces; as `result` if that is given."""
         total, *rest = pieces
         for n, piece in enumerate(rest, 1):
-            end = result if result is not None and n == len(rest) else replace(piece)
-            total = self.write("add", (total, piece), end, source)
+            output = result if result is not None and n == len(rest) else replace(piece)
+            total = self.write("add", (total, piece), output, source)
         return total
 
 
@@ -181,12 +184,12 @@ class _Block:
             for value in one.inputs:
                 self.readers[value].append(one)
         self.returned = set(block.outputs)
-        self.gone: set[Instruction] = set()
+        self.replaced: set[Instruction] = set()
         self.written: list[tuple[float, list[Instruction]]] = []
 
     def run(self) -> Block:
         for one in self.block.instructions:
-            if one in self.gone or len(one.outputs) != 1:
+            if one in self.replaced or len(one.outputs) != 1:
                 continue
             if one.op == "all_gather":
                 self._gather(one)
@@ -194,13 +197,13 @@ class _Block:
                 self._reduce(one)
         if not self.written:
             return self.block
-        kept = [one for one in self.block.instructions if one not in self.gone]
+        instructions_left = [one for one in self.block.instructions if one not in self.replaced]
         priority: dict[Instruction, float] = dict(self.place)
         for at, instructions in self.written:
             priority.update(dict.fromkeys(instructions, at))
-            kept += instructions
-        kept.sort(key=priority.__getitem__)
-        return replace(self.block, instructions=in_order(kept, priority))
+            instructions_left += instructions
+        instructions_left.sort(key=priority.__getitem__)
+        return replace(self.block, instructions=in_order(instructions_left, priority))
 
     def _ring(self, one: Instruction, whole: Value, part: Value) -> _Ring | None:
         """Returns the ring that a collective can be, if its devices share the dim equally."""
@@ -228,48 +231,49 @@ class _Block:
         writer = _Writer(ring)
         needs_whole = whole in self.returned or len(set(self.readers[whole])) > len(products)
         pieces: dict[Instruction, list[Value]] = defaultdict(list)
-        held = [(0, writer.piece(part, gather.source))]
-        ends: dict[Instruction, Value] = {}
+        shards = [(0, writer.piece(part, gather.source))]
+        results: dict[Instruction, Value] = {}
         for step in range(ring.size // 2 + 1):
             following = []
-            for shift, piece in held:  # sent on before it is used, so that both go together
+            for shift, piece in shards:  # sent before it is used, so that both overlap
                 for by in (1, -1) if step == 0 else (1 if shift < 0 else -1,):
                     last = ring.size // 2 if by == 1 else (ring.size - 1) // 2
                     if step < last:
                         following.append((shift - by, writer.send(piece, by, gather.source)))
-            for shift, piece in held:
+            for shift, piece in shards:
                 for product in products:
                     made = self._times(writer, product, whole, piece, shift)
-                    self._place(writer, product, made, shift, pieces, ends)
+                    self._place(writer, product, made, shift, pieces, results)
                 if needs_whole:
-                    self._place(writer, gather, piece, shift, pieces, ends)
-            held = following
+                    self._place(writer, gather, piece, shift, pieces, results)
+            shards = following
         for product, terms in pieces.items():
             writer.add(terms, product.source, product.outputs[0])
         self._finish(writer, [gather, *products], min(self.place[one] for one in products))
 
     def _products(self, gather: Instruction) -> list[Instruction]:
-        """Returns the einsums of a gathered value that need nothing else that is made of it."""
+        """Returns the einsums of a gathered value that need no other value derived from it."""
         (whole,) = gather.outputs
-        below = {whole}
-        found = []
+        derived = {whole}
+        products = []
         last = max(
             (self.place[one] for one in self.readers[whole] if one.op == "einsum"), default=0
         )
         for one in self.block.instructions[self.place[gather] + 1 : last + 1]:
-            depends = [value for value in one.inputs if value in below]
+            depends = [value for value in one.inputs if value in derived]
             if not depends:
                 continue
-            fits = one.op == "einsum" and depends == [whole] and one not in self.gone
+            fits = one.op == "einsum" and depends == [whole] and one not in self.replaced
             if fits and self._agrees(one, gather):
-                found.append(one)
-            below.update(one.outputs)
-        return found
+                products.append(one)
+            derived.update(one.outputs)
+        return products
 
     def _agrees(self, product: Instruction, gather: Instruction) -> bool:
-        """Whether devices that all hold a product's result would still hold the same bits.
+        """Whether a replicated product would still have the same bits on all devices.
 
-        They would not if the gathered dim is contracted: each begins the sum with its own shard.
+        It would not if the gathered dim is contracted: each device starts the sum with its own
+        shard.
         """
         (out,) = product.outputs
         apart = out.layout.split_axes.union(out.layout.partial_axes)
@@ -280,7 +284,7 @@ class _Block:
     def _times(
         self, writer: _Writer, product: Instruction, whole: Value, piece: Value, shift: int
     ) -> Value:
-        """Returns the product with one shard: of all that it stands for, or one of its terms."""
+        """Returns the product with one shard: a block of the result, or one term of the sum."""
         inputs = [
             piece if value is whole else writer.cut(value, shift, product.source)
             for value in product.inputs
@@ -299,16 +303,16 @@ class _Block:
         piece: Value,
         shift: int,
         pieces: dict[Instruction, list[Value]],
-        ends: dict[Instruction, Value],
+        results: dict[Instruction, Value],
     ) -> None:
-        """Puts a piece of a result where it belongs, or among the terms of a sum."""
+        """Writes a piece to its place in the result, or adds it to the terms of a sum."""
         ring, (out,) = writer.ring, product.outputs
         if out.shape.find(ring.dim) is None:
             pieces[product].append(piece)
             return
-        if product not in ends:
+        if product not in results:
             blank = replace(out)
-            ends[product] = writer.write("full", (), blank, product.source, {"value": 0})
+            results[product] = writer.write("full", (), blank, product.source, {"value": 0})
         count = pieces.setdefault(product, [])
         count.append(piece)
         last = len(count) == ring.size
@@ -318,8 +322,8 @@ class _Block:
             "starts": ring.starts(shift),
         }
         result = out if last else replace(out)
-        ends[product] = writer.write(
-            "local_update", (ends[product], piece), result, product.source, params
+        results[product] = writer.write(
+            "local_update", (results[product], piece), result, product.source, params
         )
         if last:
             del pieces[product]
@@ -351,13 +355,13 @@ class _Block:
         self._finish(writer, [scatter, *inner], self.place[scatter])
 
     def _inner(self, value: Value, dim: str) -> Iterator[Instruction]:
-        """Yields what can be computed block by block: einsums, and what is elementwise of them."""
+        """Yields what can run block by block: einsums, and elementwise instructions of them."""
         maker = self.maker.get(value)
         if maker is None or value in self.returned or len(self.readers[value]) > 1:
             return
         if value.shape.find(dim) is None:
             return
-        if maker in self.gone or len(maker.outputs) > 1:
+        if maker in self.replaced or len(maker.outputs) > 1:
             return
         if maker.op == "einsum":
             yield maker
@@ -369,7 +373,7 @@ class _Block:
     def _chunk(
         self, writer: _Writer, value: Value, shift: int, inner: Sequence[Instruction]
     ) -> Value:
-        """Returns the block of a value that is for the device `shift` places on."""
+        """Returns the block of a value that belongs to the device `shift` places on."""
         ring, maker = writer.ring, self.maker.get(value)
         if value.shape.find(ring.dim) is None:
             return value
@@ -385,6 +389,6 @@ class _Block:
         return writer.write(maker.op, inputs, result, maker.source, maker.params)
 
     def _finish(self, writer: _Writer, replaced: Sequence[Instruction], at: float) -> None:
-        """Puts a ring in the place of what it replaces."""
-        self.gone.update(replaced)
+        """Replaces instructions by a ring, at position `at`."""
+        self.replaced.update(replaced)
         self.written.append((at, writer.instructions))

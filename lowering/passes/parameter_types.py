@@ -1,6 +1,6 @@
-"""Parameter types: whether an instruction's parameters are those of the record of its kind.
+"""Parameter types: checks that an instruction's parameters fit the record of its kind.
 
-The records are in `lowering.parameters`. `verify` asks here; nothing is checked while lowering.
+The records are in `lowering.parameters`. `verify` calls this; lowering itself checks nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.lowering.program import Block, Instruction
 
 
 def parameter_problems(instruction: Instruction) -> Iterator[str]:
-    """Yields what is wrong with the parameters of an instruction of a kind that is declared."""
+    """Yields the problems with the parameters of an instruction of a declared kind."""
     record, params = record_of(instruction), instruction.params
     wanted = _fields(record)
     where = f"(`{record.__name__}` in lowering/parameters.py)"
@@ -36,12 +36,12 @@ def parameter_problems(instruction: Instruction) -> Iterator[str]:
 
 @cache
 def _fields(record: type) -> dict[str, tuple[Any, bool]]:
-    """Returns the type of each key of a record, and whether it must be there."""
-    found = {}
+    """Returns the type of each key of a record, and whether the key is required."""
+    types_of = {}
     for key, hint in get_type_hints(record, None, {"Block": Block}, include_extras=True).items():
         optional = get_origin(hint) is NotRequired
-        found[key] = (get_args(hint)[0] if optional else hint, not optional)
-    return found
+        types_of[key] = (get_args(hint)[0] if optional else hint, not optional)
+    return types_of
 
 
 def _is(value: Any, kind: Any) -> bool:

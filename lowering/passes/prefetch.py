@@ -1,11 +1,10 @@
-"""Prefetch: what a loop gathers for an iteration travels while the one before is computed.
+"""Prefetch: a loop gathers the weights of the next iteration while it computes the present one.
 
-A scan whose body gathers slices of what it scans over waits for them in every iteration: XLA:TPU
-does not move a gather into the iteration before (it leaves the first of a body exposed). Here the
-body gathers the slices of the next iteration, before anything else, and carries them there; those
-of the first are gathered before the loop. This holds one more layer of gathered weights, and sends
-one gather more than there are iterations: the last one gathers the first slices again. So it is
-done on request only.
+A scan whose body gathers slices of its inputs waits for them in every iteration: XLA:TPU does not
+move a gather into the previous iteration (it leaves the first of a body exposed). With this pass
+the body first gathers the slices of the next iteration, and carries them there. Those of the first
+are gathered before the loop. This needs memory for one more layer of gathered weights, and one more
+gather: the last iteration gathers the first slices again. So it is done only on request.
 """
 
 from __future__ import annotations
@@ -22,31 +21,32 @@ from meshdsl.tensors.dims import Dimension, Shape
 
 
 def prefetch(program: SpmdProgram, options: Options) -> SpmdProgram:
-    """Gathers one iteration ahead, if `options.prefetch` asks for it and the memory allows it."""
+    """Gathers one iteration ahead if `options.prefetch` is set and the memory suffices."""
     if not options.prefetch:
         return program
-    found = each_block(program, lambda block: _ahead(block, program.mesh))
-    if options.memory is not None and found.peak_bytes > max(options.memory, program.peak_bytes):
+    ahead = each_block(program, lambda block: _ahead(block, program.mesh))
+    if options.memory is not None and ahead.peak_bytes > max(options.memory, program.peak_bytes):
         return program
-    return found
+    return ahead
 
 
 def _ahead(block: Block, mesh: Mesh) -> Block:
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     for one in block.instructions:
-        found += _pipelined(one, mesh) if one.op == "scan" else [one]
-    if len(found) == len(block.instructions):
+        instructions += _pipelined(one, mesh) if one.op == "scan" else [one]
+    if len(instructions) == len(block.instructions):
         return block
-    return replace(block, instructions=tuple(found))
+    return replace(block, instructions=tuple(instructions))
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """A gather that can be done ahead, and how its operands come of the body's inputs.
+    """A gather that can be done ahead, and the instructions that make its operands.
 
     Attributes:
-        behind: of the results of the body's barriers, what they are. They are looked through: what
-            is gathered in another iteration is apart already.
+        chain: the instructions that make its operands from the body's inputs.
+        behind: for each result of the body's barriers, its operand. Barriers are not needed here: a
+            gather in another iteration is separate already.
     """
 
     instruction: Instruction
@@ -55,7 +55,7 @@ class _Gather:
 
 
 def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
-    """Returns a scan that gathers ahead, after what it starts with; or the scan as it is."""
+    """Returns a scan that gathers ahead, after its first gathers; or the scan unchanged."""
     params = parameters_of(scan, Scan)
     body = params["body"]
     consts, fixed = params["consts"], params["consts"] + params["carries"]
@@ -67,20 +67,20 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
     if not gathers:
         return [scan]
 
-    # Before the loop: the slices of the first iteration.
+    # Before the loop: gathers of the first iteration.
     first = params["length"] - 1 if params["reverse"] else 0
     before: list[Instruction] = []
-    given = dict(zip(body.inputs[:consts], scan.inputs[:consts], strict=True))
+    known = dict(zip(body.inputs[:consts], scan.inputs[:consts], strict=True))
 
     def slice_of(value: Value) -> Value:
-        if value not in given:
+        if value not in known:
             outer = scan.inputs[body.inputs.index(value)]
-            given[value] = _slice(outer, value, dim, first, scan, before)
-        return given[value]
+            known[value] = _slice(outer, value, dim, first, scan, before)
+        return known[value]
 
     starts = [out for one in gathers for out in _copied(one, slice_of, before)]
 
-    # In the loop: those of the next.
+    # In the loop: gathers of the next iteration.
     ahead: dict[Value, Value] = {}
     inside: list[Instruction] = []
 
@@ -90,9 +90,9 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
         return ahead.setdefault(value, replace(value))
 
     following = [out for one in gathers for out in _copied(one, next_of, inside)]
-    gone = {one.instruction for one in gathers}
+    replaced = {one.instruction for one in gathers}
     carried = tuple(out for one in gathers for out in one.instruction.outputs)
-    rest = [part for one in body.instructions for part in _without(one, gone, mesh)]
+    rest = [part for one in body.instructions for part in _without(one, replaced, mesh)]
     inner = Block(
         (*body.inputs[:fixed], *carried, *body.inputs[fixed:], *ahead.values()),
         (*inside, *rest),
@@ -107,13 +107,13 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
         "ahead": tuple(range(count, count + len(again))),
     }
     inputs = (*scan.inputs[:fixed], *starts, *stacked, *again)
-    ends = tuple(replace(value) for value in starts)
-    outputs = (*scan.outputs[: params["carries"]], *ends, *scan.outputs[params["carries"] :])
+    last_slices = tuple(replace(value) for value in starts)
+    outputs = (*scan.outputs[: params["carries"]], *last_slices, *scan.outputs[params["carries"] :])
     return [*before, replace(scan, inputs=inputs, outputs=outputs, params=changed)]
 
 
 def _gathers(body: Block, consts: int, fixed: int, mesh: Mesh) -> Iterator[_Gather]:
-    """Yields the gathers, of joined ones the parts, that need nothing that the body computes."""
+    """Yields the gathers, or parts of joined ones, that need no result of the body's products."""
     maker = {value: one for one in body.instructions for value in one.outputs}
     behind = {
         after: before
@@ -121,25 +121,25 @@ def _gathers(body: Block, consts: int, fixed: int, mesh: Mesh) -> Iterator[_Gath
         if one.op == "barrier"
         for before, after in zip(one.inputs, one.outputs, strict=True)
     }
-    given, slices = set(body.inputs[:consts]), set(body.inputs[fixed:])
+    constants, slices = set(body.inputs[:consts]), set(body.inputs[fixed:])
     for one in body.instructions:
         if one.op != "all_gather":
             continue
         parts = [
-            (part, _chain(part.inputs[0], maker, behind, given | slices)) for part in one.parts
+            (part, _chain(part.inputs[0], maker, behind, constants | slices)) for part in one.parts
         ]
-        found = [(part, chain) for part, chain in parts if chain is not None]
-        instructions = dict.fromkeys(step for _, chain in found for step in chain)
-        readers = [*(part for part, _ in found), *instructions]
+        ahead = [(part, chain) for part, chain in parts if chain is not None]
+        instructions = dict.fromkeys(step for _, chain in ahead for step in chain)
+        readers = [*(part for part, _ in ahead), *instructions]
         reads = {_before(value, behind) for reader in readers for value in reader.inputs}
-        if found and reads & slices:
-            chosen = one if len(found) == len(parts) else joined([p for p, _ in found], mesh)
+        if ahead and reads & slices:
+            chosen = one if len(ahead) == len(parts) else joined([p for p, _ in ahead], mesh)
             order = tuple(step for step in body.instructions if step in instructions)
             yield _Gather(chosen, order, behind)
 
 
 def _before(value: Value, behind: Mapping[Value, Value]) -> Value:
-    """Returns what a value is before all barriers."""
+    """Returns the value before all barriers."""
     while value in behind:
         value = behind[value]
     return value
@@ -149,33 +149,33 @@ def _chain(
     value: Value,
     maker: Mapping[Value, Instruction],
     behind: Mapping[Value, Value],
-    ends: set[Value],
+    sources: set[Value],
 ) -> tuple[Instruction, ...] | None:
-    """Returns the instructions that make a value of some others, if they are cheap."""
+    """Returns the instructions that make a value from `sources`, or None if one is not cheap."""
     value = _before(value, behind)
-    if value in ends:
+    if value in sources:
         return ()
     one = maker.get(value)
     if one is None or one.op not in CHEAP:
         return None
-    found: tuple[Instruction, ...] = ()
+    steps: tuple[Instruction, ...] = ()
     for operand in one.inputs:
-        before = _chain(operand, maker, behind, ends)
+        before = _chain(operand, maker, behind, sources)
         if before is None:
             return None
-        found += before
-    return (*found, one)
+        steps += before
+    return (*steps, one)
 
 
 def _copied(
-    gather: _Gather, given: Callable[[Value], Value], written: list[Instruction]
+    gather: _Gather, value_of: Callable[[Value], Value], written: list[Instruction]
 ) -> Sequence[Value]:
-    """Writes a gather, and what leads to it, of other inputs; returns what it gathers."""
+    """Writes a gather and its chain with other inputs; returns the gathered values."""
     made: dict[Value, Value] = {}
 
     def of(value: Value) -> Value:
         value = _before(value, gather.behind)
-        return made[value] if value in made else given(value)
+        return made[value] if value in made else value_of(value)
 
     for one in (*gather.chain, gather.instruction):
         outputs = tuple(replace(value) for value in one.outputs)
@@ -184,12 +184,12 @@ def _copied(
     return outputs
 
 
-def _without(one: Instruction, gone: set[Instruction], mesh: Mesh) -> Iterator[Instruction]:
-    """Yields what is left of an instruction without the gathers that are done ahead."""
+def _without(one: Instruction, gathers: set[Instruction], mesh: Mesh) -> Iterator[Instruction]:
+    """Yields an instruction without its gathers that are done ahead."""
     if one.op != "all_gather":
         yield one
         return
-    done = {value for gather in gone for value in gather.outputs}
+    done = {value for gather in gathers for value in gather.outputs}
     left = [part for part in one.parts if part.outputs[0] not in done]
     if len(left) == len(one.parts):
         yield one
@@ -200,7 +200,7 @@ def _without(one: Instruction, gone: set[Instruction], mesh: Mesh) -> Iterator[I
 def _slice(
     stacked: Value, like: Value, dim: str, at: int, scan: Instruction, written: list[Instruction]
 ) -> Value:
-    """Writes what cuts one slice out of a stack before a loop."""
+    """Writes the instructions that slice a stack before a loop."""
     order = stacked.shape.names
     shape = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.shape)
     local = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.local)
@@ -208,15 +208,15 @@ def _slice(
     params: Window = {"dim": dim, "start": at, "stride": 1, "dilation": 1, "fill": 0}
     written.append(Instruction("window", (stacked,), (thin,), params, scan.source))
     names = [name for name in order if name != dim]
-    kept = Value(
+    thinned = Value(
         Shape(shape.get(name) for name in names),
         stacked.dtype,
         stacked.layout,
         Shape(local.get(name) for name in names),
     )
-    written.append(Instruction("reshape", (thin,), (kept,), {}, scan.source))
-    if kept.shape.names == like.shape.names:
-        return kept
+    written.append(Instruction("reshape", (thin,), (thinned,), {}, scan.source))
+    if thinned.shape.names == like.shape.names:
+        return thinned
     result = replace(like)
-    written.append(Instruction("transpose", (kept,), (result,), {}, scan.source))
+    written.append(Instruction("transpose", (thinned,), (result,), {}, scan.source))
     return result

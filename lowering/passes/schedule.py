@@ -1,11 +1,11 @@
-"""Schedule: collectives begin early, so that there is work left to do while they travel.
+"""Schedule: collectives start early, so that they overlap with computation.
 
-Lowering writes a collective where its result is first read. Here reductions, and all that sends
-what the block has computed, move to where their operands are ready; a gather moves to before the
-last product, or loop, that comes before its first reader, so that one of these can hide it and no
-more is held than that takes. What moves and casts operands goes along. Readers stay where they are.
-XLA orders instructions once more for TPU and GPU; what is told of a program, and backends that run
-it as it is written, go by this order.
+Lowering writes a collective where its result is first read. This pass moves reductions, and other
+collectives of computed values, to where their operands are ready. It moves a gather before the last
+product, or loop, that precedes its first reader: one of these hides it, and the gathered value is
+live no longer than needed. Instructions that only move or cast operands move along. Readers stay.
+XLA orders instructions again for TPU and GPU. Reports, and backends that run a program as it is
+written, use this order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LONG = named(lambda kind: kind.long)
 
 
 def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
-    """Moves collectives to where they can begin, gathers only as far as it pays.
+    """Moves collectives to where they can start, gathers only as far as it pays.
 
-    A program whose peak would grow, and above `options.memory` if that is given, keeps its gathers
-    where they are, and all its collectives if that is not enough.
+    If the peak would grow, and exceed `options.memory` if that is given, gathers stay in place; if
+    it still would, all collectives do.
     """
     allowed = max(program.peak_bytes, options.memory or 0)
     for kinds in (COLLECTIVES, [kind for kind in COLLECTIVES if kind != "all_gather"]):
@@ -34,7 +34,7 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
         if early is program:
             return program
         if early.peak_bytes <= allowed:
-            return schedule(early, options)  # what went ahead may let others, or gathers, do so
+            return schedule(early, options)  # moved collectives may let others move
     return program
 
 
@@ -68,9 +68,10 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
 def _first_readers(
     block: Block, place: Mapping[Instruction, int], maker: Mapping[Value, Instruction]
 ) -> dict[Instruction, int]:
-    """Returns where the first reader of each instruction stands that does not move itself.
+    """Returns the position of each instruction's first reader that does not move itself.
 
-    Gathers do, and what leads to nothing but gathers: theirs is the first reader of these.
+    Gathers move, and so do cheap instructions that only lead to gathers; the readers of a moving
+    reader count instead of it.
     """
     first: dict[Instruction, int] = {}
     stays: set[Instruction] = set(maker[value] for value in block.outputs if value in maker)

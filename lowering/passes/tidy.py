@@ -1,8 +1,7 @@
-"""Tidy: nothing is done twice, and nothing that no one needs.
+"""Tidy: removes duplicate instructions, and those that no result or effect needs.
 
-The same collective, or local instruction, of the same values is done once in a block. What lies
-behind a barrier counts as other values than what lies before it, so what is to be computed or
-gathered again is. Effects stay.
+Equal instructions of the same values are done once in a block. A barrier's results count as other
+values than its operands, so values that are to be recomputed or gathered again stay. Effects stay.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exa
 
 
 def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
-    """Drops duplicates, and what neither a result nor an effect needs."""
+    """Removes duplicates, and instructions that neither a result nor an effect needs."""
     return each_block(program, lambda block: needed(_once(block)))
 
 
 def _once(block: Block) -> Block:
     known: dict[Hashable, tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}
-    kept = []
+    remaining = []
     for one in block.instructions:
         one = substituted(one, same)
         key = _key(one)
@@ -35,15 +34,15 @@ def _once(block: Block) -> Block:
             continue
         if key is not None:
             known[key] = one.outputs
-        kept.append(one)
+        remaining.append(one)
     if not same:
         return block
     outputs = tuple(same.get(value, value) for value in block.outputs)
-    return replace(block, instructions=tuple(kept), outputs=outputs)
+    return replace(block, instructions=tuple(remaining), outputs=outputs)
 
 
 def _key(one: Instruction) -> Hashable | None:
-    """Returns what equal instructions have in common, or None if there is never another."""
+    """Returns a key that equal instructions share, or None if an instruction has no equal."""
     if one.has_effect or one.op == "barrier":
         return None
     if any(isinstance(value, np.ndarray | Block | dict) for value in one.params.values()):
@@ -53,13 +52,13 @@ def _key(one: Instruction) -> Hashable | None:
 
 
 def needed(block: Block) -> Block:
-    """Returns a block without what neither its results nor effects need."""
+    """Returns a block without instructions that neither its results nor effects need."""
     read = set(block.outputs)
-    kept = []
+    remaining = []
     for one in reversed(block.instructions):
         if one.has_effect or any(value in read for value in one.outputs):
             read.update(one.inputs)
-            kept.append(one)
-    if len(kept) == len(block.instructions):
+            remaining.append(one)
+    if len(remaining) == len(block.instructions):
         return block
-    return replace(block, instructions=tuple(reversed(kept)))
+    return replace(block, instructions=tuple(reversed(remaining)))

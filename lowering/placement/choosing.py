@@ -1,7 +1,7 @@
-"""Choosing: which of the strategies that a partition rule offers is taken.
+"""Choosing: takes one of the strategies that a partition rule offers.
 
-There is one cost function: bytes on the wire, and local flops by what the hardware can compute in
-the time of one byte. Of strategies that cost the same the first is taken.
+There is one cost function: bytes on the wire, plus local flops divided by the flops that the
+hardware computes in the time of one byte. Among strategies of equal cost the first is taken.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from meshdsl.lowering.partition.strategy import bytes_moved
 from meshdsl.tensors.dtypes import BFLOAT16
 from meshdsl.tracing.graph import Operation
 
-# Local flops that take the time of one byte on the wire, of hardware that is not known.
+# Local flops that take the time of one byte on the wire, if the hardware is not known.
 FLOPS_PER_WIRE_BYTE = 2000.0
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """Asks the rules for their strategies, and takes the cheapest.
+    """Chooses the cheapest of the strategies that rules offer.
 
     Attributes:
-        hardware: what the program is for; None: it is not known.
+        hardware: the hardware that the program is for; None if it is not known.
     """
 
     mesh: Mesh
@@ -47,7 +47,7 @@ class Chooser:
         return (work.sends + work.flops / self.flops_per_wire_byte) / work.favour
 
     def cheapest(self, works: Sequence[Work]) -> int:
-        """Returns the number of the cheapest, the first one of equals."""
+        """Returns the number of the cheapest strategy, the first among equals."""
         if len(works) == 1:
             return 0
         costs = [self.cost(work) for work in works]
@@ -60,14 +60,14 @@ class Chooser:
         results: Sequence[TensorLayout],
         readers: int = 1,
     ) -> Strategy | Strategies:
-        """Returns what the rule of an operation offers where its tensors have these layouts."""
+        """Returns what the rule of an operation offers if its tensors have these layouts."""
         case = Case(op, tuple(operands), tuple(results), self.mesh, self.options, readers)
         return rule_of(op)(case)
 
     def sends(
         self, op: Operation, operands: Sequence[TensorLayout], results: Sequence[TensorLayout]
     ) -> float:
-        """Returns the bytes that one device sends for an operation, by the strategy taken."""
+        """Returns the bytes that one device sends for an operation in the chosen strategy."""
         offered = self.offered(op, operands, results)
         if isinstance(offered, Strategies):
             return offered.work[self.cheapest(offered.work)].sends
@@ -84,7 +84,7 @@ class Chooser:
         results: Sequence[TensorLayout],
         readers: int = 1,
     ) -> Strategy:
-        """Returns the strategy by which an operation is done there."""
+        """Returns the chosen strategy of an operation whose tensors have these layouts."""
         offered = self.offered(op, operands, results, readers)
         if isinstance(offered, Strategy):
             return offered

@@ -1,10 +1,10 @@
-"""Keeping: weights that both passes gather are gathered once, where the memory is there anyway.
+"""Keeping: weights that both passes gather are gathered once, if there is memory for them.
 
 A weight that is stored split is gathered for the forward pass, freed, and gathered again for the
-backward pass. Outside of loops that can be little apart: a table of tokens is last read for the
-logits, and read again for their gradient. Here such a weight is kept in between, if at none of the
-instructions there a device would then hold more than it may. Those that are kept for the shortest
-time come first. Loops over layers gather their slices again: keeping those is for `--weights=keep`.
+backward pass. Outside of loops the time between may be short: the logits read a table of tokens
+last, and their gradient reads it again. This pass keeps such a weight in between, unless a device
+would exceed its memory at some instruction there. Weights that are kept for the shortest time come
+first. Loops over layers gather their slices again; `--weights=keep` keeps those.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Kept:
 
     Attributes:
         path: the parameter's.
-        bytes: what a device holds of it in between.
-        wire_bytes: what a device sends less, each time that it would be gathered again.
+        bytes: the memory on a device that it takes in between.
+        wire_bytes: the bytes that a device saves on the wire, per gather that is left out.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Kept:
 
 
 def allowance(program: SpmdProgram, limit: int | None) -> int:
-    """Returns the bytes that a device may hold: the limit, or a little more than it holds."""
+    """Returns the bytes that a device may use: the limit, or a little more than the peak."""
     return int(program.peak_bytes * (1 + SHARE)) if limit is None else limit
 
 
@@ -48,7 +48,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
 
         keep_gathered(program, program.peak_bytes)
 
-    What it keeps is in `program.kept`. To be used before passes: collectives are not joined yet.
+    `program.kept` lists the weights that it keeps. It must run before passes that join collectives.
 
     Args:
         limit: the bytes that a device has; None allows `SHARE` more than the program's peak.
@@ -67,35 +67,36 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
         levels = np.array([curve.get(one, 0) for one in block.instructions])
         instead: dict[Value, Value] = {}
         for one in sorted(again, key=lambda one: one.length):
-            spans = [(slice(start + 1, end), held) for start, end, held in one.spans]
-            if any(levels[span].max(initial=0) + held > allowed for span, held in spans):
+            spans = [(slice(start + 1, end), size) for start, end, size in one.spans]
+            if any(levels[span].max(initial=0) + size > allowed for span, size in spans):
                 continue
-            for span, held in spans:
-                levels[span] += held
+            for span, size in spans:
+                levels[span] += size
             instead.update(one.values)
             sent = sum(wire_of(move, program.mesh) for move in one.moves)
-            kept.append(Kept(paths.get(one.home, ""), sum(held for _, held in spans), sent))
+            kept.append(Kept(paths.get(one.home, ""), sum(size for _, size in spans), sent))
         if not instead:
             return block
         instructions = tuple(substituted(one, instead) for one in block.instructions)
         outputs = tuple(instead.get(value, value) for value in block.outputs)
         return needed(replace(block, instructions=instructions, outputs=outputs))
 
-    found = each_block(program, change)
-    if found is program:
+    changed = each_block(program, change)
+    if changed is program:
         return program
-    return replace(found, kept=tuple(kept))
+    return replace(changed, kept=tuple(kept))
 
 
 @dataclass(eq=False)
 class _Regathered:
-    """A stored weight that is moved again behind the barrier that frees it.
+    """A stored weight that is moved again after the barrier that frees it.
 
     Attributes:
-        home: the weight where it is stored.
-        values: what has been moved again, and what that was before.
+        home: the stored weight.
+        values: the values that are moved again, and the earlier values equal to them.
         moves: the instructions that move it again.
-        spans: where what was moved before is read last, where it is moved again, and its bytes.
+        spans: per earlier value, the position of its last reader, the position at which it is moved
+            again, and its bytes.
     """
 
     home: Value
@@ -109,12 +110,12 @@ class _Regathered:
 
 
 def _frees(one: Instruction) -> bool:
-    """Whether an instruction is the barrier behind which a weight is gathered again."""
+    """Whether an instruction is the barrier after which a weight is gathered again."""
     return one.op == "barrier" and parameters_of(one, Barrier).get("stored", False)
 
 
 def _regathered(block: Block) -> Iterator[_Regathered]:
-    """Yields the weights of a block that are moved again just as before."""
+    """Yields the weights of a block that are moved again in the same way."""
     homes = {one.inputs[0] for one in block.instructions if _frees(one)}
     if not homes:
         return
@@ -126,7 +127,7 @@ def _regathered(block: Block) -> Iterator[_Regathered]:
     pairs = zip(block.instructions, moving, strict=True)
     further = {v for one, moves in pairs if not moves for v in one.inputs}.union(
         block.outputs
-    )  # what is read, rather than moved on
+    )  # values that are read, not only moved on
     for place, one in enumerate(block.instructions):
         if _frees(one):
             weights[one.outputs[0]] = _Regathered(one.inputs[0], {one.outputs[0]: one.inputs[0]})
@@ -162,15 +163,15 @@ def _key(one: Instruction, value: Value) -> Hashable:
     return one.op, value, result.shape, result.dtype, result.layout, exact(one.params)
 
 
-def _paths(block: Block, given: Mapping[Value, str]) -> Iterator[tuple[Value, str]]:
-    """Yields what is a parameter, or moved or cast of one, with its path; bodies' as well."""
-    found = dict(given)
+def _paths(block: Block, paths_of_inputs: Mapping[Value, str]) -> Iterator[tuple[Value, str]]:
+    """Yields parameters, and values moved or cast from them, with their paths; in bodies too."""
+    paths = dict(paths_of_inputs)
     for one in block.instructions:
         if one.op in CHEAP:
             pairs = zip(one.inputs, one.outputs, strict=False)
-            found.update((out, found[value]) for value, out in pairs if value in found)
+            paths.update((out, paths[value]) for value, out in pairs if value in paths)
         for body in one.bodies:
             inputs = one.inputs[len(one.inputs) - len(body.inputs) :]
             inner = zip(body.inputs, inputs, strict=False)
-            yield from _paths(body, {i: found[o] for i, o in inner if o in found})
-    yield from found.items()
+            yield from _paths(body, {i: paths[o] for i, o in inner if o in paths})
+    yield from paths.items()

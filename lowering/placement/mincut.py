@@ -12,7 +12,7 @@ _TINY = 1e-9
 class CutGraph:
     """A graph with capacities; `SOURCE` and `SINK` are its ends.
 
-    An edge a -> b with capacity c costs c where a stays on the source's side and b does not.
+    An edge a -> b with capacity c costs c if a is on the source's side and b is not.
     """
 
     SOURCE = "source"
@@ -39,7 +39,7 @@ class CutGraph:
         self._room += (capacity, 0.0)
 
     def edge_once(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        """Adds an edge unless it was added so before."""
+        """Adds an edge unless this method has added it before."""
         if (start, end) not in self._once:
             self._once.add((start, end))
             self.edge(start, end, capacity)

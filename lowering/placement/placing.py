@@ -41,9 +41,10 @@ def place(
 
     Args:
         given: what a `Placement` decides.
-        moved: the layouts of what the forward pass keeps moved for the backward pass.
-        before: a graph of which this one is a rewritten form; what is the same in both keeps its
-            strategies.
+        moved: the layouts of tensors that the forward pass keeps in another layout for the backward
+            pass.
+        before: the placed graph that this graph was rewritten from; operations that are in both
+            keep their strategies.
     """
     given = given or Given()
     where = {**given.tensors, **dict(_read_by_conditions(graph, given))}
@@ -70,7 +71,7 @@ def strategies_of(
     """Returns the strategies of all operations without bodies.
 
     Args:
-        before: where some of them may be known.
+        before: a placed graph whose strategies are used again.
     """
     strategies: dict[Operation, Strategy] = {}
     for block in blocks_of(graph):

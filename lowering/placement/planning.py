@@ -1,8 +1,8 @@
 """Planning: every operation gets its strategy.
 
-Strategies show where an equal graph sends less: sums over groups of a split dim (`group_sums`), and
-what the backward pass need not move again (`sharing`). The graph is then rewritten; what is new in
-it is placed and planned within this stage, and what is not keeps its strategy.
+Strategies show where an equivalent graph sends less: sums over groups of a split dim
+(`group_sums`), and tensors that the backward pass need not move again (`sharing`). This stage
+rewrites the graph, and places and plans its new operations. The others keep their strategies.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
             graph = prune(shared.graph)
             again = place(graph, layout, chooser, choice, given, shared.places, planned)
             planned = _planned(again)
-    # Unused options are told only if the user set them; a ring may be lowering's own try.
+    # Unused options are reported only if the user set them; lowering may try a ring by itself.
     return planned if choice.ring else replace(planned, unused=_unused(planned))
 
 
 def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:
-    """Decides where partial sums become whole; those of half precision are made wide before.
+    """Decides where partial sums are reduced; sums in half precision are widened before.
 
     Raises:
         ValueError: a tensor cannot stay partial as a `Placement` says.
@@ -64,7 +64,7 @@ def _planned(placed: Placed) -> Planned:
 
 
 def _unused(planned: Planned) -> tuple[str, ...]:
-    """Returns the options for attention that change nothing, in words."""
+    """Returns messages about options for attention that have no effect."""
     layouts, chooser = planned.layouts, planned.chooser
     cases = [
         Case(

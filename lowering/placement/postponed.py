@@ -1,16 +1,20 @@
-"""Postponed moves: a tensor keeps for a while how it came to be split, until less is left to move.
+"""Postponed moves: a tensor stays split for a while, until it is smaller, and is gathered then.
 
 A dim that is renamed to a name without a rule, or split into parts without one, is not split by the
-layout rules, so its tensor would be gathered at once, before the slice or the sum that makes it
-small. What only operations around it see may stay as it was split: it is then gathered where its
-readers need it, or not at all. Inputs, outputs (once returned), named and stored tensors, and what
-loops and branches pass on are always where the layout rules put them.
+layout rules. So its tensor would be gathered at once, before the slice or the sum that makes it
+small. An intermediate tensor may stay split instead: it is gathered where a reader needs it, or
+never. Inputs, outputs (once returned), named and stored tensors, and the carries and results of
+loops and branches always have the layout of the rules.
 
-Which tensors stay split is a minimum cut. A tensor that stays split (source side) pays for being
-moved while some reader needs it as the rules say, once for each layout that it is needed in; one
-that does not pays for the gather. Sums over what stays split pay for being reduced. A tensor is
-split further than the rules say, never otherwise, so the way there is always free. Of equally good
-cuts that one is taken in which the fewest tensors are elsewhere than the rules say.
+A minimum cut decides which tensors stay split. The costs are:
+
+- A tensor that stays split (source side) costs a move to each other layout in which a reader needs
+  it.
+- A tensor that does not stay split costs the gather.
+- A sum over a dim that stays split costs the reduction.
+
+A tensor that stays split has all splits of the rules and more, so a move to it is a free slice.
+Among equally good cuts the one is taken that leaves most tensors in the layout of the rules.
 """
 
 from __future__ import annotations
@@ -43,30 +47,30 @@ def postponed(
     """Returns the tensors of a graph and its bodies that stay split, with their layouts.
 
     Args:
-        fixed: tensors that are where the rules say, beside those that have names.
-        constant: tensors that are made where they are read.
+        fixed: tensors that keep the layout of the rules, besides those that have names.
+        constant: tensors that each reader makes for itself.
     """
-    found = _Postponed(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
+    stay = _Postponed(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
     bodies = [body for op in graph.operations for body in op.bodies]
     while bodies:
         body = bodies.pop()
-        found |= _Postponed(
+        stay |= _Postponed(
             body, layouts, strategies, chooser, fixed, constant, body.outputs
         ).solve()
         bodies += [inner for op in body.operations for inner in op.bodies]
-    return found
+    return stay
 
 
 class _Postponed:
     """The cut of one graph.
 
-    Nodes: a tensor (it stays split), ("from", tensor, layout) (something needs it moved there),
-    ("to", tensor, layout) (nothing needs it gathered in order to be as the rules say), and
+    Nodes: a tensor (it stays split), ("from", tensor, layout) (a reader needs it moved there),
+    ("to", tensor, layout) (no reader with a result as the rules say needs it gathered), and
     ("result", operation) (some operand stays split).
 
     Attributes:
-        places: where a tensor is if it stays split; for those that may.
-        paid: what some reader has moved whatever stays split.
+        places: the layouts of tensors if they stay split; for those that may.
+        paid: the reads that some reader moves in every cut.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class _Postponed:
         self.chooser = chooser
         self.mesh = chooser.mesh
         self.fixed = fixed
-        self.ends = {*results, *graph.names}  # which cannot stay split
+        self.fixed_by_name = {*results, *graph.names}  # which cannot stay split
         self.places: dict[Tensor, TensorLayout] = {}
         self.constant = constant
         self.paid: set[tuple[Tensor, TensorLayout]] = set()
@@ -106,8 +110,8 @@ class _Postponed:
             self._add(op)
         for tensor in self.graph.outputs:
             self._needed(tensor, self.layouts[tensor])
-        kept = self.cut.source_side()
-        return {tensor: place for tensor, place in self.places.items() if tensor in kept}
+        stay = self.cut.source_side()
+        return {tensor: place for tensor, place in self.places.items() if tensor in stay}
 
     # Which tensors may stay split, and how.
 
@@ -122,9 +126,9 @@ class _Postponed:
                 self._offer(op.outputs[0], self._following(op))
 
     def _offer(self, tensor: Tensor, place: TensorLayout) -> None:
-        """Notes where a tensor may stay, if that splits it further than the rules do."""
+        """Adds the layout in which a tensor may stay, if it splits further than the rules do."""
         home = self.layouts[tensor]
-        if tensor in self.ends or tensor in self.fixed or place == home:
+        if tensor in self.fixed_by_name or tensor in self.fixed or place == home:
             return
         if all(place.axes(name)[: len(axes)] == axes for name, axes in home.splits):
             self.places[tensor] = place
@@ -140,18 +144,18 @@ class _Postponed:
         return led_by_operand(Case(op, (self._at(op.inputs[0]),), home, self.mesh))
 
     def _following(self, op: Operation) -> TensorLayout:
-        """Returns the layout of a result that is split as the rules say, and as operands are."""
+        """Returns the layout of a result with the splits of the rules and those of operands."""
         (result,) = op.outputs
         place = self.layouts[result]
         for tensor in op.inputs:
             if tensor not in self.places:
                 continue
             for name, axes in self.places[tensor].splits:
-                held = place.axes(name)
+                home = place.axes(name)
                 dim = result.shape.find(name)
-                if dim is None or dim not in tensor.shape or axes[: len(held)] != held:
+                if dim is None or dim not in tensor.shape or axes[: len(home)] != home:
                     continue
-                if place.split_axes.isdisjoint(axes[len(held) :]):
+                if place.split_axes.isdisjoint(axes[len(home) :]):
                     place = place.split(name, axes)
         return place
 
@@ -171,12 +175,12 @@ class _Postponed:
             self._continue(op, moving)
 
     def _needed(self, tensor: Tensor, where: TensorLayout) -> None:
-        """A reader needs a tensor in one layout, whatever else stays split."""
+        """Adds a reader that needs a tensor in one layout in every cut."""
         if tensor in self.places:
             self._move(tensor, where, CutGraph.SINK)
 
     def _move(self, tensor: Tensor, where: TensorLayout, reader: Hashable) -> None:
-        """A reader needs a tensor moved if that stays split, unless it stays split itself."""
+        """Adds a reader that needs a tensor moved if the tensor stays split and it does not."""
         cost = self._sent(tensor, self.places[tensor], where)
         cost -= self._sent(tensor, self.layouts[tensor], where)
         if cost > 0:
@@ -185,7 +189,7 @@ class _Postponed:
             self.cut.edge(node, reader, INFINITE)
 
     def _begin(self, op: Operation) -> None:
-        """An operation gathers what it reads, unless its result stays split."""
+        """Adds an operation that gathers its operands unless its result stays split."""
         (result,) = op.outputs
         usual, split = self.strategies[op], self._strategy(op, (), stays=True)
         for tensor, where in zip(op.inputs, usual.operands, strict=True):
@@ -203,7 +207,7 @@ class _Postponed:
         self.cut.edge(result, CutGraph.SINK, cost)
 
     def _continue(self, op: Operation, moving: Sequence[Tensor]) -> None:
-        """An operation reads what stays split: it may as well, or pays for moving it or itself."""
+        """Adds an operation with operands that may stay split: its result may too, or is moved."""
         (result,) = op.outputs
         stays = result in self.places
         usual = self.strategies[op]
@@ -236,7 +240,7 @@ class _Postponed:
         return self.chooser.strategy(op, operands, results)
 
     def _rest(self, op: Operation, strategy: Strategy, moving: Sequence[Tensor]) -> float:
-        """Returns what is sent for operands that cannot stay split."""
+        """Returns the bytes sent for operands that cannot stay split."""
         rows = zip(op.inputs, strategy.operands, strict=True)
         return sum(
             self._sent(t, self.layouts[t], where)
@@ -245,10 +249,10 @@ class _Postponed:
         )
 
     def _left(self, op: Operation, strategy: Strategy, place: TensorLayout) -> float:
-        """Returns what is sent to take an operation's result to its place."""
+        """Returns the bytes sent to move an operation's result to its layout."""
         (result,) = op.outputs
         sent = self._sent(result, strategy.results[0], place)
-        if op.name == "window" and place.axes(op.params["dim"]):  # shards exchange what they need
+        if op.name == "window" and place.axes(op.params["dim"]):  # shards exchange elements
             sent += place.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
         return sent
 

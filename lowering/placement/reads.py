@@ -1,9 +1,9 @@
-"""Reads: what operations read elsewhere than where the layout rules put it.
+"""Reads: the tensors that operations read in another layout than that of the layout rules.
 
-The cut that decides where partial sums are reduced asks for it. An operation that a partial sum
-over an axis passes through may need its other operands gathered over that axis; one that none
-passes through may need its operand moved. What has been moved to a layout once serves all readers,
-so a read is known by its tensor and its layout. Costs are in bytes on the wire.
+The cut that decides where partial sums are reduced needs their costs. If a partial sum over an axis
+passes through an operation, the operation may need its other operands gathered over that axis; if
+not, it may need its operand moved. One move serves all readers, so a read is identified by its
+tensor and its layout. Costs are in bytes on the wire.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from meshdsl.tracing.graph import Graph, Operation
 if TYPE_CHECKING:
     from meshdsl.lowering.stages import Planned
 
-# What starting one collective counts, in bytes on the wire; it favours few and large ones.
+# The cost of starting one collective, in bytes on the wire; it favours few and large collectives.
 START = 1024.0
 
 
 class Read(NamedTuple):
-    """A tensor in a layout other than its own; a stored one is gathered again for gradients."""
+    """A tensor in another layout than its own; `again` if it is gathered again for gradients."""
 
     tensor: Tensor
     where: TensorLayout
@@ -37,8 +37,9 @@ class Reads:
     """The reads of a planned graph, its bodies included.
 
     Attributes:
-        outer: of what a body captures, the tensor around it, which is moved before the body runs.
-        times: how often the graph runs that has a captured tensor.
+        outer: for a tensor that a body captures, the tensor outside, which is moved before the body
+            runs.
+        times: for a captured tensor, how often its graph runs.
     """
 
     def __init__(self, planned: Planned) -> None:
@@ -60,14 +61,14 @@ class Reads:
 
     @cached_property
     def usual(self) -> dict[Operation, frozenset[Read]]:
-        """What operations read if no partial sum passes through them."""
-        found = {op: self.of(op, how) for op, how in self.planned.strategies.items()}
-        return {op: reads for op, reads in found.items() if reads}
+        """The reads of operations if no partial sum passes through them."""
+        reads_of = {op: self.of(op, how) for op, how in self.planned.strategies.items()}
+        return {op: reads for op, reads in reads_of.items() if reads}
 
     def of(
         self, op: Operation, strategy: Strategy, summands: Iterable[Tensor] = ()
     ) -> frozenset[Read]:
-        """Returns what an operation reads elsewhere by a strategy, apart from partial summands."""
+        """Returns the reads of an operation in a strategy, without partial summands."""
         layouts = self.planned.layouts
         rows = zip(op.inputs, strategy.operands, strict=True)
         moved = [(tensor, where) for tensor, where in rows if where != layouts[tensor]]
@@ -77,14 +78,14 @@ class Reads:
         return frozenset(self.read(op, *row) for row in moved if row[0] not in partial)
 
     def read(self, op: Operation, tensor: Tensor, where: TensorLayout) -> Read:
-        """Returns the read by which an operation takes a tensor in a layout."""
+        """Returns the read of a tensor in a layout by an operation."""
         again = tensor in self.planned.stored and op.source.backward
         while tensor in self.outer:
             tensor = self.outer[tensor]
         return Read(tensor, where, again)
 
     def cost(self, read: Read, times: int) -> float:
-        """Returns the bytes of a read, all `times` that the reader runs."""
+        """Returns the bytes of a read whose reader runs `times` times."""
         if read.tensor in self.planned.constant:
             return 0.0
         sent = self.between(read.tensor, self.planned.layouts[read.tensor], read.where)

@@ -1,16 +1,18 @@
-"""Storage: which tensors live where the layout keeps parameters, gradients and optimizer state.
+"""Storage: which tensors have the layouts of stored parameters, gradients and optimizer state.
 
-A scoped rule (`params/embed:data`) says where a tensor with a path is: an input, an output, or what
-`md.name` and differentiation name. What has its dims and is elementwise of it, a slice of it or a
-stack of slices, may live there too: an updated moment, a parameter cast before it is gathered, the
-gradient that a backward scan stacks. Which of them do is a minimum cut: a tensor that is stored
-pays for being gathered while some reader needs it as the rules without a scope say; a partial sum
-pays less for being reduced into storage than for being made whole. So gathers stand on the cheaper
-side of a cast, optimizers run on shards, and gradients are reduce-scattered straight into storage.
+A scoped rule (`params/embed:data`) gives a layout to a tensor with a path: an input, an output, or
+a tensor that `md.name` or differentiation names. A tensor with the same dims may have this layout
+too if it is an elementwise result, a slice or a stack of slices of it: an updated moment, a
+parameter cast before it is gathered, the gradient that a backward scan stacks.
 
-What microbatches add up stays partial, and is reduced once, unless memory is short.
-A stack of layers is never gathered as a whole, unless gathered weights are to be kept: its slices
-are gathered in the loop that uses them.
+A minimum cut decides which of them are stored. A stored tensor costs a gather if some reader needs
+it in the layout of the rules without a scope. A partial sum costs less to reduce into storage than
+to reduce to all devices. So gathers happen on the cheaper side of a cast, optimizers run on shards,
+and gradients are reduce-scattered directly into storage.
+
+A sum over microbatches stays partial and is reduced once, unless memory is short. A stack of layers
+is not gathered at once, unless gathered weights are to be kept: the loop that uses its slices
+gathers them.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from meshdsl.lowering.writing.loops import is_sum
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
 
-# What starting one gather counts, in bytes on the wire.
+# The cost of starting one gather, in bytes on the wire.
 _START = 1024.0
-# What computing on a whole tensor costs against computing on its shard, per byte: to break ties.
+# The extra cost of computing on a full tensor instead of its shard, per byte: it breaks ties.
 _WORK = 1e-3
-# What gathering again counts for, for keeping what is made of the first gather takes memory.
+# The weight of a second gather: below 1, since keeping results of the first one takes memory.
 _AGAIN = 0.98
-# What keeps inputs and named tensors where they are; finite, should two rules disagree.
+# The cost of moving inputs and named tensors out of storage; finite, since rules may disagree.
 _FIXED = 1e18
 
 _Map = Callable[[TensorLayout], TensorLayout | None]
@@ -43,12 +45,12 @@ _Map = Callable[[TensorLayout], TensorLayout | None]
 def stored(
     graph: Graph, layout: Layout, chooser: Chooser, keep: bool, reduce_each: bool
 ) -> dict[Tensor, TensorLayout]:
-    """Returns the tensors that live in storage, with their layouts there.
+    """Returns the tensors that are stored, with their layouts.
 
     Args:
-        keep: whether what is gathered is kept, so that one gather serves all of its readers.
-        reduce_each: whether what a loop adds up is added up in storage, rather than as partial sums
-            that are reduced once after the loop.
+        keep: whether gathered tensors are kept, so that one gather serves all readers.
+        reduce_each: whether a loop adds up sums in storage; else it adds partial sums, which are
+            reduced once after the loop.
     """
     if not any(rule.scope for rule in layout.rules):
         return {}
@@ -66,11 +68,11 @@ def named(graph: Graph) -> Iterator[tuple[Tensor, str]]:
 
 
 class _Storage:
-    """The cut. Nodes: a tensor (it is stored), ("moved", tensor, phase) (nothing needs it moved).
+    """The cut. Nodes: a tensor (it is stored), ("moved", tensor, phase) (no reader needs it moved).
 
     Attributes:
-        places: where a tensor is if it is stored; for those that may be.
-        stacks: tensors of which a loop takes slices.
+        places: the layouts of tensors if they are stored; for those that may be.
+        stacks: tensors that a loop slices.
     """
 
     def __init__(
@@ -103,8 +105,8 @@ class _Storage:
                     self.cut.edge(CutGraph.SOURCE, tensor, self._cost(tensor, back=True))
                 else:
                     self._read(tensor, 1, 1)
-        kept = self.cut.source_side()
-        return {tensor: where for tensor, where in self.places.items() if tensor in kept}
+        stored_side = self.cut.source_side()
+        return {tensor: where for tensor, where in self.places.items() if tensor in stored_side}
 
     # Which tensors may be stored, and where.
 
@@ -126,7 +128,7 @@ class _Storage:
                 self.stacks.update(outside for outside, inside in inner if inside in self.stacks)
 
     def _reach(self) -> None:
-        """Spreads the places of tensors with paths to what is related to them, nearest first."""
+        """Spreads the layouts of tensors with paths to related tensors, nearest first."""
         front = []
         for tensor, path in named(self.graph):
             where = self.layout.assign(tensor.shape, path)
@@ -147,9 +149,10 @@ class _Storage:
             del self.places[tensor]
 
     def _added_up(self, tensor: Tensor) -> _Map:
-        """Returns what a loop adds up where: in storage if each part is reduced into that at once.
+        """Returns the map of layouts for the sum that a loop adds up.
 
-        Or if it would not be reduced there at all, since storage splits it no further.
+        The sum may be in storage if each part is reduced into storage at once, or if storage does
+        not split it further, so that it is not reduced there.
         """
         return lambda layout: layout if self._stays(tensor, layout) else None
 
@@ -157,12 +160,12 @@ class _Storage:
         return self.reduce_each or not self._splits_further(tensor, place)
 
     def _splits_further(self, tensor: Tensor, place: TensorLayout) -> bool:
-        """Whether a tensor is split in storage where it is not elsewhere."""
+        """Whether storage has splits of a tensor that the rules without a scope lack."""
         splits = set(self._whole(tensor).splits)
         return any(split not in splits for split in place.splits)
 
     def _whole(self, tensor: Tensor) -> TensorLayout:
-        """Returns where a tensor is that is not stored."""
+        """Returns the layout of a tensor if it is not stored."""
         return self.layout.inside(tensor.shape)
 
     # The cut.
@@ -183,10 +186,11 @@ class _Storage:
                     self.cut.edge(tensor, CutGraph.SINK, _FIXED)
 
     def _add(self, graph: Graph, times: int, phased: bool) -> None:
-        """Adds what a graph that runs so often reads and makes.
+        """Adds the reads and results of a graph.
 
         Args:
-            phased: whether a forward and a backward pass follow one another in it.
+            times: how often the graph runs.
+            phased: whether it has a forward and a backward pass.
         """
         phase = 0
         for op in graph.operations:
@@ -224,7 +228,7 @@ class _Storage:
                 self.cut.edge(CutGraph.SOURCE, tensor, times * max(more, 0.0))
 
     def _sent(self, op: Operation, stored: Mapping[Tensor, TensorLayout]) -> float:
-        """Returns what an operation sends if some of its operands are where they are stored."""
+        """Returns the bytes an operation sends if the operands `stored` have these layouts."""
         operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
         strategy = self.chooser.strategy(op, operands, results)
@@ -236,18 +240,18 @@ class _Storage:
         )
 
     def _takes(self, op: Operation, tensor: Tensor) -> bool:
-        """Whether an operation takes a tensor where it is stored, as a look-up may."""
+        """Whether an operation reads a tensor in its stored layout, as a look-up may."""
         if op.primitive.form is Form.ELEMENTWISE:
             return False
         place = self.places[tensor]
         operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
         results = tuple(self._whole(t) for t in op.outputs)
         strategy = self.chooser.strategy(op, operands, results)
-        taken = zip(op.inputs, strategy.operands, strict=True)
-        return all(where == place for one, where in taken if one is tensor)
+        needed = zip(op.inputs, strategy.operands, strict=True)
+        return all(where == place for one, where in needed if one is tensor)
 
     def _read(self, tensor: Tensor, times: int, phase: int, result: Tensor | None = None) -> None:
-        """A reader takes a tensor moved; if it has a `result`, unless that is stored as well."""
+        """Adds a reader that needs a tensor moved; with a `result`, unless that is stored too."""
         moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
         if moved not in self.paid:
             self.paid.add(moved)
@@ -259,14 +263,14 @@ class _Storage:
             self.cut.edge(result, back, INFINITE)
 
     def _cost(self, tensor: Tensor, back: bool = False) -> float:
-        """Returns what it costs to move a tensor out of storage, or back there."""
-        ends = self.places[tensor], self._whole(tensor)
+        """Returns the cost of moving a tensor out of storage, or into it (`back`)."""
+        layouts = self.places[tensor], self._whole(tensor)
         size = tensor.dtype.itemsize
-        cost = reshard_cost(tensor.shape, size, *(ends[::-1] if back else ends), self.mesh)
+        cost = reshard_cost(tensor.shape, size, *(layouts[::-1] if back else layouts), self.mesh)
         return cost + _START if cost else _WORK
 
     def _make(self, op: Operation, tensor: Tensor, times: int) -> None:
-        """A tensor is made in storage for what it costs less, or more, than elsewhere."""
+        """Adds the cost that is saved, or added, if an operation makes a tensor in storage."""
         place = self.places.get(tensor)
         if place is None:
             return
@@ -283,7 +287,7 @@ class _Storage:
     def _saved(
         self, op: Operation, tensor: Tensor, whole: TensorLayout, place: TensorLayout
     ) -> float:
-        """Returns what is not sent if an operation leaves its result in storage."""
+        """Returns the bytes that are not sent if an operation's result is stored."""
         operands = tuple(self._whole(t) for t in op.inputs)
 
         def strategy(where: TensorLayout) -> tuple[Strategy, TensorLayout]:
@@ -295,7 +299,7 @@ class _Storage:
         def moved(tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
             return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
 
-        def taken(chosen: Strategy) -> float:
+        def sent_before(chosen: Strategy) -> float:
             rows = zip(op.inputs, operands, chosen.operands, strict=True)
             return sum(moved(t, before, after) for t, before, after in rows)
 
@@ -304,9 +308,9 @@ class _Storage:
             return 0.0
         saved = moved(tensor, left, whole) - moved(tensor, left, place)
         if not self._splits_further(tensor, place):
-            other, there = strategy(place)  # operands may then stay where they are
+            other, there = strategy(place)  # operands may need no moves then
             there_saved = moved(tensor, left, whole) - moved(tensor, there, place)
-            saved = max(saved, there_saved + taken(usual) - taken(other))
+            saved = max(saved, there_saved + sent_before(usual) - sent_before(other))
         return saved
 
     def _scan(self, op: Operation, times: int, phase: int) -> None:
@@ -359,7 +363,7 @@ class _Storage:
             self._tie(tensors[0], tensors[2])
 
     def _tie(self, one: Tensor, other: Tensor) -> None:
-        """Both are stored, or neither is; one that cannot be keeps the other from it."""
+        """Ties two tensors: both are stored, or neither, as when one of them cannot be."""
         for here, there in ((one, other), (other, one)):
             if here in self.places:
                 self.cut.edge(here, there if there in self.places else CutGraph.SINK, INFINITE)
@@ -369,19 +373,19 @@ _BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storag
 
 
 def _reads_anywhere(op: Operation) -> bool:
-    """Whether an operation reads a stored tensor where it is: devices combine what they have."""
+    """Whether an operation reads a tensor in any layout: devices combine the results of shards."""
     form = op.primitive.form
     return form is Form.SAME or (form is Form.REDUCTION and op.primitive.combines is not None)
 
 
 def _sums(op: Operation) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields pairs of what a loop adds up: before it, in it, and after it."""
+    """Yields pairs of tensors of a loop's running sums: before it, in it, and after it."""
     if op.name == "scan":
         yield from _carried(op, sums=True)
 
 
 def _carried(scan: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields pairs of what a loop hands on: its sums, or all else."""
+    """Yields pairs of tensors of a loop's carries: of the running sums, or of all others."""
     body: Graph = scan.params["body"]
     consts = scan.params["consts"]
     for number in range(scan.params["carries"]):
@@ -392,9 +396,9 @@ def _carried(scan: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
-    """Yields pairs of tensors that are stored alike, and how either's layout follows.
+    """Yields pairs of tensors that are stored alike, and the maps between their layouts.
 
-    Those that a loop adds up are not among them: see `_sums`.
+    A loop's running sums are not among them: see `_sums`.
     """
 
     def alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:

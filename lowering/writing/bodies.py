@@ -1,9 +1,8 @@
 """Bodies: the lowering of operations that run other operations.
 
-A body is a block of its own. What it uses of the program around it is fetched there, in the layout
-that the body wants it in, once and before the body runs. Between the runs of a loop's body its
-carry keeps the layout that the layout rules give it. Whether a cond takes a branch and a while
-loop goes on is decided by a whole value, so by every device alike.
+A body is a block of its own. Values that it captures are fetched once, before the body runs, in the
+layout that the body needs. A loop's carry keeps the layout of the layout rules between iterations.
+The predicate of a cond or a while loop is replicated, so all devices take the same branch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from meshdsl.tracing.graph import Graph, Operation
 if TYPE_CHECKING:
     from meshdsl.lowering.writing.scope import Scope
 
-_Pairs = list[tuple[Value, Value]]  # a value outside of a body, and what it is inside
+_Pairs = list[tuple[Value, Value]]  # a value outside of a body, and the input that it is inside
 
 
 def _scan(scope: Scope, op: Operation) -> None:
@@ -32,12 +31,12 @@ def _scan(scope: Scope, op: Operation) -> None:
     inner = scope.inside(op, body.inputs[:consts], op.inputs[:consts])
 
     def outside(position: int, where: TensorLayout) -> TensorLayout:
-        """Returns the layout around the loop of what is laid out as `where` in its body."""
+        """Returns the layout outside of the loop of a value with layout `where` in its body."""
         return where.add_partial(own) if position < carries else where.split(dim.name, own)
 
-    given = _given(scope, inner, op, body, consts, outside)
+    entering = _entering(scope, inner, op, body, consts, outside)
     inner.run(body.operations)
-    ends = []
+    results_inside = []
     results = []
     for position, (tensor, result) in enumerate(zip(body.outputs, op.outputs, strict=True)):
         like = body.inputs[consts + position] if position < carries else tensor
@@ -45,15 +44,15 @@ def _scan(scope: Scope, op: Operation) -> None:
         if result in scope.planned.moved:
             where = scope.planned.moved[result]
         inner.builder.source = tensor.source
-        ends.append(inner.get(tensor, where))
+        results_inside.append(inner.get(tensor, where))
         results.append((result.shape, result.dtype, outside(position, where)))
     if own and carries and scope.builder.has_pads(dim, own):
-        starts = [inside for _, inside in given[:carries]]
-        given.append(_place_of(scope, inner, dim, own))
-        ends[:carries] = _unless_pad(inner, dim, given[-1][1], starts, ends)
-    pairs = [*inner.consts.items(), *given]
+        starts = [inside for _, inside in entering[:carries]]
+        entering.append(_place_of(scope, inner, dim, own))
+        results_inside[:carries] = _unless_pad(inner, dim, entering[-1][1], starts, results_inside)
+    pairs = [*inner.consts.items(), *entering]
     params: Scan = {
-        "body": inner.builder.finish([inside for _, inside in pairs], ends),
+        "body": inner.builder.finish([inside for _, inside in pairs], results_inside),
         "length": -(-dim.size // scope.builder.mesh.extent(own)),
         "dim": dim.name,
         "consts": len(inner.consts),
@@ -68,15 +67,16 @@ def _scan(scope: Scope, op: Operation) -> None:
 def _own_slices(scope: Scope, op: Operation) -> tuple[str, ...]:
     """Returns the axes along which every device runs a scan over its own slices only.
 
-    It can where the iterations do not depend on each other (their carries are running sums, which
-    are then partial), all that is stacked is split over these axes, and nothing in the body is.
+    There are such axes if the iterations do not depend on each other (their carries are running
+    sums, which become partial), all stacked tensors are split over these axes, and no tensor in the
+    body is.
     """
     body: Graph = op.params["body"]
     dim, consts, carries = op.params["dim"], op.params["consts"], op.params["carries"]
     layouts = scope.planned.layouts
     stacked = (*op.inputs[consts + carries :], *op.outputs[carries:])
-    found = {layouts[tensor].axes(dim.name) for tensor in stacked}
-    axes = found.pop() if len(found) == 1 else ()
+    split_over = {layouts[tensor].axes(dim.name) for tensor in stacked}
+    axes = split_over.pop() if len(split_over) == 1 else ()
     if not axes or not all(is_sum(body, consts + i, i) for i in range(carries)):
         return ()
     inside = list(within(body))
@@ -98,32 +98,33 @@ def _place_of(
 
 
 def _unless_pad(
-    inner: Scope, dim: Dimension, place: Value, starts: Sequence[Value], ends: Sequence[Value]
+    inner: Scope, dim: Dimension, place: Value, starts: Sequence[Value], sums: Sequence[Value]
 ) -> list[Value]:
-    """Leaves running sums as they were in the iterations that a shard has too many."""
+    """Returns the running sums; iterations over pads leave them unchanged."""
     size = inner.builder.number(dim.size, INT32)
     counts = inner.builder.one("less", (place, size), Shape(), BOOL, TensorLayout())
     return [
         inner.builder.one("select", (counts, end, start), end.shape, end.dtype, end.layout)
-        for start, end in zip(starts, ends, strict=False)
+        for start, end in zip(starts, sums, strict=False)
     ]
 
 
 def _while(scope: Scope, op: Operation) -> None:
     consts, bodies = op.params["consts"], (op.params["condition"], op.params["body"])
     inners = [scope.inside(op, body.inputs[:consts], op.inputs[:consts]) for body in bodies]
-    given = [
-        _given(scope, inner, op, body, consts) for inner, body in zip(inners, bodies, strict=True)
+    entering = [
+        _entering(scope, inner, op, body, consts)
+        for inner, body in zip(inners, bodies, strict=True)
     ]
     places = [scope.place(tensor, tensor) for tensor in bodies[1].inputs[consts:]]
-    ends = []
+    results_inside = []
     for inner, body, wanted in zip(inners, bodies, ([TensorLayout()], places), strict=True):
         inner.run(body.operations)
-        ends.append(_ends(inner, body, wanted))
+        results_inside.append(_results(inner, body, wanted))
     captured = dict.fromkeys(outside for inner in inners for outside in inner.consts)
     blocks = [
         _block(inner, captured, [inside for _, inside in pairs], end)
-        for inner, pairs, end in zip(inners, given, ends, strict=True)
+        for inner, pairs, end in zip(inners, entering, results_inside, strict=True)
     ]
     params: While = {
         "condition": blocks[0],
@@ -133,21 +134,23 @@ def _while(scope: Scope, op: Operation) -> None:
     }
     results = [(t.shape, t.dtype, at) for t, at in zip(op.outputs, places, strict=True)]
     scope.builder.source = op.source
-    inputs = [*captured, *(outside for outside, _ in given[1])]
+    inputs = [*captured, *(outside for outside, _ in entering[1])]
     _define(scope, op, scope.builder.add("while", inputs, results, params))
 
 
 def _cond(scope: Scope, op: Operation) -> None:
     predicate, *arguments = op.inputs
     places = [scope.place(tensor, tensor) for tensor in op.outputs]
-    inners, ends = [], []
+    inners, results_inside = [], []
     for body in op.bodies:
         inner = scope.inside(op, body.inputs, arguments)
         inner.run(body.operations)
-        ends.append(_ends(inner, body, places))
+        results_inside.append(_results(inner, body, places))
         inners.append(inner)
     captured = dict.fromkeys(outside for inner in inners for outside in inner.consts)
-    blocks = [_block(inner, captured, [], end) for inner, end in zip(inners, ends, strict=True)]
+    blocks = [
+        _block(inner, captured, [], end) for inner, end in zip(inners, results_inside, strict=True)
+    ]
     scope.builder.source = op.source
     inputs = [scope.get(predicate, TensorLayout()), *captured]
     results = [(t.shape, t.dtype, at) for t, at in zip(op.outputs, places, strict=True)]
@@ -163,7 +166,7 @@ BODIES: Mapping[str, Callable[[Scope, Operation], None]] = {
 }
 
 
-def _given(
+def _entering(
     scope: Scope,
     inner: Scope,
     op: Operation,
@@ -171,10 +174,10 @@ def _given(
     consts: int,
     outside: Callable[[int, TensorLayout], TensorLayout] = lambda position, where: where,
 ) -> _Pairs:
-    """Fetches what a loop starts with and slices, and defines it in its body."""
+    """Fetches a loop's carries and sliced inputs, and defines them in its body."""
     pairs = []
-    given = zip(op.inputs[consts:], body.inputs[consts:], strict=True)
-    for position, (outer, tensor) in enumerate(given):
+    tensors = zip(op.inputs[consts:], body.inputs[consts:], strict=True)
+    for position, (outer, tensor) in enumerate(tensors):
         where = scope.place(tensor, tensor)
         scope.builder.source = op.source
         value = inner.builder.value(tensor.shape, tensor.dtype, where)
@@ -183,23 +186,23 @@ def _given(
     return pairs
 
 
-def _ends(inner: Scope, body: Graph, places: Sequence[TensorLayout]) -> list[Value]:
-    """Returns what a body returns, in the layouts in which it is wanted."""
-    ends = []
+def _results(inner: Scope, body: Graph, places: Sequence[TensorLayout]) -> list[Value]:
+    """Returns the results of a body, in the layouts `places`."""
+    values = []
     for tensor, where in zip(body.outputs, places, strict=True):
         inner.builder.source = tensor.source
-        ends.append(inner.get(tensor, where))
-    return ends
+        values.append(inner.get(tensor, where))
+    return values
 
 
 def _block(
-    inner: Scope, captured: Collection[Value], own: Sequence[Value], ends: Sequence[Value]
+    inner: Scope, captured: Collection[Value], own: Sequence[Value], results: Sequence[Value]
 ) -> Block:
-    """Returns a block with an input for all that it and its sister capture."""
+    """Returns a block with an input for every value that it or the other body captures."""
     first = [
         inner.consts.get(v) or inner.builder.value(v.shape, v.dtype, v.layout) for v in captured
     ]
-    return inner.builder.finish([*first, *own], ends)
+    return inner.builder.finish([*first, *own], results)
 
 
 def _define(scope: Scope, op: Operation, values: Sequence[Value]) -> None:

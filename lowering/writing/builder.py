@@ -1,7 +1,7 @@
 """BlockBuilder: writes the instructions of one block.
 
-Identical pure instructions are written once (value numbering), so asking twice for a device index,
-a slice or a collective costs nothing.
+Identical pure instructions are written once (value numbering), so a second request for a device
+index, a slice or a collective costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BOOL = np.dtype("bool")
 
 
 class BlockBuilder:
-    """Instructions under construction; `source` is given to whatever is written next."""
+    """Instructions under construction; the next instructions get `source` as their line."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -110,7 +110,7 @@ class BlockBuilder:
     def local_indices(self, indices: Value, dim: Dimension, axes: Sequence[str]) -> Value:
         """Returns global s32 indices along `dim`, counted within this device's shard.
 
-        Those of other devices, and those outside of `dim`, are negative or past the shard's end.
+        Indices of other devices, and outside of `dim`, are negative or past the shard's end.
         """
         levels = [axis for axis in axes if self.mesh.sizes[axis] > 1]
         if not levels:

@@ -1,7 +1,7 @@
 """Several runs of a program as one, so that the host calls the devices less often.
 
-What the runs pass on, a training state, goes in and comes out under the same paths. Everything else
-that goes in has a slice for every run along a dim `steps`, and what else comes out is stacked so.
+The state that the runs pass on (a training state) has the same paths as input and as output. All
+other inputs have a slice for every run along a dim `steps`; all other outputs are stacked along it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
         carried: paths of inputs, each of which an output replaces for the next run.
 
     Raises:
-        ValueError: an output that is to be carried is not there, or not as the input is; or the
-            program has a dim `steps`. All problems are told.
+        ValueError: a carried output is missing, or differs from its input in shape, dtype or
+            layout; or the program has a dim `steps`. The message lists all problems.
     """
     block, dim, passed = program.block, Dimension(STEPS, count), set(carried)
-    ends = dict(zip(program.output_paths, range(len(block.outputs)), strict=True))
+    outputs_by_path = dict(zip(program.output_paths, range(len(block.outputs)), strict=True))
     problems = []
     pairs: list[tuple[int, int]] = []  # the numbers of an input and of the output that replaces it
     for number, (path, value) in enumerate(zip(program.input_paths, block.inputs, strict=True)):
         if path not in passed:
             continue
-        if path not in ends:
+        if path not in outputs_by_path:
             problems.append(f"`{path}` is donated, but no result has this path")
-        elif not _same(value, block.outputs[ends[path]]):
+        elif not _same(value, block.outputs[outputs_by_path[path]]):
             problems.append(f"`{path}` comes back with another shape, dtype or layout")
         else:
-            pairs.append((number, ends[path]))
+            pairs.append((number, outputs_by_path[path]))
     sliced = [n for n, path in enumerate(program.input_paths) if path not in passed]
     replacing = {end for _, end in pairs}
-    kept = [n for n in range(len(block.outputs)) if n not in replacing]
-    named = [*(block.inputs[n] for n in sliced), *(block.outputs[n] for n in kept)]
+    rest = [n for n in range(len(block.outputs)) if n not in replacing]
+    named = [*(block.inputs[n] for n in sliced), *(block.outputs[n] for n in rest)]
     if any(value.shape.find(STEPS) for value in named):
         problems.append(f"the program has a dim `{STEPS}` of its own; give it another name")
     if problems:
@@ -50,7 +50,7 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
     body = Block(
         tuple(block.inputs[n] for n in (*starts, *sliced)),
         block.instructions,
-        tuple(block.outputs[n] for n in (*ends_in, *kept)),
+        tuple(block.outputs[n] for n in (*ends_in, *rest)),
     )
     stacked = set(sliced)
     inputs = [_stack(v, dim) if n in stacked else replace(v) for n, v in enumerate(block.inputs)]
@@ -60,7 +60,7 @@ def repeated(program: SpmdProgram, count: int, carried: Sequence[str]) -> SpmdPr
     loop = Instruction(
         "scan",
         tuple(inputs[n] for n in (*starts, *sliced)),
-        tuple(outputs[n] for n in (*ends_in, *kept)),
+        tuple(outputs[n] for n in (*ends_in, *rest)),
         {
             "body": body,
             "length": count,
@@ -78,5 +78,5 @@ def _same(value: Value, other: Value) -> bool:
 
 
 def _stack(value: Value, dim: Dimension) -> Value:
-    """Returns a value for every run, stacked along a dim that is whole on every device."""
+    """Returns a value for every run, stacked along a dim that is not split."""
     return replace(value, shape=Shape([dim, *value.shape]), local=Shape([dim, *value.local]))

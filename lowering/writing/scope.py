@@ -1,8 +1,8 @@
 """Scope: writes one block of a program: the instructions of its operations, and the moves between.
 
-Each operand is fetched in the layout its operation takes it in, and what has been moved there once
-is used again. Constants (data made of no input, and what is elementwise of it) are never moved:
-each reader gets them made in the layout it wants.
+Each operand is fetched in the layout that its operation needs, and a moved tensor is used again by
+later readers. Constants (tensors made of no input, elementwise results included) are never moved:
+they are made for each reader in the layout that it needs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class Scope:
     """The lowering of one block.
 
     Attributes:
-        versions: where each tensor is to be had, by layout.
-        outer: for the consts of a body, the tensor that the parent scope knows.
-        consts: values of the parent that the body uses, and what they are inside.
-        masked: whole tensors as summands: one device has them, the others have zeros.
-        phased: whether a backward pass may follow a forward pass here, for which weights are
-            gathered again.
-        again: stored tensors behind a barrier that waits for the backward pass, so that no compiler
-            finds what is gathered again to be the same.
+        versions: the values of each tensor, by layout.
+        outer: for the consts of a body, the tensor of the parent scope.
+        consts: values of the parent that the body uses, and the body's inputs for them.
+        masked: complete tensors as partial sums: one device has them, the others have zeros.
+        from_nothing: constants that are made for each reader, with their operations.
+        phased: whether a backward pass may follow a forward pass in this block. Then weights are
+            gathered again for it.
+        again: stored tensors after a barrier that waits for the backward pass, so that no compiler
+            merges the second gather with the first.
     """
 
     reduced: Reduced
@@ -69,7 +70,7 @@ class Scope:
                 self._operation(op)
 
     def _turn(self, op: Operation) -> None:
-        """Forgets, before the backward pass, where stored tensors have been moved."""
+        """Starts the backward pass: forgets the moved versions of stored tensors."""
         self.phased = False
         if not self.builder.instructions:
             return
@@ -91,18 +92,18 @@ class Scope:
         strategy = self.planned.strategies[op]
         if through:
             strategy = self.planned.strategy_without(op, through)
-        taken = list(strategy.operands)
+        layouts = list(strategy.operands)
         for axis in sorted(through):
             for position in self._summands(op, strategy, axis):
-                taken[position] = taken[position].add_partial([axis])
+                layouts[position] = layouts[position].add_partial([axis])
         self.builder.source = op.source
-        inputs = [self.get(t, where) for t, where in zip(op.inputs, taken, strict=True)]
+        inputs = [self.get(t, where) for t, where in zip(op.inputs, layouts, strict=True)]
         self.builder.source = op.source
         for tensor, value in zip(op.outputs, strategy.emit(self.builder, inputs), strict=True):
             self.define(tensor, value)
 
     def _summands(self, op: Operation, strategy: Strategy, axis: str) -> Sequence[int]:
-        """Returns the operands that are taken as partial sums over `axis`."""
+        """Returns the operands that are read as partial sums over `axis`."""
         if strategy.additive:
             return strategy.linear
         return [i for i in strategy.linear if self._is_partial(op.inputs[i], axis)][:1]
@@ -111,14 +112,14 @@ class Scope:
         if tensor in self.outer:
             assert self.parent is not None
             return self.parent._is_partial(self.outer[tensor], axis)
-        held = self.versions.get(tensor, {})
-        return any((axis, "sum") in layout.partial for layout in held)
+        versions = self.versions.get(tensor, {})
+        return any((axis, "sum") in layout.partial for layout in versions)
 
     def get(self, tensor: Tensor, where: TensorLayout) -> Value:
         """Returns a tensor in a layout, moving it there if it has not been moved before."""
-        held = self.versions.setdefault(tensor, {})
-        if where in held:
-            return held[where]
+        versions = self.versions.setdefault(tensor, {})
+        if where in versions:
+            return versions[where]
         if tensor in self.outer and not self._gathers(tensor, where):
             value = self._capture(tensor, where)
         elif where.partial and not self._can_leave(tensor, where):
@@ -129,7 +130,7 @@ class Scope:
             value = self._make(tensor, where)
         else:
             value = self._move(tensor, where)
-        held[where] = value
+        versions[where] = value
         return value
 
     def _capture(self, tensor: Tensor, where: TensorLayout) -> Value:
@@ -151,7 +152,7 @@ class Scope:
         return all(self._is_partial(tensor, axis) for axis in where.partial_axes)
 
     def _masked(self, tensor: Tensor, where: TensorLayout) -> Value:
-        """Makes a whole value a summand: the first device along the axes has it, others zero."""
+        """Makes a complete value a partial sum: the first device along the axes has it."""
         axes = [a for a in where.partial_axes if not self._is_partial(tensor, a)]
         shape, dtype = tensor.shape, tensor.dtype
         op = self.from_nothing.get(tensor)
@@ -177,26 +178,26 @@ class Scope:
         return value
 
     def _move(self, tensor: Tensor, where: TensorLayout) -> Value:
-        held = self.versions[tensor]
+        versions = self.versions[tensor]
         home = partial_form(self.planned.layouts[tensor], frozenset(where.partial_axes))
-        if where != home and not any(set(v.partial) == set(where.partial) for v in held):
+        if where != home and not any(set(v.partial) == set(where.partial) for v in versions):
             self.get(tensor, home)
         size, mesh = tensor.dtype.itemsize, self.planned.mesh
-        starts = [v for v in held if set(where.partial) <= set(v.partial)]
+        starts = [v for v in versions if set(where.partial) <= set(v.partial)]
         start = min(starts, key=lambda v: reshard_cost(tensor.shape, size, v, where, mesh))
-        value, reader = held[start], self.builder.source
+        value, reader = versions[start], self.builder.source
         if start == self.planned.layouts[tensor]:
             value = self.again.get(tensor, value)
         for move in reshard(tensor.shape, size, start, where, mesh):
             result = [(tensor.shape, tensor.dtype, move.result)]
             op, params = move.op, move.params
-            if op in REDUCING:  # told with the line that left the sum
+            if op in REDUCING:  # reported with the line that made the partial sum
                 self.builder.source = tensor.source
             if mesh.extent(params["axes"]) == 1:  # nothing moves between groups of one device
                 op, params = "slice", {"axes": (), "dim": ""}
             value = self.builder.add(op, (value,), result, params)[0]
             self.builder.source = reader
-            held.setdefault(move.result, value)
+            versions.setdefault(move.result, value)
         return value
 
     # Bodies; see `lowering.writing.bodies`.
