@@ -91,6 +91,11 @@ RULES = {
         (),
         ("jax", "tensorflow"),
     ),
+    "what backends share knows no framework": (
+        "lowering/backends/common/",
+        (),
+        ("jax", "tensorflow", "scipy"),
+    ),
     "models never mention devices": (
         "models/",
         (),

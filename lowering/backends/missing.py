@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from meshdsl.lowering.instructions import KINDS
 from meshdsl.lowering.program import Instruction
 
 T = TypeVar("T")
@@ -21,17 +22,21 @@ def emitter_of(emitters: Mapping[str, T], instruction: Instruction, backend: str
     if found is None:
         raise ValueError(
             f"backend {backend!r} has no emitter for instruction `{instruction.op}`, which "
-            f"{instruction.source} needs: add a line to EMITTERS in lowering/backends/{backend}/"
-            f"{_file(instruction)} (ARCHITECTURE.md, How to add)"
+            f"{instruction.source} needs: add a line to {_table(instruction, backend)} "
+            "(ARCHITECTURE.md, How to add)"
         )
     return found
 
 
-def _file(instruction: Instruction) -> str:
-    """Returns the file that has it in another backend, or where it may go."""
+def _table(instruction: Instruction, backend: str) -> str:
+    """Returns the table that has it in another backend, or where it may go."""
+    here = Path(__file__).parent
     if instruction.is_collective:
-        return "collectives.py"
-    for file in sorted(Path(__file__).parent.glob("*/operations/*.py")):
+        return f"EMITTERS in lowering/backends/{backend}/collectives.py"
+    if instruction.op in KINDS and KINDS[instruction.op].elementwise:
+        return f"_OWN in lowering/backends/{backend}/operations/elementwise.py"
+    for file in sorted(here.glob("*/operations/*.py")) + sorted(here.glob("common/*.py")):
         if f'    "{instruction.op}": ' in file.read_text():
-            return f"operations/{file.name}"
-    return "operations, in the file of its family"
+            folder = "common" if file.parent.name == "common" else f"{backend}/operations"
+            return f"EMITTERS in lowering/backends/{folder}/{file.name}"
+    return f"EMITTERS in lowering/backends/{backend}/operations, in the file of its family"

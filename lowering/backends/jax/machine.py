@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.backends.arrange import alignment
-from meshdsl.lowering.backends.missing import emitter_of
+from meshdsl.lowering.backends.common.machine import OneDeviceMachine
+from meshdsl.lowering.backends.common.namespace import OneDevice
+from meshdsl.lowering.backends.jax import namespace
 from meshdsl.lowering.program import Block, Instruction, Value
-from meshdsl.tensors.dims import Shape
 
 Arrays = Sequence[jax.Array]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(OneDeviceMachine):
     """One device of a mesh, inside `jax.shard_map`.
 
     Attributes:
@@ -31,19 +30,15 @@ class Machine:
             and so comes after it. A machine is there for one trace of JAX's.
     """
 
-    mesh: Mesh
-    emitters: Mapping[str, Emitter]
+    backend = "jax"
+    xp: ClassVar[OneDevice] = namespace
+
     platform: str = "cpu"
     torus: bool = False
     token: list[Any] = field(default_factory=list)
 
-    def emitter(self, instruction: Instruction) -> Emitter:
-        """Returns what emits an instruction."""
-        return emitter_of(self.emitters, instruction, "jax")
-
-    def counts(self, axes: Sequence[str]) -> list[int]:
-        """Returns the sizes of some axes."""
-        return [self.mesh.sizes[axis] for axis in axes]
+    def index(self, axes: Sequence[str]) -> Any:
+        return device_index(axes)
 
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
         """Emits a block on one device's arrays."""
@@ -121,14 +116,6 @@ def _early(block: Block) -> dict[Instruction, list[Value]]:
                 found[one] = list(dict.fromkeys([*starts, *late]))
         gradients += one.outputs
     return found
-
-
-def align(array: Any, have: Shape, want: Shape) -> Any:
-    """Lays the dims of an array as `want` orders them, with size 1 for those that it lacks."""
-    order, sizes = alignment(have, want)
-    if order != tuple(range(len(order))):
-        array = array.transpose(order)
-    return array if array.shape == sizes else array.reshape(sizes)
 
 
 def device_index(axes: Sequence[str]) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.cuts import cut
 
 
 def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
@@ -51,8 +52,19 @@ def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) ->
     return result
 
 
+def _slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    axes, local = instruction.params["axes"], instruction.inputs[0].local
+    if not axes:
+        return inputs[0]
+    at = local.position(instruction.params["dim"])
+    blocks = cut(np, inputs[0], at + 1, machine.counts(axes))
+    parts = np.split(blocks, machine.mesh.extent(axes), axis=at + 1)
+    return np.stack([parts[i][device] for device, i in enumerate(machine.index(axes))])
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "assemble": _assemble,
     "local_slice": _local_slice,
     "local_update": _local_update,
+    "slice": _slice,
 }

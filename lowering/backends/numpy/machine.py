@@ -7,29 +7,37 @@ instructions act on each row; collectives move data between rows, as their defin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.backends.arrange import alignment
-from meshdsl.lowering.backends.missing import emitter_of
+from meshdsl.lowering.backends.common.machine import BaseMachine
+from meshdsl.lowering.backends.common.namespace import Namespace
+from meshdsl.lowering.backends.numpy import namespace
 from meshdsl.lowering.program import Block, Instruction, Value
 from meshdsl.tensors.cuts import part
-from meshdsl.tensors.dims import Shape
-from meshdsl.tensors.dtypes import accumulator, is_float
+from meshdsl.tensors.dtypes import is_float
 
 Arrays = Sequence[np.ndarray]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 
-class Machine:
+@dataclass(frozen=True)
+class Machine(BaseMachine):
     """A mesh of simulated devices."""
 
-    def __init__(self, mesh: Mesh, emitters: Mapping[str, Emitter]) -> None:
-        self.mesh = mesh
-        self.emitters = emitters
-        self.coordinates = list(mesh.coordinates())
+    backend = "numpy"
+    xp: ClassVar[Namespace] = namespace
+
+    @cached_property
+    def coordinates(self) -> list[Mapping[str, int]]:
+        """Each device's place along every axis."""
+        return list(self.mesh.coordinates())
+
+    def sizes(self, value: Value) -> tuple[int, ...]:
+        return (self.mesh.size, *value.local.sizes)
 
     def index(self, axes: Sequence[str]) -> np.ndarray:
         """Returns each device's index along some axes, major first: [devices]."""
@@ -38,14 +46,6 @@ class Machine:
             found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
         return found.astype(np.int32)
 
-    def emitter(self, instruction: Instruction) -> Emitter:
-        """Returns what emits an instruction."""
-        return emitter_of(self.emitters, instruction, "numpy")
-
-    def counts(self, axes: Sequence[str]) -> list[int]:
-        """Returns the sizes of some axes."""
-        return [self.mesh.sizes[axis] for axis in axes]
-
     def groups(self, axes: Sequence[str]) -> np.ndarray:
         """Returns the device groups along some axes: [groups, devices of a group in order]."""
         return np.array(self.mesh.groups(*axes))
@@ -53,7 +53,7 @@ class Machine:
     def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
         """Cuts a global array into the shards of a layout; pads hold zeros."""
         assert data.shape == value.shape.sizes
-        rows = np.zeros((self.mesh.size, *value.local.sizes), data.dtype)
+        rows = np.zeros(self.sizes(value), data.dtype)
         for device in range(self.mesh.size):
             held, real = self.block(value, device)
             rows[device, ...][real] = data[held]
@@ -94,20 +94,8 @@ class Machine:
             if isinstance(results, np.ndarray):
                 results = (results,)
             for value, array in zip(instruction.outputs, results, strict=True):
-                expected = (self.mesh.size, *value.local.sizes)
+                expected = self.sizes(value)
                 assert array.shape == expected, (instruction.op, array.shape, expected)
                 assert array.dtype == value.dtype, (instruction.op, array.dtype, value.dtype)
                 held[value] = array
         return [held[v] for v in block.outputs]
-
-
-def align(array: np.ndarray, have: Shape, want: Shape) -> np.ndarray:
-    """Lays the dims of an array as `want` orders them, with size 1 for those that it lacks."""
-    order, sizes = alignment(have, want)
-    moved = array.transpose(0, *(i + 1 for i in order))
-    return moved.reshape(array.shape[0], *sizes)
-
-
-def wide(x: np.ndarray) -> np.ndarray:
-    """Returns x in a dtype that SciPy knows and that sums are accurate in."""
-    return x.astype(accumulator(x.dtype), copy=False)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction, payload_bytes
 from meshdsl.tensors.cuts import cut, join
 
@@ -46,7 +47,7 @@ def _blocks(dim: str) -> Callable[[Machine, Instruction, tf.Tensor], tf.Tensor]:
         x, devices = cut(tf, x, at, counts), math.prod(counts)
         sizes = x.shape.as_list()
         x = tf.reshape(x, [*sizes[:at], devices, sizes[at] // devices, *sizes[at + 1 :]])
-        return tf.reshape(move(x, at, 0), [devices, math.prod(sizes) // devices])
+        return tf.reshape(xp.moveaxis(x, at, 0), [devices, math.prod(sizes) // devices])
 
     return pack
 
@@ -60,7 +61,7 @@ def _merged(dim: str) -> Callable[[Machine, Instruction, tf.Tensor], tf.Tensor]:
         if part.op == "all_to_all":
             split = _at(part, "split")
             sizes[split] = part.outputs[0].local[split].size
-        blocks = move(tf.reshape(rows, [rows.shape[0], *sizes]), 0, at)
+        blocks = xp.moveaxis(tf.reshape(rows, [rows.shape[0], *sizes]), 0, at)
         sizes[at] *= rows.shape[0]
         whole = part.outputs[0].local[at].size
         return join(tf, tf.reshape(blocks, sizes), at, counts, whole)

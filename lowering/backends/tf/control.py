@@ -11,7 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move, tf_dtype
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.program import Instruction, Value
 
 
@@ -22,7 +24,7 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
     fixed = list(inputs[:consts])
     behind = instruction.inputs[consts + carries :]
     stacked = [
-        move(array, value.local.position(dim), 0)
+        xp.moveaxis(array, value.local.position(dim), 0)
         for array, value in zip(inputs[consts + carries :], behind, strict=True)
     ]
     ahead = set(params.get("ahead", ()))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.emitters import EMITTERS
-from meshdsl.lowering.backends.tf.machine import Links, Machine, tf_dtype
+from meshdsl.lowering.backends.tf.machine import Links, Machine
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.program import Instruction, SpmdProgram, Value
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 from jax.experimental import jax2tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, tf_dtype
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.backends.user_code import call
 from meshdsl.lowering.program import Instruction
 

@@ -7,18 +7,17 @@ which there are two kinds: TensorFlow's collectives between hosts, and those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import tensorflow as tf
 
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.backends.arrange import alignment
-from meshdsl.lowering.backends.missing import emitter_of
+from meshdsl.lowering.backends.common.machine import OneDeviceMachine
+from meshdsl.lowering.backends.common.namespace import OneDevice
+from meshdsl.lowering.backends.tf import namespace
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value
-from meshdsl.tensors.dims import Shape
 
 Arrays = Sequence[tf.Tensor]
 Emitter = Callable[["Machine", Instruction, Arrays], Any]
@@ -67,7 +66,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(OneDeviceMachine):
     """One device of a mesh.
 
     Attributes:
@@ -75,19 +74,12 @@ class Machine:
         instructions: what has been emitted.
     """
 
-    mesh: Mesh
-    emitters: Mapping[str, Emitter]
+    backend = "tf"
+    xp: ClassVar[OneDevice] = namespace
+
     links: Links
     device: tf.Tensor
     instructions: list[Instruction] = field(default_factory=list)
-
-    def emitter(self, instruction: Instruction) -> Emitter:
-        """Returns what emits an instruction."""
-        return emitter_of(self.emitters, instruction, "tf")
-
-    def counts(self, axes: Sequence[str]) -> list[int]:
-        """Returns the sizes of some axes."""
-        return [self.mesh.sizes[axis] for axis in axes]
 
     def index(self, axes: Sequence[str]) -> tf.Tensor:
         """Returns this device's index along some axes, major first: an s32 scalar."""
@@ -143,34 +135,3 @@ class Machine:
         with tf.control_dependencies([result]):
             self.links.in_order()
         return result
-
-
-def tf_dtype(dtype: np.dtype) -> tf.DType:
-    """Returns a dtype in TensorFlow's terms."""
-    return tf.dtypes.as_dtype(dtype.name)
-
-
-def constant(value: Any, dtype: np.dtype) -> tf.Tensor:
-    """Returns a number, or an array of them, as a constant."""
-    return tf.constant(np.asarray(value).astype(dtype))
-
-
-def align(array: tf.Tensor, have: Shape, want: Shape) -> tf.Tensor:
-    """Lays the dims of a tensor as `want` orders them, with size 1 for those that it lacks."""
-    order, sizes = alignment(have, want)
-    if order != tuple(range(len(order))):
-        array = tf.transpose(array, order)
-    return array if array.shape == sizes else tf.reshape(array, sizes)
-
-
-def lay(array: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
-    """Returns a tensor with its axes in another order; itself where it is the same."""
-    return array if list(order) == list(range(len(order))) else tf.transpose(array, order)
-
-
-def move(array: tf.Tensor, source: int, target: int) -> tf.Tensor:
-    """Returns a tensor with one axis put in another place."""
-    order = list(range(len(array.shape)))
-    count = len(order)
-    order.insert(target % count, order.pop(source % count))
-    return lay(array, order)

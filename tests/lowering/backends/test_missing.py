@@ -15,10 +15,11 @@ from meshdsl.lowering.collectives import COLLECTIVES
 
 X = md.named(np.ones((4, 2), np.float32), ["a", "b"])
 FILES = {
-    "expm1": (lambda x: md.expm1(x), r"operations/elementwise\.py"),
-    "erf": (lambda x: md.erf(x), r"operations/special\.py"),
-    "cumsum": (lambda x: md.cumsum(x, "a"), r"operations/cumulative\.py"),
-    "all_reduce": (lambda x: md.sum(x, "a"), r"collectives\.py"),
+    "expm1": (lambda x: md.expm1(x), r"_OWN in BACKEND/operations/elementwise\.py"),
+    "erf": (lambda x: md.erf(x), r"_OWN in BACKEND/operations/elementwise\.py"),
+    "cumsum": (lambda x: md.cumsum(x, "a"), r"EMITTERS in BACKEND/operations/cumulative\.py"),
+    "transpose": (lambda x: md.transpose(x, ["b", "a"]), r"EMITTERS in common/structure\.py"),
+    "all_reduce": (lambda x: md.sum(x, "a"), r"EMITTERS in BACKEND/collectives\.py"),
 }
 
 
@@ -38,7 +39,8 @@ def test_a_missing_emitter_is_named_with_the_file_to_put_it_in(monkeypatch, back
     text = str(caught.value)
     assert f"backend {folder!r} has no emitter for instruction `{name}`" in text
     assert "tests/lowering/backends/test_missing.py:" in text
-    assert re.search(rf"lowering/backends/{folder}/{file}", text)
+    table, _, place = file.replace("BACKEND", folder).partition(" in ")
+    assert re.search(f"add a line to {table} in lowering/backends/{place} ", text)
 
 
 def test_a_new_instruction_goes_to_the_file_of_its_family():

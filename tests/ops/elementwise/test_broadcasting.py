@@ -1,15 +1,16 @@
 """How elementwise operations are made: one statement, one exported name, one line per backend."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl.lowering import partition
+from meshdsl.lowering.backends.common.elementwise import elementwise, functions
 from meshdsl.lowering.backends.jax.emitters import EMITTERS as JAX
-from meshdsl.lowering.backends.jax.operations.elementwise import elementwise as on_jax
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS as NUMPY
-from meshdsl.lowering.backends.numpy.operations.elementwise import elementwise as on_numpy
 from meshdsl.lowering.instructions import KINDS, of_elementwise
 from meshdsl.lowering.partition.elementwise import elementwise as partitioned
 from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE, unary
@@ -25,8 +26,8 @@ def cube(monkeypatch):
     primitives = dict(ELEMENTWISE)
     cube = unary("cube", lambda g, y, x: g * (3 * x * x), "f", "x ** 3.", work=Work.DIVISION)
     monkeypatch.setitem(KINDS, "cube", of_elementwise(ELEMENTWISE["cube"]))  # as when it is read
-    monkeypatch.setitem(NUMPY, "cube", on_numpy(lambda x: x**3))
-    monkeypatch.setitem(JAX, "cube", on_jax(lambda x: x**3))
+    monkeypatch.setitem(NUMPY, "cube", elementwise(lambda x: x**3))
+    monkeypatch.setitem(JAX, "cube", elementwise(lambda x: x**3))
     monkeypatch.setitem(partition.RULES, "cube", partitioned)  # which lists what was there before
     yield cube
     ELEMENTWISE.clear()
@@ -39,6 +40,15 @@ def test_an_operation_is_one_statement_and_a_line_per_backend(cube):
     for backend in ("numpy", "jax"):
         found = run(cube, x, mesh="data:2,model:2", layout="a:data; b:model", backend=backend)
         assert_close(found, x.data**3)
+
+
+def test_it_needs_no_line_where_the_framework_has_a_function_of_its_name(monkeypatch):
+    monkeypatch.setitem(KINDS, "sinc", of_elementwise(ELEMENTWISE["sin"]))
+    assert functions({}, [math, np])["sinc"] is np.sinc
+    assert functions({}, [math, np])["sqrt"] is math.sqrt  # the first that has one gives it
+    found = functions({"sinc": np.sin}, [np], made=lambda function: (function,))
+    assert (found["sinc"], found["sqrt"]) == (np.sin, (np.sqrt,))
+    assert "cbrt" not in functions({}, [jnp.linalg])
 
 
 def test_reports_know_it(cube):

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.attention_sizes import AttentionSizes
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.jax import namespace as xp
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.operations.attention_fused import HIDDEN, kernel, pull
 from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
@@ -183,7 +185,7 @@ class Attention:
 
 
 def _lay(array: Any, value: Value, dims: Any) -> Any:
-    return align(array, value.local, Shape(dims))
+    return align(xp, array, value.local, Shape(dims))
 
 
 def _pad(array: jax.Array, axis: int, multiple: int, fill: float = 0) -> jax.Array:

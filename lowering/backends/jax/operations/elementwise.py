@@ -1,4 +1,4 @@
-"""Elementwise instructions: jax.numpy on aligned dims."""
+"""Elementwise instructions: JAX's functions of their names, and those that differ."""
 
 from __future__ import annotations
 
@@ -8,25 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy import special
 
-from meshdsl.lowering.backends.arrange import NUMPY_NAMES
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.elementwise import elementwise, functions
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
-
-
-def elementwise(compute: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of a function of arrays that broadcast by position."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        (out,) = instruction.outputs
-        aligned = [
-            a if not v.shape else align(a, v.local, out.local)
-            for a, v in zip(inputs, instruction.inputs, strict=True)
-        ]
-        result = compute(*aligned)
-        return jnp.broadcast_to(result, out.local.sizes)
-
-    return emit
 
 
 def _by(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,21 +52,28 @@ def _exp2(x: Any) -> Any:
     return jnp.exp2(x.astype(jnp.float32)).astype(x.dtype) if x.itemsize < 4 else jnp.exp2(x)
 
 
-EMITTERS: Mapping[str, Emitter] = {
-    **{name: elementwise(getattr(jnp, name)) for name in NUMPY_NAMES},
-    "round": elementwise(jnp.round),
-    "rsqrt": elementwise(lax.rsqrt),
-    "sigmoid": elementwise(lax.logistic),
-    "remainder": elementwise(_by(jnp.remainder)),
-    "floor_divide": elementwise(_by(jnp.floor_divide)),
-    "power": elementwise(_power),
-    "exp2": elementwise(_exp2),
-    "select": elementwise(jnp.where),
-    "cast": lambda machine, instruction, inputs: jnp.asarray(inputs[0]).astype(
-        instruction.outputs[0].dtype
-    ),
-    "real": elementwise(jnp.real),
-    "imag": elementwise(jnp.imag),
-    "conj": elementwise(jnp.conj),
-    "complex": elementwise(lambda x, y: lax.complex(*jnp.broadcast_arrays(x, y))),
+def _cast(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    return jnp.asarray(inputs[0]).astype(instruction.outputs[0].dtype)
+
+
+_OWN: Mapping[str, Callable[..., Any]] = {
+    "bit_and": jnp.bitwise_and,
+    "bit_not": jnp.bitwise_not,
+    "bit_or": jnp.bitwise_or,
+    "bit_xor": jnp.bitwise_xor,
+    "complex": lambda x, y: lax.complex(*jnp.broadcast_arrays(x, y)),
+    "exp2": _exp2,
+    "floor_divide": _by(jnp.floor_divide),
+    "polygamma": lambda n, x: lax.polygamma(*jnp.broadcast_arrays(n, x)),
+    "power": _power,
+    "remainder": _by(jnp.remainder),
+    "select": jnp.where,
+    "shift_left": jnp.left_shift,
+    "shift_right": jnp.right_shift,
+    "sigmoid": lax.logistic,
+    "zeta": special.zeta,  # that of lax does not broadcast
 }
+
+EMITTERS: Mapping[str, Emitter] = {
+    name: elementwise(function) for name, function in functions(_OWN, [jnp, lax, special]).items()
+} | {"cast": _cast}

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from meshdsl.lowering.backends.arrange import reorder
+from meshdsl.lowering.backends.common.arrange import reorder
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity, is_float
@@ -64,22 +63,8 @@ def _scatter(method: str, kind: str) -> Emitter:
     return emit
 
 
-def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    """A piece that does not lie inside writes what is there."""
-    (x, piece, start), (target, part, _) = inputs, [v.local for v in instruction.inputs]
-    dim, own = instruction.params["dim"], instruction.params["part"]
-    at, last = target.position(dim), target.get(dim).size - part.get(own).size
-    want = [own if name == dim else name for name in target.names]
-    piece = jnp.transpose(piece, reorder(part.names, want))
-    first = jnp.clip(start, 0, last)
-    here = lax.dynamic_slice_in_dim(x, first, piece.shape[at], at)
-    piece = jnp.where(start == first, piece, here)
-    return lax.dynamic_update_slice_in_dim(x, piece, first, at)
-
-
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
-    "update": _update,
     "scatter_add": _scatter("add", "sum"),
     "scatter_max": _scatter("max", "max"),
     "scatter_min": _scatter("min", "min"),

@@ -8,7 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.jax import namespace as xp
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 
@@ -19,9 +21,9 @@ def _factors(function: Callable[[Any], Sequence[Any]]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         local, names = instruction.inputs[0].local, _matrix(instruction)
         ordered = Shape([*local.without(names), *local.select(names)])
-        results = function(align(inputs[0], local, ordered))
+        results = function(align(xp, inputs[0], local, ordered))
         if instruction.op == "cholesky":
-            return align(results, ordered, local)
+            return align(xp, results, ordered, local)
         return tuple(results)
 
     return emit
@@ -39,11 +41,11 @@ def _solve(function: Callable[..., Any]) -> Emitter:
         (out,), (row, column) = instruction.outputs, left.select(_matrix(instruction))
         batch = left.without([row.name, column.name])
         sides = right.without([row.name, *batch.names])
-        a = align(inputs[0], left, Shape([*batch, row, column]))
-        b = align(inputs[1], right, Shape([*batch, row, *sides]))
+        a = align(xp, inputs[0], left, Shape([*batch, row, column]))
+        b = align(xp, inputs[1], right, Shape([*batch, row, *sides]))
         flat = b.reshape(*batch.sizes, row.size, sides.volume)
         x = function(instruction, a, flat).reshape(*batch.sizes, column.size, *sides.sizes)
-        return align(x, Shape([*batch, column, *sides]), out.local)
+        return align(xp, x, Shape([*batch, column, *sides]), out.local)
 
     return emit
 

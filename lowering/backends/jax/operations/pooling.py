@@ -10,7 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.jax import namespace as xp
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -19,7 +21,7 @@ from meshdsl.tensors.dtypes import identity
 def _padded(instruction: Instruction, number: int, array: Any, fill: Any) -> Any:
     """Lays an operand as the result, with all that the windows meet, and nothing more."""
     have, out = instruction.inputs[number].local, instruction.outputs[0].local
-    array = align(jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
+    array = align(xp, jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
     around = [(0, 0, 0)] * array.ndim
     params = instruction.params
     for slide, size in zip(params["slides"], params["sizes"], strict=True):
@@ -62,7 +64,7 @@ def _repeats(instruction: Instruction) -> bool:
 
 def _repeated(instruction: Instruction, array: Any) -> Any:
     have, out = instruction.inputs[0].local, instruction.outputs[0].local
-    array = align(jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
+    array = align(xp, jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
     around = [(0, 0, 0)] * array.ndim
     for slide in instruction.params["slides"]:
         at = out.position(slide.out)
@@ -90,7 +92,7 @@ def _taps(instruction: Instruction, number: int, array: Any, fill: Any) -> Itera
 
 def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     (out,), params = instruction.outputs, instruction.params
-    here = align(jnp.asarray(inputs[0]), instruction.inputs[0].local, out.local)
+    here = align(xp, jnp.asarray(inputs[0]), instruction.inputs[0].local, out.local)
     amounts = _taps(instruction, 2, inputs[2], 0) if inputs[2:] else itertools.repeat(1)
     total = jnp.zeros(here.shape, "float32" if out.dtype.itemsize < 4 else out.dtype)
     for there, amount in zip(_taps(instruction, 1, inputs[1], jnp.nan), amounts, strict=False):

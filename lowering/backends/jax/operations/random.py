@@ -7,7 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.jax import namespace as xp
+from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.program import Instruction
 
@@ -16,7 +18,7 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     key, high, low = inputs
     shape = instruction.outputs[0].local.without(["random_key"])
     high, low = (
-        jnp.broadcast_to(align(a, v.local, shape), shape.sizes)
+        jnp.broadcast_to(align(xp, a, v.local, shape), shape.sizes)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
     first, second = threefry2x32(key[0], key[1], high, low)

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from meshdsl.lowering.attention_sizes import AttentionSizes
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.numpy import namespace as xp
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 
@@ -43,7 +45,7 @@ class _Attention:
 
     def lay(self, array: np.ndarray, which: int, dims: Shape) -> np.ndarray:
         """Returns an operand in the order of some dims, in float64 if it is of floats."""
-        laid = align(array, self.instruction.inputs[which].local, dims)
+        laid = align(xp, array, self.instruction.inputs[which].local, dims)
         return laid if laid.dtype.kind in "biu" else laid.astype(np.float64)
 
     def flat(self, array: np.ndarray) -> np.ndarray:
@@ -88,7 +90,7 @@ class _Attention:
         missing = [i for i, dim in enumerate(dims) if value.local.find(dim.name) is None]
         array = array.sum(tuple(i + 1 for i in missing))
         kept = Shape(dim for i, dim in enumerate(dims) if i not in missing)
-        return align(array, kept, value.local).astype(value.dtype)
+        return align(xp, array, kept, value.local).astype(value.dtype)
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:

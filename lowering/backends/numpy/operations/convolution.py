@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.slide import Slide
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, products, scaled
 from meshdsl.lowering.program import Instruction

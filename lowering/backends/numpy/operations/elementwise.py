@@ -1,4 +1,4 @@
-"""Elementwise instructions: numpy and SciPy on aligned dims."""
+"""Elementwise instructions: numpy's and SciPy's functions, where they have another name."""
 
 from __future__ import annotations
 
@@ -7,25 +7,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy import special  # type: ignore[import-untyped]
 
-from meshdsl.lowering.backends.arrange import NUMPY_NAMES
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align, wide
+from meshdsl.lowering.backends.common.elementwise import elementwise, functions
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable, is_integer
 
 
-def elementwise(function: Callable[..., np.ndarray]) -> Emitter:
-    """Returns the emitter of a function of arrays that broadcast by position."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-        (out,) = instruction.outputs
-        aligned = [
-            wide(align(a, v.local, out.local))
-            for a, v in zip(inputs, instruction.inputs, strict=True)
-        ]
-        result = np.asarray(function(*aligned)).astype(out.dtype)
-        return np.broadcast_to(result, (machine.mesh.size, *out.local.sizes))
-
-    return emit
+def _accurate(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Returns a function that computes in a dtype that SciPy knows; its emitter rounds."""
+    return lambda *arrays: function(*map(wide, arrays))
 
 
 def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -50,18 +41,28 @@ def _complex(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return result
 
 
-EMITTERS: Mapping[str, Emitter] = {
-    **{name: elementwise(getattr(np, name)) for name in NUMPY_NAMES},
-    "round": elementwise(np.rint),
-    "rsqrt": elementwise(lambda x: 1 / np.sqrt(x)),
-    "sigmoid": elementwise(special.expit),
-    "remainder": elementwise(np.remainder),
-    "floor_divide": elementwise(np.floor_divide),
-    "power": elementwise(_power),
-    "select": elementwise(np.where),
-    "cast": _cast,
-    "real": elementwise(np.real),
-    "imag": elementwise(np.imag),
-    "conj": elementwise(np.conj),
-    "complex": elementwise(_complex),
+_OWN: Mapping[str, Callable[..., np.ndarray]] = {
+    "bessel_i0e": special.i0e,
+    "bessel_i1e": special.i1e,
+    "bit_and": np.bitwise_and,
+    "bit_not": np.bitwise_not,
+    "bit_or": np.bitwise_or,
+    "bit_xor": np.bitwise_xor,
+    "complex": _complex,
+    "digamma": lambda x: np.where(x == 0, np.nan, special.digamma(x)),
+    "erf_inv": special.erfinv,
+    "lgamma": special.gammaln,
+    "population_count": lambda x: np.bitwise_count(x.view(f"u{x.itemsize}")),
+    "power": _power,
+    "round": np.rint,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "select": np.where,
+    "shift_left": np.left_shift,
+    "shift_right": np.right_shift,
+    "sigmoid": special.expit,
 }
+
+EMITTERS: Mapping[str, Emitter] = {
+    name: elementwise(_accurate(function))
+    for name, function in functions(_OWN, [np, special]).items()
+} | {"cast": _cast}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.backends.arrange import reorder
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.common.arrange import reorder
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity

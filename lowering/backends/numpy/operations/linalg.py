@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from scipy import linalg  # type: ignore[import-untyped]
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.numpy import namespace as xp
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 
@@ -22,10 +24,10 @@ def _factors(function: Callable[[np.ndarray], Sequence[np.ndarray]]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         local, names = instruction.inputs[0].local, _matrix(instruction)
         ordered = Shape([*local.without(names), *local.select(names)])
-        x = align(inputs[0], local, ordered)
+        x = align(xp, inputs[0], local, ordered)
         shapes = [(machine.mesh.size, *value.local.sizes) for value in instruction.outputs]
         if instruction.op == "cholesky":
-            return align(_each(function, [x.shape], x)[0], ordered, local)
+            return align(xp, _each(function, [x.shape], x)[0], ordered, local)
         return tuple(_each(function, shapes, x))
 
     return emit
@@ -57,12 +59,12 @@ def _solve(function: Callable[..., Any]) -> Emitter:
         (out,), (row, column) = instruction.outputs, left.select(_matrix(instruction))
         batch = left.without([row.name, column.name])
         sides = right.without([row.name, *batch.names])
-        a = align(inputs[0], left, Shape([*batch, row, column]))
-        b = align(inputs[1], right, Shape([*batch, row, *sides]))
+        a = align(xp, inputs[0], left, Shape([*batch, row, column]))
+        b = align(xp, inputs[1], right, Shape([*batch, row, *sides]))
         flat = b.reshape(machine.mesh.size, *batch.sizes, row.size, sides.volume)
         x = function(instruction, a, flat)
         x = x.reshape(machine.mesh.size, *batch.sizes, column.size, *sides.sizes)
-        return align(x, Shape([*batch, column, *sides]), out.local)
+        return align(xp, x, Shape([*batch, column, *sides]), out.local)
 
     return emit
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align, wide
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.numpy import namespace as xp
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.backends.numpy.operations.convolution import met
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
@@ -18,7 +21,7 @@ from meshdsl.tensors.dtypes import identity
 def _seen(instruction: Instruction, number: int, array: np.ndarray, fill: float) -> np.ndarray:
     """Lays an operand as the result, with what each window sees in one more dim at the end."""
     have, out = instruction.inputs[number].local, instruction.outputs[0].local
-    array = align(array, have, Shape(have.get(name) for name in out.names))
+    array = align(xp, array, have, Shape(have.get(name) for name in out.names))
     params = instruction.params
     for slide, size in zip(params["slides"], params["sizes"], strict=True):
         at = out.position(slide.out) + 1
@@ -37,7 +40,7 @@ def _reduction(function: Any, fill: Any) -> Emitter:
 
 def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     (out,), params = instruction.outputs, instruction.params
-    here = align(inputs[0], instruction.inputs[0].local, out.local)[..., None]
+    here = align(xp, inputs[0], instruction.inputs[0].local, out.local)[..., None]
     there = _seen(instruction, 1, inputs[1], np.nan)
     highest, other = (here, there) if params["extreme"] == 0 else (there, here)
     slack = np.asarray(params["slack"], out.dtype) * np.abs(highest)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.numpy import namespace as xp
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.program import Instruction
 
@@ -15,7 +17,8 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
     key, high, low = inputs
     shape = instruction.outputs[0].local.without(["random_key"])
     high, low = (
-        align(a, v.local, shape) for a, v in zip((high, low), instruction.inputs[1:], strict=True)
+        align(xp, a, v.local, shape)
+        for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
     words = [key[:, i].reshape(-1, *(1,) * len(shape)) for i in (0, 1)]
     full = (machine.mesh.size, *shape.sizes)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshdsl.lowering.backends import recurrence_codes as transfers
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.numpy import namespace as xp
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import parted, scaled
 from meshdsl.lowering.program import Instruction
@@ -100,7 +102,7 @@ def _states_before(machine: Machine, instruction: Instruction, inputs: Arrays) -
 
 def _decay_and_x(instruction: Instruction, inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
     one, other = (value.local for value in instruction.inputs[:2])
-    decay, _ = in_rows(instruction, 1, align(inputs[0], one, other))
+    decay, _ = in_rows(instruction, 1, align(xp, inputs[0], one, other))
     return decay, in_rows(instruction, 1, inputs[1])[0]
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine, wide
+from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.program import Instruction
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, lay
+from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.attention_blocks import HIDDEN, Attention, lay_as, pad
-from meshdsl.lowering.backends.tf.operations.slicing import part
 from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
 
@@ -63,7 +64,7 @@ class _Grid(NamedTuple):
         *lead, rows, columns = stacked.shape.as_list()[1:]
         stacked = tf.reshape(stacked, [self.down, self.across, *lead, rows, columns])
         last = len(lead) + 2
-        laid = lay(stacked, [*range(2, last), 0, last, 1, last + 1])
+        laid = lay(xp, stacked, [*range(2, last), 0, last, 1, last + 1])
         return tf.reshape(laid, [*lead, self.down * rows, self.across * columns])
 
 
@@ -165,7 +166,7 @@ def backward(
 
     def of_rows(i: tf.Tensor, of_q: tf.TensorArray, *sums_of: tf.TensorArray) -> list:
         row = i * rows
-        own = [part(x, row, rows, len(x.shape) - 2) for x in ends]
+        own = [xp.slice_axis(x, row, rows, len(x.shape) - 2) for x in ends]
 
         def of_columns(j: tf.Tensor, to_q: tf.Tensor, *sums_of: tf.TensorArray) -> list:
             more_q, *more = _pull(whole.block(row, j * columns, rows, columns), *own)
@@ -202,7 +203,9 @@ def _added(
 def _unlay(array: tf.Tensor, dims: Iterable[Dimension], value: Value) -> tf.Tensor:
     """Returns a tensor with the dims `dims`, some of size 1, as a result has it."""
     kept = Shape(dim for dim in dims if value.local.find(dim.name))
-    laid = lay(tf.reshape(array, kept.sizes), [kept.position(name) for name in value.local.names])
+    laid = lay(
+        xp, tf.reshape(array, kept.sizes), [kept.position(name) for name in value.local.names]
+    )
     return tf.cast(laid, value.dtype)
 
 

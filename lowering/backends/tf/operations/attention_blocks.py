@@ -18,8 +18,9 @@ from typing import Any
 import tensorflow as tf
 
 from meshdsl.lowering.attention_sizes import AttentionSizes
-from meshdsl.lowering.backends.tf.machine import Arrays, align
-from meshdsl.lowering.backends.tf.operations.slicing import padded, part
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays
 from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
 
@@ -103,7 +104,7 @@ class Attention:
 
         def cut(x: tf.Tensor, by_row: bool, axis: int) -> tf.Tensor:
             start, size = (row, rows) if by_row else (column, columns)
-            return x if x.shape[axis] == 1 else part(x, start, size, len(x.shape) + axis)
+            return x if x.shape[axis] == 1 else xp.slice_axis(x, start, size, len(x.shape) + axis)
 
         return replace(
             self,
@@ -186,7 +187,7 @@ def _apart(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
 
 def lay_as(array: tf.Tensor, value: Value, dims: Iterable[Dimension]) -> tf.Tensor:
     """Returns the tensor of a value with other dims, of size 1 where it has none."""
-    return align(array, value.local, Shape(dims))
+    return align(xp, array, value.local, Shape(dims))
 
 
 def pad(array: tf.Tensor, axis: int, multiple: int, fill: float = 0) -> tf.Tensor:
@@ -195,4 +196,4 @@ def pad(array: tf.Tensor, axis: int, multiple: int, fill: float = 0) -> tf.Tenso
     if size == 1 or size % multiple == 0:
         return array
     filled = tf.cast(fill, array.dtype)
-    return padded(array, len(array.shape) + axis, 0, -size % multiple, filled)
+    return xp.pad_axis(array, len(array.shape) + axis, 0, -size % multiple, filled)

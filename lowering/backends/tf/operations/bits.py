@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from meshdsl.lowering.backends.tf.machine import Emitter
-from meshdsl.lowering.backends.tf.operations.elementwise import elementwise
 
 
 def _population_count(x: tf.Tensor) -> tf.Tensor:
@@ -27,36 +25,35 @@ def _population_count(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(bits, x.dtype)
 
 
-def _shift(compute: object) -> Emitter:
-    """Returns the emitter of a shift; by as many bits as there are or more, none is left."""
+def _shift(compute: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns the function of a shift; by as many bits as there are or more, none is left."""
 
-    def emit(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
+    def shifted(x: tf.Tensor, by: tf.Tensor) -> tf.Tensor:
         right = compute is tf.bitwise.right_shift
         width = tf.constant(8 * x.dtype.size, by.dtype)
         far = by >= width
-        found = compute(x, tf.where(far, tf.zeros_like(by), by))  # type: ignore[operator]
+        found = compute(x, tf.where(far, tf.zeros_like(by), by))
         left = tf.zeros_like(x)
         if right and not x.dtype.is_unsigned:
             left = tf.where(x < 0, tf.ones_like(x) * -1, tf.zeros_like(x))
         return tf.where(far, left, found)
 
-    return elementwise(emit)
+    return shifted
 
 
-def _logical(on_bools: object, on_bits: object) -> Emitter:
-    def emit(*inputs: tf.Tensor) -> tf.Tensor:
-        compute = on_bools if inputs[0].dtype == tf.bool else on_bits
-        return compute(*inputs)  # type: ignore[operator]
+def _logical(on_bools: Callable[..., Any], on_bits: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(*inputs: tf.Tensor) -> tf.Tensor:
+        return (on_bools if inputs[0].dtype == tf.bool else on_bits)(*inputs)
 
-    return elementwise(emit)
+    return compute
 
 
-EMITTERS: Mapping[str, Emitter] = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "bit_and": _logical(tf.logical_and, tf.bitwise.bitwise_and),
     "bit_not": _logical(tf.logical_not, tf.bitwise.invert),
     "bit_or": _logical(tf.logical_or, tf.bitwise.bitwise_or),
     "bit_xor": _logical(tf.math.logical_xor, tf.bitwise.bitwise_xor),
-    "population_count": elementwise(_population_count),
+    "population_count": _population_count,
     "shift_left": _shift(tf.bitwise.left_shift),
     "shift_right": _shift(tf.bitwise.right_shift),
 }

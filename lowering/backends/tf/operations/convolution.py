@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, lay
+from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
-from meshdsl.lowering.backends.tf.operations.slicing import padded, part
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.slide import Slide
@@ -40,7 +41,7 @@ class _Laid:
         axes = list(self.sizes)
         held = [[axis for axis in role if axis in axes] for role in roles]
         order = [axes.index(axis) for role in held for axis in role]
-        laid = lay(_shaped(self.array, self.sizes.values()), order)
+        laid = lay(xp, _shaped(self.array, self.sizes.values()), order)
         return _shaped(laid, [math.prod(self.sizes[axis] for axis in role) for role in held])
 
 
@@ -138,7 +139,7 @@ class _Window:
             filters = tf.reverse(filters, [at])
         else:
             if size in index:
-                filters = padded(filters, at, 0, 1, tf.zeros([], filters.dtype))
+                filters = xp.pad_axis(filters, at, 0, 1, tf.zeros([], filters.dtype))
             filters = tf.gather(filters, index.astype(np.int32), axis=at)
         return filters, {("phases", self.number): self.phases, ("taps", self.number): self.count}
 
@@ -147,7 +148,7 @@ def between(x: tf.Tensor, at: int, start: int, stop: int, fill: tf.Tensor) -> tf
     """Returns the positions from one to another along an axis, with fills outside of the tensor."""
     size = x.shape[at]
     if stop > 0 and start < size:
-        return padded(x, at, -start, stop - size, fill)
+        return xp.pad_axis(x, at, -start, stop - size, fill)
     sizes = x.shape.as_list()
     sizes[at] = stop - start
     return tf.fill(sizes, fill)
@@ -220,7 +221,7 @@ def _placed(found: _Laid, slides: Sequence[Slide], out: Shape) -> tf.Tensor:
         roles[slide.out] = [("outs", number), ("phases", number)]
     array = found.merged(roles.values())
     for at, dim in enumerate(out):
-        array = part(array, 0, dim.size, at)
+        array = xp.slice_axis(array, 0, dim.size, at)
     backwards = [out.position(slide.out) for slide in slides if slide.stride < 0]
     return tf.reverse(array, backwards) if backwards else array
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, constant, lay, move
+from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.scaling import in_rows, multiply, parted, scaled
-from meshdsl.lowering.backends.tf.operations.slicing import padded, part
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys, as_words, of_keys, of_words
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
@@ -26,7 +27,7 @@ Join = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 def moved(x: tf.Tensor, at: int, by: int, reverse: bool, fill: tf.Tensor) -> tf.Tensor:
     """Moves everything `by` places on; the first places get `fill`."""
-    return padded(x, at, -by, by, fill) if reverse else padded(x, at, by, -by, fill)
+    return xp.pad_axis(x, at, -by, by, fill) if reverse else xp.pad_axis(x, at, by, -by, fill)
 
 
 def scan(
@@ -82,7 +83,7 @@ def _cumulative(compute: Callable[[tf.Tensor, int, bool], tf.Tensor], kind: str)
         found = compute(as_keys(x, order, WIDE), at, reverse)
         found = of_keys(found, order, x.dtype)
         if params["exclusive"]:
-            found = moved(found, at, 1, reverse, constant(identity(kind, dtype), dtype))
+            found = moved(found, at, 1, reverse, xp.asarray(identity(kind, dtype), dtype))
         return found
 
     return emit
@@ -134,7 +135,7 @@ def _products_besides(
 ) -> Sequence[tf.Tensor]:
     """Of rows of mantissas and exponents the product of all others."""
     at = instruction.inputs[0].local.position(*instruction.params["over"])
-    return [move(v, 0, at) for v in _besides([move(v, at, 0) for v in inputs])]
+    return [xp.moveaxis(v, 0, at) for v in _besides([xp.moveaxis(v, at, 0) for v in inputs])]
 
 
 def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
@@ -145,7 +146,7 @@ def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
     parts = _besides([in_rows(v, over) for v in parted(x)])
     found = scaled(*(multiply(parts, number) if number else parts))
     found = tf.reshape(found, [x.shape[at] for at in order])
-    return lay(found, np.argsort(order).tolist())
+    return lay(xp, found, np.argsort(order).tolist())
 
 
 def way(instruction: Instruction, number: int) -> tuple[int, bool]:
@@ -157,7 +158,7 @@ def way(instruction: Instruction, number: int) -> tuple[int, bool]:
 def _inside(instruction: Instruction, found: tf.Tensor, at: int) -> tf.Tensor:
     """Returns the results of an instruction, given those with one more step in front."""
     late = instruction.params["exclusive"] == instruction.params["reverse"]
-    return part(found, int(late), found.shape[at] - 1, at)
+    return xp.slice_axis(found, int(late), found.shape[at] - 1, at)
 
 
 EMITTERS: Mapping[str, Emitter] = {

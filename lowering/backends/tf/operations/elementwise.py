@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, tf_dtype
+from meshdsl.lowering.backends.common.elementwise import elementwise, functions
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
+from meshdsl.lowering.backends.tf.operations import bits, special
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_complex, is_integer
 
@@ -29,26 +32,9 @@ def widened(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(x, tf.int64) if x.dtype in _SMALL else x
 
 
-def elementwise(compute: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of a function of tensors that broadcast by position."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-        (out,) = instruction.outputs
-        aligned = [
-            a if not v.shape else align(a, v.local, out.local)
-            for a, v in zip(inputs, instruction.inputs, strict=True)
-        ]
-        result = compute(*aligned)
-        if result.shape != out.local.sizes:
-            result = tf.broadcast_to(result, out.local.sizes)
-        return result if result.dtype == tf_dtype(out.dtype) else tf.cast(result, out.dtype)
-
-    return emit
-
-
-def wide(compute: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of a function that TensorFlow has for wide dtypes only."""
-    return elementwise(lambda *inputs: compute(*map(widened, inputs)))
+def wide(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function, of any dtypes, that TensorFlow has for wide ones only."""
+    return lambda *inputs: compute(*map(widened, inputs))
 
 
 def _negative(x: tf.Tensor) -> tf.Tensor:
@@ -179,9 +165,9 @@ def cast(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
     return tf.where(above, most, tf.where(below, fewest, found))
 
 
-def _bools(compute: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of a function of truths, which other numbers are where they are not 0."""
-    return elementwise(lambda *inputs: compute(*(cast_to_bool(x) for x in inputs)))
+def _bools(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of truths, which other numbers are where they are not 0."""
+    return lambda *inputs: compute(*map(cast_to_bool, inputs))
 
 
 def cast_to_bool(x: tf.Tensor) -> tf.Tensor:
@@ -197,8 +183,8 @@ def _imaginary(x: tf.Tensor) -> tf.Tensor:
     return tf.math.imag(x) if x.dtype.is_complex else tf.zeros_like(x)
 
 
-def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], other: bool) -> Emitter:
-    """Returns the emitter of a question that has one answer for all whole numbers."""
+def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], other: bool) -> Callable[..., Any]:
+    """Returns a question that has one answer for all whole numbers."""
 
     def ask(x: tf.Tensor) -> tf.Tensor:
         if x.dtype.is_complex:
@@ -209,55 +195,41 @@ def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], other: bool) -> Emitte
     return wide(ask)
 
 
-def _arithmetic(compute: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of what every dtype but small integers and bools can do."""
-
-    def emit(*inputs: tf.Tensor) -> tf.Tensor:
-        return compute(*(widened(x) if x.dtype in _SMALL else x for x in inputs))
-
-    return elementwise(emit)
+def _arithmetic(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function, of any dtypes, that TensorFlow has for all but small integers."""
+    return lambda *inputs: compute(*(widened(x) if x.dtype in _SMALL else x for x in inputs))
 
 
 def _select(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.where(cast_to_bool(condition), x, y)
 
 
-EMITTERS: Mapping[str, Emitter] = {
-    "abs": wide(tf.abs),
-    "acos": wide(tf.acos),
-    "acosh": wide(tf.acosh),
+def _together(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    sizes = tf.broadcast_static_shape(x.shape, y.shape)
+    return tf.broadcast_to(x, sizes), tf.broadcast_to(y, sizes)
+
+
+def _cast(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    return cast(inputs[0], instruction.outputs[0].dtype)
+
+
+_OWN: Mapping[str, Callable[..., Any]] = {
+    **bits.FUNCTIONS,
+    **{name: wide(function) for name, function in special.FUNCTIONS.items()},
     "add": _arithmetic(tf.add),
-    "asin": wide(tf.asin),
-    "asinh": wide(tf.asinh),
-    "atan": wide(tf.atan),
-    "atan2": wide(tf.atan2),
-    "atanh": wide(tf.atanh),
-    "cast": lambda machine, instruction, inputs: cast(inputs[0], instruction.outputs[0].dtype),
     "cbrt": wide(_cbrt),
-    "ceil": wide(tf.math.ceil),
-    "complex": elementwise(lambda x, y: tf.complex(*_together(x, y))),
-    "conj": elementwise(tf.math.conj),
-    "cos": wide(tf.cos),
-    "cosh": wide(tf.cosh),
+    "complex": lambda x, y: tf.complex(*_together(x, y)),
+    "conj": tf.math.conj,
     "divide": _arithmetic(tf.divide),
-    "equal": elementwise(tf.equal),
-    "exp": wide(tf.exp),
+    "equal": tf.equal,
     "exp2": wide(lambda x: tf.pow(tf.constant(2, x.dtype), x)),
-    "expm1": wide(tf.math.expm1),
-    "floor": wide(tf.math.floor),
     "floor_divide": wide(_whole(_floor_divide)),
-    "greater": wide(tf.greater),
-    "greater_equal": wide(tf.greater_equal),
     "hypot": wide(_hypot),
-    "imag": elementwise(_imaginary),
+    "imag": _imaginary,
     "isfinite": _of_floats(tf.math.is_finite, True),
     "isinf": _of_floats(tf.math.is_inf, False),
     "isnan": _of_floats(tf.math.is_nan, False),
-    "less": wide(tf.less),
-    "less_equal": wide(tf.less_equal),
-    "log": wide(tf.math.log),
     "log10": wide(_logarithm(10)),
-    "log1p": wide(tf.math.log1p),
     "log2": wide(_logarithm(2)),
     "logaddexp": wide(_logaddexp),
     "logical_and": _bools(tf.logical_and),
@@ -267,27 +239,17 @@ EMITTERS: Mapping[str, Emitter] = {
     "maximum": wide(largest),
     "minimum": wide(least),
     "multiply": _arithmetic(tf.multiply),
-    "negative": elementwise(_negative),
-    "not_equal": elementwise(tf.not_equal),
+    "negative": _negative,
+    "not_equal": tf.not_equal,
     "power": wide(_power),
-    "real": elementwise(_real),
+    "real": _real,
     "remainder": wide(_whole(_remainder)),
-    "round": wide(tf.round),
-    "rsqrt": wide(tf.math.rsqrt),
-    "select": elementwise(_select),
-    "sigmoid": wide(tf.sigmoid),
-    "sign": wide(tf.sign),
-    "sin": wide(tf.sin),
-    "sinh": wide(tf.sinh),
-    "sqrt": wide(tf.sqrt),
+    "select": _select,
     "square": _arithmetic(tf.square),
     "subtract": _arithmetic(tf.subtract),
-    "tan": wide(tf.tan),
-    "tanh": wide(tf.tanh),
     "trunc": wide(_trunc),
 }
 
-
-def _together(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    sizes = tf.broadcast_static_shape(x.shape, y.shape)
-    return tf.broadcast_to(x, sizes), tf.broadcast_to(y, sizes)
+EMITTERS: Mapping[str, Emitter] = {
+    name: elementwise(function) for name, function in functions(_OWN, [tf.math], wide).items()
+} | {"cast": _cast}

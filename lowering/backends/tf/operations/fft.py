@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
 
@@ -20,7 +21,7 @@ def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitt
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         at = instruction.inputs[0].local.position(instruction.params["dim"])
         (given,) = machine.links.barrier(inputs)
-        return move(function(instruction, move(given, at, -1)), -1, at)
+        return xp.moveaxis(function(instruction, xp.moveaxis(given, at, -1)), -1, at)
 
     return emit
 

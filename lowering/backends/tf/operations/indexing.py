@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.arrange import reorder
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, lay
+from meshdsl.lowering.backends.common.arrange import lay, reorder
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
-from meshdsl.lowering.backends.tf.operations.slicing import part, replaced
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 
@@ -22,15 +22,15 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tens
     (out,), dim = instruction.outputs, instruction.params["dim"]
     shared = instruction.params["pairs"]
     places, rest = indices.without(shared), table.without([dim, *shared])
-    rows = lay(inputs[0], reorder(table.names, [*shared, dim, *rest.names]))
-    index = lay(inputs[1], reorder(indices.names, [*shared, *places.names]))
+    rows = lay(xp, inputs[0], reorder(table.names, [*shared, dim, *rest.names]))
+    index = lay(xp, inputs[1], reorder(indices.names, [*shared, *places.names]))
     size = table.get(dim).size
     inside = (index >= 0) & (index < size)
     found = tf.gather(rows, tf.where(inside, index, 0), axis=len(shared), batch_dims=len(shared))
     mask = tf.reshape(inside, [*inside.shape, *(1,) * len(rest)])
     found = tf.where(mask, found, tf.zeros([], found.dtype))
     held = [*shared, *places.names, *rest.names]
-    return lay(found, reorder(held, out.local.names))
+    return lay(xp, found, reorder(held, out.local.names))
 
 
 def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
@@ -43,8 +43,8 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
         places, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
         count = math.prod(out.local.get(name).size for name in shared)
-        update = lay(inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names]))
-        index = lay(inputs[1], reorder(indices.names, [*shared, *places.names]))
+        update = lay(xp, inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names]))
+        index = lay(xp, inputs[1], reorder(indices.names, [*shared, *places.names]))
         index = tf.reshape(index, [count, places.volume])
         first = tf.range(count, dtype=tf.int32)[:, None] * size
         row = tf.where((index >= 0) & (index < size), index + first, count * size)
@@ -54,26 +54,13 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
         rows = combine(rows, tf.reshape(row, [-1, 1]), update)[:-1]
         sizes = [*(out.local.get(name).size for name in shared), size, *rest.sizes]
         found = tf.cast(tf.reshape(rows, sizes), out.dtype)
-        return lay(found, reorder([*shared, dim, *rest.names], out.local.names))
+        return lay(xp, found, reorder([*shared, dim, *rest.names], out.local.names))
 
     return emit
 
 
-def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    """A piece that does not lie inside writes what is there."""
-    (x, piece, start), (target, rows, _) = inputs, [v.local for v in instruction.inputs]
-    dim, own = instruction.params["dim"], instruction.params["part"]
-    at, size = target.position(dim), rows.get(own).size
-    want = [own if name == dim else name for name in target.names]
-    piece = lay(piece, reorder(rows.names, want))
-    first = tf.clip_by_value(start, 0, target.get(dim).size - size)
-    piece = tf.where(start == first, piece, part(x, first, size, at))
-    return replaced(x, piece, first, at)
-
-
 EMITTERS: Mapping[str, Emitter] = {
     "take": _take,
-    "update": _update,
     "scatter_add": _scatter(tf.tensor_scatter_nd_add, "sum"),
     "scatter_max": _scatter(tf.tensor_scatter_nd_max, "max"),
     "scatter_min": _scatter(tf.tensor_scatter_nd_min, "min"),

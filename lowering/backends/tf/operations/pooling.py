@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, constant
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.convolution import between, strided
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
-from meshdsl.lowering.backends.tf.operations.slicing import dilated, part
+from meshdsl.lowering.backends.tf.operations.slicing import dilated
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -78,7 +80,7 @@ def _windows(instruction: Instruction) -> list[_Window]:
 def _laid(instruction: Instruction, number: int, array: tf.Tensor) -> tf.Tensor:
     """Returns an operand with its dims as the result has them."""
     have, out = instruction.inputs[number].local, instruction.outputs[0].local
-    return widened(align(array, have, Shape(have.get(name) for name in out.names)))
+    return widened(align(xp, array, have, Shape(have.get(name) for name in out.names)))
 
 
 def _seen(met: tf.Tensor, windows: Sequence[_Window], places: Sequence[Any]) -> tf.Tensor:
@@ -130,12 +132,12 @@ class _Reduction:
     def _beside(self, x: tf.Tensor, other: tf.Tensor, at: int, step: int) -> tf.Tensor:
         """Combines each position with the one of another tensor that is some steps ahead."""
         length = min(x.shape[at], other.shape[at] - step)
-        return self.of_two(part(x, 0, length, at), part(other, step, length, at))
+        return self.of_two(xp.slice_axis(x, 0, length, at), xp.slice_axis(other, step, length, at))
 
     def emit(self, machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         (out,) = instruction.outputs
         x = _laid(instruction, 0, inputs[0])
-        fill = tf.cast(constant(identity(self.kind, out.dtype), out.dtype), x.dtype)
+        fill = tf.cast(xp.asarray(identity(self.kind, out.dtype), out.dtype), x.dtype)
         for window in _windows(instruction):
             x = self.along(window.met(x, fill), window)
         return tf.cast(x, out.dtype)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.program import Instruction
 
@@ -41,7 +43,7 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.
     key, high, low = inputs
     shape = instruction.outputs[0].local.without(["random_key"])
     high, low = (
-        tf.broadcast_to(align(a, v.local, shape), shape.sizes)
+        tf.broadcast_to(align(xp, a, v.local, shape), shape.sizes)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
     words = threefry2x32(*map(_Word, (key[0], key[1], high, low)))

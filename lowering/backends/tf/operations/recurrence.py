@@ -14,10 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from meshdsl.lowering.backends import recurrence_codes as transfers
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, align, move
+from meshdsl.lowering.backends.common.arrange import align
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.cumulative import WIDE, moved, scan, way
 from meshdsl.lowering.backends.tf.operations.scaling import multiply, parted, scaled
-from meshdsl.lowering.backends.tf.operations.slicing import part
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_words, of_words
 from meshdsl.lowering.program import Instruction
 
@@ -33,7 +34,7 @@ def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> t
     found = _states(machine, decay, x, start, at, reverse)
     if not instruction.params["exclusive"]:
         return found
-    kept = part(found, int(reverse), found.shape[at] - 1, at)
+    kept = xp.slice_axis(found, int(reverse), found.shape[at] - 1, at)
     begin = tf.expand_dims(start, at)
     return tf.concat([kept, begin] if reverse else [begin, kept], at)
 
@@ -48,16 +49,18 @@ def _states(
         for v, first in ((decay, tf.ones_like(before)), (x, before))
     ]
     if x.dtype.is_integer:
-        return part(_of_integers(longer[0], longer[1], at, reverse)[1], int(not reverse), size, at)
+        return xp.slice_axis(
+            _of_integers(longer[0], longer[1], at, reverse)[1], int(not reverse), size, at
+        )
     found = scan(_carry, [*parted(longer[0]), longer[1]], [0.5, 1, 0], at, reverse)[2]
-    found = part(found, int(not reverse), size, at)
+    found = xp.slice_axis(found, int(not reverse), size, at)
 
     def loop() -> tf.Tensor:
         def step(state: Sequence[tf.Tensor], row: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
             return [row[0] * state[0] + row[1]]
 
-        rows = move(decay, at, 0), move(x, at, 0)
-        return move(_looped(machine, step, [start], rows, reverse, True)[1], 0, at)
+        rows = xp.moveaxis(decay, at, 0), xp.moveaxis(x, at, 0)
+        return xp.moveaxis(_looped(machine, step, [start], rows, reverse, True)[1], 0, at)
 
     return tf.ensure_shape(tf.cond(_is_tame(decay, found), lambda: found, loop), x.shape)
 
@@ -153,7 +156,7 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
         one = tf.ones_like(ends[1], tf.int32)
         infinite = tf.constant(float("inf"), x.dtype)
         start = [blank, blank + infinite, blank - infinite, blank + 0.5, one, one, one < 0]
-        rows = move(decay, at, 0), move(x, at, 0)
+        rows = xp.moveaxis(decay, at, 0), xp.moveaxis(x, at, 0)
         offset, up, down, mantissa, exponent, largest, stops = _looped(
             machine, _one_more, start, rows, reverse, True
         )[0]
@@ -227,22 +230,22 @@ def _states_before(machine: Machine, instruction: Instruction, inputs: Arrays) -
     if len(inputs) == 2:
         found = _of_integers(inputs[1], inputs[0], at, reverse)[1]
         return moved(found, at, 1, reverse, tf.zeros([], found.dtype))
-    rows = [move(row, at, 0) for row in inputs]
+    rows = [xp.moveaxis(row, at, 0) for row in inputs]
 
     def step(state: Sequence[tf.Tensor], row: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         return [_after(state[0], *row)]
 
     start = [tf.zeros_like(rows[0][0])]
-    return move(_looped(machine, step, start, rows, reverse, False)[1], 0, at)
+    return xp.moveaxis(_looped(machine, step, start, rows, reverse, False)[1], 0, at)
 
 
 def _end(x: tf.Tensor, at: int, late: bool) -> tf.Tensor:
     """Returns the first position along an axis, or the last one."""
-    return part(x, x.shape[at] - 1 if late else 0, 1, at)
+    return xp.slice_axis(x, x.shape[at] - 1 if late else 0, 1, at)
 
 
 def _decay_and_x(instruction: Instruction, inputs: Arrays) -> tuple[tf.Tensor, tf.Tensor]:
-    decay = align(inputs[0], *(value.local for value in instruction.inputs[:2]))
+    decay = align(xp, inputs[0], *(value.local for value in instruction.inputs[:2]))
     return decay, inputs[1]
 
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine, move
+from meshdsl.lowering.backends.tf import namespace as xp
+from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys
 from meshdsl.lowering.program import Instruction
 
@@ -20,13 +21,13 @@ _KEYS = ("int8", "int16", "int32", "int64")
 
 def _largest(x: tf.Tensor, count: int, at: int, ascending: bool = False) -> list[tf.Tensor]:
     """Returns the largest of x along an axis, or the smallest, in order, and where they were."""
-    rows = move(x, at, -1)
+    rows = xp.moveaxis(x, at, -1)
     if rows.dtype.is_floating:
         rows = tf.where(rows == 0, tf.zeros_like(rows), rows)
     keys = as_keys(rows, "max", _KEYS)
     places = tf.math.top_k(tf.bitwise.invert(keys) if ascending else keys, count).indices
-    values = tf.gather(move(x, at, -1), places, axis=-1, batch_dims=len(x.shape) - 1)
-    return [move(values, -1, at), move(places, -1, at)]
+    values = tf.gather(xp.moveaxis(x, at, -1), places, axis=-1, batch_dims=len(x.shape) - 1)
+    return [xp.moveaxis(values, -1, at), xp.moveaxis(places, -1, at)]
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:

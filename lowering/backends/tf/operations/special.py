@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.tf.machine import Emitter
-from meshdsl.lowering.backends.tf.operations.elementwise import wide
-
 
 def _number(value: float, like: tf.Tensor) -> tf.Tensor:
     return tf.constant(value, like.dtype)
@@ -31,14 +28,14 @@ def _erf_inv(x: tf.Tensor) -> tf.Tensor:
     return tf.where(size < 0.5, near, far)
 
 
-def _times(logarithm: Callable[[tf.Tensor], tf.Tensor]) -> Emitter:
-    """Returns the emitter of a product with a logarithm: 0 times any number is 0."""
+def _times(logarithm: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns the function of a product with a logarithm: 0 times any number is 0."""
 
     def compute(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         nothing = (x == 0) & ~tf.math.is_nan(y)
         return tf.where(nothing, _number(0, x), x * logarithm(y))
 
-    return wide(compute)
+    return compute
 
 
 def _zeta(s: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
@@ -58,16 +55,11 @@ def _polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(n == 0, tf.math.digamma(x), found)
 
 
-EMITTERS: Mapping[str, Emitter] = {
-    "bessel_i0e": wide(tf.math.bessel_i0e),
-    "bessel_i1e": wide(tf.math.bessel_i1e),
-    "digamma": wide(tf.math.digamma),
-    "erf": wide(_erf),
-    "erf_inv": wide(_erf_inv),
-    "erfc": wide(tf.math.erfc),
-    "lgamma": wide(tf.math.lgamma),
-    "polygamma": wide(_polygamma),
+FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
+    "erf": _erf,
+    "erf_inv": _erf_inv,
+    "polygamma": _polygamma,
     "xlog1py": _times(tf.math.log1p),
     "xlogy": _times(tf.math.log),
-    "zeta": wide(_zeta),
+    "zeta": _zeta,
 }

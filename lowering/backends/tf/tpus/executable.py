@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.contract import no_memory_analysis
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
-from meshdsl.lowering.backends.tf.machine import tf_dtype
+from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.backends.tf.placing import Devices, Shards, Storage
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.tensors.cuts import Cuts

@@ -1,0 +1,1 @@
+"""What emits the same in several frameworks, written once over the names of the array API."""

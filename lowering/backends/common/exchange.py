@@ -1,0 +1,107 @@
+"""Windows of a split dim put together, and cut at places that differ by device.
+
+numpy, the reference, has its own: there the place is a number for each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.lowering.backends.common.arrange import lay, reorder
+from meshdsl.lowering.backends.common.machine import OneDeviceMachine
+from meshdsl.lowering.backends.contract import Emitter
+from meshdsl.lowering.program import Instruction
+from meshdsl.tensors.cuts import cut
+
+Arrays = Sequence[Any]
+
+
+def _slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    (out,), axes = instruction.outputs, instruction.params["axes"]
+    if not axes:
+        return inputs[0]
+    at = out.local.position(instruction.params["dim"])
+    size = out.local[at].size
+    blocks = cut(machine.xp, inputs[0], at, machine.counts(axes))
+    return machine.xp.slice_axis(blocks, machine.index(axes) * size, size, at)
+
+
+def _own(machine: OneDeviceMachine, table: Sequence[int], axes: Sequence[str]) -> Any:
+    """Returns this device's entry of a table: a plain number where all are the same."""
+    if len(set(table)) == 1:
+        return table[0]
+    return machine.xp.entry(table, machine.index(axes))
+
+
+def _assemble(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
+    xp, params, (out,) = machine.xp, instruction.params, instruction.outputs
+    at = out.local.position(params["dim"])
+    length, axes = out.local[at].size, params["axes"]
+    window = xp.asarray(params["fill"], out.dtype)
+    column = [1] * len(out.local)
+    column[at] = length
+    index = xp.asarray(np.arange(length).reshape(column), np.dtype("int32"))
+    for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
+        aligned = _shifted(machine, piece, at, offsets, axes, length)
+        low, high = _own(machine, lows, axes), _own(machine, highs, axes)
+        if isinstance(low, int) and isinstance(high, int) and low <= 0 and high >= length:
+            window = aligned
+            continue
+        window = xp.where((index >= low) & (index < high), aligned, window)
+    return xp.broadcast_to(window, out.local.sizes)
+
+
+def _shifted(
+    machine: OneDeviceMachine,
+    piece: Any,
+    at: int,
+    offsets: Sequence[int],
+    axes: Sequence[str],
+    length: int,
+) -> Any:
+    """Returns `length` positions, of which the one at this device's offset is the piece's first."""
+    xp, size, least, most = machine.xp, piece.shape[at], min(offsets), max(offsets)
+    piece = xp.pad_axis(piece, at, most, length - size - least, 0)
+    if least == most:
+        return piece
+    start = _own(machine, [most - offset for offset in offsets], axes)
+    return xp.slice_axis(piece, start, length, at)
+
+
+def _local_slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    params, (out,) = instruction.params, instruction.outputs
+    at, start = out.local.position(params["dim"]), _own(machine, params["starts"], params["axes"])
+    return machine.xp.slice_axis(inputs[0], start, out.local[at].size, at)
+
+
+def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    xp, params, (out,) = machine.xp, instruction.params, instruction.outputs
+    whole, piece = xp.broadcast_to(inputs[0], out.local.sizes), xp.astype(inputs[1], out.dtype)
+    start = _own(machine, params["starts"], params["axes"])
+    return xp.update_axis(whole, piece, start, out.local.position(params["dim"]))
+
+
+def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """A piece that does not lie inside writes what is there."""
+    xp, (x, piece, start) = machine.xp, inputs
+    target, part, _ = (value.local for value in instruction.inputs)
+    dim, own = instruction.params["dim"], instruction.params["part"]
+    at, size = target.position(dim), part.get(own).size
+    want = [own if name == dim else name for name in target.names]
+    piece = lay(xp, piece, reorder(part.names, want))
+    first = xp.clip(start, 0, target.get(dim).size - size)
+    piece = xp.where(start == first, piece, xp.slice_axis(x, first, size, at))
+    return xp.update_axis(x, piece, first, at)
+
+
+EMITTERS: Mapping[str, Emitter] = {
+    "assemble": _assemble,
+    "local_slice": _local_slice,
+    "local_update": _local_update,
+    "slice": _slice,
+    "update": _update,
+}

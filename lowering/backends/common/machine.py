@@ -1,0 +1,51 @@
+"""What all machines have in common: a mesh, emitters, and the functions of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.common.namespace import Namespace, OneDevice
+from meshdsl.lowering.backends.contract import Emitter
+from meshdsl.lowering.backends.missing import emitter_of
+from meshdsl.lowering.program import Instruction, Value
+
+
+@dataclass(frozen=True)
+class BaseMachine:
+    """One device of a mesh, or all of them, in a framework.
+
+    Attributes:
+        backend: its name, for messages.
+        xp: the framework's functions.
+    """
+
+    backend: ClassVar[str]
+    xp: ClassVar[Namespace]
+
+    mesh: Mesh
+    emitters: Mapping[str, Emitter]
+
+    def emitter(self, instruction: Instruction) -> Emitter:
+        """Returns what emits an instruction."""
+        return emitter_of(self.emitters, instruction, self.backend)
+
+    def counts(self, axes: Sequence[str]) -> list[int]:
+        """Returns the sizes of some axes."""
+        return [self.mesh.sizes[axis] for axis in axes]
+
+    def sizes(self, value: Value) -> tuple[int, ...]:
+        """Returns the shape of the array of a value."""
+        return value.local.sizes
+
+    def index(self, axes: Sequence[str]) -> Any:
+        """Returns a device's index along some axes, major first: an s32 scalar."""
+        raise NotImplementedError
+
+
+class OneDeviceMachine(BaseMachine):
+    """One device of a mesh, whose arrays are its shards."""
+
+    xp: ClassVar[OneDevice]

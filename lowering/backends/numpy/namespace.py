@@ -1,0 +1,39 @@
+"""The functions that shared emitters use, of numpy's arrays: one row for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy import broadcast_to, concat, full, permute_dims, reshape
+
+from meshdsl.tensors.dtypes import accumulator
+
+__all__ = ["arange", "asarray", "astype", "broadcast_to", "concat", "einsum", "full", "wide"]
+__all__ += ["LEAD", "permute_dims", "reshape"]
+
+LEAD = 1
+
+
+def arange(size: int) -> np.ndarray:
+    return np.arange(size, dtype=np.int32)
+
+
+def asarray(value: Any, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(value).astype(dtype)
+
+
+def astype(x: Any, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(x).astype(dtype, copy=False)
+
+
+def einsum(equation: str, factors: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    # Half precision is summed in float32, and rounded once.
+    product = np.einsum(equation, *map(wide, factors), optimize=len(factors) > 1)
+    return product.astype(dtype)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Returns x in a dtype that SciPy knows and that sums are accurate in."""
+    return x.astype(accumulator(x.dtype), copy=False)
