@@ -6,31 +6,13 @@ Matrices that a function cannot deal with give NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import linalg  # type: ignore[import-untyped]
 
-from meshdsl.lowering.backends.common.arrange import align
-from meshdsl.lowering.backends.numpy import namespace as xp
-from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.common.matrices import factors, solve
+from meshdsl.lowering.backends.numpy.machine import Emitter
 from meshdsl.lowering.program import Instruction
-from meshdsl.tensors.dims import Shape
-
-
-def _factors(function: Callable[[np.ndarray], Sequence[np.ndarray]]) -> Emitter:
-    """Returns the emitter of a function of matrices in the two last dims."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        local, names = instruction.inputs[0].local, _matrix(instruction)
-        ordered = Shape([*local.without(names), *local.select(names)])
-        x = align(xp, inputs[0], local, ordered)
-        shapes = [(machine.mesh.size, *value.local.sizes) for value in instruction.outputs]
-        if instruction.op == "cholesky":
-            return align(xp, _each(function, [x.shape], x)[0], ordered, local)
-        return tuple(_each(function, shapes, x))
-
-    return emit
 
 
 def _each(function: Callable, shapes: Sequence[tuple[int, ...]], *stacks: np.ndarray) -> list:
@@ -47,26 +29,14 @@ def _each(function: Callable, shapes: Sequence[tuple[int, ...]], *stacks: np.nda
     return results
 
 
-def _matrix(instruction: Instruction) -> list[str]:
-    return [instruction.params["rows"], instruction.params["columns"]]
+def _factors(function: Callable[[np.ndarray], Sequence[np.ndarray]]) -> Emitter:
+    """Returns the emitter of a function of one matrix, which returns several arrays."""
 
+    def each(x: np.ndarray) -> Sequence[np.ndarray]:
+        example = function(np.eye(*x.shape[-2:], dtype=x.dtype))
+        return _each(function, [(*x.shape[:-2], *one.shape) for one in example], x)
 
-def _solve(function: Callable[..., Any]) -> Emitter:
-    """Returns the emitter of a solver, which takes right sides as the columns of a matrix."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        left, right = (value.local for value in instruction.inputs)
-        (out,), (row, column) = instruction.outputs, left.select(_matrix(instruction))
-        batch = left.without([row.name, column.name])
-        sides = right.without([row.name, *batch.names])
-        a = align(xp, inputs[0], left, Shape([*batch, row, column]))
-        b = align(xp, inputs[1], right, Shape([*batch, row, *sides]))
-        flat = b.reshape(machine.mesh.size, *batch.sizes, row.size, sides.volume)
-        x = function(instruction, a, flat)
-        x = x.reshape(machine.mesh.size, *batch.sizes, column.size, *sides.sizes)
-        return align(xp, x, Shape([*batch, column, *sides]), out.local)
-
-    return emit
+    return factors(each)
 
 
 def _solver(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -76,15 +46,15 @@ def _solver(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarra
 def _triangular(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     lower, unit = instruction.params["lower"], instruction.params["unit_diagonal"]
 
-    def solve(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray]:
+    def solved(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray]:
         found = linalg.solve_triangular(a, b, lower=lower, unit_diagonal=unit, check_finite=False)
         return (found,)
 
-    return _each(solve, [b.shape], a, b)[0]
+    return _each(solved, [b.shape], a, b)[0]
 
 
-def _cholesky(x: np.ndarray) -> Sequence[np.ndarray]:
-    return (np.linalg.cholesky((x + x.T) / 2),)
+def _cholesky(x: np.ndarray) -> np.ndarray:
+    return _each(lambda x: (np.linalg.cholesky((x + x.T) / 2),), [x.shape], x)[0]
 
 
 def _qr(x: np.ndarray) -> Sequence[np.ndarray]:
@@ -111,11 +81,11 @@ def _svd(x: np.ndarray) -> Sequence[np.ndarray]:
 
 
 EMITTERS: Mapping[str, Emitter] = {
-    "cholesky": _factors(_cholesky),
+    "cholesky": factors(_cholesky),
     "qr": _factors(_qr),
     "eigh": _factors(_eigh),
     "svd": _factors(_svd),
     "slogdet": _factors(np.linalg.slogdet),
-    "solve": _solve(_solver),
-    "triangular_solve": _solve(_triangular),
+    "solve": solve(_solver),
+    "triangular_solve": solve(_triangular),
 }

@@ -7,52 +7,13 @@ TPU would round them to bfloat16; within the functions of tf.linalg, XLA does no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import align
-from meshdsl.lowering.backends.tf import namespace as xp
-from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.backends.common.matrices import factors, solve
+from meshdsl.lowering.backends.tf.machine import Emitter
 from meshdsl.lowering.program import Instruction
-from meshdsl.tensors.dims import Shape
-
-
-def _factors(function: Callable[[tf.Tensor], Any]) -> Emitter:
-    """Returns the emitter of a function of matrices in the two last dims."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        local, names = instruction.inputs[0].local, _matrix(instruction)
-        ordered = Shape([*local.without(names), *local.select(names)])
-        results = function(align(xp, inputs[0], local, ordered))
-        if instruction.op == "cholesky":
-            return align(xp, results, ordered, local)
-        return tuple(results)
-
-    return emit
-
-
-def _matrix(instruction: Instruction) -> list[str]:
-    return [instruction.params["rows"], instruction.params["columns"]]
-
-
-def _solve(function: Callable[[Instruction, tf.Tensor, tf.Tensor], tf.Tensor]) -> Emitter:
-    """Returns the emitter of a solver, which takes right sides as the columns of a matrix."""
-
-    def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-        left, right = (value.local for value in instruction.inputs)
-        (out,), (row, column) = instruction.outputs, left.select(_matrix(instruction))
-        batch = left.without([row.name, column.name])
-        sides = right.without([row.name, *batch.names])
-        a = align(xp, inputs[0], left, Shape([*batch, row, column]))
-        b = align(xp, inputs[1], right, Shape([*batch, row, *sides]))
-        flat = tf.reshape(b, [*batch.sizes, row.size, sides.volume])
-        x = function(instruction, a, flat)
-        x = tf.reshape(x, [*batch.sizes, column.size, *sides.sizes])
-        return align(xp, x, Shape([*batch, column, *sides]), out.local)
-
-    return emit
 
 
 def _where(sound: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -69,7 +30,7 @@ def _of_finite(function: Callable[[tf.Tensor], Sequence[tf.Tensor]]) -> Emitter:
         safe = tf.where(sound[..., None, None], x, tf.zeros_like(x))
         return [_where(sound, found) for found in function(safe)]
 
-    return _factors(compute)
+    return factors(compute)
 
 
 def _scale(x: tf.Tensor) -> tf.Tensor:
@@ -82,7 +43,7 @@ def _triangular(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tens
     lower = instruction.params["lower"]
     if not instruction.params["unit_diagonal"]:
         return _substituted(a, b, lower)
-    return tf.linalg.triangular_solve(_with_unit_diagonal(a), b, lower=lower)
+    return tf.linalg.triangularsolve(_with_unit_diagonal(a), b, lower=lower)
 
 
 def _with_unit_diagonal(a: tf.Tensor) -> tf.Tensor:
@@ -267,11 +228,11 @@ def _slogdet(x: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 EMITTERS: Mapping[str, Emitter] = {
-    "cholesky": _factors(_cholesky),
-    "qr": _factors(_qr),
+    "cholesky": factors(_cholesky),
+    "qr": factors(_qr),
     "eigh": _of_finite(_eigh),
     "svd": _of_finite(_svd),
-    "slogdet": _factors(_slogdet),
-    "solve": _solve(_solver),
-    "triangular_solve": _solve(_triangular),
+    "slogdet": factors(_slogdet),
+    "solve": solve(_solver),
+    "triangular_solve": solve(_triangular),
 }
