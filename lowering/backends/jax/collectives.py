@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.lowering.backends.common.packing import (
+    Packing,
+    at,
+    blocks,
+    flat,
+    merged,
+    shaped,
+    together,
+)
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.torus_moves import all_gather, reduce_scatter
 from meshdsl.lowering.program import Instruction, payload_bytes
@@ -27,21 +36,17 @@ _SMALL = 64 * 1024  # bytes of payload up to which a tensor travels with others 
 _RUN = 8 * 1024  # bytes in a row up to which they are copied faster along the first dim
 
 
-def _at(instruction: Instruction, dim: str) -> int:
-    return instruction.inputs[0].local.position(instruction.params[dim])
-
-
 def _cut(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Pads a dim so that its blocks can be sent."""
     counts = machine.counts(instruction.params["axes"])
-    return cut(jnp, x, _at(instruction, dim), counts)
+    return cut(jnp, x, at(instruction, dim), counts)
 
 
 def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Drops the pads of a dim whose blocks have been received."""
-    at, (out,) = _at(instruction, dim), instruction.outputs
+    place, (out,) = at(instruction, dim), instruction.outputs
     counts = machine.counts(instruction.params["axes"])
-    return join(jnp, x, at, counts, out.local[at].size)
+    return join(jnp, x, place, counts, out.local[place].size)
 
 
 def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -83,93 +88,50 @@ def _flip(bits: Any) -> Any:
 
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, at = instruction.params["axes"], _at(instruction, "dim")
-    blocks = _cut(machine, instruction, inputs[0], "dim")
-    return _added(lambda x: reduce_scatter(machine, x, axes, at), blocks)
+    axes, place = instruction.params["axes"], at(instruction, "dim")
+    padded = _cut(machine, instruction, inputs[0], "dim")
+    return _added(lambda x: reduce_scatter(machine, x, axes, place), padded)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, at = instruction.params["axes"], _at(instruction, "dim")
-    blocks = all_gather(machine, inputs[0], axes, at)
-    return _join(machine, instruction, blocks, "dim")
+    axes, place = instruction.params["axes"], at(instruction, "dim")
+    joined = all_gather(machine, inputs[0], axes, place)
+    return _join(machine, instruction, joined, "dim")
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes = instruction.params["axes"]
-    split, concat = _at(instruction, "split"), _at(instruction, "concat")
-    blocks = _cut(machine, instruction, inputs[0], "split")
-    if blocks is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
-        blocks = lax.optimization_barrier(blocks)
-    blocks = lax.all_to_all(blocks, axes, split_axis=split, concat_axis=concat, tiled=True)
-    return _join(machine, instruction, blocks, "concat")
+    split, concat = at(instruction, "split"), at(instruction, "concat")
+    x = _cut(machine, instruction, inputs[0], "split")
+    if x is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
+        x = lax.optimization_barrier(x)
+    x = lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
+    return _join(machine, instruction, x, "concat")
 
 
 def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     return lax.ppermute(inputs[0], instruction.params["mesh_axes"], instruction.params["pairs"])
 
 
-class _Packing(NamedTuple):
-    """How tensors of one collective travel in one buffer, side by side along its last dim."""
-
-    pack: Callable[[Machine, Instruction, Any], Any]
-    send: Callable[[Instruction, Any], Any]
-    unpack: Callable[[Machine, Instruction, Any], Any]
-
-
-def _flat(machine: Machine, part: Instruction, x: Any) -> Any:
-    return jnp.reshape(x, -1)
-
-
-def _shaped(machine: Machine, part: Instruction, sent: Any) -> Any:
-    return sent.reshape(part.outputs[0].local.sizes)
-
-
-def _blocks(dim: str) -> Callable[[Machine, Instruction, Any], Any]:
-    """Returns what lays out, one row for each device, the blocks that a dim is cut into."""
-
-    def pack(machine: Machine, part: Instruction, x: Any) -> Any:
-        at, devices = _at(part, dim), math.prod(machine.counts(part.params["axes"]))
-        x = _cut(machine, part, x, dim)
-        x = x.reshape(*x.shape[:at], devices, -1, *x.shape[at + 1 :])
-        return jnp.moveaxis(x, at, 0).reshape(devices, -1)
-
-    return pack
-
-
-def _merged(dim: str) -> Callable[[Machine, Instruction, Any], Any]:
-    """Returns what joins blocks that came from each device, one row each, along a dim."""
-
-    def unpack(machine: Machine, part: Instruction, rows: Any) -> Any:
-        at, sizes = _at(part, dim), list(part.inputs[0].local.sizes)
-        if part.op == "all_to_all":
-            split = _at(part, "split")
-            sizes[split] = part.outputs[0].local[split].size
-        rows = rows.reshape(len(rows), *sizes)
-        sizes[at] *= len(rows)
-        return _join(machine, part, jnp.moveaxis(rows, 0, at).reshape(sizes), dim)
-
-    return unpack
-
-
 _PACKINGS = {
-    "all_reduce": _Packing(_flat, _reduced, _shaped),
-    "reduce_scatter": _Packing(
-        _blocks("dim"),
-        lambda one, x: _added(lambda x: lax.psum_scatter(x, one.params["axes"]), x),
-        _shaped,
+    "all_reduce": Packing(flat, lambda machine, one, x: _reduced(one, x), shaped),
+    "reduce_scatter": Packing(
+        blocks("dim"),
+        lambda machine, one, x: _added(lambda x: lax.psum_scatter(x, one.params["axes"]), x),
+        shaped,
     ),
-    "all_gather": _Packing(
-        _flat, lambda one, x: lax.all_gather(x, one.params["axes"]), _merged("dim")
+    "all_gather": Packing(
+        flat, lambda machine, one, x: lax.all_gather(x, one.params["axes"]), merged("dim")
     ),
-    "all_to_all": _Packing(
-        _blocks("split"),
-        lambda one, x: lax.all_to_all(x, one.params["axes"], 0, 0, tiled=True),
-        _merged("concat"),
+    "all_to_all": Packing(
+        blocks("split"),
+        lambda machine, one, x: lax.all_to_all(x, one.params["axes"], 0, 0, tiled=True),
+        merged("concat"),
     ),
-    "permute": _Packing(
-        _flat,
-        lambda one, x: lax.ppermute(x, one.params["mesh_axes"], one.params["pairs"]),
-        _shaped,
+    "permute": Packing(
+        flat,
+        lambda machine, one, x: lax.ppermute(x, one.params["mesh_axes"], one.params["pairs"]),
+        shaped,
     ),
 }
 
@@ -207,9 +169,9 @@ def _turns(part: Instruction) -> bool:
     if part.op not in ("all_gather", "reduce_scatter"):
         return False
     shard = (part.inputs if part.op == "all_gather" else part.outputs)[0]
-    at = _at(part, "dim")
-    run = math.prod(shard.local.sizes[at:]) * shard.dtype.itemsize
-    return math.prod(shard.local.sizes[:at]) > 1 and run <= _RUN
+    place = at(part, "dim")
+    run = math.prod(shard.local.sizes[place:]) * shard.dtype.itemsize
+    return math.prod(shard.local.sizes[:place]) > 1 and run <= _RUN
 
 
 def _together(
@@ -223,16 +185,8 @@ def _together(
             f"`{parts[0].op}` is not joined with others of its kind: say how tensors of it travel "
             "in one buffer in _PACKINGS of lowering/backends/jax/collectives.py"
         )
-    packing = _PACKINGS[parts[0].op]
-    packed = [packing.pack(machine, parts[n], inputs[n]) for n in chosen]
-    ends = [0]
-    for one in packed:
-        ends.append(ends[-1] + one.shape[-1])
-    moved = packing.send(parts[0], jnp.concatenate(packed, axis=-1))
-    return [
-        packing.unpack(machine, parts[n], lax.slice_in_dim(moved, start, stop, axis=-1))
-        for n, start, stop in zip(chosen, ends, ends[1:], strict=False)
-    ]
+    own, arrays = [parts[n] for n in chosen], [inputs[n] for n in chosen]
+    return together(machine, _PACKINGS[parts[0].op], own, arrays)
 
 
 EMITTERS: Mapping[str, Emitter] = {
