@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from meshdsl.lowering.backends.jax.operations.attention import Attention
+from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
 
 # (q, k, v) -> the result, or with its log-sum-exp [*lead, rows, 1].
 Kernel = Callable[[jax.Array, jax.Array, jax.Array, bool], Any]
-HIDDEN = -1e30
 
 
 def kernel(this: Attention, platform: str) -> Kernel | None:
@@ -89,7 +87,7 @@ def _cudnn(this: Attention) -> Kernel | None:
     return attend
 
 
-def pull(
+def fused_gradients(
     attend: Kernel, this: Attention, sums: jax.Array, arriving: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients by q, k and v; rows that see nothing have none."""

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from meshdsl.lowering.backends.jax.operations.attention_fused import (
-    HIDDEN,
-    Kernel,
-    all_see,
-    heads_of,
-)
-
-if TYPE_CHECKING:
-    from meshdsl.lowering.backends.jax.operations.attention import Attention
+from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
+from meshdsl.lowering.backends.jax.operations.attention_fused import Kernel, all_see, heads_of
 
 LANES = 128
 

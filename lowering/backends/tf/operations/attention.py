@@ -8,17 +8,27 @@ scores are one block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.common.attention import (
+    HIDDEN,
+    Attention,
+    accumulate,
+    arrived,
+    finish,
+    gradients,
+    pad_up,
+    pull,
+    results,
+    sum_to,
+)
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.tf.operations.attention_blocks import HIDDEN, Attention, lay_as, pad
-from meshdsl.lowering.program import Instruction, Value
-from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.lowering.program import Instruction
 
 
 def _loop(start: Any, stop: Any, body: Callable[..., Sequence], carry: Sequence) -> list:
@@ -71,25 +81,6 @@ class _Grid(NamedTuple):
 # Forwards.
 
 
-def _accumulate(piece: Attention, carry: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Adds a block of columns to the running result, maximum and sum of its rows."""
-    mixed, largest, total = carry
-    scores, _ = piece.scores()
-    higher = tf.maximum(largest, tf.reduce_max(scores, -1, keepdims=True))
-    weights = tf.exp(scores - higher)
-    shrink = tf.exp(largest - higher)
-    mixed = mixed * shrink + piece.product("o", s=weights, v=piece.v)
-    total = total * shrink + tf.reduce_sum(weights, -1, keepdims=True)
-    return [mixed, higher, total]
-
-
-def _finish(mixed: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
-    none = total == 0
-    safe = tf.where(none, tf.ones_like(total), total)
-    sums = tf.where(none, tf.constant(HIDDEN, total.dtype), largest + tf.math.log(safe))
-    return [mixed / safe, sums]
-
-
 def _start(piece: Attention) -> list[tf.Tensor]:
     rows = piece.q.shape[:-1]
     mixed = tf.zeros([*rows, piece.v.shape[-1]], piece.work)
@@ -101,19 +92,19 @@ def forward(this: Attention) -> list[tf.Tensor]:
     """Returns the result and the log-sum-exp of its rows: [*lead, rows, value features or 1]."""
     rows, columns = this.sizes.blocks
     if this.sizes.at_once:
-        return _finish(*_accumulate(this, _start(this)))
-    whole = this.whole_blocks(rows, columns)
+        return list(finish(xp, accumulate(this, _start(this))))
+    whole = this.padded(rows, columns)
     example = _start(whole.block(0, 0, rows, columns))
 
-    def of_rows(i: tf.Tensor, *results: tf.TensorArray) -> list[tf.TensorArray]:
+    def of_rows(i: tf.Tensor, *wholes: tf.TensorArray) -> list[tf.TensorArray]:
         row = i * rows
 
-        def of_columns(j: tf.Tensor, *carry: tf.Tensor) -> list[tf.Tensor]:
-            return _accumulate(whole.block(row, j * columns, rows, columns), carry)
+        def of_columns(j: tf.Tensor, *carry: tf.Tensor) -> Sequence[tf.Tensor]:
+            return accumulate(whole.block(row, j * columns, rows, columns), carry)
 
         first = whole.block(row, 0, rows, columns)
-        found = _finish(*_loop(*first.span(columns), of_columns, _start(first)))
-        return [blocks.write(i, x) for blocks, x in zip(results, found, strict=True)]
+        found = finish(xp, _loop(*first.span(columns), of_columns, _start(first)))
+        return [blocks.write(i, x) for blocks, x in zip(wholes, found, strict=True)]
 
     grid = _Grid(whole.q.shape[-2] // rows, 1)
     empty = [grid.zeros(example[0], this.work), grid.zeros(example[1], this.work)]
@@ -128,24 +119,9 @@ def _pull(
     piece: Attention, arriving: tf.Tensor, sums: tf.Tensor, delta: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns a block's share of the gradients by q, k, v, and with `bias_gradient`, the bias."""
-    scores, slope = piece.scores()
-    weights = tf.exp(scores - sums)
-    to_scores = weights * (piece.product("s", o=arriving, v=piece.v) - delta)
-    to_product = (to_scores if slope is None else to_scores * slope) * piece.params["scale"]
-    found = [
-        piece.product("q", s=to_product, k=piece.k),
-        piece.product("k", s=to_product, q=piece.q),
-        piece.product("v", s=weights, o=arriving),
-    ]
-    if piece.with_bias:
-        found.append(_sum_to(to_scores, piece.masks["bias"].shape.as_list()))
-    return found
-
-
-def _sum_to(array: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Sums over the axes that are of size 1 in `sizes`."""
-    axes = [i for i, size in enumerate(sizes) if size == 1 and array.shape[i] != 1]
-    return tf.reduce_sum(array, axes, keepdims=True) if axes else array
+    *found, to_scores = pull(piece, arriving, sums, delta)
+    shapes = [bias.shape.as_list() for bias in piece.targets[3:]]
+    return [*found, *(sum_to(xp, to_scores, shape) for shape in shapes)]
 
 
 def backward(
@@ -157,10 +133,10 @@ def backward(
     delta = tf.reduce_sum(tf.cast(mixed, this.work) * arriving, -1, keepdims=True)
     if this.sizes.at_once:
         return _pull(this, arriving, sums, delta)
-    whole = this.whole_blocks(rows, columns)
+    whole = this.padded(rows, columns)
     # Rows that are pads have weights of 0.
-    ends = [pad(arriving, -2, rows), pad(sums, -2, rows, -HIDDEN), pad(delta, -2, rows)]
-    targets, examples = (_targets(x) for x in (whole, whole.block(0, 0, rows, columns)))
+    ends = [pad_up(xp, x, -2, rows, f) for x, f in ((arriving, 0), (sums, -HIDDEN), (delta, 0))]
+    targets, examples = (x.targets for x in (whole, whole.block(0, 0, rows, columns)))
     grids = [_Grid.of(*pair) for pair in zip(targets, examples, strict=True)]
     empty = [grid.zeros(x, this.work) for grid, x in zip(grids, examples, strict=True)]
 
@@ -181,13 +157,8 @@ def backward(
     found = _loop(0, grids[0].down, of_rows, empty)
     return [
         grid.joined(blocks)[(..., *map(slice, like.shape[-2:]))]
-        for grid, blocks, like in zip(grids, found, _targets(this), strict=True)
+        for grid, blocks, like in zip(grids, found, this.targets, strict=True)
     ]
-
-
-def _targets(this: Attention) -> list[tf.Tensor]:
-    """Returns the operands that a gradient is asked for."""
-    return [this.q, this.k, this.v, *([this.masks["bias"]] if this.with_bias else [])]
 
 
 def _added(
@@ -198,15 +169,6 @@ def _added(
 
 
 # Instructions.
-
-
-def _unlay(array: tf.Tensor, dims: Iterable[Dimension], value: Value) -> tf.Tensor:
-    """Returns a tensor with the dims `dims`, some of size 1, as a result has it."""
-    kept = Shape(dim for dim in dims if value.local.find(dim.name))
-    laid = lay(
-        xp, tf.reshape(array, kept.sizes), [kept.position(name) for name in value.local.names]
-    )
-    return tf.cast(laid, value.dtype)
 
 
 def _if_active(
@@ -226,33 +188,21 @@ def _if_active(
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    this = Attention.of(instruction, inputs)
-    sizes, at = this.sizes, this.q.shape[:-1]
-    rows = [*sizes.lead, sizes.rows]
+    this = Attention.of(xp, instruction, inputs)
+    at = this.q.shape[:-1]
     shapes = [[*at, this.v.shape[-1]], [*at, 1]]
     mixed, sums = _if_active(this, lambda: forward(this), shapes, (0, HIDDEN))
-    out, of_sums = instruction.outputs
-    return [_unlay(mixed, [*rows, *sizes.values], out), _unlay(sums, rows, of_sums)]
+    return results(this, instruction, mixed, sums)
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    this = Attention.of(instruction, inputs)
-    sizes = this.sizes
-    rows = [*sizes.lead, sizes.rows]
-    out, of_sums, of_out = instruction.inputs[-3:]
-    flat = [*Shape(rows).sizes, sizes.values.volume]
-    mixed = tf.reshape(lay_as(inputs[-3], out, [*rows, *sizes.values]), flat)
-    arriving = tf.reshape(lay_as(inputs[-1], of_out, [*rows, *sizes.values]), flat)
-    sums = tf.reshape(lay_as(inputs[-2], of_sums, rows), [*flat[:-1], 1])
-    shapes = [target.shape.as_list() for target in _targets(this)]
+    this = Attention.of(xp, instruction, inputs)
+    mixed, sums, arriving = arrived(xp, instruction, inputs)
+    shapes = [target.shape.as_list() for target in this.targets]
     found = _if_active(
         this, lambda: backward(this, mixed, sums, arriving), shapes, (0,) * len(shapes)
     )
-    dims = [[*rows, sizes.features], [*sizes.lead, sizes.columns, sizes.features]]
-    dims += [[*sizes.lead, sizes.columns, *sizes.values], list(sizes.full)]
-    return [
-        _unlay(x, d, value) for x, d, value in zip(found, dims, instruction.outputs, strict=False)
-    ]
+    return gradients(this, instruction, found)
 
 
 EMITTERS: Mapping[str, Emitter] = {
