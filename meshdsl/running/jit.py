@@ -63,6 +63,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")  # an object whose method is compiled
 Q = ParamSpec("Q")  # the rest of that method's parameters
+_XLA_DECIDES = "XLA decides where tensors are; use backend='jax'"
 
 
 @overload
@@ -257,10 +258,7 @@ class Jitted(Generic[P, R]):
         self.steps_per_call = steps_per_call
         self.placement = None if placement is None else Placement.of(placement)
         if placement is not None and backend == "jax_auto":
-            raise ValueError(
-                "backend 'jax_auto' takes no placement: XLA decides where tensors are; use "
-                "backend='jax'"
-            )
+            raise ValueError(f"backend 'jax_auto' takes no placement: {_XLA_DECIDES}")
         if steps_per_call < 1:
             raise ValueError(f"steps_per_call must be at least 1, got {steps_per_call}")
         if check_finite and steps_per_call > 1:
@@ -368,10 +366,7 @@ class Jitted(Generic[P, R]):
         from meshdsl.lowering.lower import lower_in_stages
 
         if self.backend == "jax_auto":
-            raise ValueError(
-                "backend 'jax_auto' has no stages of lowering: XLA decides where tensors are; use "
-                "backend='jax'"
-            )
+            raise ValueError(f"backend 'jax_auto' has no stages of lowering: {_XLA_DECIDES}")
         graph, _ = self._traced(self._of_one_run(self.flatten(args, kwargs)[1]))
         return lower_in_stages(
             graph,
