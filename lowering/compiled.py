@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshdsl.lowering.parameters import OverAxes, parameters_of
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction, SpmdProgram, payload_bytes, wire_bytes
 
 
@@ -39,7 +39,7 @@ def planned(program: SpmdProgram) -> Mapping[str, float]:
     def sent(one: Instruction) -> float:
         if not one.is_collective:
             return 0.0
-        devices = program.mesh.extent(parameters_of(one, OverAxes)["axes"])
+        devices = program.mesh.extent(axes_of(one))
         return wire_bytes(one.op, payload_bytes(one, program.mesh), devices)
 
     found: dict[str, float] = collections.defaultdict(float)

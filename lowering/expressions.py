@@ -15,9 +15,9 @@ from meshdsl.lowering.parameters import (
     Attention,
     Full,
     Local,
-    OverAxes,
     Rename,
     Window,
+    axes_of,
     parameters_of,
 )
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
@@ -138,7 +138,7 @@ def _extras(instruction: Instruction) -> list[str]:
     if op == "window":
         return _positions(instruction)
     if op == "device_index":
-        return ["+".join(parameters_of(instruction, OverAxes)["axes"])]
+        return ["+".join(axes_of(instruction))]
     if op == "rename":
         return [f"{old} -> {new}" for old, new in parameters_of(instruction, Rename)["names"]]
     if op == "cast":
@@ -155,7 +155,7 @@ def _moved(collective: Instruction) -> list[str]:
     params = collective.params
     dims = [params[key] for key in ("dim", "concat", "split") if key in params]
     kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
-    words = (*kind, " -> ".join(dims), "+".join(parameters_of(collective, OverAxes)["axes"]))
+    words = (*kind, " -> ".join(dims), "+".join(axes_of(collective)))
     return [word for word in words if word]
 
 

@@ -30,10 +30,15 @@ Record = TypeVar("Record")
 def parameters_of(instruction: Instruction, record: type[Record]) -> Record:
     """Returns the parameters of an instruction as a record: `parameters_of(one, Scan)["length"]`.
 
-    The record is the one that its kind is declared with, or one that this extends. Nothing is
+    The record is the one that its kind is declared with, or one with some of its keys. Nothing is
     checked here: `verify` does that.
     """
     return cast(Record, instruction.params)
+
+
+def axes_of(instruction: Instruction) -> tuple[str, ...]:
+    """Returns the axes of a collective, or of another instruction that has some; see `OverAxes`."""
+    return parameters_of(instruction, OverAxes)["axes"]
 
 
 class NoParameters(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from meshdsl.lowering.parameters import Local, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import short
 
@@ -16,9 +17,9 @@ def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) ->
         ValueError: the results are not those of the instruction; all told.
     """
     try:
-        results = function(*arrays, **dict(instruction.params["params"]))
+        results = function(*arrays, **dict(parameters_of(instruction, Local)["params"]))
     except Exception as error:
-        name, source = instruction.params["definition"].name, instruction.source
+        name, source = parameters_of(instruction, Local)["definition"].name, instruction.source
         given = ", ".join(f"{short(a.dtype)}{list(a.shape)}" for a in arrays)
         tensors = ", ".join(str(v.shape) for v in instruction.inputs)
         error.add_note(
@@ -35,7 +36,7 @@ def checked(instruction: Instruction, results: Any) -> list[Any]:
     Raises:
         ValueError: their number, shapes or dtypes are not those of the results; all told.
     """
-    name, outputs = instruction.params["definition"].name, instruction.outputs
+    name, outputs = parameters_of(instruction, Local)["definition"].name, instruction.outputs
     found: Sequence[Any] = results if isinstance(results, list | tuple) else (results,)
     problems = []
     if len(found) != len(outputs):

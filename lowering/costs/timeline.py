@@ -21,7 +21,7 @@ from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.roofline import local_work
 from meshdsl.lowering.naming import Names
-from meshdsl.lowering.parameters import OverAxes, Scan, parameters_of
+from meshdsl.lowering.parameters import Scan, axes_of, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, payload_bytes, wire_bytes
 from meshdsl.tensors.dtypes import BFLOAT16
 from meshdsl.tracing.source import Source
@@ -196,7 +196,7 @@ class _Writer:
         )
 
     def _collective(self, one: Instruction, phase: str) -> Interval:
-        axes = parameters_of(one, OverAxes)["axes"]
+        axes = axes_of(one)
         sent = wire_bytes(one.op, payload_bytes(one, self.mesh), self.mesh.extent(axes))
         seconds = self.hardware.seconds(one.op, sent, axes, self.mesh)
         return Interval(

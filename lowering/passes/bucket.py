@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.parameters import OverAxes, parameters_of
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
 from meshdsl.lowering.program import (
     Block,
@@ -76,7 +76,7 @@ def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
 
 def _key(one: Instruction) -> Hashable:
     """Returns a key that is equal for collectives that can be joined."""
-    axes, (first, *_) = parameters_of(one, OverAxes)["axes"], one.inputs
+    axes, (first, *_) = axes_of(one), one.inputs
     if one.op == "all_reduce":
         axes = tuple(sorted(axes))
     rest = {name: value for name, value in shared(one).items() if name != "axes"}

@@ -22,6 +22,7 @@ import numpy as np
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.backends.common.arrange import align, lay
 from meshdsl.lowering.backends.common.namespace import OneDevice
+from meshdsl.lowering.parameters import AttentionGradient, parameters_of
 from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
 
@@ -35,6 +36,7 @@ class Attention:
 
     Attributes:
         xp: the functions of the arrays.
+        params: the instruction's; only a gradient has those that are a gradient's alone.
         q: [*lead, rows, features].
         k, v: [*lead, columns, features or value features], without the lead dims they lack.
         masks: [*lead, rows, columns], with size 1 for what they lack.
@@ -43,7 +45,7 @@ class Attention:
     """
 
     xp: OneDevice
-    params: Mapping[str, Any]
+    params: AttentionGradient
     sizes: AttentionSizes
     words: Mapping[str, str]
     q: Any
@@ -55,7 +57,8 @@ class Attention:
 
     @staticmethod
     def of(xp: OneDevice, instruction: Instruction, inputs: Sequence[Any]) -> Attention:
-        sizes, params = AttentionSizes.of(instruction), instruction.params
+        sizes = AttentionSizes.of(instruction)
+        params = parameters_of(instruction, AttentionGradient)
         letters = dict(zip(sizes.lead.names, string.ascii_lowercase, strict=False))
 
         def word(dims: Shape, end: str) -> str:

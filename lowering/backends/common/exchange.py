@@ -13,6 +13,14 @@ import numpy as np
 from meshdsl.lowering.backends.common.arrange import lay, reorder
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
 from meshdsl.lowering.backends.contract import Emitter
+from meshdsl.lowering.parameters import (
+    AlongDim,
+    Assemble,
+    LocalPositions,
+    Update,
+    axes_of,
+    parameters_of,
+)
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.cuts import cut
 
@@ -20,10 +28,10 @@ Arrays = Sequence[Any]
 
 
 def _slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    (out,), axes = instruction.outputs, instruction.params["axes"]
+    (out,), axes = instruction.outputs, axes_of(instruction)
     if not axes:
         return inputs[0]
-    at = out.local.position(instruction.params["dim"])
+    at = out.local.position(parameters_of(instruction, AlongDim)["dim"])
     size = out.local[at].size
     blocks = cut(machine.xp, inputs[0], at, machine.counts(axes))
     return machine.xp.slice_axis(blocks, machine.index(axes) * size, size, at)
@@ -38,7 +46,7 @@ def _own(machine: OneDeviceMachine, table: Sequence[int], axes: Sequence[str]) -
 
 def _assemble(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
     """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
-    xp, params, (out,) = machine.xp, instruction.params, instruction.outputs
+    xp, params, (out,) = machine.xp, parameters_of(instruction, Assemble), instruction.outputs
     at = out.local.position(params["dim"])
     length, axes = out.local[at].size, params["axes"]
     window = xp.asarray(params["fill"], out.dtype)
@@ -73,13 +81,13 @@ def _shifted(
 
 
 def _local_slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    params, (out,) = instruction.params, instruction.outputs
+    params, (out,) = parameters_of(instruction, LocalPositions), instruction.outputs
     at, start = out.local.position(params["dim"]), _own(machine, params["starts"], params["axes"])
     return machine.xp.slice_axis(inputs[0], start, out.local[at].size, at)
 
 
 def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    xp, params, (out,) = machine.xp, instruction.params, instruction.outputs
+    xp, params, (out,) = machine.xp, parameters_of(instruction, LocalPositions), instruction.outputs
     whole, piece = xp.broadcast_to(inputs[0], out.local.sizes), xp.astype(inputs[1], out.dtype)
     start = _own(machine, params["starts"], params["axes"])
     return xp.update_axis(whole, piece, start, out.local.position(params["dim"]))
@@ -89,7 +97,8 @@ def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays)
     """A piece that does not lie inside writes what is there."""
     xp, (x, piece, start) = machine.xp, inputs
     target, part, _ = (value.local for value in instruction.inputs)
-    dim, own = instruction.params["dim"], instruction.params["part"]
+    params = parameters_of(instruction, Update)
+    dim, own = params["dim"], params["part"]
     at, size = target.position(dim), part.get(own).size
     want = [own if name == dim else name for name in target.names]
     piece = lay(xp, piece, reorder(part.names, want))

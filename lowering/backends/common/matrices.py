@@ -11,6 +11,7 @@ from typing import Any
 from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.common.machine import BaseMachine
 from meshdsl.lowering.backends.contract import Emitter
+from meshdsl.lowering.parameters import Matrices, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 
@@ -50,4 +51,5 @@ def solve(function: Callable[[Instruction, Any, Any], Any]) -> Emitter:
 
 
 def _matrix(instruction: Instruction) -> list[str]:
-    return [instruction.params["rows"], instruction.params["columns"]]
+    params = parameters_of(instruction, Matrices)
+    return [params["rows"], params["columns"]]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.cuts import cut, join
 
@@ -57,7 +58,7 @@ def blocks(dim: str) -> Step:
     """Returns what lays out, one row for each device, the blocks that a dim is cut into."""
 
     def pack(machine: OneDeviceMachine, part: Instruction, x: Any) -> Any:
-        xp, place, counts = machine.xp, at(part, dim), machine.counts(part.params["axes"])
+        xp, place, counts = machine.xp, at(part, dim), machine.counts(axes_of(part))
         x, devices = cut(xp, x, place, counts), math.prod(counts)
         before, size, after = x.shape[:place], x.shape[place], x.shape[place + 1 :]
         x = xp.reshape(x, [*before, devices, size // devices, *after])
@@ -71,7 +72,7 @@ def merged(dim: str) -> Step:
 
     def unpack(machine: OneDeviceMachine, part: Instruction, rows: Any) -> Any:
         xp, place, sizes = machine.xp, at(part, dim), list(part.inputs[0].local.sizes)
-        counts, (out,) = machine.counts(part.params["axes"]), part.outputs
+        counts, (out,) = machine.counts(axes_of(part)), part.outputs
         if part.op == "all_to_all":
             split = at(part, "split")
             sizes[split] = out.local[split].size

@@ -12,6 +12,7 @@ from typing import Any
 from meshdsl.lowering.backends.common.arrange import align, equation
 from meshdsl.lowering.backends.common.machine import BaseMachine
 from meshdsl.lowering.backends.contract import Emitter
+from meshdsl.lowering.parameters import AlongDim, Data, Full, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction
 
 Arrays = Sequence[Any]
@@ -36,22 +37,20 @@ def _broadcast(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -
 
 
 def _concat(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    at = instruction.outputs[0].local.position(instruction.params["dim"])
+    at = instruction.outputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
     return machine.xp.concat(list(inputs), at + machine.xp.LEAD)
 
 
 def _full(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    (out,), value = instruction.outputs, instruction.params["value"]
+    (out,), value = instruction.outputs, parameters_of(instruction, Full)["value"]
     if sizes := machine.sizes(out):
         return machine.xp.full(sizes, value, out.dtype)
     return machine.xp.asarray(value, out.dtype)
 
 
 def _literal(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    (out,) = instruction.outputs
-    return _everywhere(
-        machine, instruction, machine.xp.asarray(instruction.params["data"], out.dtype)
-    )
+    (out,), data = instruction.outputs, parameters_of(instruction, Data)["data"]
+    return _everywhere(machine, instruction, machine.xp.asarray(data, out.dtype))
 
 
 def _iota(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -67,7 +66,7 @@ def _everywhere(machine: BaseMachine, instruction: Instruction, constant: Any) -
 
 
 def _device_index(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    return machine.index(instruction.params["axes"])
+    return machine.index(axes_of(instruction))
 
 
 def _einsum(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:

@@ -28,6 +28,7 @@ from meshdsl.lowering.backends.common.packing import (
 )
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.torus_moves import all_gather, reduce_scatter
+from meshdsl.lowering.parameters import AllReduce, Permute, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction, payload_bytes
 from meshdsl.tensors.cuts import cut, join
 from meshdsl.tensors.dtypes import is_float
@@ -38,14 +39,14 @@ _RUN = 8 * 1024  # bytes in a row up to which they are copied faster along the f
 
 def _cut(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Pads a dim so that its blocks can be sent."""
-    counts = machine.counts(instruction.params["axes"])
+    counts = machine.counts(axes_of(instruction))
     return cut(jnp, x, at(instruction, dim), counts)
 
 
 def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Drops the pads of a dim whose blocks have been received."""
     place, (out,) = at(instruction, dim), instruction.outputs
-    counts = machine.counts(instruction.params["axes"])
+    counts = machine.counts(axes_of(instruction))
     return join(jnp, x, place, counts, out.local[place].size)
 
 
@@ -54,7 +55,8 @@ def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
 
 
 def _reduced(instruction: Instruction, x: Any) -> Any:
-    axes, kind = instruction.params["axes"], instruction.params["kind"]
+    params = parameters_of(instruction, AllReduce)
+    axes, kind = params["axes"], params["kind"]
     if kind == "sum":
         return _added(lambda x: lax.psum(x, axes), x)
     reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
@@ -88,19 +90,19 @@ def _flip(bits: Any) -> Any:
 
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = instruction.params["axes"], at(instruction, "dim")
+    axes, place = axes_of(instruction), at(instruction, "dim")
     padded = _cut(machine, instruction, inputs[0], "dim")
     return _added(lambda x: reduce_scatter(machine, x, axes, place), padded)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = instruction.params["axes"], at(instruction, "dim")
+    axes, place = axes_of(instruction), at(instruction, "dim")
     joined = all_gather(machine, inputs[0], axes, place)
     return _join(machine, instruction, joined, "dim")
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes = instruction.params["axes"]
+    axes = axes_of(instruction)
     split, concat = at(instruction, "split"), at(instruction, "concat")
     x = _cut(machine, instruction, inputs[0], "split")
     if x is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
@@ -110,27 +112,32 @@ def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
 
 
 def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    return lax.ppermute(inputs[0], instruction.params["mesh_axes"], instruction.params["pairs"])
+    return _sent(instruction, inputs[0])
+
+
+def _sent(instruction: Instruction, x: Any) -> Any:
+    params = parameters_of(instruction, Permute)
+    return lax.ppermute(x, params["mesh_axes"], params["pairs"])
 
 
 _PACKINGS = {
     "all_reduce": Packing(flat, lambda machine, one, x: _reduced(one, x), shaped),
     "reduce_scatter": Packing(
         blocks("dim"),
-        lambda machine, one, x: _added(lambda x: lax.psum_scatter(x, one.params["axes"]), x),
+        lambda machine, one, x: _added(lambda x: lax.psum_scatter(x, axes_of(one)), x),
         shaped,
     ),
     "all_gather": Packing(
-        flat, lambda machine, one, x: lax.all_gather(x, one.params["axes"]), merged("dim")
+        flat, lambda machine, one, x: lax.all_gather(x, axes_of(one)), merged("dim")
     ),
     "all_to_all": Packing(
         blocks("split"),
-        lambda machine, one, x: lax.all_to_all(x, one.params["axes"], 0, 0, tiled=True),
+        lambda machine, one, x: lax.all_to_all(x, axes_of(one), 0, 0, tiled=True),
         merged("concat"),
     ),
     "permute": Packing(
         flat,
-        lambda machine, one, x: lax.ppermute(x, one.params["mesh_axes"], one.params["pairs"]),
+        lambda machine, one, x: _sent(one, x),
         shaped,
     ),
 }

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    params = instruction.params
+    params = parameters_of(instruction, Scan)
     consts, carries, dim = params["consts"], params["carries"], params["dim"]
     fixed = list(inputs[:consts])
     stacked = [
@@ -70,7 +71,8 @@ def _rounded(body: Block) -> list[bool]:
 
 
 def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    params, consts = instruction.params, instruction.params["consts"]
+    params = parameters_of(instruction, While)
+    consts = params["consts"]
     fixed = list(inputs[:consts])
 
     token, run = machine.ordered(instruction.bodies)

@@ -15,11 +15,12 @@ from jax import lax
 from jax.experimental import io_callback
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine, device_index
+from meshdsl.lowering.parameters import Print, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _print(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    message = instruction.params["message"]
+    message = parameters_of(instruction, Print)["message"]
 
     def show(token: Any, *arrays: Any) -> np.ndarray:
         print(message.text([np.asarray(array) for array in arrays]), flush=True)

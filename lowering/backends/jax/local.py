@@ -7,11 +7,12 @@ from typing import Any
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.user_code import call
+from meshdsl.lowering.parameters import Local, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    function = instruction.params["definition"].emitter("jax")
+    function = parameters_of(instruction, Local)["definition"].emitter("jax")
     return call(instruction, function, inputs)
 
 

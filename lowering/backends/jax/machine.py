@@ -13,6 +13,7 @@ from jax import lax
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
 from meshdsl.lowering.backends.common.namespace import OneDevice
 from meshdsl.lowering.backends.jax import namespace
+from meshdsl.lowering.parameters import Loop, parameters_of
 from meshdsl.lowering.program import Block, Instruction, Value
 
 Arrays = Sequence[jax.Array]
@@ -109,8 +110,9 @@ def _early(block: Block) -> dict[Instruction, list[Value]]:
         if not one.source.backward:
             continue
         if one.op == "scan":
-            first = one.params["consts"]
-            starts = one.inputs[first : first + one.params["carries"]]
+            params = parameters_of(one, Loop)
+            first = params["consts"]
+            starts = one.inputs[first : first + params["carries"]]
             late = [v for v in gradients if last.get(v, -1) > place]
             if starts and late:
                 found[one] = list(dict.fromkeys([*starts, *late]))

@@ -8,6 +8,7 @@ from typing import Any
 from meshdsl.lowering.backends.jax.emitters import EMITTERS as OF_ONE_DEVICE
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax_auto.machine import WholeMachine
+from meshdsl.lowering.parameters import Convolve, Window, parameters_of
 from meshdsl.lowering.program import Instruction
 
 # What computes every position of its results from many of its operands'.
@@ -51,11 +52,12 @@ def _whole(emitter: Emitter) -> Emitter:
 
 def _slid(instruction: Instruction) -> set[str]:
     """Returns the dims along which windows slide; none for a plain slice."""
-    params = instruction.params
     if instruction.op == "window":
+        params = parameters_of(instruction, Window)
         plain = abs(params["stride"]) == abs(params["dilation"]) == 1
         return set() if plain else {params["dim"]}
-    return {name for s in params["slides"] for name in (s.x, s.window, s.out)}
+    slides = parameters_of(instruction, Convolve)["slides"]  # as pooling has them
+    return {name for s in slides for name in (s.x, s.window, s.out)}
 
 
 SLIDING = frozenset(["convolve", "window", "window_match", "window_max", "window_sum"])

@@ -8,6 +8,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import (
+    AllReduce,
+    AllToAll,
+    Permute,
+    SplitDim,
+    axes_of,
+    parameters_of,
+)
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.cuts import cut, join
 
@@ -22,15 +30,15 @@ _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     result = np.empty_like(inputs[0])
-    for group in machine.groups(instruction.params["axes"]):
-        combine = _COMBINE[instruction.params["kind"]]
+    for group in machine.groups(axes_of(instruction)):
+        combine = _COMBINE[parameters_of(instruction, AllReduce)["kind"]]
         result[group] = functools.reduce(combine, inputs[0][group])
     return result
 
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    at = _at(instruction, instruction.params["dim"])
-    (out,), axes = instruction.outputs, instruction.params["axes"]
+    at = _at(instruction, parameters_of(instruction, SplitDim)["dim"])
+    (out,), axes = instruction.outputs, axes_of(instruction)
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
     blocks = cut(np, inputs[0], at + 1, machine.counts(axes))
     for group in machine.groups(axes):
@@ -40,8 +48,8 @@ def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) 
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    at = _at(instruction, instruction.params["dim"])
-    (out,), axes = instruction.outputs, instruction.params["axes"]
+    at = _at(instruction, parameters_of(instruction, SplitDim)["dim"])
+    (out,), axes = instruction.outputs, axes_of(instruction)
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
     for group in machine.groups(axes):
         blocks = np.concatenate(list(inputs[0][group]), axis=at)
@@ -50,9 +58,9 @@ def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> n
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    split = _at(instruction, instruction.params["split"])
-    concat = _at(instruction, instruction.params["concat"])
-    (out,), axes = instruction.outputs, instruction.params["axes"]
+    (out,), params = instruction.outputs, parameters_of(instruction, AllToAll)
+    split, concat = _at(instruction, params["split"]), _at(instruction, params["concat"])
+    axes = params["axes"]
     counts = machine.counts(axes)
     result = np.empty((machine.mesh.size, *out.local.sizes), out.dtype)
     blocks = cut(np, inputs[0], split + 1, counts)
@@ -66,7 +74,7 @@ def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> n
 
 def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     result = np.zeros_like(inputs[0])
-    for source, target in instruction.params["pairs"]:
+    for source, target in parameters_of(instruction, Permute)["pairs"]:
         result[target] = inputs[0][source]
     return result
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.program import Block, Instruction
+from meshdsl.lowering.parameters import Scan, While, parameters_of
+from meshdsl.lowering.program import Instruction
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    params = instruction.params
-    body: Block = params["body"]
+    params = parameters_of(instruction, Scan)
+    body = params["body"]
     consts, carries, dim = params["consts"], params["carries"], params["dim"]
     fixed, carry = list(inputs[:consts]), list(inputs[consts : consts + carries])
     stacked = [
@@ -38,7 +39,8 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np
 
 
 def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    params, consts = instruction.params, instruction.params["consts"]
+    params = parameters_of(instruction, While)
+    consts = params["consts"]
     fixed, carry = list(inputs[:consts]), list(inputs[consts:])
     while _holds(machine.run(params["condition"], [*fixed, *carry])[0]):
         carry = machine.run(params["body"], [*fixed, *carry])

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Print, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _print(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    print(instruction.params["message"].text([rows[0] for rows in inputs]), flush=True)
+    message = parameters_of(instruction, Print)["message"]
+    print(message.text([rows[0] for rows in inputs]), flush=True)
     return np.zeros(machine.mesh.size, np.int32)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import AlongDim, Assemble, LocalPositions, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.cuts import cut
 
 
 def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
-    params, (out,) = instruction.params, instruction.outputs
+    params, (out,) = parameters_of(instruction, Assemble), instruction.outputs
     at = out.local.position(params["dim"])
     length = out.local[at].size
     window = np.full((machine.mesh.size, *out.local.sizes), params["fill"], out.dtype)
@@ -30,7 +31,7 @@ def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
 
 
 def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    params, (out,) = instruction.params, instruction.outputs
+    params, (out,) = parameters_of(instruction, LocalPositions), instruction.outputs
     at = out.local.position(params["dim"])
     size = out.local[at].size
     rows = []
@@ -42,7 +43,7 @@ def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
 
 
 def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    params, (whole, pieces) = instruction.params, inputs
+    params, (whole, pieces) = parameters_of(instruction, LocalPositions), inputs
     at = instruction.outputs[0].local.position(params["dim"])
     result = whole.copy()
     for row, piece, place in zip(result, pieces, machine.index(params["axes"]), strict=True):
@@ -53,10 +54,10 @@ def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) ->
 
 
 def _slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    axes, local = instruction.params["axes"], instruction.inputs[0].local
+    axes, local = axes_of(instruction), instruction.inputs[0].local
     if not axes:
         return inputs[0]
-    at = local.position(instruction.params["dim"])
+    at = local.position(parameters_of(instruction, AlongDim)["dim"])
     blocks = cut(np, inputs[0], at + 1, machine.counts(axes))
     parts = np.split(blocks, machine.mesh.extent(axes), axis=at + 1)
     return np.stack([parts[i][device] for device, i in enumerate(machine.index(axes))])

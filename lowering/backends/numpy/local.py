@@ -8,11 +8,12 @@ import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.user_code import call
+from meshdsl.lowering.parameters import Local, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    function = instruction.params["definition"].emitter("numpy")
+    function = parameters_of(instruction, Local)["definition"].emitter("numpy")
     rows = []
     for device in range(machine.mesh.size):
         results = call(instruction, function, [array[device] for array in inputs])

@@ -13,32 +13,35 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.common.packing import Packing, blocks, flat, merged, shaped, together
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import AllReduce, Permute, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction, payload_bytes
 
 _PACKINGS = {
     "all_reduce": Packing(
         flat,
-        lambda machine, one, x: machine.links.reduce(x, one.params["axes"], one.params["kind"]),
+        lambda machine, one, x: machine.links.reduce(
+            x, axes_of(one), parameters_of(one, AllReduce)["kind"]
+        ),
         shaped,
     ),
     "reduce_scatter": Packing(
         blocks("dim"),
-        lambda machine, one, x: machine.links.scatter(x, one.params["axes"]),
+        lambda machine, one, x: machine.links.scatter(x, axes_of(one)),
         shaped,
     ),
     "all_gather": Packing(
         flat,
-        lambda machine, one, x: machine.links.gather(x, one.params["axes"]),
+        lambda machine, one, x: machine.links.gather(x, axes_of(one)),
         merged("dim"),
     ),
     "all_to_all": Packing(
         blocks("split"),
-        lambda machine, one, x: machine.links.exchange(x, one.params["axes"]),
+        lambda machine, one, x: machine.links.exchange(x, axes_of(one)),
         merged("concat"),
     ),
     "permute": Packing(
         flat,
-        lambda machine, one, x: machine.links.permute(x, one.params["pairs"]),
+        lambda machine, one, x: machine.links.permute(x, parameters_of(one, Permute)["pairs"]),
         shaped,
     ),
 }
@@ -46,7 +49,7 @@ _PACKINGS = {
 
 def _emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
     parts = instruction.parts
-    if machine.mesh.extent(instruction.params["axes"]) == 1:
+    if machine.mesh.extent(axes_of(instruction)) == 1:
         return [_alone(part, x) for part, x in zip(parts, inputs, strict=True)]
     limit = machine.links.packed(instruction.op)
     small = [n for n, part in enumerate(parts) if payload_bytes(part, machine.mesh) <= limit]
@@ -61,7 +64,7 @@ def _emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
 
 def _alone(part: Instruction, x: tf.Tensor) -> tf.Tensor:
     """Returns what a device without others would have received: from a permute maybe nothing."""
-    if part.op == "permute" and not part.params["pairs"]:
+    if part.op == "permute" and not parameters_of(part, Permute)["pairs"]:
         return tf.zeros_like(x)
     return tf.reshape(x, part.outputs[0].local.sizes)
 

@@ -14,11 +14,13 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.namespace import tf_dtype
+from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    params, body = instruction.params, instruction.params["body"]
+    params = parameters_of(instruction, Scan)
+    body = params["body"]
     consts, carries, dim = params["consts"], params["carries"], params["dim"]
     length, reverse = params["length"], params["reverse"]
     fixed = list(inputs[:consts])
@@ -83,7 +85,8 @@ def _whole(rows: Any, value: Value) -> tf.Tensor:
 
 
 def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    params, consts = instruction.params, instruction.params["consts"]
+    params = parameters_of(instruction, While)
+    consts = params["consts"]
     fixed = list(inputs[:consts])
 
     def going_on(*carry: tf.Tensor) -> tf.Tensor:

@@ -8,11 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Print, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _print(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    message = instruction.params["message"]
+    message = parameters_of(instruction, Print)["message"]
 
     def show(*arrays: np.ndarray) -> np.ndarray:
         print(message.text([np.asarray(array) for array in arrays]), flush=True)

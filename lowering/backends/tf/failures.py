@@ -16,6 +16,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import DeviceError
 from meshdsl.lowering.backends.tf.hosts.tokens import instruction as instruction_of
 from meshdsl.lowering.backends.tf.placing import Devices
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction
 
 _TELLING = re.compile(r"collective|connection|timed out|socket|unavailable", re.IGNORECASE)
@@ -96,7 +97,7 @@ def _place(instructions: Sequence[Instruction], at: int | None, there: Sequence[
     if at is None:
         return f"{_devices(there)} {'was' if len(there) == 1 else 'were'} in no collective"
     one = instructions[at]
-    over = ", ".join(one.params["axes"])
+    over = ", ".join(axes_of(one))
     return f"{_devices(there)} had come to {one.op} over {over} at {_line(one)}"
 
 
@@ -125,7 +126,7 @@ def _missing(
     inside = [at for at in waiting if at is not None]
     if inside and not silent:
         furthest = max(inside)
-        axes, here = instructions[furthest].params["axes"], set(waiting[furthest])
+        axes, here = axes_of(instructions[furthest]), set(waiting[furthest])
         groups = [group for group in mesh.groups(*axes) if here & set(group)]
         late = sorted({device for group in groups for device in group} - here)
         if late:

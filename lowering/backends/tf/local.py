@@ -17,6 +17,7 @@ from jax.experimental import jax2tf
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.namespace import tf_dtype
 from meshdsl.lowering.backends.user_code import call
+from meshdsl.lowering.parameters import Local, parameters_of
 from meshdsl.lowering.program import Instruction
 
 _WIDE = frozenset(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
@@ -24,7 +25,7 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    definition = instruction.params["definition"]
+    definition = parameters_of(instruction, Local)["definition"]
     known = dict(definition.emitters)
     if "tf" in known or "jax" not in known:
         return call(instruction, definition.emitter("tf"), inputs)

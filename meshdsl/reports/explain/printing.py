@@ -14,7 +14,7 @@ from meshdsl.lowering.collectives import REDUCING
 from meshdsl.lowering.costs.units import show_bytes, show_flops
 from meshdsl.lowering.expressions import Expressions
 from meshdsl.lowering.naming import Names
-from meshdsl.lowering.parameters import Loop, OverAxes, Scan, While, parameters_of
+from meshdsl.lowering.parameters import Loop, Scan, While, axes_of, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
@@ -113,7 +113,7 @@ class _Printer:
         self, instruction: Instruction, expressions: Expressions, times: _Times, indent: str
     ) -> Iterable[Row]:
         """Yields a joined collective: what it sends, then each of its tensors with its line."""
-        parts, axes = instruction.parts, "+".join(parameters_of(instruction, OverAxes)["axes"])
+        parts, axes = instruction.parts, "+".join(axes_of(instruction))
         head = f"{indent}* {instruction.op} over {axes} of {len(parts)} tensors together"
         yield head, self._sent(instruction, times), ""
         for part in parts:
@@ -141,7 +141,7 @@ class _Printer:
 
     def _sent(self, instruction: Instruction, times: _Times) -> str:
         payload = payload_bytes(instruction, self.program.mesh)
-        devices = self.program.mesh.extent(parameters_of(instruction, OverAxes)["axes"])
+        devices = self.program.mesh.extent(axes_of(instruction))
         sent = f"{show_bytes(wire_bytes(instruction.op, payload, devices))} wire"
         return f"{sent}{times}"
 

@@ -45,7 +45,8 @@ def heads_of(this: Attention) -> tuple[int, int, int] | None:
 def all_see(this: Attention) -> bool:
     """Whether `causal` and the window leave every query something to see."""
     rows, columns = this.q.shape[-2], this.k.shape[-2]
-    causal, window, offset = (this.params[name] for name in ("causal", "window", "offset"))
+    params = this.params
+    causal, window, offset = params["causal"], params["window"], params["offset"]
     if window is None:
         return offset >= 0 or not causal
     return offset >= 0 and rows + offset <= columns

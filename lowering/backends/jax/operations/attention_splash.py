@@ -28,7 +28,7 @@ def splash_kernel(this: Attention, interpret: bool = False) -> Kernel | None:
     varying = len(this.words["k"]) - 2 - 1  # segments may vary over all shared dims but the last
     if any(mask.shape[i] > 1 for mask in masks.values() for i in range(max(varying, 0), len(lead))):
         return None
-    make = {
+    make: dict[str, Any] = {
         "mask": splash.MultiHeadMask([_mask(this, rows, columns)] * (shared * own)),
         "block_sizes": _blocks(rows, columns),
         "attn_logits_soft_cap": params["soft_cap"],
@@ -63,7 +63,8 @@ def splash_kernel(this: Attention, interpret: bool = False) -> Kernel | None:
 
 
 def _mask(this: Attention, rows: int, columns: int) -> Any:
-    causal, window, offset = (this.params[name] for name in ("causal", "window", "offset"))
+    params = this.params
+    causal, window, offset = params["causal"], params["window"], params["offset"]
     if window is not None:
         sides = (window - 1, 0 if causal else window - 1)
         return splash.LocalMask((rows, columns), window_size=sides, offset=offset)

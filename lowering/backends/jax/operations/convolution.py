@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Convolve, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.slide import Slide
@@ -48,7 +49,7 @@ def _laid(array: Any, shape: Shape, merged: Merged) -> Any:
 
 def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     (x, filters), (out,) = instruction.inputs, instruction.outputs
-    slides: Sequence[Slide] = instruction.params["slides"]
+    slides = parameters_of(instruction, Convolve)["slides"]
     left = x.local.without(s.x for s in slides).names
     right = filters.local.without(s.window for s in slides).names
     result = out.local.without(s.out for s in slides).names

@@ -17,13 +17,14 @@ from meshdsl.lowering.backends.jax.operations.scaling import (
     products,
     scaled,
 )
+from meshdsl.lowering.parameters import Cumulative, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity, is_differentiable
 
 
 def _cumulative(compute: Callable[..., Any], kind: str) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        (x,), params = inputs, instruction.params
+        (x,), params = inputs, parameters_of(instruction, Cumulative)
         at, reverse = instruction.inputs[0].local.position(params["dim"]), params["reverse"]
         found = compute(jnp.asarray(x), axis=at, reverse=reverse)
         if params["exclusive"]:
@@ -64,7 +65,7 @@ def _cumprod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """The products of a start, if there is one, and all elements up to each."""
     (x, *start), (at, reverse) = map(jnp.asarray, inputs), way(instruction, 0)
     found = _products(x, at, reverse, start)
-    if instruction.params["exclusive"]:
+    if parameters_of(instruction, Cumulative)["exclusive"]:
         found = shifted(found, at, reverse, 1)
         if start:
             number = scaled(*start) if len(start) == 2 else start[0]
@@ -95,7 +96,7 @@ def _besides(factors: Sequence[Any]) -> tuple[Any, Any]:
 
 def _products_besides(machine: Machine, instruction: Instruction, inputs: Arrays) -> Sequence[Any]:
     """Of rows of mantissas and exponents the product of all others."""
-    at = instruction.inputs[0].local.position(*instruction.params["over"])
+    at = instruction.inputs[0].local.position(*parameters_of(instruction, Reduction)["over"])
     found = _besides([jnp.moveaxis(v, at, 0) for v in inputs])
     return [jnp.moveaxis(v, 0, at) for v in found]
 
@@ -103,7 +104,7 @@ def _products_besides(machine: Machine, instruction: Instruction, inputs: Arrays
 def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """The products of all other elements along some dims, and of a number if there is one."""
     (x, *number), local = map(jnp.asarray, inputs), instruction.inputs[0].local
-    over = [local.position(name) for name in instruction.params["over"]]
+    over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     front = range(len(over))
     moved = jnp.moveaxis(x, over, front)
     rows = moved.reshape(-1, *moved.shape[len(over) :])

@@ -7,12 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from meshdsl.lowering.parameters import Before, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def way(instruction: Instruction, number: int) -> tuple[int, bool]:
     """Returns the axis along which an instruction goes, by its operand, and whether backwards."""
-    params = instruction.params
+    params = parameters_of(instruction, Before)
     return instruction.inputs[number].local.position(params["dim"]), params["reverse"]
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import AlongDim, HalfSpectrum, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -19,7 +20,7 @@ def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
     """
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         x = jnp.moveaxis(inputs[0], at, -1)
         row = lax.optimization_barrier(x.reshape(-1))
         result = function(instruction, row.reshape(-1, x.shape[-1]))
@@ -31,9 +32,13 @@ def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
     return emit
 
 
+def _into(instruction: Instruction) -> int:
+    return parameters_of(instruction, HalfSpectrum)["into"].size
+
+
 EMITTERS: Mapping[str, Emitter] = {
     "fft": _transform(lambda instruction, x: jnp.fft.fft(x)),
     "ifft": _transform(lambda instruction, x: jnp.fft.ifft(x)),
     "rfft": _transform(lambda instruction, x: jnp.fft.rfft(x)),
-    "irfft": _transform(lambda instruction, x: jnp.fft.irfft(x, instruction.params["into"].size)),
+    "irfft": _transform(lambda instruction, x: jnp.fft.irfft(x, _into(instruction))),
 }

@@ -11,14 +11,15 @@ import numpy as np
 
 from meshdsl.lowering.backends.common.arrange import reorder
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Indexed, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity, is_float
 
 
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     table, indices = (v.local for v in instruction.inputs)
-    (out,), dim = instruction.outputs, instruction.params["dim"]
-    shared = instruction.params["pairs"]
+    (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+    dim, shared = params["dim"], params["pairs"]
     rows, places = table.without(shared), indices.without(shared)
     at, size = rows.position(dim), rows.get(dim).size
 
@@ -39,8 +40,8 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 def _scatter(method: str, kind: str) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         updates, indices = (v.local for v in instruction.inputs)
-        (out,), dim = instruction.outputs, instruction.params["dim"]
-        shared = instruction.params["pairs"]
+        (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+        dim, shared = params["dim"], params["pairs"]
         places, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
         half = kind == "sum" and is_float(out.dtype) and out.dtype.itemsize < 4

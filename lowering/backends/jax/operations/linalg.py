@@ -10,11 +10,12 @@ from jax import lax
 
 from meshdsl.lowering.backends.common.matrices import factors, solve
 from meshdsl.lowering.backends.jax.machine import Emitter
+from meshdsl.lowering.parameters import Triangular, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _triangular(instruction: Instruction, a: Any, b: Any) -> Any:
-    params = instruction.params
+    params = parameters_of(instruction, Triangular)
     return lax.linalg.triangular_solve(
         a, b, left_side=True, lower=params["lower"], unit_diagonal=params["unit_diagonal"]
     )

@@ -13,6 +13,7 @@ from jax import lax
 from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.jax import namespace as xp
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Pool, WindowMatch, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -23,7 +24,7 @@ def _padded(instruction: Instruction, number: int, array: Any, fill: Any) -> Any
     have, out = instruction.inputs[number].local, instruction.outputs[0].local
     array = align(xp, jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
     around = [(0, 0, 0)] * array.ndim
-    params = instruction.params
+    params = parameters_of(instruction, Pool)
     for slide, size in zip(params["slides"], params["sizes"], strict=True):
         at = out.position(slide.out)
         first, last = slide.reach(out[at].size, size)
@@ -36,7 +37,7 @@ def _padded(instruction: Instruction, number: int, array: Any, fill: Any) -> Any
 
 def _reduction(function: Any, fill: Any) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        (out,), params = instruction.outputs, instruction.params
+        (out,), params = instruction.outputs, parameters_of(instruction, Pool)
         if function is lax.add and _repeats(instruction):
             return _repeated(instruction, inputs[0])
         start = jnp.asarray(fill(out.dtype), out.dtype)
@@ -55,7 +56,7 @@ def _reduction(function: Any, fill: Any) -> Emitter:
 
 def _repeats(instruction: Instruction) -> bool:
     """Whether every window is as long as the elements are apart, so that it sees one of them."""
-    params = instruction.params
+    params = parameters_of(instruction, Pool)
     return all(
         slide.base == size and slide.stride == slide.dilation == 1
         for slide, size in zip(params["slides"], params["sizes"], strict=True)
@@ -66,7 +67,7 @@ def _repeated(instruction: Instruction, array: Any) -> Any:
     have, out = instruction.inputs[0].local, instruction.outputs[0].local
     array = align(xp, jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
     around = [(0, 0, 0)] * array.ndim
-    for slide in instruction.params["slides"]:
+    for slide in parameters_of(instruction, Pool)["slides"]:
         at = out.position(slide.out)
         before = slide.low - (slide.base - 1)
         around[at] = (before, out[at].size - before - array.shape[at] * slide.base, 0)
@@ -76,7 +77,7 @@ def _repeated(instruction: Instruction, array: Any) -> Any:
 
 def _taps(instruction: Instruction, number: int, array: Any, fill: Any) -> Iterator[Any]:
     """Yields, for each position of the window, what it sees from all positions of the result."""
-    params, out = instruction.params, instruction.outputs[0].local
+    params, out = parameters_of(instruction, Pool), instruction.outputs[0].local
     padded = _padded(instruction, number, array, fill)
     slides = params["slides"]
     for places in itertools.product(*map(range, params["sizes"])):
@@ -91,7 +92,7 @@ def _taps(instruction: Instruction, number: int, array: Any, fill: Any) -> Itera
 
 
 def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    (out,), params = instruction.outputs, instruction.params
+    (out,), params = instruction.outputs, parameters_of(instruction, WindowMatch)
     here = align(xp, jnp.asarray(inputs[0]), instruction.inputs[0].local, out.local)
     amounts = _taps(instruction, 2, inputs[2], 0) if inputs[2:] else itertools.repeat(1)
     total = jnp.zeros(here.shape, "float32" if out.dtype.itemsize < 4 else out.dtype)

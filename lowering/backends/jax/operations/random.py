@@ -11,6 +11,7 @@ from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.jax import namespace as xp
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
+from meshdsl.lowering.parameters import RandomBits, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -22,7 +23,8 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
     first, second = threefry2x32(key[0], key[1], high, low)
-    return jnp.stack([first, second], -1) if instruction.params["pairs"] else first ^ second
+    pairs = parameters_of(instruction, RandomBits)["pairs"]
+    return jnp.stack([first, second], -1) if pairs else first ^ second
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -19,6 +19,7 @@ from meshdsl.lowering.backends import recurrence_codes as transfers
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.operations.direction import place, shifted, way
 from meshdsl.lowering.backends.jax.operations.scaling import multiply, parted, product, scaled
+from meshdsl.lowering.parameters import Cumulative, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_complex, is_differentiable
 
@@ -31,7 +32,7 @@ def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
     at, reverse = way(instruction, 1)
     start = inputs[2] if len(inputs) > 2 else None
     found = _states(decay, x, start, at, reverse)
-    if instruction.params["exclusive"]:
+    if parameters_of(instruction, Cumulative)["exclusive"]:
         found = shifted(found, at, reverse, 0)
         if start is not None:
             found = found.at[place(x.shape[at], 0, at, reverse)].set(start)

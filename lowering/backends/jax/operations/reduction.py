@@ -10,6 +10,7 @@ from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable
 
@@ -17,7 +18,7 @@ from meshdsl.tensors.dtypes import is_differentiable
 def _reduction(compute: Callable[..., Any]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         local = instruction.inputs[0].local
-        at = tuple(local.position(n) for n in instruction.params["over"])
+        at = tuple(local.position(n) for n in parameters_of(instruction, Reduction)["over"])
         x, dtype = inputs[0], instruction.outputs[0].dtype
         wider = {} if x.dtype == dtype else {"dtype": dtype}
         return compute(x, axis=at, **wider).astype(dtype)
@@ -28,7 +29,7 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """The product, as mantissas and exponents where it may have left the range on the way."""
     x, local = jnp.asarray(inputs[0]), instruction.inputs[0].local
-    at = tuple(local.position(n) for n in instruction.params["over"])
+    at = tuple(local.position(n) for n in parameters_of(instruction, Reduction)["over"])
     found = jnp.prod(x, axis=at, dtype=x.dtype)
     if not is_differentiable(x.dtype):
         return found
@@ -37,7 +38,7 @@ def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
 def _arg(compute: Callable[..., Any]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         return compute(inputs[0], axis=at).astype(jnp.int32)
 
     return emit

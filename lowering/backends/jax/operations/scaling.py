@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_complex, real_dtype
 
@@ -96,7 +97,7 @@ def lost(found: Any) -> Any:
 
 def _scaled_prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tuple[Any, Any]:
     local = instruction.inputs[0].local
-    over = [local.position(name) for name in instruction.params["over"]]
+    over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = parted(jnp.asarray(inputs[0]))
     if len(inputs) > 1:
         exponent = exponent + inputs[1]

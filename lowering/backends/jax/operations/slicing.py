@@ -9,11 +9,12 @@ import numpy as np
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Window, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    (x,), params, (out,) = inputs, instruction.params, instruction.outputs
+    (x,), params, (out,) = inputs, parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"])
     stride, dilation = params["stride"], params["dilation"]
     reach = (out.local[at].size - 1) * abs(stride)

@@ -10,12 +10,13 @@ from jax import lax
 
 from meshdsl.lowering.backends.jax.collectives import to_key
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import AlongDim, Sort, TopK, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_float
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    (x,), params = inputs, instruction.params
+    (x,), params = inputs, parameters_of(instruction, Sort)
     at = instruction.inputs[0].local.position(params["dim"])
     places = lax.broadcasted_iota(jnp.int32, x.shape, at)
     if params["descending"]:  # turned round twice, equal elements keep their order
@@ -26,10 +27,10 @@ def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """Numbers are ordered as integers, of which none is NaN and none a second zero."""
-    at = instruction.inputs[0].local.position(instruction.params["dim"])
+    at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
     x = jnp.moveaxis(jnp.asarray(inputs[0]), at, -1)
     keys = to_key(jnp.where(x == 0, 0, x), "max") if is_float(x.dtype) else x
-    count = instruction.outputs[0].local.get(instruction.params["into"]).size
+    count = instruction.outputs[0].local.get(parameters_of(instruction, TopK)["into"]).size
     _, places = lax.top_k(keys, count)
     values = jnp.take_along_axis(x, places, -1)
     return jnp.moveaxis(values, -1, at), jnp.moveaxis(places.astype(jnp.int32), -1, at)

@@ -7,7 +7,6 @@ missing, so that products are those of matrices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.numpy import namespace as xp
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Attention, AttentionGradient, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 
@@ -25,7 +25,7 @@ class _Attention:
     """One instruction with its operands laid out, and its scores."""
 
     def __init__(self, instruction: Instruction, inputs: Arrays) -> None:
-        self.params: Mapping[str, Any] = instruction.params
+        self.params = parameters_of(instruction, Attention)
         self.sizes = sizes = AttentionSizes.of(instruction)
         self.instruction = instruction
         self.q_dims = Shape([*sizes.lead, sizes.rows, sizes.features])
@@ -119,7 +119,7 @@ def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> lis
         this.unlay(to_product.swapaxes(-1, -2) @ this.q, this.k_dims, 1),
         this.unlay(weights.swapaxes(-1, -2) @ arriving, this.v_dims, 2),
     ]
-    if this.params["bias_gradient"]:
+    if parameters_of(instruction, AttentionGradient)["bias_gradient"]:
         found.append(this.unlay(to_scores, this.sizes.full, 3))
     return found
 

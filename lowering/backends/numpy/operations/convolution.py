@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
+from meshdsl.lowering.parameters import Convolve, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.slide import Slide
 
@@ -32,7 +33,7 @@ def _letters(instruction: Instruction) -> str:
     rows = next(pool)
     plain: dict[str, str] = {name: next(pool) for name in {*left.names, *right.names}}
     slid: list[dict[str, str]] = [{}, {}, {}]
-    for slide in instruction.params["slides"]:
+    for slide in parameters_of(instruction, Convolve)["slides"]:
         place, window = next(pool), next(pool)
         slid[0][slide.x], slid[1][slide.window], slid[2][slide.out] = place + window, window, place
     words = [
@@ -45,7 +46,7 @@ def _letters(instruction: Instruction) -> str:
 def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     x, filters = map(wide, inputs)
     (left, right), (out,) = (v.local for v in instruction.inputs), instruction.outputs
-    slides: Sequence[Slide] = instruction.params["slides"]
+    slides = parameters_of(instruction, Convolve)["slides"]
     for slide in sorted(slides, key=lambda s: -left.position(s.x)):
         outs, windows = out.local.get(slide.out).size, right.get(slide.window).size
         x = met(x, left.position(slide.x) + 1, slide, outs, windows, 0)

@@ -11,6 +11,7 @@ from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, products, scaled
+from meshdsl.lowering.parameters import Cumulative, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 
@@ -22,7 +23,7 @@ def _shifted(x: np.ndarray, fill: float) -> np.ndarray:
 
 def _cumulative(function: Any, kind: str) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-        (x,), params = inputs, instruction.params
+        (x,), params = inputs, parameters_of(instruction, Cumulative)
         at = instruction.inputs[0].local.position(params["dim"]) + 1
         rows = np.moveaxis(wide(x), at, 0)[:: -1 if params["reverse"] else 1]
         found = function.accumulate(rows, axis=0, dtype=rows.dtype)
@@ -36,7 +37,7 @@ def _cumulative(function: Any, kind: str) -> Emitter:
 
 def _product(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     """The products of a start, if there is one, and all elements up to a place."""
-    (x, *start), params = inputs, instruction.params
+    (x, *start), params = inputs, parameters_of(instruction, Cumulative)
     rows, back = in_rows(instruction, 0, x)
     first = scaled(*start) if len(start) == 2 else start[0] if start else np.ones_like(rows[0])
     found = np.concatenate([first[None], rows])
@@ -75,7 +76,7 @@ def _products_besides(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> Sequence[np.ndarray]:
     """Of rows of mantissas and exponents the product of all others."""
-    at = instruction.inputs[0].local.position(*instruction.params["over"]) + 1
+    at = instruction.inputs[0].local.position(*parameters_of(instruction, Reduction)["over"]) + 1
     found = _besides(*(np.moveaxis(v, at, 0) for v in inputs))
     return [np.moveaxis(v, 0, at) for v in found]
 
@@ -83,7 +84,7 @@ def _products_besides(
 def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     """The products of all other elements along some dims, and of a number if there is one."""
     (x, *number), local = inputs, instruction.inputs[0].local
-    over = [local.position(name) + 1 for name in instruction.params["over"]]
+    over = [local.position(name) + 1 for name in parameters_of(instruction, Reduction)["over"]]
     moved = np.moveaxis(x, over, range(len(over)))
     rows = moved.reshape(-1, *moved.shape[len(over) :])
     mantissa, exponent = _besides(*parted(rows))

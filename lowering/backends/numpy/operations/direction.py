@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from meshdsl.lowering.parameters import Before, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -13,6 +14,7 @@ def in_rows(
     instruction: Instruction, number: int, x: np.ndarray
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """Returns an operand's rows along the dim, in the order of the steps, and what undoes that."""
-    at = instruction.inputs[number].local.position(instruction.params["dim"]) + 1
-    step = -1 if instruction.params["reverse"] else 1
+    params = parameters_of(instruction, Before)
+    at = instruction.inputs[number].local.position(params["dim"]) + 1
+    step = -1 if params["reverse"] else 1
     return np.moveaxis(x, at, 0)[::step], lambda rows: np.moveaxis(rows[::step], 0, at)

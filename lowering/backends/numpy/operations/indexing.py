@@ -10,6 +10,7 @@ import numpy as np
 from meshdsl.lowering.backends.common.arrange import reorder
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
+from meshdsl.lowering.parameters import Indexed, Update, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -29,8 +30,8 @@ def _grid(index: np.ndarray, count: int) -> list[np.ndarray]:
 
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     table, indices = (v.local for v in instruction.inputs)
-    (out,), dim = instruction.outputs, instruction.params["dim"]
-    shared = instruction.params["pairs"]
+    (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+    dim, shared = params["dim"], params["pairs"]
     places, rest = indices.without(shared).names, table.without([dim, *shared]).names
     rows = _lay(inputs[0], table, [*shared, dim, *rest])
     index = _lay(inputs[1], indices, [*shared, *places])
@@ -45,8 +46,8 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
 def _scatter(combine: Any, kind: str) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         updates, indices = (v.local for v in instruction.inputs)
-        (out,), dim = instruction.outputs, instruction.params["dim"]
-        shared = instruction.params["pairs"]
+        (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+        dim, shared = params["dim"], params["pairs"]
         places, rest = indices.without(shared).names, out.local.without([dim, *shared])
         index = _lay(inputs[1], indices, [*shared, *places])
         update = wide(_lay(inputs[0], updates, [*shared, *places, *rest.names]))
@@ -64,7 +65,8 @@ def _scatter(combine: Any, kind: str) -> Emitter:
 
 def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     target, part, _ = (v.local for v in instruction.inputs)
-    dim, own = instruction.params["dim"], instruction.params["part"]
+    params = parameters_of(instruction, Update)
+    dim, own = params["dim"], params["part"]
     at, size = target.position(dim), part.get(own).size
     want = [own if name == dim else name for name in target.names]
     result, pieces = inputs[0].copy(), _lay(inputs[1], part, want)

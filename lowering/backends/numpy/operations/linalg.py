@@ -12,6 +12,7 @@ from scipy import linalg  # type: ignore[import-untyped]
 
 from meshdsl.lowering.backends.common.matrices import factors, solve
 from meshdsl.lowering.backends.numpy.machine import Emitter
+from meshdsl.lowering.parameters import Triangular, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -44,7 +45,8 @@ def _solver(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarra
 
 
 def _triangular(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    lower, unit = instruction.params["lower"], instruction.params["unit_diagonal"]
+    params = parameters_of(instruction, Triangular)
+    lower, unit = params["lower"], params["unit_diagonal"]
 
     def solved(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray]:
         found = linalg.solve_triangular(a, b, lower=lower, unit_diagonal=unit, check_finite=False)

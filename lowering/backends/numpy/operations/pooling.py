@@ -13,6 +13,7 @@ from meshdsl.lowering.backends.numpy import namespace as xp
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.backends.numpy.operations.convolution import met
+from meshdsl.lowering.parameters import Pool, WindowMatch, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -22,7 +23,7 @@ def _seen(instruction: Instruction, number: int, array: np.ndarray, fill: float)
     """Lays an operand as the result, with what each window sees in one more dim at the end."""
     have, out = instruction.inputs[number].local, instruction.outputs[0].local
     array = align(xp, array, have, Shape(have.get(name) for name in out.names))
-    params = instruction.params
+    params = parameters_of(instruction, Pool)
     for slide, size in zip(params["slides"], params["sizes"], strict=True):
         at = out.position(slide.out) + 1
         array = np.moveaxis(met(array, at, slide, out[at - 1].size, size, fill), at + 1, -1)
@@ -39,7 +40,7 @@ def _reduction(function: Any, fill: Any) -> Emitter:
 
 
 def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    (out,), params = instruction.outputs, instruction.params
+    (out,), params = instruction.outputs, parameters_of(instruction, WindowMatch)
     here = align(xp, inputs[0], instruction.inputs[0].local, out.local)[..., None]
     there = _seen(instruction, 1, inputs[1], np.nan)
     highest, other = (here, there) if params["extreme"] == 0 else (there, here)

@@ -10,6 +10,7 @@ from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.numpy import namespace as xp
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
+from meshdsl.lowering.parameters import RandomBits, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -24,7 +25,8 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
     full = (machine.mesh.size, *shape.sizes)
     high, low = np.broadcast_to(high, full), np.broadcast_to(low, full)
     first, second = threefry2x32(words[0], words[1], high, low)
-    return np.stack([first, second], -1) if instruction.params["pairs"] else first ^ second
+    pairs = parameters_of(instruction, RandomBits)["pairs"]
+    return np.stack([first, second], -1) if pairs else first ^ second
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -12,13 +12,15 @@ from meshdsl.lowering.backends.numpy import namespace as xp
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.operations.direction import in_rows
 from meshdsl.lowering.backends.numpy.operations.scaling import parted, scaled
+from meshdsl.lowering.parameters import Cumulative, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable
 
 
 def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     """The states, from a start or from zero on."""
-    (decay, x), exclusive = _decay_and_x(instruction, inputs), instruction.params["exclusive"]
+    decay, x = _decay_and_x(instruction, inputs)
+    exclusive = parameters_of(instruction, Cumulative)["exclusive"]
     _, back = in_rows(instruction, 1, inputs[1])
     state = inputs[2] if len(inputs) > 2 else np.zeros_like(x[0])
     states = np.empty_like(x)

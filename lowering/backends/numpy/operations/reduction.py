@@ -10,13 +10,14 @@ import numpy as np
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _reduction(function: Any) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         local = instruction.inputs[0].local
-        at = tuple(local.position(n) + 1 for n in instruction.params["over"])
+        at = tuple(local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"])
         x = wide(inputs[0])
         return function.reduce(x, axis=at, dtype=x.dtype).astype(instruction.outputs[0].dtype)
 
@@ -26,7 +27,7 @@ def _reduction(function: Any) -> Emitter:
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
     """The product, as mantissas and exponents where it may have left the range on the way."""
     x, local = inputs[0], instruction.inputs[0].local
-    at = tuple(local.position(n) + 1 for n in instruction.params["over"])
+    at = tuple(local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"])
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         found = np.multiply.reduce(x, axis=at, dtype=x.dtype)
     if not lost(found):
@@ -37,7 +38,7 @@ def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
 
 def _arg(function: Any) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-        at = instruction.inputs[0].local.position(instruction.params["dim"]) + 1
+        at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"]) + 1
         return function(wide(inputs[0]), axis=at).astype(np.int32)
 
     return emit

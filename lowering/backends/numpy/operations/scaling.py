@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 
 _BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
@@ -73,7 +74,7 @@ def _scaled_prod(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> tuple[np.ndarray, np.ndarray]:
     local = instruction.inputs[0].local
-    over = [local.position(n) + 1 for n in instruction.params["over"]]
+    over = [local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = parted(inputs[0])
     if len(inputs) > 1:
         exponent = exponent + inputs[1]

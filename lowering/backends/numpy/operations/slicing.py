@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Window, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    params, (out,) = instruction.params, instruction.outputs
+    params, (out,) = parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"]) + 1
     rows = np.moveaxis(inputs[0], at, 0)
     wanted = params["start"] + params["stride"] * np.arange(out.local[at - 1].size)

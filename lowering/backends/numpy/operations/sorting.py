@@ -8,6 +8,7 @@ import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
+from meshdsl.lowering.parameters import Sort, TopK, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -20,14 +21,14 @@ def _order(x: np.ndarray, at: int, descending: bool) -> np.ndarray:
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    (x,), params = inputs, instruction.params
+    (x,), params = inputs, parameters_of(instruction, Sort)
     at = instruction.inputs[0].local.position(params["dim"]) + 1
     order = _order(wide(x), at, params["descending"])
     return [np.take_along_axis(x, order, at), order.astype(np.int32)]
 
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    (x,), params = inputs, instruction.params
+    (x,), params = inputs, parameters_of(instruction, TopK)
     at = instruction.inputs[0].local.position(params["dim"]) + 1
     count = instruction.outputs[0].local.get(params["into"]).size
     order = np.take(_order(wide(x), at, True), range(count), at)

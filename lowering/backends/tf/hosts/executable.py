@@ -25,6 +25,7 @@ from meshdsl.lowering.backends.tf.hosts.order import check_order
 from meshdsl.lowering.backends.tf.hosts.tokens import read, reset, tokens
 from meshdsl.lowering.backends.tf.hosts.watchdog import watched
 from meshdsl.lowering.backends.tf.placing import Shards, Storage
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction, SpmdProgram
 from meshdsl.tensors.cuts import Cuts
 
@@ -55,7 +56,7 @@ class Executable:
         collectives = [one for one in self.instructions if one.is_collective]
         self._collects = bool(collectives)
         self._collects_in_bodies = collects_in_bodies(block)
-        ordered = [tuple(one.params["axes"]) for one in collectives if one.op != "permute"]
+        ordered = [axes_of(one) for one in collectives if one.op != "permute"]
         self._groups = list(dict.fromkeys(ordered))
         self._step = self._of_all_devices()
 

@@ -19,6 +19,7 @@ from meshdsl.lowering.backends.common.arrange import lay
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
+from meshdsl.lowering.parameters import Convolve, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.slide import Slide
@@ -228,7 +229,7 @@ def _placed(found: _Laid, slides: Sequence[Slide], out: Shape) -> tf.Tensor:
 
 def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
     (left, right), (out,) = (v.local for v in instruction.inputs), instruction.outputs
-    slides: Sequence[Slide] = instruction.params["slides"]
+    slides = parameters_of(instruction, Convolve)["slides"]
     windows = [
         _Window.of(number, s, out.local.get(s.out).size, right.get(s.window).size)
         for number, s in enumerate(slides)

@@ -17,6 +17,7 @@ from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.scaling import in_rows, multiply, parted, scaled
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys, as_words, of_keys, of_words
+from meshdsl.lowering.parameters import Before, Cumulative, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 
@@ -78,7 +79,8 @@ def _cumulative(compute: Callable[[tf.Tensor, int, bool], tf.Tensor], kind: str)
     order = kind if kind in ("max", "min") else "sum"
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-        (x,), params, dtype = inputs, instruction.params, instruction.inputs[0].dtype
+        (x,), dtype = inputs, instruction.inputs[0].dtype
+        params = parameters_of(instruction, Cumulative)
         at, reverse = instruction.inputs[0].local.position(params["dim"]), params["reverse"]
         found = compute(as_keys(x, order, WIDE), at, reverse)
         found = of_keys(found, order, x.dtype)
@@ -134,14 +136,14 @@ def _products_besides(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> Sequence[tf.Tensor]:
     """Of rows of mantissas and exponents the product of all others."""
-    at = instruction.inputs[0].local.position(*instruction.params["over"])
+    at = instruction.inputs[0].local.position(*parameters_of(instruction, Reduction)["over"])
     return [xp.moveaxis(v, 0, at) for v in _besides([xp.moveaxis(v, at, 0) for v in inputs])]
 
 
 def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
     """The products of all other elements along some dims, and of a number if there is one."""
     (x, *number), local = inputs, instruction.inputs[0].local
-    over = [local.position(name) for name in instruction.params["over"]]
+    over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     order = [*over, *(at for at in range(len(local)) if at not in over)]
     parts = _besides([in_rows(v, over) for v in parted(x)])
     found = scaled(*(multiply(parts, number) if number else parts))
@@ -151,13 +153,14 @@ def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
 
 def way(instruction: Instruction, number: int) -> tuple[int, bool]:
     """Returns the axis along which an instruction goes, by its operand, and whether backwards."""
-    params = instruction.params
+    params = parameters_of(instruction, Before)
     return instruction.inputs[number].local.position(params["dim"]), params["reverse"]
 
 
 def _inside(instruction: Instruction, found: tf.Tensor, at: int) -> tf.Tensor:
     """Returns the results of an instruction, given those with one more step in front."""
-    late = instruction.params["exclusive"] == instruction.params["reverse"]
+    params = parameters_of(instruction, Cumulative)
+    late = params["exclusive"] == params["reverse"]
     return xp.slice_axis(found, int(late), found.shape[at] - 1, at)
 
 

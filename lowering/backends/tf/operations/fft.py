@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import AlongDim, HalfSpectrum, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -19,7 +20,7 @@ def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitt
     """
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         (given,) = machine.links.barrier(inputs)
         return xp.moveaxis(function(instruction, xp.moveaxis(given, at, -1)), -1, at)
 
@@ -27,7 +28,7 @@ def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitt
 
 
 def _irfft(instruction: Instruction, x: tf.Tensor) -> tf.Tensor:
-    return tf.signal.irfft(x, [instruction.params["into"].size])
+    return tf.signal.irfft(x, [parameters_of(instruction, HalfSpectrum)["into"].size])
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -12,6 +12,7 @@ from meshdsl.lowering.backends.common.arrange import lay, reorder
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
+from meshdsl.lowering.parameters import Indexed, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import identity
 
@@ -19,8 +20,8 @@ from meshdsl.tensors.dtypes import identity
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
     """Indices outside of the table find zeros."""
     table, indices = (v.local for v in instruction.inputs)
-    (out,), dim = instruction.outputs, instruction.params["dim"]
-    shared = instruction.params["pairs"]
+    (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+    dim, shared = params["dim"], params["pairs"]
     places, rest = indices.without(shared), table.without([dim, *shared])
     rows = lay(xp, inputs[0], reorder(table.names, [*shared, dim, *rest.names]))
     index = lay(xp, inputs[1], reorder(indices.names, [*shared, *places.names]))
@@ -38,8 +39,8 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         updates, indices = (v.local for v in instruction.inputs)
-        (out,), dim = instruction.outputs, instruction.params["dim"]
-        shared = instruction.params["pairs"]
+        (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
+        dim, shared = params["dim"], params["pairs"]
         places, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
         count = math.prod(out.local.get(name).size for name in shared)

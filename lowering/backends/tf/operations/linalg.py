@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.common.matrices import factors, solve
 from meshdsl.lowering.backends.tf.machine import Emitter
+from meshdsl.lowering.parameters import Triangular, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -40,8 +41,9 @@ def _scale(x: tf.Tensor) -> tf.Tensor:
 
 
 def _triangular(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    lower = instruction.params["lower"]
-    if not instruction.params["unit_diagonal"]:
+    params = parameters_of(instruction, Triangular)
+    lower = params["lower"]
+    if not params["unit_diagonal"]:
         return _substituted(a, b, lower)
     return tf.linalg.triangularsolve(_with_unit_diagonal(a), b, lower=lower)
 

@@ -21,6 +21,7 @@ from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.convolution import between, strided
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
 from meshdsl.lowering.backends.tf.operations.slicing import dilated
+from meshdsl.lowering.parameters import Pool, WindowMatch, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
@@ -70,7 +71,7 @@ class _Window:
 
 
 def _windows(instruction: Instruction) -> list[_Window]:
-    params, out = instruction.params, instruction.outputs[0].local
+    params, out = parameters_of(instruction, Pool), instruction.outputs[0].local
     return [
         _Window(out.position(slide.out), slide.ahead(size), size, out.get(slide.out).size)
         for slide, size in zip(params["slides"], params["sizes"], strict=True)
@@ -147,7 +148,7 @@ class _Reduction:
 
 
 def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    params, (out,) = instruction.params, instruction.outputs
+    params, (out,) = parameters_of(instruction, WindowMatch), instruction.outputs
     here = _laid(instruction, 0, inputs[0])
     operands = [_laid(instruction, 1, inputs[1])]
     if params["extreme"] == 0:

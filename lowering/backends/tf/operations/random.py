@@ -10,6 +10,7 @@ from meshdsl.lowering.backends.common.arrange import align
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
+from meshdsl.lowering.parameters import RandomBits, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -48,7 +49,7 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.
     )
     words = threefry2x32(*map(_Word, (key[0], key[1], high, low)))
     first, second = (word.bits for word in words)
-    if instruction.params["pairs"]:
+    if parameters_of(instruction, RandomBits)["pairs"]:
         return tf.stack([first, second], -1)
     return tf.bitwise.bitwise_xor(first, second)
 

@@ -20,6 +20,7 @@ from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.cumulative import WIDE, moved, scan, way
 from meshdsl.lowering.backends.tf.operations.scaling import multiply, parted, scaled
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_words, of_words
+from meshdsl.lowering.parameters import Cumulative, parameters_of
 from meshdsl.lowering.program import Instruction
 
 Step = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
@@ -32,7 +33,7 @@ def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> t
     first = _end(x, at, reverse)
     start = inputs[2] if len(inputs) > 2 else tf.zeros_like(tf.squeeze(first, at))
     found = _states(machine, decay, x, start, at, reverse)
-    if not instruction.params["exclusive"]:
+    if not parameters_of(instruction, Cumulative)["exclusive"]:
         return found
     kept = xp.slice_axis(found, int(reverse), found.shape[at] - 1, at)
     begin = tf.expand_dims(start, at)

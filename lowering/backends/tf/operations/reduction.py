@@ -10,6 +10,7 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
 from meshdsl.lowering.backends.tf.operations.scaling import in_rows, parted, product, scaled
+from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable, is_float
 
@@ -17,7 +18,7 @@ from meshdsl.tensors.dtypes import is_differentiable, is_float
 def _reduction(compute: Callable[..., Any]) -> Emitter:
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         local, dtype = instruction.inputs[0].local, instruction.inputs[0].dtype
-        at = [local.position(n) for n in instruction.params["over"]]
+        at = [local.position(n) for n in parameters_of(instruction, Reduction)["over"]]
         if dtype.kind == "b":
             compute_bools = {tf.reduce_max: tf.reduce_any, tf.reduce_min: tf.reduce_all}
             return compute_bools[compute](inputs[0], axis=at)
@@ -29,7 +30,7 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
     """The product, as mantissas and exponents: on the way it may leave the range."""
     x, local = inputs[0], instruction.inputs[0].local
-    at = [local.position(n) for n in instruction.params["over"]]
+    at = [local.position(n) for n in parameters_of(instruction, Reduction)["over"]]
     if not is_differentiable(instruction.inputs[0].dtype):
         return tf.cast(tf.reduce_prod(widened(x), axis=at), x.dtype)
     mantissa, exponent = parted(x)
@@ -40,7 +41,7 @@ def _arg(compute: Callable[..., Any]) -> Emitter:
     """The first NaN wins, as it does in numpy."""
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-        at = instruction.inputs[0].local.position(instruction.params["dim"])
+        at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         x = widened(inputs[0])
         if x.dtype == tf.bool:
             x = tf.cast(x, tf.int32)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from meshdsl.lowering.backends.common.arrange import lay
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 
 _BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
@@ -94,7 +95,7 @@ def _scaled_prod(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> tuple[tf.Tensor, tf.Tensor]:
     local = instruction.inputs[0].local
-    over = [local.position(name) for name in instruction.params["over"]]
+    over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = parted(inputs[0])
     if len(inputs) > 1:
         exponent = exponent + inputs[1]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
+from meshdsl.lowering.parameters import Window, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
@@ -24,7 +25,7 @@ def dilated(x: tf.Tensor, at: int, by: int, fill: tf.Tensor) -> tf.Tensor:
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    (x,), params, (out,) = inputs, instruction.params, instruction.outputs
+    (x,), params, (out,) = inputs, parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"])
     stride, dilation = params["stride"], params["dilation"]
     reach = (out.local[at].size - 1) * abs(stride)

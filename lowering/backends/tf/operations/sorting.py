@@ -14,6 +14,7 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.wire_dtypes import as_keys
+from meshdsl.lowering.parameters import Sort, TopK, parameters_of
 from meshdsl.lowering.program import Instruction
 
 _KEYS = ("int8", "int16", "int32", "int64")
@@ -31,13 +32,13 @@ def _largest(x: tf.Tensor, count: int, at: int, ascending: bool = False) -> list
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    (x,), params = inputs, instruction.params
+    (x,), params = inputs, parameters_of(instruction, Sort)
     at = instruction.inputs[0].local.position(params["dim"])
     return _largest(x, x.shape[at], at, not params["descending"])
 
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    params = instruction.params
+    params = parameters_of(instruction, TopK)
     at = instruction.inputs[0].local.position(params["dim"])
     count = instruction.outputs[0].local.get(params["into"]).size
     return _largest(inputs[0], count, at)
