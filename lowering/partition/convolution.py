@@ -214,9 +214,21 @@ def _strategy(case: Case, product: Product, division: Division) -> Strategy:
 
 
 def _without_pads(builder: BlockBuilder, product: Product, which: int, value: Value) -> Value:
-    """Returns an operand with zeros in the pads of the dims that are summed over."""
-    summed = [n for n in value.shape.names if product.dim(2, product.keys(which, n)[0]) is None]
-    return builder.mask_pads(value, summed, 0)
+    """Returns an operand with zeros in those of its pads that results of other positions read.
+
+    These are the pads of dims that are summed over. Of the first operand they are also those of the
+    dims of groups, which all three tensors have.
+    """
+
+    def mixed(name: str) -> bool:
+        key = product.keys(which, name)[0]
+        if product.dim(2, key) is None:
+            return True
+        # XLA:CPU makes some groups dense: a result then reads elements of other groups times 0,
+        # which is NaN for those that are not finite.
+        return which == 0 and isinstance(key, str) and product.dim(1, key) is not None
+
+    return builder.mask_pads(value, filter(mixed, value.shape.names), 0)
 
 
 RULES = {"convolve": convolve}

@@ -8,11 +8,12 @@ the summed channels            all_reduce of the result      -
 the result's channels          -                             all_reduce of the operand's gradient
 """
 
+import numpy as np
 import pytest
 
 import meshdsl as md
 from tests.lowering.plans import collectives, lowered
-from tests.ops.agreement import random
+from tests.ops.agreement import assert_close, random, run
 
 batch, height, width, depth, channels, features = md.dims(
     batch=4, height=16, width=8, depth=4, channels=4, features=8
@@ -149,3 +150,23 @@ def test_shards_with_no_results_are_sent_nothing():
         return md.sum(conv(x, f, strides={"height": 8}))  # 2 results, at 0 and 8, on 4 devices
 
     assert halo_bytes(total, X, F, layout="height:x") == 3 * (4 * 8 * 4) * 8
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+def test_pads_of_groups_reach_no_other_group(backend):
+    """The logarithm of a pad is infinite; XLA:CPU multiplies elements of other groups by 0."""
+    groups = md.Dimension("groups", 5)
+    x, f = random([height, groups], low=0.5, high=2.0), random([kh, groups], seed=1)
+
+    def of_logarithms(x, f):
+        return md.conv(md.log(x), f, {"height": "kh"})
+
+    def both(x, f):
+        slopes = md.grad(lambda x, f: md.sum(md.sin(of_logarithms(x, f))), (0, 1))(x, f)
+        return of_logarithms(x, f), *slopes
+
+    found = run(both, x, f, backend=backend, mesh="x:2", layout="groups:x")
+    expected = run(both, x, f)
+    for have, want in zip(found, expected, strict=True):
+        assert np.isfinite(np.asarray(have)).all()
+        assert_close(have, want)
