@@ -190,7 +190,9 @@ def _prepare(
 
 def _takes_numbers(op: Operation) -> bool:
     """Whether XLA computes an operation alike with a number as a constant and as an argument."""
-    return op.primitive.form is Form.ELEMENTWISE and op.primitive.work <= Work.STEP
+    # Of a number alone XLA computes constants otherwise: sign(-0.0) is 0.0, of an argument -0.0.
+    several = len(op.inputs) > 1
+    return several and op.primitive.form is Form.ELEMENTWISE and op.primitive.work <= Work.STEP
 
 
 def _with_numbers(graph: Graph, operands: Sequence[NamedArray]) -> tuple[Graph, list[NamedArray]]:

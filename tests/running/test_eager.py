@@ -193,6 +193,34 @@ def test_another_number_is_another_call_of_the_same_program():
         x * True  # equal to 1, but not the same
 
 
+@pytest.mark.parametrize(
+    ("names", "x", "numbers"),
+    [
+        ("bit_and bit_or bit_xor", np.array([-7, 0, 3, 127], np.int32), [1, 12, -3]),
+        ("shift_left shift_right", np.array([-7, 0, 3, 127], np.int32), [1, 12, 31]),
+        ("logical_and logical_or logical_xor", np.array([True, False] * 2), [False, True]),
+        ("complex", np.array([-0.0, 0.5, 1e-40, np.inf], np.float32), [0.5, -0.0, 1e-40]),
+    ],
+)
+def test_numbers_beside_tensors_are_operands_of_one_program(names, x, numbers):
+    """For every operation of one step; the results are those of constants, to the last bit."""
+    x = md.named(x, [b])
+    for name in names.split():
+        operation = getattr(md, name)
+        before = calls()[1]
+        for number in numbers:
+            expected = md.jit(lambda x, number=number, run=operation: run(x, number))(x)
+            assert np.asarray(operation(x, number)).tobytes() == np.asarray(expected).tobytes()
+        assert calls()[1] == before + 1
+
+
+def test_a_number_alone_is_a_constant_as_under_jit():
+    """XLA's sign of a constant differs from that of an argument in zeros and in tiny numbers."""
+    for number in (-0.0, 1e-40, -2.5):
+        expected = md.jit(lambda number=number: md.sign(number))()
+        assert np.asarray(md.sign(number)).tobytes() == np.asarray(expected).tobytes()
+
+
 def test_what_runs_a_users_function_reads_what_it_reads_now():
     x, held = random([a]), {"scale": 2.0, "array": random([a], seed=1)}
     gradient = md.grad(lambda x: md.sum(x * held["scale"] * held["array"]))
