@@ -91,6 +91,34 @@ def test_kept_weights_are_gathered_before_the_loop_for_both_passes():
     assert sum(p * n for kind, p, n in moves(program) if kind == "all_gather") == size
 
 
+@pytest.mark.parametrize("order", [md.transpose, md.broadcast])
+def test_updates_in_another_order_of_dims_are_computed_in_storage(order):
+    """A broadcast that adds no dim only orders dims, as a transpose does."""
+
+    def step(params, x):
+        def loss(params):
+            return md.sum(md.square(md.tanh(md.einsum(x, params["w"], over="embed"))))
+
+        turned = ["d_ff", "embed"]
+        w, grad = (order(tree["w"], turned) for tree in (params, md.grad(loss)(params)))
+        return {"params": {"w": order(w - 0.1 * md.tanh(grad), ["embed", "d_ff"])}}
+
+    args = {"w": md.spec([embed, d_ff])}, md.spec([batch, embed])
+    size = EMBED * D_FF * 4
+    for layout in (FSDP, "batch:data; params/d_ff:data"):
+        program = lowered(step, layout, *args)
+        assert moves(program) == [("all_gather", size, 1), ("reduce_scatter", size, 1)]
+
+
+@pytest.mark.parametrize("order", [md.transpose, md.broadcast])
+def test_a_gather_stands_behind_an_order_of_dims_and_a_cast(order):
+    def forward(params, x):
+        return md.einsum(x, md.cast(order(params["w"], ["d_ff", "embed"]), x.dtype), over="embed")
+
+    args = {"w": md.spec([embed, d_ff])}, md.spec([batch, embed], "bfloat16")
+    assert moves(lowered(forward, FSDP, *args)) == [("all_gather", EMBED * D_FF * 2, 1)]
+
+
 def test_gradients_have_paths_of_their_own():
     def gradients(params, x):
         return md.grad(lambda params, x: md.sum(md.square(through(params, x))))(params, x)
