@@ -1,6 +1,7 @@
 """Windows pass partial sums on and leave other dims split; the bytes are in test_moves."""
 
 import numpy as np
+import pytest
 
 import meshdsl as md
 from tests.lowering.plans import collectives, lowered
@@ -32,6 +33,17 @@ def test_a_window_filled_with_something_needs_the_sum_first():
 
     found = collectives(model, H, W, layout="d_ff:model")
     assert found == ["all_reduce model [length=8, embed=4]"]
+
+
+@pytest.mark.parametrize("layout", ["d_ff:model", "d_ff:model; length:data"])
+def test_a_window_that_never_reads_what_it_is_filled_with_leaves_partial_sums(layout):
+    """The sum has as many numbers as are kept, not as many as there were."""
+
+    def model(h, w):
+        return md.sin(md.pad(md.einsum(h, w, over="d_ff"), "length", -2, -2, value=-np.inf))
+
+    found = collectives(model, H, W, layout=layout)
+    assert found == ["all_reduce model [length=4, embed=4]"]
 
 
 def test_a_position_of_a_partial_sum_is_added_up_over_both_axes_at_once():
