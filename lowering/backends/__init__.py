@@ -1,4 +1,4 @@
-"""Backends: each maps the instructions of a program to a framework, and is imported when used."""
+"""Backends: each maps the instructions of a program to a framework. Imported on first use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from meshdsl.tensors.signature import Trees
 
 BACKENDS = ("jax", "jax_auto", "tf", "numpy")
-ON_JAX = ("jax", "jax_auto")  # those whose programs can become part of what JAX traces
+ON_JAX = ("jax", "jax_auto")  # their programs can be part of a function that JAX traces
 
 
 class DeviceError(RuntimeError):
-    """What failed on the devices, through no fault of the program's author; told in full."""
+    """A failure on the devices that is not the user's mistake; its message reports all of it."""
 
 
 def load(name: str) -> Backend:
-    """Returns the module of a backend; `contract` says what it gives.
+    """Returns the module of a backend; `contract` says what it has.
 
     Raises:
-        ValueError: there is none of that name, or its folder lacks a part of the contract.
+        ValueError: no backend has that name, or its folder lacks a part of the contract.
     """
     if name not in BACKENDS:
         hint = did_you_mean(str(name), BACKENDS)
@@ -53,9 +53,10 @@ def executable(
     devices: Any = None,
     trees: Trees | None = None,
 ) -> Executable:
-    """Compiles a program for a backend; with its callers' trees where that calls with trees.
+    """Compiles a program for a backend: `executable(load("numpy"), program)`.
 
-    `executable(load("numpy"), program)`.
+    Args:
+        trees: the callers' trees; a backend without direct calls ignores them.
     """
-    known = {"trees": trees} if hasattr(backend.Executable, "takes") else {}
-    return backend.Executable(program, donated, devices, **known)
+    extra = {"trees": trees} if hasattr(backend.Executable, "accepts") else {}
+    return backend.Executable(program, donated, devices, **extra)

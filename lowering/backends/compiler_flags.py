@@ -1,18 +1,20 @@
-"""Compiler flags: what XLA is asked for beyond its defaults, on each kind of device, by name.
+"""Compiler flags: the options of XLA beyond its defaults, for each kind of device, by name.
 
-They let what is sent travel beside the work: collectives are asynchronous, and the scheduler hides
-their latency. None changes what is computed, or how many bytes are sent. The names are those of
-`benchmarks/xla_flags_library.py` in MaxText and of OpenXLA's "Flags guidance"; that libtpu knows
-those of TPUs, each on its kind, is tested. Fusions of gathers with products that run on beside them
-("continuation fusion") are for v5e alone: the compiler refuses them for the others. Asynchronous
-all_to_alls are left out, since it refuses these for v5e.
+They overlap collectives with computation: collectives are asynchronous, and the scheduler hides
+their latency. No flag changes the numbers, or how many bytes are sent. The names come from
+`benchmarks/xla_flags_library.py` in MaxText and from OpenXLA's "Flags guidance". A test checks that
+libtpu knows the flags of each kind of TPU. Fusions of gathers with products ("continuation fusion")
+are for v5e alone: the compiler refuses them for the others. Asynchronous all_to_alls are left out:
+the compiler refuses them for v5e.
 
-XLA:CPU drops all barriers before it looks for what is computed twice, so that nothing would be
-computed again. Without that pass it keeps them until the code is written. It makes one kernel of a
-small loop, which cannot have barriers (jaxlib 0.10.2 ends the process): of those it does not.
+XLA:CPU drops all barriers before it removes common subexpressions, so that nothing would be
+recomputed. Without that pass (`cse_barrier_expander`) it keeps the barriers until it generates
+code. It also compiles a small loop to one kernel, which cannot contain barriers: jaxlib 0.10.2 ends
+the process. So that pass (`small-while-loop-hoisting`) is off too.
 
-Products taken apart around what is sent (collective matmul) are no flag here: XLA makes them as it
-splits whole tensors, while our programs are split, and have the option `overlap` for it.
+Collective matmul, products decomposed around a collective, has no flag here. XLA decomposes them
+while it partitions global tensors. Our programs are partitioned already, and have the option
+`overlap` for it.
 """
 
 from __future__ import annotations
@@ -54,10 +56,10 @@ RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
 
 
 def recommended(device_kind: str, platform: str, replays: bool = False) -> Mapping[str, Flag]:
-    """Returns the flags for a device, as JAX calls it: `recommended("TPU v5 lite", "tpu")`.
+    """Returns the flags for a device, by JAX's name of it: `recommended("TPU v5 lite", "tpu")`.
 
     Args:
-        replays: whether the program computes values again, behind barriers (`md.checkpoint`).
+        replays: whether the program recomputes values, behind barriers (`md.checkpoint`).
     """
     if platform == "cpu" and replays:
         return _CPU_REPLAYS
@@ -68,43 +70,44 @@ def recommended(device_kind: str, platform: str, replays: bool = False) -> Mappi
 
 
 def parse(text: str) -> Flags:
-    """Reads `name=value,...`, which go beside the recommended flags; after `none`, alone.
+    """Returns the flags of a text `name=value,...`.
 
-    `none` is kept as the first name. A value is true, false, a number or a word.
+    They are added to the recommended flags. If `none` comes first, they replace them; it is kept
+    as the first name. A value is true, false, a number or a word.
 
     Raises:
         ValueError: a part has no value, or a flag is given twice.
     """
-    found: dict[str, Flag] = {}
+    flags: dict[str, Flag] = {}
     for part in filter(None, re.split(r"[,;\s]+", text)):
         name, equals, value = part.removeprefix("--").partition("=")
-        if name == NONE and not equals and not found:
-            found[NONE] = True
+        if name == NONE and not equals and not flags:
+            flags[NONE] = True
             continue
         if not (name and equals and value):
             raise ValueError(
                 f"needs name=value pairs, as in xla_tpu_enable_latency_hiding_scheduler=false, or "
                 f"{NONE} first to leave out those recommended; got {part!r}"
             )
-        if name in found:
+        if name in flags:
             raise ValueError(f"{name} is given twice")
-        found[name] = _value(value)
-    return tuple(found.items())
+        flags[name] = _value(value)
+    return tuple(flags.items())
 
 
 def chosen(flags: Flags, default: Mapping[str, Flag]) -> dict[str, Flag]:
-    """Returns flags given beside the recommended ones, or instead of them."""
+    """Returns a user's flags merged into the recommended ones, or alone after `none`."""
     given = dict(flags)
     return given if given.pop(NONE, False) else {**default, **given}
 
 
 def show(flags: Mapping[str, Flag]) -> list[str]:
-    """Returns flags as they are written: `xla_enable_async_all_gather=true`."""
+    """Returns flags as text: `xla_enable_async_all_gather=true`."""
     return [f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in flags.items()]
 
 
 def unknown(error: Exception, flags: Mapping[str, Flag]) -> str:
-    """Returns what to say if a compiler's error is about a flag of those given, else nothing."""
+    """Returns the message for a compiler's error that is about a flag, else an empty text."""
     match = re.search(r"No such compile option: '([^']*)'|into flag (\w+)", str(error))
     if match is None:
         return ""
@@ -113,7 +116,7 @@ def unknown(error: Exception, flags: Mapping[str, Flag]) -> str:
         value = show({name: flags.get(name, "")})[0].partition("=")[2]
         return f"compiler flag {name} cannot be {value!r}"
     name = match.group(1)
-    known = {n for each in RECOMMENDED.values() for n in each} - {name}
+    known = {n for table in RECOMMENDED.values() for n in table} - {name}
     return f"the compiler knows no flag {name!r}{did_you_mean(name, known)}"
 
 

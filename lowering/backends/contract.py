@@ -1,8 +1,8 @@
-"""The contract of a backend: what its folder gives, and what the rest of the house asks of it.
+"""The contract of a backend: the parts that its folder must have, as protocols.
 
-A backend is a module with `EMITTERS`, `Executable` and `runtime`. mypy holds every backend of ours
-against these protocols (see the end of this file), and `missing` holds any other one against them
-when it runs; `tests/lowering/backends/test_contract.py` does so with one that only prints.
+A backend is a module with `EMITTERS`, `Executable` and `runtime`. mypy compares each of our
+backends with these protocols (see the end of this file). `missing` compares any other backend with
+them at run time: `tests/lowering/backends/test_contract.py` does so for one that only prints.
 
 To add a backend: a folder beside this file, and its name in `BACKENDS` in `__init__.py`.
 """
@@ -19,13 +19,13 @@ from meshdsl.tensors.cuts import Cuts
 
 
 class Machine(Protocol):
-    """What emits the instructions of a block, for one device or for all that are simulated."""
+    """Emits the instructions of a block, for one device or for all simulated devices."""
 
     def run(self, block: Block, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the block's outputs, given its inputs: both are local arrays."""
+        """Returns the block's outputs for its inputs; both are local arrays."""
 
 
-# (machine, instruction, local arrays) -> the local array of its result, or one for each result
+# (machine, instruction, local arrays) -> the local array of its only result, or a list of all
 Emitter = Callable[[Any, Instruction, Sequence[Any]], Any]
 
 
@@ -34,7 +34,7 @@ class Executable(Protocol):
 
     Attributes:
         program: the program.
-        cuts: how each result is stored: `()` for one without pads.
+        cuts: how the dims of each result are padded; `()`: it has no pads.
     """
 
     @property
@@ -47,34 +47,34 @@ class Executable(Protocol):
         """Runs the program on global arrays, one for each input; returns one for each result."""
 
     def as_text(self) -> str:
-        """Returns what the framework's compiler made of the program, or the program itself."""
+        """Returns the compiled program as the framework prints it, or the program itself."""
 
     def memory_analysis(self) -> Any:
-        """Returns the compiler's account of one device's memory.
+        """Returns the compiler's analysis of one device's memory.
 
         Raises:
-            ValueError: the framework keeps none; `program.memory` is the plan's own.
+            ValueError: the framework has none; `program.memory` is the plan's own estimate.
         """
 
 
 class Runtime(Protocol):
-    """What a framework knows of the processes and devices of a job."""
+    """Facts about the processes and devices of a job, as a framework reports them."""
 
     def process_count(self) -> int:
-        """Returns how many processes the job has."""
+        """Returns the number of processes of the job."""
 
     def process_index(self) -> int:
-        """Returns the number of this one."""
+        """Returns the index of this process."""
 
     def device_kind(self) -> str:
-        """Returns what the driver calls the devices."""
+        """Returns the driver's name for the kind of device."""
 
     def memory_peak(self) -> int | None:
-        """Returns the most bytes that a device has held, if that is known."""
+        """Returns the peak of the memory in use on a device, in bytes; None: not known."""
 
     @property
     def profile(self) -> Callable[[str], AbstractContextManager[None]] | None:
-        """Records what the devices do into a folder; None where there are none to record."""
+        """Records a profile of the devices into a folder; None: the backend has no profiler."""
 
 
 class Backend(Protocol):
@@ -82,23 +82,23 @@ class Backend(Protocol):
 
     @property
     def EMITTERS(self) -> Mapping[str, Emitter]:
-        """What one device does for each kind of instruction."""
+        """The emitter of each kind of instruction."""
 
     @property
     def Executable(self) -> Callable[..., Executable]:
-        """(program, donated, devices) -> the program ready to run on these devices."""
+        """(program, donated, devices) -> an executable for these devices."""
 
     @property
     def runtime(self) -> Runtime:
-        """What is known of processes and devices."""
+        """The facts about processes and devices."""
 
 
 class BackendOnJax(Backend, Protocol):
-    """A backend whose programs can become part of what JAX traces."""
+    """A backend whose programs can be part of a function that JAX traces."""
 
     @property
     def Storage(self) -> Any:
-        """How arrays are stored on a mesh."""
+        """The class of the forms in which arrays are stored on a mesh."""
 
     def device_mesh(self, mesh: Any) -> Any:
         """Returns JAX's mesh of the first devices."""
@@ -112,25 +112,27 @@ _EXECUTABLE = ("call_flat", "as_text", "memory_analysis")
 
 
 def missing(backend: Any) -> list[str]:
-    """Returns what a module lacks to be a backend, each as a name with what is wrong.
+    """Returns the parts of the contract that a module lacks, by name.
 
-    The methods of executables are looked for where `Executable` is a class.
+    The methods of executables are checked only if `Executable` is a class.
     """
-    found = [name for name in ("EMITTERS", "Executable", "runtime") if not hasattr(backend, name)]
+    lacking = [name for name in ("EMITTERS", "Executable", "runtime") if not hasattr(backend, name)]
     emitters = getattr(backend, "EMITTERS", KINDS)
-    wanted = set(KINDS) - {"stop_gradient"}  # which lowering drops
-    found += [f"EMITTERS[{name!r}]" for name in sorted(wanted - set(emitters))]
-    found += [f"EMITTERS[{name!r}], which is no instruction" for name in set(emitters) - set(KINDS)]
+    wanted = set(KINDS) - {"stop_gradient"}  # lowering drops this one
+    lacking += [f"EMITTERS[{name!r}]" for name in sorted(wanted - set(emitters))]
+    lacking += [
+        f"EMITTERS[{name!r}], which is no instruction" for name in set(emitters) - set(KINDS)
+    ]
     runtime = getattr(backend, "runtime", None)
-    found += [f"runtime.{name}" for name in _RUNTIME if runtime and not hasattr(runtime, name)]
-    made = getattr(backend, "Executable", None)
-    if isinstance(made, type):
-        found += [f"Executable.{name}" for name in _EXECUTABLE if not hasattr(made, name)]
-    return found
+    lacking += [f"runtime.{name}" for name in _RUNTIME if runtime and not hasattr(runtime, name)]
+    executable = getattr(backend, "Executable", None)
+    if isinstance(executable, type):
+        lacking += [f"Executable.{name}" for name in _EXECUTABLE if not hasattr(executable, name)]
+    return lacking
 
 
 def no_memory_analysis(backend: str) -> NoReturn:
-    """Says that a framework keeps no account of memory."""
+    """Raises ValueError: the compiler of a backend does not analyse memory."""
     raise ValueError(
         f"backend {backend!r} has no compiler that accounts for memory: read program.memory, the "
         "plan's own account, or compile for backend='jax'"

@@ -1,19 +1,20 @@
-"""What a compiled program sends, read from its optimised HLO text: of XLA's for CPU, GPU and TPU.
+"""Bytes on the wire of a compiled program, read from the optimised HLO of XLA:CPU, GPU and TPU.
 
 `sent(text, devices)` lists the collectives with their groups, payloads and executions per run;
-`wire_bytes(text, devices)` is what one device sends in all, by the formulas of
-`meshdsl.lowering.program.wire_bytes`. What compilers write that is not plain:
+`wire_bytes(text, devices)` is the total that one device sends, by the formulas of
+`meshdsl.lowering.program.wire_bytes`. Compilers write some collectives in special forms:
 
-* An asynchronous collective is a pair `-start`, `-done`, whose start gives operands and results, or
-  an `async-start` that calls a computation. It counts once.
+* An asynchronous collective is a pair `-start`, `-done`, or an `async-start` that calls a
+  computation. It counts once. The result of a `-start` lists operands, then results.
 * XLA:TPU writes a reduce_scatter as a fusion that calls `all-reduce-scatter...`: an all-reduce, of
   which each device keeps a slice.
-* A gather that XLA:TPU runs in steps beside products stands in the fusion that starts it, in each
-  `async_collective_fusion...` that goes on with it, and in the one that ends it. The first counts.
+* XLA:TPU may run a gather in steps beside products. It then appears in the fusion that starts it,
+  in each `async_collective_fusion...` that continues it, and in the fusion that finishes it. Only
+  the first counts.
 * Collectives merged into one with a tuple of results count by their parts.
 * Across slices, XLA:TPU sends through the hosts; see `megascale`, which also numbers the devices.
-* How often a loop runs stands in `known_trip_count`, or has to be read off its counter: the start,
-  the step in the body, and the limit in the condition.
+* The trip count of a loop is its `known_trip_count`. Without that it follows from the loop's
+  counter: its start, the step in the body, and the limit in the condition.
 
 Run: python -m meshdsl.lowering.backends.hlo_wire FILE [DEVICES]
 """
@@ -45,9 +46,13 @@ Groups = frozenset[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Sent:
-    """One collective: payloads in bytes by parts, and its executions per run of the program.
+    """One collective of a compiled program.
 
-    `groups` are the devices that take part together; of a permute, the pairs (source, target).
+    Attributes:
+        groups: the devices of each group; for a permute, the pairs (source, target).
+        payloads: of each part, in bytes.
+        count: executions per run of the program.
+        line: the name of its instruction.
     """
 
     kind: str
@@ -58,15 +63,15 @@ class Sent:
 
     @property
     def wire_bytes(self) -> float:
-        """What a device sends per execution."""
+        """Bytes that a device sends per execution."""
         devices = len(next(iter(self.groups)))
         return sum(wire_bytes_of(self.kind, payload, devices) for payload in self.payloads)
 
 
 def sent(text: str, devices: int) -> list[Sent]:
-    """Returns the collectives of a program, those in loops with their executions.
+    """Returns the collectives of a program, with their executions per run.
 
-    Of a conditional, those of the branch that sends most.
+    A conditional counts as the branch that sends most.
 
     Raises:
         ValueError: a kind of collective, a form of groups or a loop that is not known.
@@ -77,10 +82,10 @@ def sent(text: str, devices: int) -> list[Sent]:
 
 def wire_bytes(text: str, devices: int) -> float:
     """Returns the bytes that one device sends per run of the program."""
-    return sum(one.wire_bytes * one.count for one in sent(text, devices))
+    return sum(s.wire_bytes * s.count for s in sent(text, devices))
 
 
-# The text.
+# Parsing.
 
 
 @dataclass(frozen=True)
@@ -98,13 +103,13 @@ class Line:
         return _NAME.findall(self.arguments)
 
     def called(self, *attributes: str) -> list[str]:
-        """Returns the computations that some attributes name: `calls=%x`, `branches={%x, %y}`."""
-        found = []
+        """Returns the computations named by attributes: `calls=%x`, `branches={%x, %y}`."""
+        names = []
         for attribute in attributes:
             match = re.search(rf"\b{attribute}=(?:\{{([^}}]*)\}}|(%?[\w.\-]+))", self.attributes)
             if match:
-                found += re.findall(r"[\w.\-]+", match.group(1) or match.group(2))
-        return found
+                names += re.findall(r"[\w.\-]+", match.group(1) or match.group(2))
+        return names
 
 
 @dataclass(frozen=True)
@@ -146,18 +151,18 @@ def _line(row: str) -> Line | None:
 
 
 def _closing(row: str, start: int) -> int:
-    """Returns the place after the bracket that closes the one at `start`."""
+    """Returns the position after the bracket that matches the bracket at `start`."""
     depth = 0
-    for place in range(start, len(row)):
-        depth += (row[place] == "(") - (row[place] == ")")
+    for position in range(start, len(row)):
+        depth += (row[position] == "(") - (row[position] == ")")
         if depth == 0:
-            return place + 1
+            return position + 1
     raise ValueError(f"brackets do not match: {row[:200]}")
 
 
 def _sizes(result: str) -> list[int]:
-    """Returns the bytes of the arrays of a type."""
-    found = []
+    """Returns the bytes of each array of a type."""
+    sizes = []
     for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", result):
         if dtype == "token":
             continue
@@ -165,16 +170,16 @@ def _sizes(result: str) -> list[int]:
         assert match is not None, dtype
         bits = int(match.group(1) or 8)
         count = int(np.prod([int(size) for size in dims.split(",") if size], dtype=np.int64))
-        found.append(-(-bits * count // 8))
-    return found
+        sizes.append(-(-bits * count // 8))
+    return sizes
 
 
-# The walk through what runs.
+# Walking over the computations that run.
 
 
 def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]:
-    """Yields what a computation sends."""
-    if _goes_on(module, name):
+    """Yields the collectives of a computation, which runs `times` per run of the program."""
+    if _continues(module, name):
         return
     for line in module.computations[name].values():
         base = line.op.removesuffix("-start")
@@ -183,43 +188,49 @@ def _walk(module: Module, name: str, times: int, devices: int) -> Iterator[Sent]
         if base in KINDS:
             yield _collective(module, name, line, times, devices)
         elif line.op == "send":
-            found = transfer(line.attributes, _sizes(line.result)[0])
-            if found is not None:
-                yield Sent(found.kind, found.groups, (found.payload,), times, line.name)
+            across = transfer(line.attributes, _sizes(line.result)[0])
+            if across is not None:
+                yield Sent(across.kind, across.groups, (across.payload,), times, line.name)
         elif line.op == "while":
             (body,) = line.called("body")
             inside = list(_walk(module, body, 1, devices))
             trips = _trips(module, name, line) if inside else 0
-            for one in inside:
-                yield _repeated(one, times * trips)
+            for collective in inside:
+                yield _repeated(collective, times * trips)
         elif line.op == "conditional":
             names = line.called("branch_computations", "true_computation", "false_computation")
             branches = [list(_walk(module, callee, times, devices)) for callee in names]
-            yield from max(branches, key=lambda found: sum(s.wire_bytes * s.count for s in found))
+            yield from max(branches, key=lambda branch: sum(s.wire_bytes * s.count for s in branch))
         elif line.op in ("call", "fusion", "async-start"):
             for callee in line.called("calls", "to_apply", "called_computations"):
                 yield from _walk(module, callee, times, devices)
 
 
-def _goes_on(module: Module, name: str) -> bool:
-    """Whether a computation goes on with, or ends, a collective that another has started."""
+def _continues(module: Module, name: str) -> bool:
+    """Whether a computation continues, or finishes, a collective that another one started."""
     if name.startswith("async_collective_fusion"):
         return True
     lines = module.computations[name].values()
     return any('target="AsyncCollectiveDone"' in line.attributes for line in lines)
 
 
-def _repeated(one: Sent, times: int) -> Sent:
-    return Sent(one.kind, one.groups, one.payloads, one.count * times, one.line)
+def _repeated(collective: Sent, times: int) -> Sent:
+    return Sent(
+        collective.kind,
+        collective.groups,
+        collective.payloads,
+        collective.count * times,
+        collective.line,
+    )
 
 
 def _collective(module: Module, name: str, line: Line, times: int, devices: int) -> Sent:
     base = line.op.removesuffix("-start")
     kind, sizes = KINDS[base], _sizes(line.result)
     if line.op != base and base == "all-gather":
-        sizes = sizes[len(sizes) // 2 :]  # operands, then results
+        sizes = sizes[len(sizes) // 2 :]  # the first half are operands
     if kind == "permute":
-        sizes = sizes[:1]  # with the operand before it and counters behind it, if it is a start
+        sizes = sizes[:1]  # a start lists its operand, its result and counters
         pairs = _pairs(line.attributes)
         moving = frozenset(pair for pair in pairs if pair[0] != pair[1])
         return Sent(kind, moving or pairs, tuple(sizes) if moving else (0,), times, line.name)
@@ -234,7 +245,7 @@ def _collective(module: Module, name: str, line: Line, times: int, devices: int)
 
 
 def _groups(attributes: str, devices: int) -> Groups:
-    """Returns the groups of devices, in any of the forms in which they are written."""
+    """Returns the groups of devices, written in any of XLA's forms."""
     text = attributes.partition("replica_groups=")[2]
     if not text or text.startswith("{}"):
         return frozenset([tuple(range(devices))])
@@ -274,7 +285,11 @@ def _pairs(attributes: str) -> Groups:
 
 
 def _trips(module: Module, name: str, loop: Line) -> int:
-    """Returns how often a loop runs its body."""
+    """Returns the trip count of a loop.
+
+    Raises:
+        ValueError: it does not follow from the text.
+    """
     known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', loop.attributes)
     if known:
         return int(known.group(1))
@@ -282,21 +297,21 @@ def _trips(module: Module, name: str, loop: Line) -> int:
     root = module.roots[condition]
     if root.op == "compare" and "direction=LT" in root.attributes:
         counter, limit = root.operands
-        place = _place(module, condition, counter)
+        index = _state_index(module, condition, counter)
         (start,) = loop.operands
-        if place is not None:
-            first = _number(module, name, _element(module, name, start, place))
-            step = _step(module, body, place)
+        if index is not None:
+            first = _number(module, name, _element(module, name, start, index))
+            step = _step(module, body, index)
             last = _number(module, condition, limit)
-            if last is None and (passed := _place(module, condition, limit)) is not None:
-                last = _number(module, name, _element(module, name, start, passed))
+            if last is None and (limit_index := _state_index(module, condition, limit)) is not None:
+                last = _number(module, name, _element(module, name, start, limit_index))
             if first is not None and last is not None and step:
                 return max(0, -(-(last - first) // step))
     raise ValueError(f"how often {loop.name} runs is not known: {root.op}({root.arguments})")
 
 
-def _plain(module: Module, computation: str, name: str | None) -> Line | None:
-    """Returns the line that makes a value, seen through copies."""
+def _definition(module: Module, computation: str, name: str | None) -> Line | None:
+    """Returns the line that defines a value, past copies."""
     lines = module.computations[computation]
     line = lines.get(name) if name else None
     while line is not None and line.op in ("copy", "bitcast", "copy-done", "copy-start"):
@@ -305,13 +320,13 @@ def _plain(module: Module, computation: str, name: str | None) -> Line | None:
 
 
 def _number(module: Module, computation: str, name: str | None) -> int | None:
-    line = _plain(module, computation, name)
+    line = _definition(module, computation, name)
     return int(line.arguments) if line is not None and line.op == "constant" else None
 
 
-def _place(module: Module, computation: str, name: str) -> int | None:
-    """Returns which element of the loop's state a value is."""
-    line = _plain(module, computation, name)
+def _state_index(module: Module, computation: str, name: str) -> int | None:
+    """Returns the index of a value in the loop's state; None: it is not part of that."""
+    line = _definition(module, computation, name)
     if line is None or line.op != "get-tuple-element":
         return None
     match = re.search(r"index=(\d+)", line.attributes)
@@ -319,33 +334,32 @@ def _place(module: Module, computation: str, name: str) -> int | None:
     return int(match.group(1))
 
 
-def _element(module: Module, computation: str, name: str, place: int) -> str | None:
+def _element(module: Module, computation: str, name: str, index: int) -> str | None:
     line = module.computations[computation].get(name)
-    return line.operands[place] if line is not None and line.op == "tuple" else None
+    return line.operands[index] if line is not None and line.op == "tuple" else None
 
 
-def _step(module: Module, body: str, place: int) -> int | None:
-    """Returns what a loop's body adds to an element of its state."""
-    line = _plain(module, body, module.roots[body].operands[place])
+def _step(module: Module, body: str, index: int) -> int | None:
+    """Returns the number that a loop's body adds to an element of its state; None: not known."""
+    line = _definition(module, body, module.roots[body].operands[index])
     if line is None or line.op != "add":
         return None
-    found = [_number(module, body, operand) for operand in line.operands]
-    return next((number for number in found if number is not None), None)
+    numbers = [_number(module, body, operand) for operand in line.operands]
+    return next((number for number in numbers if number is not None), None)
 
 
 def main() -> None:
-    """Prints a table."""
+    """Prints a table of the collectives, those that send most first."""
     with open(sys.argv[1]) as file:
-        found = sent(file.read(), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+        collectives = sent(file.read(), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     rows: Counter[tuple[str, int, float]] = Counter()
-    for one in found:
-        rows[one.kind, len(next(iter(one.groups))), one.wire_bytes] += one.count
-    for (kind, group, each), count in sorted(rows.items(), key=lambda row: -row[0][2] * row[1]):
-        total = each * count / 2**20
-        print(
-            f"{kind:15} among {group:3}  {each / 2**20:10.3f} MiB x {count:5} = {total:11.2f} MiB"
-        )
-    print(f"{sum(one.wire_bytes * one.count for one in found) / 2**20:.2f} MiB")
+    for collective in collectives:
+        key = collective.kind, len(next(iter(collective.groups))), collective.wire_bytes
+        rows[key] += collective.count
+    for (kind, size, wire), count in sorted(rows.items(), key=lambda row: -row[0][2] * row[1]):
+        total = wire * count / 2**20
+        print(f"{kind:15} among {size:3}  {wire / 2**20:10.3f} MiB x {count:5} = {total:11.2f} MiB")
+    print(f"{sum(s.wire_bytes * s.count for s in collectives) / 2**20:.2f} MiB")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Megascale: what slices of TPUs send each other, as XLA:TPU writes it.
+"""Megascale: collectives between slices of TPUs, read from the HLO of XLA:TPU.
 
-A collective across slices is a pair of transfers between a chip and its host, `send` and `recv`,
-with attributes that say what the hosts do over the data-centre network. Its members are those of
-one place in each of some slices, `{1,2}x{0:255}`, or are listed, `{{100000,200000},...}`; a member
-is 100,000 times its slice, from 1, plus its chip.
+A collective across slices is a pair of transfers between a chip and its host, `send` and `recv`.
+Their attributes say what the hosts do over the data-centre network. The members are written as a
+product of slices and chips, `{1,2}x{0:255}`, or as a list, `{{100000,200000},...}`. The number of a
+member is 100,000 times its slice, counted from 1, plus its chip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = r"\{([\d,:]+)\}"
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective across slices; `groups` and `payload` are those of `hlo_wire.Sent`."""
+    """A collective across slices; `groups` and `payload` mean the same as in `hlo_wire.Sent`."""
 
     kind: str
     groups: frozenset[tuple[int, ...]]
@@ -32,31 +32,31 @@ class Transfer:
 
 
 def transfer(attributes: str, sent: int) -> Transfer | None:
-    """Returns the collective that a `send` begins; None if it is no matter between slices.
+    """Returns the collective that a `send` begins; None: it does not go to another slice.
 
     Args:
-        attributes: of the instruction.
-        sent: bytes that go to the host.
+        attributes: the instruction's.
+        sent: bytes sent to the host.
 
     Raises:
-        ValueError: a kind, or members, that are not known.
+        ValueError: the kind, or the form of the members, is not known.
     """
-    found = re.search(r'_xla_megascale_transfer_type="(\w+)"', attributes)
-    if found is None:
+    match = re.search(r'_xla_megascale_transfer_type="(\w+)"', attributes)
+    if match is None:
         return None
-    kind = _KINDS.get(found.group(1))
+    kind = _KINDS.get(match.group(1))
     if kind is None:
-        raise ValueError(f"a collective across slices of unknown kind: {found.group(1)}")
+        raise ValueError(f"a collective across slices of unknown kind: {match.group(1)}")
     groups = _groups(attributes.partition("_xla_megascale_target=")[2])
-    each = len(next(iter(groups)))
-    return Transfer(kind, groups, sent * each if kind == "all_gather" else sent)
+    members = len(next(iter(groups)))
+    return Transfer(kind, groups, sent * members if kind == "all_gather" else sent)
 
 
 def _groups(text: str) -> frozenset[tuple[int, ...]]:
     product = re.match(rf'"{_NUMBERS}x{_NUMBERS}"', text)
     if product:
         slices, chips = (_numbers(part) for part in product.groups())
-        return frozenset(tuple(_SLICE * one + chip for one in slices) for chip in chips)
+        return frozenset(tuple(_SLICE * number + chip for number in slices) for chip in chips)
     listed = re.match(r'"?\{(\{[\d,>\-{}]+\})\}', text)
     if listed is None:
         raise ValueError(f"members of unknown form across slices: {text[:120]}")
@@ -66,8 +66,8 @@ def _groups(text: str) -> frozenset[tuple[int, ...]]:
 
 def _numbers(text: str) -> list[int]:
     """Returns the numbers of `0:3,8`."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition(":")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers

@@ -1,4 +1,4 @@
-"""Missing parts of a backend: what to say where it has no line for an instruction."""
+"""Missing emitters: the error for an instruction that a backend does not know."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ T = TypeVar("T")
 
 
 def emitter_of(emitters: Mapping[str, T], instruction: Instruction, backend: str) -> T:
-    """Returns what emits an instruction: `emitter_of(EMITTERS, instruction, "numpy")`.
+    """Returns the emitter of an instruction: `emitter_of(EMITTERS, instruction, "numpy")`.
 
     Raises:
-        ValueError: the backend has nothing for it; the message names the file to put it in.
+        ValueError: the backend has no emitter for it; the message names the file for one.
     """
-    found = emitters.get(instruction.op)
-    if found is None:
+    emitter = emitters.get(instruction.op)
+    if emitter is None:
         raise ValueError(
             f"backend {backend!r} has no emitter for instruction `{instruction.op}`, which "
             f"{instruction.source} needs: add a line to {_table(instruction, backend)} "
             "(ARCHITECTURE.md, How to add)"
         )
-    return found
+    return emitter
 
 
 def _table(instruction: Instruction, backend: str) -> str:
-    """Returns the table that has it in another backend, or where it may go."""
-    here = Path(__file__).parent
+    """Returns the table and the file for an emitter, as other backends have it."""
+    folder = Path(__file__).parent
     if instruction.is_collective:
         return f"EMITTERS in lowering/backends/{backend}/collectives.py"
     if instruction.op in KINDS and KINDS[instruction.op].elementwise:
         return f"_OWN in lowering/backends/{backend}/operations/elementwise.py"
-    for file in sorted(here.glob("*/operations/*.py")) + sorted(here.glob("common/*.py")):
+    for file in sorted(folder.glob("*/operations/*.py")) + sorted(folder.glob("common/*.py")):
         if f'    "{instruction.op}": ' in file.read_text():
-            folder = "common" if file.parent.name == "common" else f"{backend}/operations"
-            return f"EMITTERS in lowering/backends/{folder}/{file.name}"
+            room = "common" if file.parent.name == "common" else f"{backend}/operations"
+            return f"EMITTERS in lowering/backends/{room}/{file.name}"
     return f"EMITTERS in lowering/backends/{backend}/operations, in the file of its family"

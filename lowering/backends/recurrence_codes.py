@@ -1,16 +1,17 @@
-"""What a shard of a linear recurrence makes of the state before it, in three numbers.
+"""The transfer of a shard of a linear recurrence: its last state as a function of the one before.
 
-h[i] = decay[i] * h[i-1] + x[i] makes of a state h, over a shard, `factor * h + offset`. That is
-not all: on the way h may leave the range, and a state that has is infinite or NaN from there on.
-So beside the offset and the mantissa of the factor goes a code, an s32 number of these fields:
+Over a shard, h[i] = decay[i] * h[i-1] + x[i] maps the state h before it to `factor * h + offset`.
+That formula is not enough: on the way h may leave the range, and from there on it is infinite or
+NaN. So a transfer is three numbers: the offset, the mantissa of the factor, and an s32 code with
+these fields:
 
-- the exponent of the factor, from -4095 to 4095, which is out of the range of every dtype;
-- the exponent of the largest product of decays from the first one on, 1 at least;
-- what the shard makes of an infinite state, and of a negative infinite one: `NAN`, `UP`, `DOWN`;
-- whether what is not finite first in the shard has a sign that depends on the state before it: it
-  comes of an infinite decay, or has left the range. Then factor and offset lead only up to there.
+- the exponent of the factor, from -4095 to 4095, which exceeds the range of every dtype;
+- the largest exponent of the products of the first decays, at least 1;
+- the last state if the state before is inf, and if it is -inf: `NAN`, `UP` (inf) or `DOWN` (-inf);
+- whether the shard `stops`: its first infinity comes from an infinite decay or from an overflow, so
+  that its sign depends on the state before. Factor and offset then stand for the steps up to there.
 
-If what is not finite first is in x, the factor is 0, and the offset what comes of it.
+If the first value that is not finite is in x, the factor is 0, and the offset is the last state.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LIMIT = 4095  # of exponents
 
 
 def pack(exponent: Any, largest: Any, up: Any, down: Any, stops: Any) -> Any:
-    """Returns the code of s32 fields of which the first two are at most `LIMIT`."""
+    """Returns the code of s32 fields; the magnitudes of the first two are at most `LIMIT`."""
     return (exponent + (LIMIT + 1)) + 2**13 * largest + 2**25 * up + 2**27 * down + 2**29 * stops
 
 

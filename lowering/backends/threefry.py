@@ -1,4 +1,4 @@
-"""Threefry-2x32, 20 rounds (Salmon et al. 2011), on anything with uint32 `+ ^ << >>`."""
+"""Threefry-2x32, 20 rounds (Salmon et al. 2011), for any type with uint32 `+ ^ << >>`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def threefry2x32(key0: Any, key1: Any, high: Any, low: Any) -> tuple[Any, Any]:
     keys = (key0, key1, key0 ^ key1 ^ _PARITY)
     x, y = high + keys[0], low + keys[1]
     for group in range(5):
-        for turn in _ROTATIONS[group % 2]:
+        for rotation in _ROTATIONS[group % 2]:
             x = x + y
-            y = x ^ ((y << np.uint32(turn)) | (y >> np.uint32(32 - turn)))
+            y = x ^ ((y << np.uint32(rotation)) | (y >> np.uint32(32 - rotation)))
         x = x + keys[(group + 1) % 3]
         y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
     return x, y

@@ -1,4 +1,4 @@
-"""What backends need to run a user's own function: its results are what the program expects."""
+"""Calls of a user's own function: all backends check its results against the instruction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshdsl.tensors.dtypes import short
 
 
 def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) -> list[Any]:
-    """Runs a user's function on the arrays of one device; its errors tell where it was called.
+    """Runs a user's function on the arrays of one device; its errors name the line of the call.
 
     Raises:
-        ValueError: the results are not those of the instruction; all told.
+        ValueError: the results do not fit the instruction; all differences are listed.
     """
     try:
         results = function(*arrays, **dict(parameters_of(instruction, Local)["params"]))
@@ -31,24 +31,25 @@ def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) ->
 
 
 def checked(instruction: Instruction, results: Any) -> list[Any]:
-    """Returns the arrays of one device that a function made.
+    """Returns the results of a function on one device, as a list.
 
     Raises:
-        ValueError: their number, shapes or dtypes are not those of the results; all told.
+        ValueError: their number, shapes or dtypes are not the instruction's; all differences
+            are listed.
     """
     name, outputs = parameters_of(instruction, Local)["definition"].name, instruction.outputs
-    found: Sequence[Any] = results if isinstance(results, list | tuple) else (results,)
+    arrays: Sequence[Any] = results if isinstance(results, list | tuple) else (results,)
     problems = []
-    if len(found) != len(outputs):
-        problems.append(f"{len(found)} arrays were returned for {len(outputs)} results")
-    for number, (array, value) in enumerate(zip(found, outputs, strict=False), 1):
-        wanted = f"{short(value.dtype)}{list(value.local.sizes)}"
+    if len(arrays) != len(outputs):
+        problems.append(f"{len(arrays)} arrays were returned for {len(outputs)} results")
+    for number, (array, value) in enumerate(zip(arrays, outputs, strict=False), 1):
+        expected = f"{short(value.dtype)}{list(value.local.sizes)}"
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             problems.append(f"result {number} is a {type(array).__name__}, not an array")
         elif tuple(array.shape) != value.local.sizes or array.dtype != value.dtype:
             problems.append(
                 f"result {number} is {short(array.dtype)}{list(array.shape)}, but its shard of "
-                f"{value.shape} is {wanted}"
+                f"{value.shape} is {expected}"
             )
     if problems:
         raise ValueError(
@@ -56,4 +57,4 @@ def checked(instruction: Instruction, results: Any) -> list[Any]:
             + "; ".join(problems)
             + f"\n  at {instruction.source}  {instruction.source.code}".rstrip()
         )
-    return list(found)
+    return list(arrays)

@@ -104,7 +104,7 @@ class Direct:
             return
         if known and self._alike < self._patience:
             return
-        if not compiled.executable.takes(leaves):
+        if not compiled.executable.accepts(leaves):
             self.miss()
             return
         numbered = tuple(i for i, value in enumerate(args) if _has_number(value))

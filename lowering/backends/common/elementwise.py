@@ -1,6 +1,7 @@
 """Elementwise instructions: a function of arrays that broadcast by position, on aligned dims.
 
-An operation needs no line here, and none in a backend whose framework has a function of its name.
+An operation needs no line here. It needs none in a backend whose framework has a function with its
+name.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ def elementwise(function: Callable[..., Any]) -> Emitter:
 
 def functions(
     own: Mapping[str, Callable[..., Any]],
-    rooms: Sequence[Any],
-    made: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
+    modules: Sequence[Any],
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function,
 ) -> dict[str, Callable[..., Any]]:
-    """Returns the functions of all elementwise instructions but for `cast`, which has a dtype.
+    """Returns the functions of all elementwise instructions except `cast`, by name.
+
+    `cast` is an emitter of its own: it depends on the dtype of its result.
 
     Args:
-        own: those that a backend writes itself, or takes from elsewhere.
-        rooms: modules of which the first that has a function of an instruction's name gives it.
-        made: what is made of a function of a room.
+        own: the backend's own functions; they come first.
+        modules: the framework's modules; the first one with a function of the name is used.
+        wrap: is applied to each function of a module.
     """
-    found = dict(own)
+    table = dict(own)
     for name, kind in KINDS.items():
         if kind.elementwise and name not in (*own, "cast", "stop_gradient"):
-            named = [getattr(room, name) for room in rooms if hasattr(room, name)]
-            if named:  # else `missing` says where a line for it goes
-                found[name] = made(named[0])
-    return found
+            candidates = [getattr(module, name) for module in modules if hasattr(module, name)]
+            if candidates:  # else `missing` names the file for it
+                table[name] = wrap(candidates[0])
+    return table

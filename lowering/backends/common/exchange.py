@@ -1,6 +1,6 @@
-"""Windows of a split dim put together, and cut at places that differ by device.
+"""Windows of a split dim: assembled from pieces, and sliced at positions that differ by device.
 
-numpy, the reference, has its own: there the place is a number for each device.
+numpy, the reference, has its own: there a position is a number for each device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.backends.common.arrange import lay, reorder
+from meshdsl.lowering.backends.common.arrange import permutation, permuted
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
 from meshdsl.lowering.backends.contract import Emitter
 from meshdsl.lowering.parameters import (
@@ -37,15 +37,15 @@ def _slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) 
     return machine.xp.slice_axis(blocks, machine.index(axes) * size, size, at)
 
 
-def _own(machine: OneDeviceMachine, table: Sequence[int], axes: Sequence[str]) -> Any:
-    """Returns this device's entry of a table: a plain number where all are the same."""
+def _own_entry(machine: OneDeviceMachine, table: Sequence[int], axes: Sequence[str]) -> Any:
+    """Returns this device's entry of a table: a Python number if all entries are equal."""
     if len(set(table)) == 1:
         return table[0]
     return machine.xp.entry(table, machine.index(axes))
 
 
 def _assemble(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
+    """Assembles a window from pieces; each has its own range, and the rest reads as `fill`."""
     xp, params, (out,) = machine.xp, parameters_of(instruction, Assemble), instruction.outputs
     at = out.local.position(params["dim"])
     length, axes = out.local[at].size, params["axes"]
@@ -55,7 +55,7 @@ def _assemble(machine: OneDeviceMachine, instruction: Instruction, inputs: Array
     index = xp.asarray(np.arange(length).reshape(column), np.dtype("int32"))
     for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
         aligned = _shifted(machine, piece, at, offsets, axes, length)
-        low, high = _own(machine, lows, axes), _own(machine, highs, axes)
+        low, high = _own_entry(machine, lows, axes), _own_entry(machine, highs, axes)
         if isinstance(low, int) and isinstance(high, int) and low <= 0 and high >= length:
             window = aligned
             continue
@@ -71,37 +71,40 @@ def _shifted(
     axes: Sequence[str],
     length: int,
 ) -> Any:
-    """Returns `length` positions, of which the one at this device's offset is the piece's first."""
+    """Returns a piece in a window of `length` positions, from this device's offset on."""
     xp, size, least, most = machine.xp, piece.shape[at], min(offsets), max(offsets)
     piece = xp.pad_axis(piece, at, most, length - size - least, 0)
     if least == most:
         return piece
-    start = _own(machine, [most - offset for offset in offsets], axes)
+    start = _own_entry(machine, [most - offset for offset in offsets], axes)
     return xp.slice_axis(piece, start, length, at)
 
 
 def _local_slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
     params, (out,) = parameters_of(instruction, LocalPositions), instruction.outputs
-    at, start = out.local.position(params["dim"]), _own(machine, params["starts"], params["axes"])
+    at, start = (
+        out.local.position(params["dim"]),
+        _own_entry(machine, params["starts"], params["axes"]),
+    )
     return machine.xp.slice_axis(inputs[0], start, out.local[at].size, at)
 
 
 def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
     xp, params, (out,) = machine.xp, parameters_of(instruction, LocalPositions), instruction.outputs
-    whole, piece = xp.broadcast_to(inputs[0], out.local.sizes), xp.astype(inputs[1], out.dtype)
-    start = _own(machine, params["starts"], params["axes"])
-    return xp.update_axis(whole, piece, start, out.local.position(params["dim"]))
+    target, piece = xp.broadcast_to(inputs[0], out.local.sizes), xp.astype(inputs[1], out.dtype)
+    start = _own_entry(machine, params["starts"], params["axes"])
+    return xp.update_axis(target, piece, start, out.local.position(params["dim"]))
 
 
 def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
-    """A piece that does not lie inside writes what is there."""
     xp, (x, piece, start) = machine.xp, inputs
     target, part, _ = (value.local for value in instruction.inputs)
     params = parameters_of(instruction, Update)
     dim, own = params["dim"], params["part"]
     at, size = target.position(dim), part.get(own).size
     want = [own if name == dim else name for name in target.names]
-    piece = lay(xp, piece, reorder(part.names, want))
+    piece = permuted(xp, piece, permutation(part.names, want))
+    # A piece that would exceed the dim changes nothing: the values there are written again.
     first = xp.clip(start, 0, target.get(dim).size - size)
     piece = xp.where(start == first, piece, xp.slice_axis(x, first, size, at))
     return xp.update_axis(x, piece, first, at)

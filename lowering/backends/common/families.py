@@ -1,4 +1,4 @@
-"""Families of emitters: modules with `EMITTERS`, each for some kinds of instructions."""
+"""Families of emitters: modules with `EMITTERS`, each for some kinds of instruction."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from types import ModuleType
 from typing import Any
 
 
-def gathered(*families: ModuleType) -> dict[str, Any]:
-    """Returns the emitters of all families; each kind has one."""
-    found: dict[str, Any] = {}
+def combined(*families: ModuleType) -> dict[str, Any]:
+    """Returns the emitters of all families in one table; each kind is in one family only."""
+    emitters: dict[str, Any] = {}
     for family in families:
-        assert not (twice := found.keys() & family.EMITTERS), f"{family.__name__} has {twice} again"
-        found |= family.EMITTERS
-    return found
+        assert not (twice := emitters.keys() & family.EMITTERS), (
+            f"{family.__name__} has {twice} again"
+        )
+        emitters |= family.EMITTERS
+    return emitters

@@ -1,4 +1,4 @@
-"""What all machines have in common: a mesh, emitters, and the functions of a framework."""
+"""The base of all machines: a mesh, the emitters, and the functions of a framework."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from meshdsl.lowering.program import Instruction, Value
 
 @dataclass(frozen=True)
 class BaseMachine:
-    """One device of a mesh, or all of them, in a framework.
+    """Emits the instructions of one device of a mesh, or of all devices.
 
     Attributes:
-        backend: its name, for messages.
+        backend: the backend's name, for messages.
         xp: the framework's functions.
+        emitters: one for each kind of instruction.
     """
 
     backend: ClassVar[str]
@@ -29,7 +30,7 @@ class BaseMachine:
     emitters: Mapping[str, Emitter]
 
     def emitter(self, instruction: Instruction) -> Emitter:
-        """Returns what emits an instruction."""
+        """Returns the emitter of an instruction."""
         return emitter_of(self.emitters, instruction, self.backend)
 
     def counts(self, axes: Sequence[str]) -> list[int]:
@@ -37,7 +38,7 @@ class BaseMachine:
         return [self.mesh.sizes[axis] for axis in axes]
 
     def sizes(self, value: Value) -> tuple[int, ...]:
-        """Returns the shape of the array of a value."""
+        """Returns the shape of the array that stands for a value."""
         return value.local.sizes
 
     def index(self, axes: Sequence[str]) -> Any:
@@ -46,6 +47,6 @@ class BaseMachine:
 
 
 class OneDeviceMachine(BaseMachine):
-    """One device of a mesh, whose arrays are its shards."""
+    """Emits the instructions of one device; its arrays are that device's shards."""
 
     xp: ClassVar[OneDevice]

@@ -1,9 +1,9 @@
-"""What a backend gives of its framework, so that emitters can be written once for several.
+"""The functions of a framework that shared emitters use, as protocols.
 
-A backend's `namespace.py` is a module of functions of its arrays. Where the array API standard
-(data-apis.org/array-api) has a function, its name is that one's; the others stand apart below. A
-backend takes a function from its framework as it is, or writes it where the framework has none, is
-slower by it, or would emit another program.
+A backend's `namespace.py` is a module of functions of its arrays. They have the names of the array
+API standard (data-apis.org/array-api); functions that it lacks stand apart below. A backend imports
+a function from its framework. It writes its own if the framework has none, or one that is slower or
+emits another program.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Namespace(Protocol):
     """The functions that every backend has.
 
     Attributes:
-        LEAD: axes of an array in front of those of its dims: 1 where one array has the shards of
-            all devices, 0 where it has that of one.
+        LEAD: the number of axes in front of an array's dims: 1 if an array has the shards of all
+            devices, 0 if it is the shard of one.
     """
 
     @property
@@ -29,7 +29,7 @@ class Namespace(Protocol):
         """Returns a constant."""
 
     def astype(self, x: Any, dtype: np.dtype, /) -> Any:
-        """Returns x in another dtype; itself where that is the same."""
+        """Returns x in another dtype; itself if the dtype is the same."""
 
     def broadcast_to(self, x: Any, sizes: Sequence[int], /) -> Any: ...
 
@@ -47,11 +47,11 @@ class Namespace(Protocol):
     # Not in the standard.
 
     def einsum(self, equation: str, factors: Sequence[Any], dtype: np.dtype, /) -> Any:
-        """Returns a product that is summed in a dtype at least as wide as the factors'."""
+        """Returns a product of factors in `dtype`, summed in a dtype at least as wide as theirs."""
 
 
 class OneDevice(Namespace, Protocol):
-    """The functions of a backend whose arrays are shards of one device."""
+    """The functions of a backend whose arrays are the shards of one device."""
 
     def abs(self, x: Any, /) -> Any: ...
 
@@ -63,7 +63,7 @@ class OneDevice(Namespace, Protocol):
 
     @property
     def max(self) -> Callable[..., Any]:
-        """(x, axis=None, keepdims=False) -> the largest along some axes."""
+        """(x, axis=None, keepdims=False) -> the maximum along some axes."""
 
     def maximum(self, x: Any, y: Any, /) -> Any: ...
 
@@ -78,30 +78,30 @@ class OneDevice(Namespace, Protocol):
     def tanh(self, x: Any, /) -> Any: ...
 
     def where(self, condition: Any, x: Any, y: Any, /) -> Any:
-        """Returns x or y; one of them may be a Python number, which takes the other's dtype."""
+        """Returns x or y. One of them may be a Python number: it has the other's dtype."""
 
     # Not in the standard.
 
     def as_factor(self, x: Any, like: Any, /) -> Any:
-        """Returns x for products with an array: in its dtype, where products may be wider."""
+        """Returns x as a factor of products with `like`; rounded to its dtype if that is faster."""
 
     def difference(self, x: Any, y: Any, /) -> Any:
-        """Returns x - y; of integers of two dtypes, in the wider one."""
+        """Returns x - y; for integers of two dtypes, in the wider one."""
 
     def pad(self, x: Any, widths: Sequence[tuple[int, int]], /, fill: float = 0) -> Any:
-        """Returns x with fills around it."""
+        """Returns x padded with `fill`: `widths` are (before, after) of each axis."""
 
     def pad_axis(self, x: Any, at: int, before: int, after: int, fill: Any, /) -> Any:
-        """Returns x with fills around it along an axis; less of it, where they are negative."""
+        """Returns x padded with `fill` along axis `at`; a negative width crops it."""
 
     def slice_axis(self, x: Any, start: Any, size: int, at: int, /) -> Any:
-        """Returns `size` positions along an axis, from one on that may be an array."""
+        """Returns `size` positions along axis `at`, from `start` on, which may be an array."""
 
     def update_axis(self, x: Any, piece: Any, start: Any, at: int, /) -> Any:
-        """Returns x with a piece in it, from a position on that may be an array."""
+        """Returns x with `piece` from position `start` on, which may be an array."""
 
     def entry(self, table: Sequence[int], index: Any, /) -> Any:
-        """Returns one number of a table: an s32 scalar."""
+        """Returns the number of a table at an index: an s32 scalar."""
 
     def split(self, x: Any, sizes: Sequence[int], at: int, /) -> Iterable[Any]:
-        """Returns the neighbouring parts of an array, of these sizes."""
+        """Returns the consecutive parts of an array, of these sizes along axis `at`."""

@@ -1,7 +1,7 @@
-"""Instructions that lay data out anew, join it or make it of nothing, and products.
+"""Instructions that rearrange or concatenate data, constants, and einsum.
 
-They are the same in all frameworks, and in numpy, which is the reference: none has arithmetic of
-its own but for `einsum`, whose accuracy is each namespace's.
+All frameworks share them, and so does numpy, the reference: they contain no arithmetic. Only
+`einsum` does, and each namespace has its own, with its own accuracy.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def _full(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any
 
 def _literal(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
     (out,), data = instruction.outputs, parameters_of(instruction, Data)["data"]
-    return _everywhere(machine, instruction, machine.xp.asarray(data, out.dtype))
+    return _replicated(machine, instruction, machine.xp.asarray(data, out.dtype))
 
 
 def _iota(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
     (out,) = instruction.outputs
-    return _everywhere(machine, instruction, machine.xp.arange(out.local[0].size))
+    return _replicated(machine, instruction, machine.xp.arange(out.local[0].size))
 
 
-def _everywhere(machine: BaseMachine, instruction: Instruction, constant: Any) -> Any:
-    """Returns a constant as every device has it."""
+def _replicated(machine: BaseMachine, instruction: Instruction, constant: Any) -> Any:
+    """Returns a constant on every device."""
     if not machine.xp.LEAD:
         return constant
     return machine.xp.broadcast_to(constant, machine.sizes(instruction.outputs[0]))

@@ -19,12 +19,12 @@ from jax import lax
 
 from meshdsl.lowering.backends.common.packing import (
     Packing,
-    at,
-    blocks,
-    flat,
-    merged,
-    shaped,
-    together,
+    flatten,
+    merge_blocks,
+    pack_blocks,
+    position_of,
+    send_packed,
+    unflatten,
 )
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.torus_moves import all_gather, reduce_scatter
@@ -40,12 +40,12 @@ _RUN = 8 * 1024  # bytes in a row up to which they are copied faster along the f
 def _cut(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Pads a dim so that its blocks can be sent."""
     counts = machine.counts(axes_of(instruction))
-    return cut(jnp, x, at(instruction, dim), counts)
+    return cut(jnp, x, position_of(instruction, dim), counts)
 
 
 def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
     """Drops the pads of a dim whose blocks have been received."""
-    place, (out,) = at(instruction, dim), instruction.outputs
+    place, (out,) = position_of(instruction, dim), instruction.outputs
     counts = machine.counts(axes_of(instruction))
     return join(jnp, x, place, counts, out.local[place].size)
 
@@ -90,20 +90,20 @@ def _flip(bits: Any) -> Any:
 
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = axes_of(instruction), at(instruction, "dim")
+    axes, place = axes_of(instruction), position_of(instruction, "dim")
     padded = _cut(machine, instruction, inputs[0], "dim")
     return _added(lambda x: reduce_scatter(machine, x, axes, place), padded)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = axes_of(instruction), at(instruction, "dim")
+    axes, place = axes_of(instruction), position_of(instruction, "dim")
     joined = all_gather(machine, inputs[0], axes, place)
     return _join(machine, instruction, joined, "dim")
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes = axes_of(instruction)
-    split, concat = at(instruction, "split"), at(instruction, "concat")
+    split, concat = position_of(instruction, "split"), position_of(instruction, "concat")
     x = _cut(machine, instruction, inputs[0], "split")
     if x is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
         x = lax.optimization_barrier(x)
@@ -121,24 +121,24 @@ def _sent(instruction: Instruction, x: Any) -> Any:
 
 
 _PACKINGS = {
-    "all_reduce": Packing(flat, lambda machine, one, x: _reduced(one, x), shaped),
+    "all_reduce": Packing(flatten, lambda machine, one, x: _reduced(one, x), unflatten),
     "reduce_scatter": Packing(
-        blocks("dim"),
+        pack_blocks("dim"),
         lambda machine, one, x: _added(lambda x: lax.psum_scatter(x, axes_of(one)), x),
-        shaped,
+        unflatten,
     ),
     "all_gather": Packing(
-        flat, lambda machine, one, x: lax.all_gather(x, axes_of(one)), merged("dim")
+        flatten, lambda machine, one, x: lax.all_gather(x, axes_of(one)), merge_blocks("dim")
     ),
     "all_to_all": Packing(
-        blocks("split"),
+        pack_blocks("split"),
         lambda machine, one, x: lax.all_to_all(x, axes_of(one), 0, 0, tiled=True),
-        merged("concat"),
+        merge_blocks("concat"),
     ),
     "permute": Packing(
-        flat,
+        flatten,
         lambda machine, one, x: _sent(one, x),
-        shaped,
+        unflatten,
     ),
 }
 
@@ -176,7 +176,7 @@ def _turns(part: Instruction) -> bool:
     if part.op not in ("all_gather", "reduce_scatter"):
         return False
     shard = (part.inputs if part.op == "all_gather" else part.outputs)[0]
-    place = at(part, "dim")
+    place = position_of(part, "dim")
     run = math.prod(shard.local.sizes[place:]) * shard.dtype.itemsize
     return math.prod(shard.local.sizes[:place]) > 1 and run <= _RUN
 
@@ -193,7 +193,7 @@ def _together(
             "in one buffer in _PACKINGS of lowering/backends/jax/collectives.py"
         )
     own, arrays = [parts[n] for n in chosen], [inputs[n] for n in chosen]
-    return together(machine, _PACKINGS[parts[0].op], own, arrays)
+    return send_packed(machine, _PACKINGS[parts[0].op], own, arrays)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshdsl.lowering.backends.common import exchange, structure
-from meshdsl.lowering.backends.common.families import gathered
+from meshdsl.lowering.backends.common.families import combined
 from meshdsl.lowering.backends.jax import collectives, control, debug, local
 from meshdsl.lowering.backends.jax.machine import Emitter
 from meshdsl.lowering.backends.jax.operations import (
@@ -25,7 +25,7 @@ from meshdsl.lowering.backends.jax.operations import (
     sorting,
 )
 
-EMITTERS: Mapping[str, Emitter] = gathered(
+EMITTERS: Mapping[str, Emitter] = combined(
     attention,
     collectives,
     control,

@@ -11,38 +11,45 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.packing import Packing, blocks, flat, merged, shaped, together
+from meshdsl.lowering.backends.common.packing import (
+    Packing,
+    flatten,
+    merge_blocks,
+    pack_blocks,
+    send_packed,
+    unflatten,
+)
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.parameters import AllReduce, Permute, axes_of, parameters_of
 from meshdsl.lowering.program import Instruction, payload_bytes
 
 _PACKINGS = {
     "all_reduce": Packing(
-        flat,
+        flatten,
         lambda machine, one, x: machine.links.reduce(
             x, axes_of(one), parameters_of(one, AllReduce)["kind"]
         ),
-        shaped,
+        unflatten,
     ),
     "reduce_scatter": Packing(
-        blocks("dim"),
+        pack_blocks("dim"),
         lambda machine, one, x: machine.links.scatter(x, axes_of(one)),
-        shaped,
+        unflatten,
     ),
     "all_gather": Packing(
-        flat,
+        flatten,
         lambda machine, one, x: machine.links.gather(x, axes_of(one)),
-        merged("dim"),
+        merge_blocks("dim"),
     ),
     "all_to_all": Packing(
-        blocks("split"),
+        pack_blocks("split"),
         lambda machine, one, x: machine.links.exchange(x, axes_of(one)),
-        merged("concat"),
+        merge_blocks("concat"),
     ),
     "permute": Packing(
-        flat,
+        flatten,
         lambda machine, one, x: machine.links.permute(x, parameters_of(one, Permute)["pairs"]),
-        shaped,
+        unflatten,
     ),
 }
 
@@ -57,7 +64,7 @@ def _emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
     found: dict[int, tf.Tensor] = {}
     for group in groups:
         own, arrays = [parts[n] for n in group], [inputs[n] for n in group]
-        moved = together(machine, _PACKINGS[instruction.op], own, arrays)
+        moved = send_packed(machine, _PACKINGS[instruction.op], own, arrays)
         found |= dict(zip(group, moved, strict=True))
     return [found[n] for n in range(len(parts))]
 

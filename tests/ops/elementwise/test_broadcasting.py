@@ -46,7 +46,7 @@ def test_it_needs_no_line_where_the_framework_has_a_function_of_its_name(monkeyp
     monkeypatch.setitem(KINDS, "sinc", of_elementwise(ELEMENTWISE["sin"]))
     assert functions({}, [math, np])["sinc"] is np.sinc
     assert functions({}, [math, np])["sqrt"] is math.sqrt  # the first that has one gives it
-    found = functions({"sinc": np.sin}, [np], made=lambda function: (function,))
+    found = functions({"sinc": np.sin}, [np], wrap=lambda function: (function,))
     assert (found["sinc"], found["sqrt"]) == (np.sin, (np.sqrt,))
     assert "cbrt" not in functions({}, [jnp.linalg])
 

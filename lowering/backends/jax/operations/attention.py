@@ -19,11 +19,11 @@ from meshdsl.lowering.backends.common.attention import (
     HIDDEN,
     Attention,
     accumulate,
-    arrived,
+    block_gradients,
     finish,
+    gradient_operands,
     gradients,
     pad_up,
-    pull,
     results,
     sum_to,
 )
@@ -37,21 +37,21 @@ from meshdsl.lowering.program import Instruction
 
 def _start(part: Attention) -> tuple:
     rows = part.q.shape[:-1]
-    mixed = jnp.zeros((*rows, part.v.shape[-1]), part.work)
-    largest = jnp.full((*rows, 1), HIDDEN, part.work)
-    return mixed, largest, jnp.zeros((*rows, 1), part.work)
+    mixed = jnp.zeros((*rows, part.v.shape[-1]), part.sum_dtype)
+    largest = jnp.full((*rows, 1), HIDDEN, part.sum_dtype)
+    return mixed, largest, jnp.zeros((*rows, 1), part.sum_dtype)
 
 
-def forward(this: Attention) -> tuple[jax.Array, jax.Array]:
+def forward(attention: Attention) -> tuple[jax.Array, jax.Array]:
     """Returns the result and the log-sum-exp of its rows: [*lead, rows, value features or 1]."""
-    rows, columns = this.sizes.blocks
-    if this.sizes.at_once:
-        scores, _ = this.scores()
+    rows, columns = attention.sizes.blocks
+    if attention.sizes.at_once:
+        scores, _ = attention.scores()
         largest = jnp.maximum(scores.max(-1, keepdims=True), HIDDEN)
         weights = jnp.exp(scores - largest)
-        mixed = this.product("o", s=this.narrow(weights), v=this.v)
+        mixed = attention.product("o", s=attention.narrow(weights), v=attention.v)
         return finish(xp, (mixed, largest, weights.sum(-1, keepdims=True)))
-    whole = this.padded(rows, columns)
+    whole = attention.padded(rows, columns)
 
     def of_rows(i: Any, wholes: tuple) -> tuple:
         row = i * rows
@@ -67,7 +67,7 @@ def forward(this: Attention) -> tuple[jax.Array, jax.Array]:
     mixed, _, sums = _start(whole)
     count = whole.q.shape[-2] // rows
     mixed, sums = lax.fori_loop(0, count, of_rows, (mixed, sums))
-    size = this.q.shape[-2]
+    size = attention.q.shape[-2]
     return mixed[..., :size, :], sums[..., :size, :]
 
 
@@ -79,47 +79,53 @@ def _put(whole: jax.Array, part: jax.Array, start: Any) -> jax.Array:
 
 
 def backward(
-    this: Attention, mixed: jax.Array, sums: jax.Array, arriving: jax.Array
+    attention: Attention, mixed: jax.Array, sums: jax.Array, cotangent: jax.Array
 ) -> Sequence[jax.Array]:
     """Returns the gradients by q, k, v, and with `bias_gradient`, by the bias."""
-    rows, columns = this.sizes.blocks
-    delta = jnp.sum(mixed.astype(this.work) * arriving.astype(this.work), -1, keepdims=True)
-    with_bias = this.params["bias_gradient"]
-    if this.sizes.at_once:
-        *found, to_scores = pull(this, arriving, sums, delta)
-        return [*found, sum_to(xp, to_scores, this.masks["bias"].shape)] if with_bias else found
-    whole = this.padded(rows, columns)
-    arriving, delta = (pad_up(xp, x, -2, rows) for x in (arriving, delta))
+    rows, columns = attention.sizes.blocks
+    delta = jnp.sum(
+        mixed.astype(attention.sum_dtype) * cotangent.astype(attention.sum_dtype), -1, keepdims=True
+    )
+    with_bias = attention.params["bias_gradient"]
+    if attention.sizes.at_once:
+        *found, grad_scores = block_gradients(attention, cotangent, sums, delta)
+        return (
+            [*found, sum_to(xp, grad_scores, attention.masks["bias"].shape)] if with_bias else found
+        )
+    whole = attention.padded(rows, columns)
+    cotangent, delta = (pad_up(xp, x, -2, rows) for x in (cotangent, delta))
     sums = pad_up(xp, sums, -2, rows, -HIDDEN)  # rows that are pads have weights of 0
 
     def of_rows(i: Any, wholes: tuple) -> tuple:
         row = i * rows
         first = whole.block(row, 0, rows, columns)
-        ends = [lax.dynamic_slice_in_dim(x, row, rows, x.ndim - 2) for x in (arriving, sums, delta)]
+        ends = [
+            lax.dynamic_slice_in_dim(x, row, rows, x.ndim - 2) for x in (cotangent, sums, delta)
+        ]
 
         def of_columns(j: Any, carry: tuple) -> tuple:
-            to_q, to_k, to_v, *to_bias = carry
+            grad_q, grad_k, grad_v, *grad_bias = carry
             column = j * columns
             part = whole.block(row, column, rows, columns)
-            more_q, more_k, more_v, to_scores = pull(part, *ends)
-            to_k, to_v = _add(to_k, more_k, (column,)), _add(to_v, more_v, (column,))
-            to_bias = [
-                _add(b, sum_to(xp, to_scores, part.masks["bias"].shape), (row, column))
-                for b in to_bias
+            more_q, more_k, more_v, grad_scores = block_gradients(part, *ends)
+            grad_k, grad_v = _add(grad_k, more_k, (column,)), _add(grad_v, more_v, (column,))
+            grad_bias = [
+                _add(b, sum_to(xp, grad_scores, part.masks["bias"].shape), (row, column))
+                for b in grad_bias
             ]
-            return to_q + more_q, to_k, to_v, *to_bias
+            return grad_q + more_q, grad_k, grad_v, *grad_bias
 
-        to_q, *rest = wholes
+        grad_q, *rest = wholes
         low, high = first.span(columns)
-        start = jnp.zeros(first.q.shape, this.work)
+        start = jnp.zeros(first.q.shape, attention.sum_dtype)
         here, *rest = lax.fori_loop(low, high, of_columns, (start, *rest))
-        return (_put(to_q, here, row), *rest)
+        return (_put(grad_q, here, row), *rest)
 
-    zero = tuple(jnp.zeros(x.shape, this.work) for x in whole.targets)
+    zero = tuple(jnp.zeros(x.shape, attention.sum_dtype) for x in whole.targets)
     found = lax.fori_loop(0, whole.q.shape[-2] // rows, of_rows, zero)
     return [
         x[(..., slice(like.shape[-2]), slice(like.shape[-1]))]
-        for x, like in zip(found, this.targets, strict=True)
+        for x, like in zip(found, attention.targets, strict=True)
     ]
 
 
@@ -137,43 +143,45 @@ def _add(whole: jax.Array, part: jax.Array, starts: tuple) -> jax.Array:
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[jax.Array]:
-    this = Attention.of(xp, instruction, inputs)
-    fused = kernel(this, machine.platform)
+    attention = Attention.of(xp, instruction, inputs)
+    fused = kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
-        mixed, sums = fused(this.q, this.k, this.v, True) if fused else forward(this)
-        return mixed.astype(this.work), sums.astype(this.work)
+        mixed, sums = (
+            fused(attention.q, attention.k, attention.v, True) if fused else forward(attention)
+        )
+        return mixed.astype(attention.sum_dtype), sums.astype(attention.sum_dtype)
 
-    mixed, sums = _if_active(this, compute, (0, HIDDEN))
-    return results(this, instruction, mixed, sums)
+    mixed, sums = _if_active(attention, compute, (0, HIDDEN))
+    return results(attention, instruction, mixed, sums)
 
 
 def _if_active(
-    this: Attention, compute: Callable[[], Sequence[jax.Array]], hidden: Sequence[float]
+    attention: Attention, compute: Callable[[], Sequence[jax.Array]], hidden: Sequence[float]
 ) -> Sequence[jax.Array]:
     """Returns what `compute` does, or what it would find if nothing is seen."""
-    if this.active is None:
+    if attention.active is None:
         return compute()
 
     def skip() -> list[jax.Array]:
         shapes = jax.eval_shape(lambda: list(compute()))
         return [jnp.full(s.shape, x, s.dtype) for s, x in zip(shapes, hidden, strict=False)]
 
-    return lax.cond(this.active, lambda: list(compute()), skip)
+    return lax.cond(attention.active, lambda: list(compute()), skip)
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[jax.Array]:
-    this = Attention.of(xp, instruction, inputs)
-    mixed, sums, arriving = arrived(xp, instruction, inputs)
+    attention = Attention.of(xp, instruction, inputs)
+    mixed, sums, cotangent = gradient_operands(xp, instruction, inputs)
     # A kernel makes the log-sum-exp again, of what it sees; blocks use the one that is given.
-    fused = None if this.params.get("part") else kernel(this, machine.platform)
+    fused = None if attention.params.get("part") else kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
         if fused:
-            return fused_gradients(fused, this, sums, arriving)
-        return backward(this, mixed, sums, arriving)
+            return fused_gradients(fused, attention, sums, cotangent)
+        return backward(attention, mixed, sums, cotangent)
 
-    return gradients(this, instruction, _if_active(this, compute, (0,) * 4))
+    return gradients(attention, instruction, _if_active(attention, compute, (0,) * 4))
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -19,21 +19,21 @@ from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
 Kernel = Callable[[jax.Array, jax.Array, jax.Array, bool], Any]
 
 
-def kernel(this: Attention, platform: str) -> Kernel | None:
+def kernel(attention: Attention, platform: str) -> Kernel | None:
     """Returns the kernel of a platform for an attention, or None where it has none that fits."""
     if platform in ("gpu", "cuda"):
-        return _cudnn(this)
+        return _cudnn(attention)
     if platform == "tpu" and not jax.config.read("jax_enable_x64"):  # its indices are of 32 bits
         # Pallas takes long to import; `attention_splash` uses `heads_of` of this module.
         from meshdsl.lowering.backends.jax.operations.attention_splash import splash_kernel
 
-        return splash_kernel(this)
+        return splash_kernel(attention)
     return None
 
 
-def heads_of(this: Attention) -> tuple[int, int, int] | None:
+def heads_of(attention: Attention) -> tuple[int, int, int] | None:
     """Returns how many batches, heads of keys, and queries of each head there are."""
-    words, sizes = this.words, this.q.shape[:-2]
+    words, sizes = attention.subscripts, attention.q.shape[:-2]
     shared = words["k"][:-2]
     if words["v"][:-2] != shared:
         return None
@@ -42,25 +42,25 @@ def heads_of(this: Attention) -> tuple[int, int, int] | None:
     return math.prod(held[:-1]), held[-1], own
 
 
-def all_see(this: Attention) -> bool:
+def all_see(attention: Attention) -> bool:
     """Whether `causal` and the window leave every query something to see."""
-    rows, columns = this.q.shape[-2], this.k.shape[-2]
-    params = this.params
+    rows, columns = attention.q.shape[-2], attention.k.shape[-2]
+    params = attention.params
     causal, window, offset = params["causal"], params["window"], params["offset"]
     if window is None:
         return offset >= 0 or not causal
     return offset >= 0 and rows + offset <= columns
 
 
-def _cudnn(this: Attention) -> Kernel | None:
+def _cudnn(attention: Attention) -> Kernel | None:
     """cuDNN computes half precision, plain or causal, with features up to 128."""
-    params, heads = this.params, heads_of(this)
-    features, values = this.q.shape[-1], this.v.shape[-1]
-    plain = not this.masks and params["soft_cap"] is None and params["offset"] == 0
+    params, heads = attention.params, heads_of(attention)
+    features, values = attention.q.shape[-1], attention.v.shape[-1]
+    plain = not attention.masks and params["soft_cap"] is None and params["offset"] == 0
     fits = features == values and features <= 128 and features % 8 == 0
-    half = this.q.dtype in (jnp.bfloat16, jnp.float16)
+    half = attention.q.dtype in (jnp.bfloat16, jnp.float16)
     one_sided = params["window"] is None or params["causal"]
-    if heads is None or not (plain and fits and half and one_sided and all_see(this)):
+    if heads is None or not (plain and fits and half and one_sided and all_see(attention)):
         return None
     batch, shared, own = heads
     window = None if params["window"] is None else (params["window"] - 1, 0)
@@ -89,9 +89,9 @@ def _cudnn(this: Attention) -> Kernel | None:
 
 
 def fused_gradients(
-    attend: Kernel, this: Attention, sums: jax.Array, arriving: jax.Array
+    attend: Kernel, attention: Attention, sums: jax.Array, cotangent: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients by q, k and v; rows that see nothing have none."""
-    arriving = jnp.where(sums > HIDDEN, arriving, 0).astype(this.v.dtype)
-    _, back = jax.vjp(lambda q, k, v: attend(q, k, v, False), this.q, this.k, this.v)
-    return back(arriving)
+    cotangent = jnp.where(sums > HIDDEN, cotangent, 0).astype(attention.v.dtype)
+    _, back = jax.vjp(lambda q, k, v: attend(q, k, v, False), attention.q, attention.k, attention.v)
+    return back(cotangent)

@@ -14,22 +14,24 @@ from meshdsl.lowering.backends.jax.operations.attention_fused import Kernel, all
 LANES = 128
 
 
-def splash_kernel(this: Attention, interpret: bool = False) -> Kernel | None:
+def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | None:
     """Splash attention takes lengths in multiples of 128, soft caps, windows and segments."""
-    params, heads, masks = this.params, heads_of(this), this.masks
-    rows, columns = this.q.shape[-2], this.k.shape[-2]
+    params, heads, masks = attention.params, heads_of(attention), attention.masks
+    rows, columns = attention.q.shape[-2], attention.k.shape[-2]
     known = set(masks) <= {"segments", "memory_segments"}
     even = rows % LANES == 0 and columns % LANES == 0
-    dtype = this.q.dtype in (jnp.bfloat16, jnp.float32)
-    if heads is None or not (known and even and dtype and all_see(this)):
+    dtype = attention.q.dtype in (jnp.bfloat16, jnp.float32)
+    if heads is None or not (known and even and dtype and all_see(attention)):
         return None
     batch, shared, own = heads
-    lead = this.q.shape[:-2]
-    varying = len(this.words["k"]) - 2 - 1  # segments may vary over all shared dims but the last
+    lead = attention.q.shape[:-2]
+    varying = (
+        len(attention.subscripts["k"]) - 2 - 1
+    )  # segments may vary over all shared dims but the last
     if any(mask.shape[i] > 1 for mask in masks.values() for i in range(max(varying, 0), len(lead))):
         return None
     make: dict[str, Any] = {
-        "mask": splash.MultiHeadMask([_mask(this, rows, columns)] * (shared * own)),
+        "mask": splash.MultiHeadMask([_mask(attention, rows, columns)] * (shared * own)),
         "block_sizes": _blocks(rows, columns),
         "attn_logits_soft_cap": params["soft_cap"],
         "head_shards": 1,
@@ -62,8 +64,8 @@ def splash_kernel(this: Attention, interpret: bool = False) -> Kernel | None:
     return attend
 
 
-def _mask(this: Attention, rows: int, columns: int) -> Any:
-    params = this.params
+def _mask(attention: Attention, rows: int, columns: int) -> Any:
+    params = attention.params
     causal, window, offset = params["causal"], params["window"], params["offset"]
     if window is not None:
         sides = (window - 1, 0 if causal else window - 1)

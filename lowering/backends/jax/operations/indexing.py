@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.lowering.backends.common.arrange import reorder
+from meshdsl.lowering.backends.common.arrange import permutation
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.parameters import Indexed, parameters_of
 from meshdsl.lowering.program import Instruction
@@ -30,11 +30,11 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     for _ in shared:
         look_up = jax.vmap(look_up)
     found = look_up(
-        jnp.transpose(inputs[0], reorder(table.names, [*shared, *rows.names])),
-        jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+        jnp.transpose(inputs[0], permutation(table.names, [*shared, *rows.names])),
+        jnp.transpose(inputs[1], permutation(indices.names, [*shared, *places.names])),
     )
     held = [*shared, *rows.names[:at], *places.names, *rows.names[at + 1 :]]
-    return jnp.transpose(found, reorder(held, out.local.names))
+    return jnp.transpose(found, permutation(held, out.local.names))
 
 
 def _scatter(method: str, kind: str) -> Emitter:
@@ -56,10 +56,12 @@ def _scatter(method: str, kind: str) -> Emitter:
         for _ in shared:
             put = jax.vmap(put)
         found = put(
-            jnp.transpose(inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names])),
-            jnp.transpose(inputs[1], reorder(indices.names, [*shared, *places.names])),
+            jnp.transpose(
+                inputs[0], permutation(updates.names, [*shared, *places.names, *rest.names])
+            ),
+            jnp.transpose(inputs[1], permutation(indices.names, [*shared, *places.names])),
         )
-        return jnp.transpose(found, reorder([*shared, dim, *rest.names], out.local.names))
+        return jnp.transpose(found, permutation([*shared, dim, *rest.names], out.local.names))
 
     return emit
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.lowering.backends.common.arrange import reorder
+from meshdsl.lowering.backends.common.arrange import permutation
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
 from meshdsl.lowering.parameters import Indexed, Update, parameters_of
@@ -18,7 +18,7 @@ from meshdsl.tensors.dtypes import identity
 
 def _lay(array: np.ndarray, have: Shape, want: Sequence[str]) -> np.ndarray:
     """Orders the dims of an array, behind that of the devices."""
-    return array.transpose(0, *(i + 1 for i in reorder(have.names, want)))
+    return array.transpose(0, *(i + 1 for i in permutation(have.names, want)))
 
 
 def _grid(index: np.ndarray, count: int) -> list[np.ndarray]:
@@ -40,7 +40,7 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
     mask = inside.reshape(*inside.shape, *(1,) * len(rest))
     found = np.where(mask, found, np.zeros((), found.dtype))
     held = (*shared, *places, *rest)
-    return found.transpose(0, *(i + 1 for i in reorder(held, out.local.names)))
+    return found.transpose(0, *(i + 1 for i in permutation(held, out.local.names)))
 
 
 def _scatter(combine: Any, kind: str) -> Emitter:
@@ -57,7 +57,7 @@ def _scatter(combine: Any, kind: str) -> Emitter:
         at = [grid[inside] for grid in _grid(index, 1 + len(shared))]
         combine.at(rows, (*at, index[inside]), update[inside])
         held = (*shared, dim, *rest.names)
-        order = (0, *(i + 1 for i in reorder(held, out.local.names)))
+        order = (0, *(i + 1 for i in permutation(held, out.local.names)))
         return rows.transpose(order).astype(out.dtype)
 
     return emit

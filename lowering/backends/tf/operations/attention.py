@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.common.arrange import permuted
 from meshdsl.lowering.backends.common.attention import (
     HIDDEN,
     Attention,
     accumulate,
-    arrived,
+    block_gradients,
     finish,
+    gradient_operands,
     gradients,
     pad_up,
-    pull,
     results,
     sum_to,
 )
@@ -74,7 +74,7 @@ class _Grid(NamedTuple):
         *lead, rows, columns = stacked.shape.as_list()[1:]
         stacked = tf.reshape(stacked, [self.down, self.across, *lead, rows, columns])
         last = len(lead) + 2
-        laid = lay(xp, stacked, [*range(2, last), 0, last, 1, last + 1])
+        laid = permuted(xp, stacked, [*range(2, last), 0, last, 1, last + 1])
         return tf.reshape(laid, [*lead, self.down * rows, self.across * columns])
 
 
@@ -83,17 +83,17 @@ class _Grid(NamedTuple):
 
 def _start(piece: Attention) -> list[tf.Tensor]:
     rows = piece.q.shape[:-1]
-    mixed = tf.zeros([*rows, piece.v.shape[-1]], piece.work)
-    largest = tf.fill([*rows, 1], tf.constant(HIDDEN, piece.work))
-    return [mixed, largest, tf.zeros([*rows, 1], piece.work)]
+    mixed = tf.zeros([*rows, piece.v.shape[-1]], piece.sum_dtype)
+    largest = tf.fill([*rows, 1], tf.constant(HIDDEN, piece.sum_dtype))
+    return [mixed, largest, tf.zeros([*rows, 1], piece.sum_dtype)]
 
 
-def forward(this: Attention) -> list[tf.Tensor]:
+def forward(attention: Attention) -> list[tf.Tensor]:
     """Returns the result and the log-sum-exp of its rows: [*lead, rows, value features or 1]."""
-    rows, columns = this.sizes.blocks
-    if this.sizes.at_once:
-        return list(finish(xp, accumulate(this, _start(this))))
-    whole = this.padded(rows, columns)
+    rows, columns = attention.sizes.blocks
+    if attention.sizes.at_once:
+        return list(finish(xp, accumulate(attention, _start(attention))))
+    whole = attention.padded(rows, columns)
     example = _start(whole.block(0, 0, rows, columns))
 
     def of_rows(i: tf.Tensor, *wholes: tf.TensorArray) -> list[tf.TensorArray]:
@@ -107,57 +107,60 @@ def forward(this: Attention) -> list[tf.Tensor]:
         return [blocks.write(i, x) for blocks, x in zip(wholes, found, strict=True)]
 
     grid = _Grid(whole.q.shape[-2] // rows, 1)
-    empty = [grid.zeros(example[0], this.work), grid.zeros(example[1], this.work)]
+    empty = [
+        grid.zeros(example[0], attention.sum_dtype),
+        grid.zeros(example[1], attention.sum_dtype),
+    ]
     found = _loop(0, grid.down, of_rows, empty)
-    return [grid.joined(blocks)[..., : this.q.shape[-2], :] for blocks in found]
+    return [grid.joined(blocks)[..., : attention.q.shape[-2], :] for blocks in found]
 
 
 # Backwards.
 
 
 def _pull(
-    piece: Attention, arriving: tf.Tensor, sums: tf.Tensor, delta: tf.Tensor
+    piece: Attention, cotangent: tf.Tensor, sums: tf.Tensor, delta: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns a block's share of the gradients by q, k, v, and with `bias_gradient`, the bias."""
-    *found, to_scores = pull(piece, arriving, sums, delta)
+    *found, grad_scores = block_gradients(piece, cotangent, sums, delta)
     shapes = [bias.shape.as_list() for bias in piece.targets[3:]]
-    return [*found, *(sum_to(xp, to_scores, shape) for shape in shapes)]
+    return [*found, *(sum_to(xp, grad_scores, shape) for shape in shapes)]
 
 
 def backward(
-    this: Attention, mixed: tf.Tensor, sums: tf.Tensor, arriving: tf.Tensor
+    attention: Attention, mixed: tf.Tensor, sums: tf.Tensor, cotangent: tf.Tensor
 ) -> list[tf.Tensor]:
     """Returns the gradients by q, k, v, and with `bias_gradient`, by the bias."""
-    rows, columns = this.sizes.blocks
-    arriving = tf.cast(arriving, this.work)
-    delta = tf.reduce_sum(tf.cast(mixed, this.work) * arriving, -1, keepdims=True)
-    if this.sizes.at_once:
-        return _pull(this, arriving, sums, delta)
-    whole = this.padded(rows, columns)
+    rows, columns = attention.sizes.blocks
+    cotangent = tf.cast(cotangent, attention.sum_dtype)
+    delta = tf.reduce_sum(tf.cast(mixed, attention.sum_dtype) * cotangent, -1, keepdims=True)
+    if attention.sizes.at_once:
+        return _pull(attention, cotangent, sums, delta)
+    whole = attention.padded(rows, columns)
     # Rows that are pads have weights of 0.
-    ends = [pad_up(xp, x, -2, rows, f) for x, f in ((arriving, 0), (sums, -HIDDEN), (delta, 0))]
+    ends = [pad_up(xp, x, -2, rows, f) for x, f in ((cotangent, 0), (sums, -HIDDEN), (delta, 0))]
     targets, examples = (x.targets for x in (whole, whole.block(0, 0, rows, columns)))
     grids = [_Grid.of(*pair) for pair in zip(targets, examples, strict=True)]
-    empty = [grid.zeros(x, this.work) for grid, x in zip(grids, examples, strict=True)]
+    empty = [grid.zeros(x, attention.sum_dtype) for grid, x in zip(grids, examples, strict=True)]
 
     def of_rows(i: tf.Tensor, of_q: tf.TensorArray, *sums_of: tf.TensorArray) -> list:
         row = i * rows
         own = [xp.slice_axis(x, row, rows, len(x.shape) - 2) for x in ends]
 
-        def of_columns(j: tf.Tensor, to_q: tf.Tensor, *sums_of: tf.TensorArray) -> list:
+        def of_columns(j: tf.Tensor, grad_q: tf.Tensor, *sums_of: tf.TensorArray) -> list:
             more_q, *more = _pull(whole.block(row, j * columns, rows, columns), *own)
             places = [(j, 0), (j, 0), (i, j)]
-            return [to_q + more_q, *map(_added, grids[1:], sums_of, places, more)]
+            return [grad_q + more_q, *map(_added, grids[1:], sums_of, places, more)]
 
         first = whole.block(row, 0, rows, columns)
-        nothing = tf.zeros(first.q.shape, this.work)
-        to_q, *more = _loop(*first.span(columns), of_columns, [nothing, *sums_of])
-        return [of_q.write(i, to_q), *more]
+        nothing = tf.zeros(first.q.shape, attention.sum_dtype)
+        grad_q, *more = _loop(*first.span(columns), of_columns, [nothing, *sums_of])
+        return [of_q.write(i, grad_q), *more]
 
     found = _loop(0, grids[0].down, of_rows, empty)
     return [
         grid.joined(blocks)[(..., *map(slice, like.shape[-2:]))]
-        for grid, blocks, like in zip(grids, found, this.targets, strict=True)
+        for grid, blocks, like in zip(grids, found, attention.targets, strict=True)
     ]
 
 
@@ -172,37 +175,40 @@ def _added(
 
 
 def _if_active(
-    this: Attention,
+    attention: Attention,
     compute: Callable[[], Sequence[tf.Tensor]],
     shapes: Sequence[Sequence[int]],
     hidden: Sequence[float],
 ) -> Sequence[tf.Tensor]:
     """Returns what `compute` does, or what it would find if nothing is seen."""
-    if this.active is None:
+    if attention.active is None:
         return compute()
 
     def skip() -> list[tf.Tensor]:
-        return [tf.fill(s, tf.constant(x, this.work)) for s, x in zip(shapes, hidden, strict=True)]
+        return [
+            tf.fill(s, tf.constant(x, attention.sum_dtype))
+            for s, x in zip(shapes, hidden, strict=True)
+        ]
 
-    return tf.cond(this.active, lambda: list(compute()), skip)
+    return tf.cond(attention.active, lambda: list(compute()), skip)
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    this = Attention.of(xp, instruction, inputs)
-    at = this.q.shape[:-1]
-    shapes = [[*at, this.v.shape[-1]], [*at, 1]]
-    mixed, sums = _if_active(this, lambda: forward(this), shapes, (0, HIDDEN))
-    return results(this, instruction, mixed, sums)
+    attention = Attention.of(xp, instruction, inputs)
+    at = attention.q.shape[:-1]
+    shapes = [[*at, attention.v.shape[-1]], [*at, 1]]
+    mixed, sums = _if_active(attention, lambda: forward(attention), shapes, (0, HIDDEN))
+    return results(attention, instruction, mixed, sums)
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
-    this = Attention.of(xp, instruction, inputs)
-    mixed, sums, arriving = arrived(xp, instruction, inputs)
-    shapes = [target.shape.as_list() for target in this.targets]
+    attention = Attention.of(xp, instruction, inputs)
+    mixed, sums, cotangent = gradient_operands(xp, instruction, inputs)
+    shapes = [target.shape.as_list() for target in attention.targets]
     found = _if_active(
-        this, lambda: backward(this, mixed, sums, arriving), shapes, (0,) * len(shapes)
+        attention, lambda: backward(attention, mixed, sums, cotangent), shapes, (0,) * len(shapes)
     )
-    return gradients(this, instruction, found)
+    return gradients(attention, instruction, found)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.common.arrange import permuted
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
@@ -42,7 +42,7 @@ class _Laid:
         axes = list(self.sizes)
         held = [[axis for axis in role if axis in axes] for role in roles]
         order = [axes.index(axis) for role in held for axis in role]
-        laid = lay(xp, _shaped(self.array, self.sizes.values()), order)
+        laid = permuted(xp, _shaped(self.array, self.sizes.values()), order)
         return _shaped(laid, [math.prod(self.sizes[axis] for axis in role) for role in held])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.common.arrange import permuted
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.scaling import in_rows, multiply, parted, scaled
@@ -148,7 +148,7 @@ def _prod_others(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
     parts = _besides([in_rows(v, over) for v in parted(x)])
     found = scaled(*(multiply(parts, number) if number else parts))
     found = tf.reshape(found, [x.shape[at] for at in order])
-    return lay(xp, found, np.argsort(order).tolist())
+    return permuted(xp, found, np.argsort(order).tolist())
 
 
 def way(instruction: Instruction, number: int) -> tuple[int, bool]:

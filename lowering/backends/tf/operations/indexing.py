@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import lay, reorder
+from meshdsl.lowering.backends.common.arrange import permutation, permuted
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
@@ -23,15 +23,15 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tens
     (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
     dim, shared = params["dim"], params["pairs"]
     places, rest = indices.without(shared), table.without([dim, *shared])
-    rows = lay(xp, inputs[0], reorder(table.names, [*shared, dim, *rest.names]))
-    index = lay(xp, inputs[1], reorder(indices.names, [*shared, *places.names]))
+    rows = permuted(xp, inputs[0], permutation(table.names, [*shared, dim, *rest.names]))
+    index = permuted(xp, inputs[1], permutation(indices.names, [*shared, *places.names]))
     size = table.get(dim).size
     inside = (index >= 0) & (index < size)
     found = tf.gather(rows, tf.where(inside, index, 0), axis=len(shared), batch_dims=len(shared))
     mask = tf.reshape(inside, [*inside.shape, *(1,) * len(rest)])
     found = tf.where(mask, found, tf.zeros([], found.dtype))
     held = [*shared, *places.names, *rest.names]
-    return lay(xp, found, reorder(held, out.local.names))
+    return permuted(xp, found, permutation(held, out.local.names))
 
 
 def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
@@ -44,8 +44,10 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
         places, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
         count = math.prod(out.local.get(name).size for name in shared)
-        update = lay(xp, inputs[0], reorder(updates.names, [*shared, *places.names, *rest.names]))
-        index = lay(xp, inputs[1], reorder(indices.names, [*shared, *places.names]))
+        update = permuted(
+            xp, inputs[0], permutation(updates.names, [*shared, *places.names, *rest.names])
+        )
+        index = permuted(xp, inputs[1], permutation(indices.names, [*shared, *places.names]))
         index = tf.reshape(index, [count, places.volume])
         first = tf.range(count, dtype=tf.int32)[:, None] * size
         row = tf.where((index >= 0) & (index < size), index + first, count * size)
@@ -55,7 +57,7 @@ def _scatter(combine: Callable[..., Any], kind: str) -> Emitter:
         rows = combine(rows, tf.reshape(row, [-1, 1]), update)[:-1]
         sizes = [*(out.local.get(name).size for name in shared), size, *rest.sizes]
         found = tf.cast(tf.reshape(rows, sizes), out.dtype)
-        return lay(xp, found, reorder([*shared, dim, *rest.names], out.local.names))
+        return permuted(xp, found, permutation([*shared, dim, *rest.names], out.local.names))
 
     return emit
 

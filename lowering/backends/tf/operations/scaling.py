@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from meshdsl.lowering.backends.common.arrange import lay
+from meshdsl.lowering.backends.common.arrange import permuted
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.parameters import Reduction, parameters_of
@@ -84,7 +84,7 @@ def product(mantissa: tf.Tensor, exponent: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
 def in_rows(x: tf.Tensor, over: Sequence[int]) -> tf.Tensor:
     """Returns x with some axes as one in front."""
     rest = [at for at in range(len(x.shape)) if at not in over]
-    return tf.reshape(lay(xp, x, [*over, *rest]), [-1, *(x.shape[at] for at in rest)])
+    return tf.reshape(permuted(xp, x, [*over, *rest]), [-1, *(x.shape[at] for at in rest)])
 
 
 def _number(value: int, dtype: tf.DType) -> tf.Tensor:
