@@ -1,4 +1,4 @@
-"""The numpy backend: every device simulated in lockstep; the reference for the others."""
+"""The numpy backend: simulates all devices in lockstep; the reference for the others."""
 
 from meshdsl.lowering.backends.numpy import runtime
 from meshdsl.lowering.backends.numpy.emitters import EMITTERS

@@ -1,4 +1,4 @@
-"""The collectives of a program, by their definitions."""
+"""The collectives of a program, computed by their definitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshdsl.tensors.cuts import cut, join
 
 
 def _at(instruction: Instruction, dim: str) -> int:
-    """Returns the position of a dim within one device's array."""
+    """Returns the position of a dim in the array of one device."""
     return instruction.inputs[0].local.position(dim)
 
 
@@ -66,8 +66,8 @@ def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> n
     blocks = cut(np, inputs[0], split + 1, counts)
     for group in machine.groups(axes):
         sent = [np.split(row, len(group), axis=split) for row in blocks[group]]
-        for place, device in enumerate(group):
-            received = np.concatenate([parts[place] for parts in sent], axis=concat)
+        for index, device in enumerate(group):
+            received = np.concatenate([parts[index] for parts in sent], axis=concat)
             result[device] = join(np, received, concat, counts, out.local[concat].size)
     return result
 
@@ -80,7 +80,7 @@ def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.n
 
 
 def _each(emit: Callable[[Machine, Instruction, Arrays], np.ndarray]) -> Emitter:
-    """Returns what moves several tensors as it moves one."""
+    """Returns the emitter of a collective of several tensors, from that of one."""
 
     def emit_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
         pairs = zip(instruction.parts, inputs, strict=True)

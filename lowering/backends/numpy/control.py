@@ -1,4 +1,4 @@
-"""Instructions with bodies, and barriers between what is computed twice."""
+"""Instructions with bodies, and barriers, which keep recomputed values apart."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np
         )
     ]
     steps, ahead = range(params["length"]), params.get("ahead", ())
-    ways = [(-1 if params["reverse"] else 1) if n in ahead else 0 for n in range(len(stacked))]
+    # Operands that are read ahead give the slice of the next iteration, after the last the first.
+    offsets = [(-1 if params["reverse"] else 1) if n in ahead else 0 for n in range(len(stacked))]
 
     def slices(step: int) -> list[np.ndarray]:
-        return [a[(step + way) % len(steps)] for a, way in zip(stacked, ways, strict=True)]
+        return [a[(step + by) % len(steps)] for a, by in zip(stacked, offsets, strict=True)]
 
     rows: list[list[np.ndarray]] = []
     for step in reversed(steps) if params["reverse"] else steps:
@@ -42,18 +43,18 @@ def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[n
     params = parameters_of(instruction, While)
     consts = params["consts"]
     fixed, carry = list(inputs[:consts]), list(inputs[consts:])
-    while _holds(machine.run(params["condition"], [*fixed, *carry])[0]):
+    while _is_true(machine.run(params["condition"], [*fixed, *carry])[0]):
         carry = machine.run(params["body"], [*fixed, *carry])
     return carry
 
 
 def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
     if_true, if_false = instruction.bodies
-    return machine.run(if_true if _holds(inputs[0]) else if_false, inputs[1:])
+    return machine.run(if_true if _is_true(inputs[0]) else if_false, inputs[1:])
 
 
-def _holds(predicate: np.ndarray) -> bool:
-    """Returns what all devices agree on."""
+def _is_true(predicate: np.ndarray) -> bool:
+    """Returns the value of a predicate, which must be the same on all devices."""
     assert (predicate == predicate[0]).all(), "devices take different branches"
     return bool(predicate[0])
 

@@ -1,4 +1,4 @@
-"""Printing."""
+"""Printing: the numbers of the first device."""
 
 from __future__ import annotations
 

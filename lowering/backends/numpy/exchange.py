@@ -1,4 +1,4 @@
-"""Windows of a split dim put together, and cut at places that differ by device."""
+"""Windows of a split dim: assembled from pieces, and sliced at positions that differ by device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from meshdsl.tensors.cuts import cut
 
 
 def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """Lays pieces into a window, each where it belongs, with `fill` in the rest."""
+    """Assembles a window from pieces; each has its own range, and the rest reads as `fill`."""
     params, (out,) = parameters_of(instruction, Assemble), instruction.outputs
     at = out.local.position(params["dim"])
     length = out.local[at].size
     window = np.full((machine.mesh.size, *out.local.sizes), params["fill"], out.dtype)
     index = machine.index(params["axes"])
     for piece, (offsets, lows, highs) in zip(inputs, params["parts"], strict=True):
-        for device, place in enumerate(index):
-            low, high = max(0, lows[place]), min(length, highs[place])
+        for device, number in enumerate(index):
+            low, high = max(0, lows[number]), min(length, highs[number])
             if low < high:
-                first = low - offsets[place]
+                first = low - offsets[number]
                 assert first >= 0 and first + high - low <= piece.shape[at + 1]
                 rows = np.moveaxis(piece[device], at, 0)[first : first + high - low]
                 np.moveaxis(window[device], at, 0)[low:high] = rows
@@ -35,19 +35,19 @@ def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
     at = out.local.position(params["dim"])
     size = out.local[at].size
     rows = []
-    for row, place in zip(inputs[0], machine.index(params["axes"]), strict=True):
-        start = params["starts"][place]
+    for row, number in zip(inputs[0], machine.index(params["axes"]), strict=True):
+        start = params["starts"][number]
         assert start >= 0 and start + size <= row.shape[at]
         rows.append(np.moveaxis(np.moveaxis(row, at, 0)[start : start + size], 0, at))
     return np.stack(rows)
 
 
 def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    params, (whole, pieces) = parameters_of(instruction, LocalPositions), inputs
+    params, (target, pieces) = parameters_of(instruction, LocalPositions), inputs
     at = instruction.outputs[0].local.position(params["dim"])
-    result = whole.copy()
-    for row, piece, place in zip(result, pieces, machine.index(params["axes"]), strict=True):
-        start, size = params["starts"][place], piece.shape[at]
+    result = target.copy()
+    for row, piece, number in zip(result, pieces, machine.index(params["axes"]), strict=True):
+        start, size = params["starts"][number], piece.shape[at]
         assert start >= 0 and start + size <= row.shape[at]
         np.moveaxis(row, at, 0)[start : start + size] = np.moveaxis(piece, at, 0)
     return result

@@ -1,4 +1,4 @@
-"""Programs on simulated devices: the reference for all other backends."""
+"""Executables of programs on simulated devices: the reference for all other backends."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Executable:
         self._machine = Machine(program.mesh, EMITTERS)
 
     def as_text(self) -> str:
-        """Returns the program, which runs as it is written."""
+        """Returns the program itself: nothing is compiled."""
         return str(self.program)
 
     def memory_analysis(self) -> Any:
-        """Refuses: nothing is compiled."""
+        """Raises ValueError: nothing is compiled."""
         no_memory_analysis("numpy")
 
     def call_flat(self, leaves: Sequence[Any]) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Operations of a user's own, device by device."""
+"""The user's own operations, run on one device after another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Machine: every device of a mesh simulated in lockstep.
+"""Machine: simulates all devices of a mesh in lockstep.
 
-A value is one array with a leading axis for the devices, numbered as the mesh numbers them. Local
-instructions act on each row; collectives move data between rows, as their definitions say.
+A value is one array with a leading axis for the devices, in the mesh's order. Local instructions
+work on each row; collectives move data between rows.
 """
 
 from __future__ import annotations
@@ -26,70 +26,70 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 @dataclass(frozen=True)
 class Machine(BaseMachine):
-    """A mesh of simulated devices."""
+    """Emits the instructions of all devices of a mesh: an array has a row for each device."""
 
     backend = "numpy"
     xp: ClassVar[Namespace] = namespace
 
     @cached_property
     def coordinates(self) -> list[Mapping[str, int]]:
-        """Each device's place along every axis."""
+        """The index of each device along every axis."""
         return list(self.mesh.coordinates())
 
     def sizes(self, value: Value) -> tuple[int, ...]:
         return (self.mesh.size, *value.local.sizes)
 
     def index(self, axes: Sequence[str]) -> np.ndarray:
-        """Returns each device's index along some axes, major first: [devices]."""
-        found: np.ndarray = np.zeros(self.mesh.size, np.int32)
+        """Returns the index of each device along some axes, major first: [devices]."""
+        index: np.ndarray = np.zeros(self.mesh.size, np.int32)
         for axis in axes:
-            found = found * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
-        return found.astype(np.int32)
+            index = index * self.mesh.sizes[axis] + [c[axis] for c in self.coordinates]
+        return index.astype(np.int32)
 
     def groups(self, axes: Sequence[str]) -> np.ndarray:
-        """Returns the device groups along some axes: [groups, devices of a group in order]."""
+        """Returns the groups of devices along some axes: [groups, devices of a group]."""
         return np.array(self.mesh.groups(*axes))
 
     def shard(self, data: np.ndarray, value: Value) -> np.ndarray:
-        """Cuts a global array into the shards of a layout; pads hold zeros."""
+        """Returns the shards of a global array, with zeros as pads: [devices, ...]."""
         assert data.shape == value.shape.sizes
         rows = np.zeros(self.sizes(value), data.dtype)
         for device in range(self.mesh.size):
-            held, real = self.block(value, device)
-            rows[device, ...][real] = data[held]
+            part, inside = self.block(value, device)
+            rows[device, ...][inside] = data[part]
         return rows
 
     def block(self, value: Value, device: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """Returns the part of a global array that a device holds, and where its shard has it."""
-        parts, places = [], []
+        """Returns the part of a global array that a device has, and its range in the shard."""
+        parts, ranges = [], []
         for dim in value.shape:
             axes = value.layout.axes(dim.name)
-            at = [self.coordinates[device][axis] for axis in axes]
-            start, stop = part(dim.size, self.counts(axes), at)
+            indices = [self.coordinates[device][axis] for axis in axes]
+            start, stop = part(dim.size, self.counts(axes), indices)
             parts.append(slice(start, stop))
-            places.append(slice(stop - start))
-        return tuple(parts), tuple(places)
+            ranges.append(slice(stop - start))
+        return tuple(parts), tuple(ranges)
 
     def join(self, rows: np.ndarray, value: Value) -> np.ndarray:
-        """Puts shards together, without pads; replicas must agree to the last bit."""
+        """Returns the global array of shards, without pads; replicas must be equal bit by bit."""
         assert not value.layout.partial
-        whole = np.empty(value.shape.sizes, value.dtype)
+        joined = np.empty(value.shape.sizes, value.dtype)
         seen = np.zeros(value.shape.sizes, bool)
         for device in range(self.mesh.size):
-            held, real = self.block(value, device)
-            mine = rows[device, ...][real]
-            if seen[held].all() and whole[held].size:
-                assert np.array_equal(whole[held], mine, equal_nan=is_float(rows.dtype))
-            whole[held] = mine
-            seen[held] = True
-        return whole
+            part, inside = self.block(value, device)
+            data = rows[device, ...][inside]
+            if seen[part].all() and joined[part].size:
+                assert np.array_equal(joined[part], data, equal_nan=is_float(rows.dtype))
+            joined[part] = data
+            seen[part] = True
+        return joined
 
     def run(self, block: Block, inputs: Arrays) -> list[np.ndarray]:
         """Runs a block on the rows of its inputs."""
-        held: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
+        arrays: dict[Value, np.ndarray] = dict(zip(block.inputs, inputs, strict=True))
         for instruction in block.instructions:
             results = self.emitter(instruction)(
-                self, instruction, [held[v] for v in instruction.inputs]
+                self, instruction, [arrays[v] for v in instruction.inputs]
             )
             if isinstance(results, np.ndarray):
                 results = (results,)
@@ -97,5 +97,5 @@ class Machine(BaseMachine):
                 expected = self.sizes(value)
                 assert array.shape == expected, (instruction.op, array.shape, expected)
                 assert array.dtype == value.dtype, (instruction.op, array.dtype, value.dtype)
-                held[value] = array
-        return [held[v] for v in block.outputs]
+                arrays[value] = array
+        return [arrays[v] for v in block.outputs]

@@ -1,4 +1,4 @@
-"""The functions that shared emitters use, of numpy's arrays: one row for each device."""
+"""The functions that shared emitters use, for numpy's arrays with a row for each device."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def einsum(equation: str, factors: Sequence[np.ndarray], dtype: np.dtype) -> np.
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Returns x in a dtype that SciPy knows and that sums are accurate in."""
+    """Returns x in a dtype that SciPy supports and that sums are accurate in."""
     return x.astype(accumulator(x.dtype), copy=False)

@@ -1,7 +1,7 @@
 """Attention by its definition: all scores at once, in float64.
 
-Arrays are laid as [devices, lead dims, rows or columns, features], with size 1 where a dim is
-missing, so that products are those of matrices.
+Arrays are [devices, *lead, rows or columns, features], with size 1 where a dim is missing, so that
+all products are products of matrices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HIDDEN = -1e30
 
 
 class _Attention:
-    """One instruction with its operands laid out, and its scores."""
+    """An attention instruction with its operands in the order of products, and its scores."""
 
     def __init__(self, instruction: Instruction, inputs: Arrays) -> None:
         self.params = parameters_of(instruction, Attention)
@@ -34,32 +34,35 @@ class _Attention:
         self.out_dims = Shape([*sizes.lead, sizes.rows, *sizes.values])
         self.sum_dims = Shape([*sizes.lead, sizes.rows])
         self.q, self.k = (
-            self.lay(inputs[i], i, dims) for i, dims in ((0, self.q_dims), (1, self.k_dims))
+            self.align(inputs[i], i, dims) for i, dims in ((0, self.q_dims), (1, self.k_dims))
         )
-        self.v = self.flat(self.lay(inputs[2], 2, self.v_dims))
+        self.v = self.flat(self.align(inputs[2], 2, self.v_dims))
         self.masks = {
-            name: self.lay(inputs[i], i, sizes.full)
+            name: self.align(inputs[i], i, sizes.full)
             for i, name in enumerate(self.params["given"], 3)
         }
         self.scores, self.slope = self._scores()
 
-    def lay(self, array: np.ndarray, which: int, dims: Shape) -> np.ndarray:
-        """Returns an operand in the order of some dims, in float64 if it is of floats."""
-        laid = align(xp, array, self.instruction.inputs[which].local, dims)
-        return laid if laid.dtype.kind in "biu" else laid.astype(np.float64)
+    def align(self, array: np.ndarray, number: int, dims: Shape) -> np.ndarray:
+        """Returns an operand with some dims, in that order; floats in float64."""
+        aligned = align(xp, array, self.instruction.inputs[number].local, dims)
+        return aligned if aligned.dtype.kind in "biu" else aligned.astype(np.float64)
 
     def flat(self, array: np.ndarray) -> np.ndarray:
-        """Returns an array with its value features as one axis."""
+        """Returns an array with all value features merged into one axis."""
         at = array.ndim - len(self.sizes.values)
         return array.reshape(*array.shape[:at], -1)
 
     def _scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the scores, -inf where hidden, and their slope by the scaled products."""
+        """Returns the scores, -inf where hidden, and the derivative of the soft cap.
+
+        The derivative is by the scaled products.
+        """
         scores = self.q @ self.k.swapaxes(-1, -2) * self.params["scale"]
         slope = np.ones_like(scores)
         if (cap := self.params["soft_cap"]) is not None:
-            bent = np.tanh(scores / cap)
-            scores, slope = cap * bent, 1 - bent**2
+            squashed = np.tanh(scores / cap)
+            scores, slope = cap * squashed, 1 - squashed**2
         if "bias" in self.masks:
             scores = scores + self.masks["bias"]
             scores = np.where(scores <= _HIDDEN, -np.inf, scores)
@@ -68,24 +71,25 @@ class _Attention:
         return scores, slope
 
     def _visible(self) -> list[np.ndarray]:
-        params, masks, found = self.params, self.masks, []
+        """Returns masks; a score is visible if all are true."""
+        params, masks, visible = self.params, self.masks, []
         if params["causal"] or params["window"] is not None:
             rows = np.arange(self.sizes.rows.size)[:, None] + params["offset"]
             columns = np.arange(self.sizes.columns.size)
-            here = masks.get("positions", rows).astype(np.int64)
-            behind = here - masks.get("memory_positions", columns)
+            queries = masks.get("positions", rows).astype(np.int64)
+            behind = queries - masks.get("memory_positions", columns)
             if params["causal"]:
-                found.append(behind >= 0)
+                visible.append(behind >= 0)
             if params["window"] is not None:
-                found.append(np.abs(behind) < params["window"])
+                visible.append(np.abs(behind) < params["window"])
         if "segments" in masks:
-            found.append(masks["segments"] == masks["memory_segments"])
-        found += [masks[name] for name in ("mask", "present", "active") if name in masks]
-        return found
+            visible.append(masks["segments"] == masks["memory_segments"])
+        visible += [masks[name] for name in ("mask", "present", "active") if name in masks]
+        return visible
 
-    def unlay(self, array: np.ndarray, dims: Shape, which: int) -> np.ndarray:
-        """Returns a result as an output has it, summed over the dims that the output lacks."""
-        value = self.instruction.outputs[which]
+    def as_output(self, array: np.ndarray, dims: Shape, number: int) -> np.ndarray:
+        """Returns an array with the dims of an output, summed over the dims that this lacks."""
+        value = self.instruction.outputs[number]
         array = array.reshape(-1, *dims.sizes)
         missing = [i for i, dim in enumerate(dims) if value.local.find(dim.name) is None]
         array = array.sum(tuple(i + 1 for i in missing))
@@ -94,34 +98,38 @@ class _Attention:
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    this = _Attention(instruction, inputs)
-    largest = np.maximum(this.scores.max(-1, keepdims=True), _HIDDEN)
-    weights = np.exp(this.scores - largest)
+    attention = _Attention(instruction, inputs)
+    largest = np.maximum(attention.scores.max(-1, keepdims=True), _HIDDEN)
+    weights = np.exp(attention.scores - largest)
     total = weights.sum(-1, keepdims=True)
-    mixed = weights @ this.v / np.where(total == 0, 1, total)
+    result = weights @ attention.v / np.where(total == 0, 1, total)
     sums = np.where(total == 0, _HIDDEN, np.log(total) + largest)
-    return [this.unlay(mixed, this.out_dims, 0), this.unlay(sums, this.sum_dims, 1)]
+    return [
+        attention.as_output(result, attention.out_dims, 0),
+        attention.as_output(sums, attention.sum_dims, 1),
+    ]
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
-    this = _Attention(instruction, inputs[:-3])
+    attention = _Attention(instruction, inputs[:-3])
     last = len(inputs)
-    sums = this.lay(inputs[-2], last - 2, this.sum_dims)[..., None]
-    mixed, arriving = (
-        this.flat(this.lay(inputs[i], i, this.out_dims)) for i in (last - 3, last - 1)
+    sums = attention.align(inputs[-2], last - 2, attention.sum_dims)[..., None]
+    result, cotangent = (
+        attention.flat(attention.align(inputs[i], i, attention.out_dims))
+        for i in (last - 3, last - 1)
     )
-    weights = np.exp(this.scores - sums)
-    delta = (mixed * arriving).sum(-1, keepdims=True)
-    to_scores = weights * (arriving @ this.v.swapaxes(-1, -2) - delta)
-    to_product = to_scores * this.slope * this.params["scale"]
-    found = [
-        this.unlay(to_product @ this.k, this.q_dims, 0),
-        this.unlay(to_product.swapaxes(-1, -2) @ this.q, this.k_dims, 1),
-        this.unlay(weights.swapaxes(-1, -2) @ arriving, this.v_dims, 2),
+    weights = np.exp(attention.scores - sums)
+    delta = (result * cotangent).sum(-1, keepdims=True)
+    grad_scores = weights * (cotangent @ attention.v.swapaxes(-1, -2) - delta)
+    grad_product = grad_scores * attention.slope * attention.params["scale"]
+    gradients = [
+        attention.as_output(grad_product @ attention.k, attention.q_dims, 0),
+        attention.as_output(grad_product.swapaxes(-1, -2) @ attention.q, attention.k_dims, 1),
+        attention.as_output(weights.swapaxes(-1, -2) @ cotangent, attention.v_dims, 2),
     ]
     if parameters_of(instruction, AttentionGradient)["bias_gradient"]:
-        found.append(this.unlay(to_scores, this.sizes.full, 3))
-    return found
+        gradients.append(attention.as_output(grad_scores, attention.sizes.full, 3))
+    return gradients
 
 
 EMITTERS: Mapping[str, Emitter] = {

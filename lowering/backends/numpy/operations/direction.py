@@ -1,4 +1,4 @@
-"""Which way a cumulative instruction goes along an axis of a shard."""
+"""The direction of a cumulative instruction along an axis of a shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshdsl.lowering.program import Instruction
 def in_rows(
     instruction: Instruction, number: int, x: np.ndarray
 ) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """Returns an operand's rows along the dim, in the order of the steps, and what undoes that."""
+    """Returns an operand's rows along the dim, in the order of the steps, and the inverse."""
     params = parameters_of(instruction, Before)
     at = instruction.inputs[number].local.position(params["dim"]) + 1
     step = -1 if params["reverse"] else 1

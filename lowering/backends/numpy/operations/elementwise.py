@@ -1,4 +1,4 @@
-"""Elementwise instructions: numpy's and SciPy's functions, where they have another name."""
+"""Elementwise instructions: functions of numpy and SciPy; the table has those of other names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshdsl.tensors.dtypes import is_differentiable, is_integer
 
 
 def _accurate(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Returns a function that computes in a dtype that SciPy knows; its emitter rounds."""
+    """Returns a function that computes in a dtype that SciPy supports; its emitter rounds."""
     return lambda *arrays: function(*map(wide, arrays))
 
 
@@ -26,6 +26,7 @@ def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cast(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Converts numbers; floats outside of an integer dtype become its limits, and NaN becomes 0."""
     (x,), dtype = inputs, instruction.outputs[0].dtype
     if not (is_integer(dtype) and is_differentiable(x.dtype)):
         return x.astype(dtype)

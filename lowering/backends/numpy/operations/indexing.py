@@ -1,4 +1,4 @@
-"""Look-up by index, and putting together by index."""
+"""Gather by index (take), scatter, and update of a slice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import identity
 
 
-def _lay(array: np.ndarray, have: Shape, want: Sequence[str]) -> np.ndarray:
-    """Orders the dims of an array, behind that of the devices."""
+def _permuted(array: np.ndarray, have: Shape, want: Sequence[str]) -> np.ndarray:
+    """Returns an array [devices, *have] with its dims in another order: [devices, *want]."""
     return array.transpose(0, *(i + 1 for i in permutation(have.names, want)))
 
 
@@ -32,15 +32,15 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
     table, indices = (v.local for v in instruction.inputs)
     (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
     dim, shared = params["dim"], params["pairs"]
-    places, rest = indices.without(shared).names, table.without([dim, *shared]).names
-    rows = _lay(inputs[0], table, [*shared, dim, *rest])
-    index = _lay(inputs[1], indices, [*shared, *places])
+    index_dims, rest = indices.without(shared).names, table.without([dim, *shared]).names
+    rows = _permuted(inputs[0], table, [*shared, dim, *rest])
+    index = _permuted(inputs[1], indices, [*shared, *index_dims])
     inside = (index >= 0) & (index < table.get(dim).size)
-    found = rows[*_grid(index, 1 + len(shared)), np.where(inside, index, 0)]
+    result = rows[*_grid(index, 1 + len(shared)), np.where(inside, index, 0)]
     mask = inside.reshape(*inside.shape, *(1,) * len(rest))
-    found = np.where(mask, found, np.zeros((), found.dtype))
-    held = (*shared, *places, *rest)
-    return found.transpose(0, *(i + 1 for i in permutation(held, out.local.names)))
+    result = np.where(mask, result, np.zeros((), result.dtype))
+    names = (*shared, *index_dims, *rest)
+    return result.transpose(0, *(i + 1 for i in permutation(names, out.local.names)))
 
 
 def _scatter(combine: Any, kind: str) -> Emitter:
@@ -48,16 +48,16 @@ def _scatter(combine: Any, kind: str) -> Emitter:
         updates, indices = (v.local for v in instruction.inputs)
         (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
         dim, shared = params["dim"], params["pairs"]
-        places, rest = indices.without(shared).names, out.local.without([dim, *shared])
-        index = _lay(inputs[1], indices, [*shared, *places])
-        update = wide(_lay(inputs[0], updates, [*shared, *places, *rest.names]))
+        index_dims, rest = indices.without(shared).names, out.local.without([dim, *shared])
+        index = _permuted(inputs[1], indices, [*shared, *index_dims])
+        update = wide(_permuted(inputs[0], updates, [*shared, *index_dims, *rest.names]))
         sizes = (*index.shape[: 1 + len(shared)], out.local.get(dim).size, *rest.sizes)
         rows = np.full(sizes, identity(kind, out.dtype), update.dtype)
         inside = (index >= 0) & (index < out.local.get(dim).size)
         at = [grid[inside] for grid in _grid(index, 1 + len(shared))]
         combine.at(rows, (*at, index[inside]), update[inside])
-        held = (*shared, dim, *rest.names)
-        order = (0, *(i + 1 for i in permutation(held, out.local.names)))
+        names = (*shared, dim, *rest.names)
+        order = (0, *(i + 1 for i in permutation(names, out.local.names)))
         return rows.transpose(order).astype(out.dtype)
 
     return emit
@@ -69,7 +69,7 @@ def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nd
     dim, own = params["dim"], params["part"]
     at, size = target.position(dim), part.get(own).size
     want = [own if name == dim else name for name in target.names]
-    result, pieces = inputs[0].copy(), _lay(inputs[1], part, want)
+    result, pieces = inputs[0].copy(), _permuted(inputs[1], part, want)
     for row, piece, start in zip(result, pieces, inputs[2], strict=True):
         if 0 <= start <= row.shape[at] - size:
             np.moveaxis(row, at, 0)[start : start + size] = np.moveaxis(piece, at, 0)

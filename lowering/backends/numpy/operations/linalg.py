@@ -1,6 +1,6 @@
-"""Linear algebra on the matrices of one shard: numpy.linalg and SciPy.
+"""Linear algebra on the matrices of one shard, with numpy.linalg and SciPy.
 
-Matrices that a function cannot deal with give NaN.
+If a function fails for a matrix, its results are NaN.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from meshdsl.lowering.program import Instruction
 
 
 def _each(function: Callable, shapes: Sequence[tuple[int, ...]], *stacks: np.ndarray) -> list:
-    """Applies a function to one matrix after another, of stacks that are equally deep."""
-    depth = stacks[0].shape[:-2]
+    """Applies a function to each matrix of stacks [..., rows, columns] with the same lead axes."""
+    lead = stacks[0].shape[:-2]
     results = [np.full(shape, np.nan, stacks[0].dtype) for shape in shapes]
-    for at in np.ndindex(*depth):
+    for at in np.ndindex(*lead):
         try:
-            found = function(*(stack[at] for stack in stacks))
+            matrices = function(*(stack[at] for stack in stacks))
         except np.linalg.LinAlgError:
             continue
-        for result, one in zip(results, found, strict=True):
-            result[at] = one
+        for result, matrix in zip(results, matrices, strict=True):
+            result[at] = matrix
     return results
 
 
@@ -35,7 +35,7 @@ def _factors(function: Callable[[np.ndarray], Sequence[np.ndarray]]) -> Emitter:
 
     def each(x: np.ndarray) -> Sequence[np.ndarray]:
         example = function(np.eye(*x.shape[-2:], dtype=x.dtype))
-        return _each(function, [(*x.shape[:-2], *one.shape) for one in example], x)
+        return _each(function, [(*x.shape[:-2], *array.shape) for array in example], x)
 
     return factors(each)
 
@@ -49,8 +49,8 @@ def _triangular(instruction: Instruction, a: np.ndarray, b: np.ndarray) -> np.nd
     lower, unit = params["lower"], params["unit_diagonal"]
 
     def solved(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray]:
-        found = linalg.solve_triangular(a, b, lower=lower, unit_diagonal=unit, check_finite=False)
-        return (found,)
+        x = linalg.solve_triangular(a, b, lower=lower, unit_diagonal=unit, check_finite=False)
+        return (x,)
 
     return _each(solved, [b.shape], a, b)[0]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdsl.lowering.backends.numpy.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.numpy.namespace import wide
-from meshdsl.lowering.backends.numpy.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.backends.numpy.operations.scaling import frexp, out_of_range, product, scaled
 from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 
@@ -25,15 +25,15 @@ def _reduction(function: Any) -> Emitter:
 
 
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
-    """The product, as mantissas and exponents where it may have left the range on the way."""
+    """Returns products; from mantissas and exponents if a partial product may leave the range."""
     x, local = inputs[0], instruction.inputs[0].local
     at = tuple(local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"])
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        found = np.multiply.reduce(x, axis=at, dtype=x.dtype)
-    if not lost(found):
-        return found
+        result = np.multiply.reduce(x, axis=at, dtype=x.dtype)
+    if not out_of_range(result):
+        return result
     rows = np.moveaxis(x, at, range(len(at)))
-    return scaled(*product(*parted(rows.reshape(-1, *rows.shape[len(at) :]))))
+    return scaled(*product(*frexp(rows.reshape(-1, *rows.shape[len(at) :]))))
 
 
 def _arg(function: Any) -> Emitter:

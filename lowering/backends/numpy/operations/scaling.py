@@ -1,9 +1,9 @@
-"""Numbers as a mantissa and an exponent, so that products leave no range.
+"""Numbers as a mantissa and an exponent, so that products do not overflow or underflow.
 
-A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1); that of a complex number is the
-larger one of its parts'. Exponents are s32; those of 0 and of what is not finite mean nothing.
+A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1). A complex number has one exponent,
+that of the larger of its parts. Exponents are s32; those of 0, inf and NaN are arbitrary.
 
-Dtypes are float32, float64 and their complex ones: half precision is multiplied in float32. The
+Dtypes are float32, float64, complex64 and complex128: half precision is multiplied in float32. The
 sum of a dim's exponents must fit in s32: 14 million factors at the limits of float32, 2 million at
 those of float64.
 """
@@ -21,8 +21,8 @@ from meshdsl.lowering.program import Instruction
 _BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
 
 
-def parted(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mantissas and exponents."""
+def frexp(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mantissas and exponents of numbers, also of complex ones."""
     size = np.maximum(abs(x.real), abs(x.imag)) if np.iscomplexobj(x) else abs(x)
     assert size.dtype.itemsize >= 4, "half precision is multiplied in float32"
     exponent = np.where(np.isfinite(size), np.frexp(size)[1], 0).astype(np.int32)
@@ -34,21 +34,21 @@ def scaled(x: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", under="ignore"):
         if not np.iscomplexobj(x):
             return np.ldexp(x, exponent)
-        found = np.empty(np.broadcast_shapes(x.shape, exponent.shape), x.dtype)
-        found.real, found.imag = np.ldexp(x.real, exponent), np.ldexp(x.imag, exponent)
-        return found
+        result = np.empty(np.broadcast_shapes(x.shape, exponent.shape), x.dtype)
+        result.real, result.imag = np.ldexp(x.real, exponent), np.ldexp(x.imag, exponent)
+        return result
 
 
 def products(mantissa: np.ndarray, exponent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mantissas and exponents of the products of the rows up to each."""
+    """Returns the mantissas and exponents of the products of all rows up to each."""
     mantissas, exponents = np.empty_like(mantissa), np.empty_like(exponent)
     number, power = np.ones_like(mantissa[:1]), np.zeros_like(exponent[:1])
     with np.errstate(invalid="ignore"):
-        for place in range(len(mantissa)):
-            here = slice(place, place + 1)
-            number, more = parted(number * mantissa[here])
-            power = power + exponent[here] + more
-            mantissas[here], exponents[here] = number, power
+        for index in range(len(mantissa)):
+            row = slice(index, index + 1)
+            number, more = frexp(number * mantissa[row])
+            power = power + exponent[row] + more
+            mantissas[row], exponents[row] = number, power
     return mantissas, exponents
 
 
@@ -57,17 +57,17 @@ def product(mantissa: np.ndarray, exponent: np.ndarray) -> tuple[np.ndarray, np.
     number, total = np.ones_like(mantissa[0]), exponent.sum(0, dtype=np.int32)
     with np.errstate(invalid="ignore"):
         for at in range(0, len(mantissa), _BLOCK):
-            number, more = parted(number * np.multiply.reduce(mantissa[at : at + _BLOCK]))
+            number, more = frexp(number * np.multiply.reduce(mantissa[at : at + _BLOCK]))
             total = total + more
     return number, total
 
 
-def lost(found: np.ndarray) -> bool:
-    """Whether any product may have left the range on the way: it is not finite, or not normal."""
-    if found.dtype.kind not in "fc":
+def out_of_range(products: np.ndarray) -> bool:
+    """Whether any product may have left the range: it is not finite, or not a normal number."""
+    if products.dtype.kind not in "fc":
         return False
-    size = abs(found)
-    return bool(np.any(~np.isfinite(size) | (size < np.finfo(found.dtype).tiny)))
+    size = abs(products)
+    return bool(np.any(~np.isfinite(size) | (size < np.finfo(products.dtype).tiny)))
 
 
 def _scaled_prod(
@@ -75,13 +75,13 @@ def _scaled_prod(
 ) -> tuple[np.ndarray, np.ndarray]:
     local = instruction.inputs[0].local
     over = [local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"]]
-    mantissa, exponent = parted(inputs[0])
+    mantissa, exponent = frexp(inputs[0])
     if len(inputs) > 1:
         exponent = exponent + inputs[1]
-    kept = [at for at in range(mantissa.ndim) if at not in over]
+    rest = [at for at in range(mantissa.ndim) if at not in over]
     rows = (
-        each.transpose(*over, *kept).reshape(-1, *(each.shape[at] for at in kept))
-        for each in (mantissa, exponent)
+        part.transpose(*over, *rest).reshape(-1, *(part.shape[at] for at in rest))
+        for part in (mantissa, exponent)
     )
     return product(*rows)
 

@@ -1,4 +1,4 @@
-"""Windows of one shard: every element by itself, as the definition says."""
+"""Slices of one shard, with strides and dilation: element by element, by the definition."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nd
     params, (out,) = parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"]) + 1
     rows = np.moveaxis(inputs[0], at, 0)
-    wanted = params["start"] + params["stride"] * np.arange(out.local[at - 1].size)
-    source, between = np.divmod(wanted, params["dilation"])
-    found = (between == 0) & (source >= 0) & (source < len(rows))
-    result = np.full((len(wanted), *rows.shape[1:]), params["fill"], out.dtype)
-    result[found] = rows[source[found]]
+    positions = params["start"] + params["stride"] * np.arange(out.local[at - 1].size)
+    source, between = np.divmod(positions, params["dilation"])
+    inside = (between == 0) & (source >= 0) & (source < len(rows))
+    result = np.full((len(positions), *rows.shape[1:]), params["fill"], out.dtype)
+    result[inside] = rows[source[inside]]
     return np.moveaxis(result, 0, at)
 
 

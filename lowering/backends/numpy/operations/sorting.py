@@ -1,4 +1,4 @@
-"""Order along one dim of a shard."""
+"""Sorting along one dim of a shard."""
 
 from __future__ import annotations
 
