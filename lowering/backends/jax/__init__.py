@@ -1,4 +1,4 @@
-"""The JAX backend: one `jax.shard_map` with the program's collectives written out."""
+"""The JAX backend: a program becomes one `jax.shard_map` with explicit collectives."""
 
 from meshdsl.lowering.backends.jax import runtime
 from meshdsl.lowering.backends.jax.emitters import EMITTERS

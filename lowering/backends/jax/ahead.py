@@ -1,8 +1,8 @@
-"""Ahead: compiles a program for a machine that is not there, with the machine's own compiler.
+"""Ahead: compiles a program for TPUs that are not there, with the compiler of TPUs.
 
-libtpu, the compiler of TPUs, needs no TPU: JAX describes the devices of a slice, and the program is
-compiled for them as for those of a job, fused kernels, places on the torus, flags and all. Nothing
-is allocated or run, and nothing is asked of the network.
+libtpu, that compiler, needs no TPU: JAX describes the devices of a slice. The program is compiled
+for them as for those of a job, with the same fused kernels, order of devices and flags. Nothing is
+allocated or run, and the network is not used.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.compiler_flags import Flag
 from meshdsl.lowering.backends.hlo_wire import sent
 from meshdsl.lowering.backends.jax.executable import Executable
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.compiled import Compiled
 from meshdsl.lowering.program import SpmdProgram
 
-# Several processes may compile at a time.
+# The last entry lets several processes compile at a time.
 _NO_TPU = {
     "TPU_ACCELERATOR_TYPE": "v5e-256",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -49,29 +49,31 @@ def require_compiler() -> None:
 
 
 def devices(topology: Topology) -> Sequence[Any]:
-    """Returns the devices of TPU slices that are not there.
+    """Returns the devices of TPU slices, which need not exist.
 
     Raises:
-        ValueError: libtpu is not installed, or it knows no such slice.
+        ValueError: libtpu is not installed, or does not know this kind of slice.
     """
     require_compiler()
     options: dict[str, Any] = {}
-    if topology.name == "v4":  # both cores of a chip work as one
+    if topology.name == "v4":  # a device is both cores of a chip
         options["chip_config_name"] = "megacore"
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     shape = f"{topology.name}:{'x'.join(map(str, topology.sizes))}"
     with _without_network():
         try:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=shape, **options)
+            description = topologies.get_topology_desc(
+                platform="tpu", topology_name=shape, **options
+            )
         except jax.errors.JaxRuntimeError as error:
             raise ValueError(f"libtpu knows no topology {shape}: {_first_line(error)}") from error
-    return found.devices
+    return description.devices
 
 
 @contextmanager
 def _without_network() -> Iterator[None]:
-    """Keeps libtpu, which is started where it is first asked, from looking for a TPU."""
+    """Keeps libtpu from searching for a TPU, which it does when it is first used."""
     added = {name: value for name, value in _NO_TPU.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -82,7 +84,7 @@ def _without_network() -> Iterator[None]:
 
 
 def compile_ahead(program: SpmdProgram, topology: Topology, flags: Mapping[str, Flag]) -> Compiled:
-    """Compiles a program for a machine of TPUs.
+    """Compiles a program for TPU slices.
 
         compile_ahead(f.lower(x), Topology.parse("v5p:8x8x8"), RECOMMENDED["v5p"])
 
@@ -90,58 +92,58 @@ def compile_ahead(program: SpmdProgram, topology: Topology, flags: Mapping[str, 
         flags: the compiler's; see `backends.compiler_flags`.
 
     Raises:
-        ValueError: the mesh does not cover the machine, libtpu is not installed, or a flag is not
-            known to it.
+        ValueError: the mesh does not cover the slices, libtpu is not installed, or it does not know
+            a flag.
     """
     problems = topology.problems(program.mesh)
     if problems:
         raise ValueError("\n".join(problems))
-    mesh = placed(program.mesh, devices(topology))
+    mesh = arrange_devices(program.mesh, devices(topology))
     start = time.perf_counter(), time.process_time()
 
     with tempfile.TemporaryDirectory() as folder:
-        # jaxlib cannot read all programs that libtpu makes; libtpu writes what it made.
+        # jaxlib cannot read all programs of libtpu, so the HLO comes from libtpu's dump.
         options = {**flags, "xla_dump_to": folder}
-        given_up = program.donated
-        executable, room = None, (0, 0)
+        donated = program.donated
+        executable, memory = None, (0, 0)
         try:
-            executable = Executable(program, given_up, mesh, compiler_options=options)
+            executable = Executable(program, donated, mesh, compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
-            room = _too_large(error)
-        took = time.perf_counter() - start[0], time.process_time() - start[1]
+            memory = _too_large(error)
+        seconds = time.perf_counter() - start[0], time.process_time() - start[1]
         if executable is None:
             reason = "libtpu leaves no program that does not fit"
-            return Compiled(*room, False, None, *took, unread=reason)
-        found, reason = _sent(Path(folder), program.mesh.size)
+            return Compiled(*memory, False, None, *seconds, unread=reason)
+        wire_bytes, reason = _sent(Path(folder), program.mesh.size)
     peak = executable.memory_analysis().peak_memory_in_bytes
-    return Compiled(peak, None, True, found, *took, unread=reason)
+    return Compiled(peak, None, True, wire_bytes, *seconds, unread=reason)
 
 
 def _sent(folder: Path, count: int) -> tuple[Mapping[str, float] | None, str]:
-    """Returns what a device sends by the optimised program, by kind, or why that is not known."""
+    """Returns the bytes that a device sends, by kind of collective, or why they are not known."""
     files = list(folder.glob("*.after_optimizations.txt"))
     if len(files) != 1:
         return None, f"libtpu wrote {len(files)} programs, not one"
-    found: dict[str, float] = collections.defaultdict(float)
+    wire_bytes: dict[str, float] = collections.defaultdict(float)
     try:
-        for one in sent(files[0].read_text(), count):
-            found[one.kind] += one.wire_bytes * one.count
+        for collective in sent(files[0].read_text(), count):
+            wire_bytes[collective.kind] += collective.wire_bytes * collective.count
     except ValueError as error:
         return None, str(error)
-    return found, ""
+    return wire_bytes, ""
 
 
 def _too_large(error: Exception) -> tuple[int, int]:
-    """Returns what would be needed and what there is, of a program that does not fit.
+    """Returns the memory that a program needs and that a device has, in bytes, if it does not fit.
 
     Raises:
-        ValueError: the compiler refused it for another reason.
+        ValueError: the compiler refused the program for another reason.
     """
     text = str(error)
     match = _USED.search(text)
     if "RESOURCE_EXHAUSTED" in text and match:
-        needed, unit, room, of_room = match.groups()
-        return int(float(needed) * _UNITS[unit]), int(float(room) * _UNITS[of_room])
+        needed, unit, available, available_unit = match.groups()
+        return int(float(needed) * _UNITS[unit]), int(float(available) * _UNITS[available_unit])
     raise ValueError(f"libtpu refuses the program: {_first_line(error)}") from error
 
 

@@ -1,11 +1,13 @@
 """The collectives of a program, between the devices of `jax.shard_map`.
 
-XLA joins collectives itself on TPU and GPU, so a joined one is written there tensor by tensor. On
-CPU, where each costs some 25 µs, small tensors travel in one buffer: 12 of 1 KiB on four devices
-take 60 % of the time, of 64 KiB 65 to 95 %; from 256 KiB on the copies cost more than they save.
-XLA:CPU also copies along the first dim in half the time, where along another it copies runs of a
-few KiB (256 by 1,024 numbers in 4 blocks: 0.6 of it gathered, 0.4 scattered; runs of 32 KiB: 0.9 to
-1.0), so what is cut into such runs is turned around.
+On TPU and GPU, XLA itself joins collectives, so a joined collective is emitted tensor by tensor. On
+CPU a collective costs some 25 µs, so small tensors are sent in one buffer. 12 tensors of 1 KiB on
+four devices take 60 % of the time, tensors of 64 KiB 65 to 95 %; from 256 KiB on, the copies cost
+more than they save.
+
+XLA:CPU copies along the first dim in half the time. Along another dim it copies runs of a few KiB
+(256 by 1,024 numbers in 4 blocks: 0.6 of the time for a gather, 0.4 for a scatter; runs of 32 KiB:
+0.9 to 1.0). So tensors with short runs are transposed: their blocks become rows.
 """
 
 from __future__ import annotations
@@ -33,21 +35,21 @@ from meshdsl.lowering.program import Instruction, payload_bytes
 from meshdsl.tensors.cuts import cut, join
 from meshdsl.tensors.dtypes import is_float
 
-_SMALL = 64 * 1024  # bytes of payload up to which a tensor travels with others in one buffer
-_RUN = 8 * 1024  # bytes in a row up to which they are copied faster along the first dim
+_SMALL = 64 * 1024  # bytes of payload up to which a tensor is packed with others
+_RUN = 8 * 1024  # bytes up to which contiguous runs are copied faster along the first dim
 
 
-def _cut(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
-    """Pads a dim so that its blocks can be sent."""
+def _pad(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
+    """Pads a dim to equal blocks, one for each device."""
     counts = machine.counts(axes_of(instruction))
     return cut(jnp, x, position_of(instruction, dim), counts)
 
 
-def _join(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
-    """Drops the pads of a dim whose blocks have been received."""
-    place, (out,) = position_of(instruction, dim), instruction.outputs
+def _unpad(machine: Machine, instruction: Instruction, x: Any, dim: str) -> Any:
+    """Removes the pads of a dim whose blocks have been received."""
+    at, (out,) = position_of(instruction, dim), instruction.outputs
     counts = machine.counts(axes_of(instruction))
-    return join(jnp, x, place, counts, out.local[place].size)
+    return join(jnp, x, at, counts, out.local[at].size)
 
 
 def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -58,23 +60,21 @@ def _reduced(instruction: Instruction, x: Any) -> Any:
     params = parameters_of(instruction, AllReduce)
     axes, kind = params["axes"], params["kind"]
     if kind == "sum":
-        return _added(lambda x: lax.psum(x, axes), x)
+        return _sum_of(lambda x: lax.psum(x, axes), x)
     reduce = {"max": lax.pmax, "min": lax.pmin}[kind]
     if not is_float(instruction.inputs[0].dtype):
         return reduce(x, axes)
     return _from_key(reduce(to_key(x, kind), axes), x.dtype)
 
 
-def _added(add: Callable[[Any], Any], x: Any) -> Any:
-    """Adds up; bools as bytes. One at most is true: what picks elements adds False to them."""
-    return add(x.astype(jnp.uint8)) != 0 if x.dtype == bool else add(x)
+def _sum_of(sum_over: Callable[[Any], Any], x: Any) -> Any:
+    """Returns the sum over devices; of bools, at most one of which is true, as bytes."""
+    return sum_over(x.astype(jnp.uint8)) != 0 if x.dtype == bool else sum_over(x)
 
 
 def to_key(x: Any, kind: str) -> Any:
-    """Returns integers in the order of the numbers, with NaN winning.
-
-    XLA's reductions between devices may drop NaN, its local ones do not.
-    """
+    """Returns integers that order like the numbers; NaN is the largest, or the least for `min`."""
+    # XLA's reductions between devices may drop NaN; its local ones do not.
     limits = jnp.iinfo(f"int{8 * x.dtype.itemsize}")
     key = _flip(lax.bitcast_convert_type(x, limits.dtype))
     return jnp.where(jnp.isnan(x), limits.max if kind == "max" else limits.min, key)
@@ -85,66 +85,66 @@ def _from_key(key: Any, dtype: Any) -> Any:
 
 
 def _flip(bits: Any) -> Any:
-    """Turns the bits of floats into integers that order like them, and back."""
+    """Converts the bits of floats to integers that order like them, and back."""
     return bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & jnp.iinfo(bits.dtype).max)
 
 
 def _reduce_scatter(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = axes_of(instruction), position_of(instruction, "dim")
-    padded = _cut(machine, instruction, inputs[0], "dim")
-    return _added(lambda x: reduce_scatter(machine, x, axes, place), padded)
+    axes, at = axes_of(instruction), position_of(instruction, "dim")
+    padded = _pad(machine, instruction, inputs[0], "dim")
+    return _sum_of(lambda x: reduce_scatter(machine, x, axes, at), padded)
 
 
 def _all_gather(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    axes, place = axes_of(instruction), position_of(instruction, "dim")
-    joined = all_gather(machine, inputs[0], axes, place)
-    return _join(machine, instruction, joined, "dim")
+    axes, at = axes_of(instruction), position_of(instruction, "dim")
+    joined = all_gather(machine, inputs[0], axes, at)
+    return _unpad(machine, instruction, joined, "dim")
 
 
 def _all_to_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     axes = axes_of(instruction)
     split, concat = position_of(instruction, "split"), position_of(instruction, "concat")
-    x = _cut(machine, instruction, inputs[0], "split")
-    if x is not inputs[0]:  # XLA:CPU sends blocks one by one, and fails where one is constant
+    x = _pad(machine, instruction, inputs[0], "split")
+    if x is not inputs[0]:  # XLA:CPU sends each block by itself, and fails if one is constant
         x = lax.optimization_barrier(x)
     x = lax.all_to_all(x, axes, split_axis=split, concat_axis=concat, tiled=True)
-    return _join(machine, instruction, x, "concat")
+    return _unpad(machine, instruction, x, "concat")
 
 
 def _permute(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    return _sent(instruction, inputs[0])
+    return _permuted(instruction, inputs[0])
 
 
-def _sent(instruction: Instruction, x: Any) -> Any:
+def _permuted(instruction: Instruction, x: Any) -> Any:
     params = parameters_of(instruction, Permute)
     return lax.ppermute(x, params["mesh_axes"], params["pairs"])
 
 
 _PACKINGS = {
-    "all_reduce": Packing(flatten, lambda machine, one, x: _reduced(one, x), unflatten),
+    "all_reduce": Packing(flatten, lambda machine, part, x: _reduced(part, x), unflatten),
     "reduce_scatter": Packing(
         pack_blocks("dim"),
-        lambda machine, one, x: _added(lambda x: lax.psum_scatter(x, axes_of(one)), x),
+        lambda machine, part, x: _sum_of(lambda x: lax.psum_scatter(x, axes_of(part)), x),
         unflatten,
     ),
     "all_gather": Packing(
-        flatten, lambda machine, one, x: lax.all_gather(x, axes_of(one)), merge_blocks("dim")
+        flatten, lambda machine, part, x: lax.all_gather(x, axes_of(part)), merge_blocks("dim")
     ),
     "all_to_all": Packing(
         pack_blocks("split"),
-        lambda machine, one, x: lax.all_to_all(x, axes_of(one), 0, 0, tiled=True),
+        lambda machine, part, x: lax.all_to_all(x, axes_of(part), 0, 0, tiled=True),
         merge_blocks("concat"),
     ),
     "permute": Packing(
         flatten,
-        lambda machine, one, x: _sent(one, x),
+        lambda machine, part, x: _permuted(part, x),
         unflatten,
     ),
 }
 
 
 def _each(emit: Emitter) -> Emitter:
-    """Returns what moves several tensors as it moves one, small ones together."""
+    """Returns the emitter of a collective of several tensors; on CPU, small ones are packed."""
 
     def emit_all(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         parts = instruction.parts
@@ -157,34 +157,34 @@ def _each(emit: Emitter) -> Emitter:
             if on_cpu and payload_bytes(part, machine.mesh) <= _SMALL
         ]
         packed = small if len(small) > 1 else []
-        results = dict(zip(packed, _together(machine, parts, inputs, packed), strict=True))
+        results = dict(zip(packed, _sent_packed(machine, parts, inputs, packed), strict=True))
         return [
             results[n] if n in results else alone(machine, part, [array])
             for n, (part, array) in enumerate(zip(parts, inputs, strict=True))
         ]
 
     def alone(machine: Machine, part: Instruction, inputs: Arrays) -> Any:
-        if machine.platform == "cpu" and not machine.torus and _turns(part):
-            return _together(machine, [part], inputs, [0])[0]
+        if machine.platform == "cpu" and not machine.torus and _has_short_runs(part):
+            return _sent_packed(machine, [part], inputs, [0])[0]
         return emit(machine, part, inputs)
 
     return emit_all
 
 
-def _turns(part: Instruction) -> bool:
-    """Whether a tensor is gathered or scattered in short runs, along another dim than its first."""
+def _has_short_runs(part: Instruction) -> bool:
+    """Whether a gather or scatter copies short runs, along a dim that is not the first."""
     if part.op not in ("all_gather", "reduce_scatter"):
         return False
     shard = (part.inputs if part.op == "all_gather" else part.outputs)[0]
-    place = position_of(part, "dim")
-    run = math.prod(shard.local.sizes[place:]) * shard.dtype.itemsize
-    return math.prod(shard.local.sizes[:place]) > 1 and run <= _RUN
+    at = position_of(part, "dim")
+    run = math.prod(shard.local.sizes[at:]) * shard.dtype.itemsize
+    return math.prod(shard.local.sizes[:at]) > 1 and run <= _RUN
 
 
-def _together(
+def _sent_packed(
     machine: Machine, parts: Sequence[Instruction], inputs: Arrays, chosen: Sequence[int]
 ) -> list[Any]:
-    """Moves some tensors in one buffer."""
+    """Returns the results of the parts `chosen`, sent in one buffer."""
     if not chosen:
         return []
     if parts[0].op not in _PACKINGS:
@@ -192,8 +192,8 @@ def _together(
             f"`{parts[0].op}` is not joined with others of its kind: say how tensors of it travel "
             "in one buffer in _PACKINGS of lowering/backends/jax/collectives.py"
         )
-    own, arrays = [parts[n] for n in chosen], [inputs[n] for n in chosen]
-    return send_packed(machine, _PACKINGS[parts[0].op], own, arrays)
+    chosen_parts, arrays = [parts[n] for n in chosen], [inputs[n] for n in chosen]
+    return send_packed(machine, _PACKINGS[parts[0].op], chosen_parts, arrays)
 
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -1,4 +1,4 @@
-"""Instructions with bodies, and barriers between what is computed twice."""
+"""Instructions with bodies, and barriers, which keep recomputed values apart."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
     token, run = machine.ordered(instruction.bodies)
     rounded = _rounded(params["body"])[consts + carries :]
-    length, way = params["length"], -1 if params["reverse"] else 1
+    length, direction = params["length"], -1 if params["reverse"] else 1
     ahead = params.get("ahead", ())
     steps = jnp.arange(length, dtype=jnp.int32) if ahead else None
 
-    def following(step: Any) -> list[jax.Array]:
-        """Returns the slices of the next iteration; after the last comes the first."""
-        at = (step + way) % length
+    def next_slices(step: Any) -> list[jax.Array]:
+        """Returns the slices of the next iteration; the last one is followed by the first."""
+        at = (step + direction) % length
         return [lax.dynamic_index_in_dim(stacked[n], at, keepdims=False) for n in ahead]
 
-    def body(carry: Any, given: Any) -> Any:
-        own, passed = carry[:carries], carry[carries:]
-        slices = [*given[0], *(following(given[1]) if ahead else ())]
+    def body(carry: Any, row: Any) -> Any:
+        carried, effects = carry[:carries], carry[carries:]
+        slices = [*row[0], *(next_slices(row[1]) if ahead else ())]
         slices = [
-            lax.reduce_precision(x, 8, 7) if only else x
-            for x, only in zip(slices, rounded, strict=True)
+            lax.reduce_precision(x, 8, 7) if is_rounded else x
+            for x, is_rounded in zip(slices, rounded, strict=True)
         ]
-        results = run(params["body"], [*fixed, *own, *slices, *passed])
-        end = len(results) - len(passed)
+        results = run(params["body"], [*fixed, *carried, *slices, *effects])
+        end = len(results) - len(effects)
         return [*results[:carries], *results[end:]], results[carries:end]
 
     start = [*_arrays(inputs[consts : consts + carries]), *token]
-    xs = [array for n, array in enumerate(stacked) if n not in ahead], steps  # the rest come last
+    # Operands that are read ahead come last.
+    xs = [array for n, array in enumerate(stacked) if n not in ahead], steps
     carry, ys = lax.scan(body, start, xs, length=length, reverse=params["reverse"])
     return machine.resume([*carry[:carries], *ys, *carry[carries:]], token)
 
 
 def _rounded(body: Block) -> list[bool]:
-    """Returns of each input whether it is float32 of which only the bfloat16 part is read.
-
-    Rounding that part out in the body, which changes nothing, keeps XLA from casting the whole
-    stack outside of the loop, where the copy would be held until the last loop that reads it.
-    """
+    """Returns for each input whether it is float32 and only cast to bfloat16."""
+    # Such an input is rounded in the body. That does not change the numbers, and keeps XLA from
+    # casting the full stack outside of the loop. The copy would stay in memory until the last loop
+    # that reads it.
     narrow: dict[Value, bool] = dict.fromkeys(body.outputs, False)
     for instruction in reversed(body.instructions):
         for index, value in enumerate(instruction.inputs):
             if instruction.op == "barrier":
-                only = narrow.get(instruction.outputs[index], True)
+                is_cast = narrow.get(instruction.outputs[index], True)
             else:
-                only = instruction.op == "cast" and instruction.outputs[0].dtype == jnp.bfloat16
-            narrow[value] = narrow.get(value, True) and only
+                is_cast = instruction.op == "cast" and instruction.outputs[0].dtype == jnp.bfloat16
+            narrow[value] = narrow.get(value, True) and is_cast
     return [value.dtype == jnp.float32 and narrow.get(value, False) for value in body.inputs]
 
 
@@ -77,14 +77,14 @@ def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
     token, run = machine.ordered(instruction.bodies)
 
-    def going_on(carry: Any) -> Any:
+    def condition(carry: Any) -> Any:
         return run(params["condition"], [*fixed, *carry])[0]
 
-    def following(carry: Any) -> Any:
+    def body(carry: Any) -> Any:
         return run(params["body"], [*fixed, *carry])
 
     start = [*_arrays(inputs[consts:]), *token]
-    return machine.resume(lax.while_loop(going_on, following, start), token)
+    return machine.resume(lax.while_loop(condition, body, start), token)
 
 
 def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:

@@ -1,7 +1,7 @@
 """Printing: the first device calls Python, in the order of the program.
 
-Each call waits for the one before it, since it takes what that one returns: a token, which loops
-and branches that print pass on (`Machine.ordered`).
+A call waits for the previous call: its operand is the token that the previous call returned. Loops
+and branches that print pass the token on (`Machine.ordered`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Direct calls: a program compiled as a function of its callers' own trees.
 
-JAX compares trees, dtypes and places in C++ before it runs what it compiled. A program that takes
-and returns trees of NamedArrays leaves that to it, and costs little more than `jax.jit` itself.
-What such a function is called with may be on the host or on one device; arrays committed to other
-places are refused, with a ValueError, and other trees, dims and dtypes with a TypeError. Numbers of
-64 bits are the exception: see `meshdsl.tensors.named_array.flattening`.
+JAX compares trees, dtypes and shardings in C++ before it runs a compiled function. A program whose
+arguments and results are trees of NamedArrays relies on that check, and a call costs little more
+than one of `jax.jit`. Arguments may be on the host or on one device. Arrays committed to other
+devices raise ValueError; other trees, dims or dtypes raise TypeError. 64-bit numbers are the
+exception: see `meshdsl.tensors.named_array.flattening`.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.signature import Trees
 
 
-def named(data: Sequence[Any], stored: Sequence[Storage]) -> list[NamedArray]:
-    """Returns what is stored as arrays with names."""
-    return [NamedArray(d, at.dims, at.cuts) for d, at in zip(data, stored, strict=True)]
+def named_arrays(data: Sequence[Any], stored: Sequence[Storage]) -> list[NamedArray]:
+    """Returns stored arrays as NamedArrays."""
+    return [NamedArray(d, s.dims, s.cuts) for d, s in zip(data, stored, strict=True)]
 
 
-def of_trees(
+def as_tree_function(
     run: Callable, trees: Trees, inputs: Sequence[Storage], outputs: Sequence[Storage]
 ) -> Callable:
-    """Returns a function of stored arrays as one of trees: `of_trees(run, trees, ins, outs)`."""
+    """Returns a function of trees, from one of stored arrays."""
 
     def program(*arguments: Any) -> Any:
-        return trees.results(named(run(*jax.tree.leaves(arguments)), outputs))
+        return trees.results(named_arrays(run(*jax.tree.leaves(arguments)), outputs))
 
     program.__name__ = run.__name__
     return program
 
 
-def owners(trees: Trees, count: int, leaves: Collection[int]) -> list[int] | None:
-    """Returns the arguments that are made of certain leaves; None where one is in part.
+def arguments_of(trees: Trees, count: int, leaves: Collection[int]) -> list[int] | None:
+    """Returns the arguments whose leaves are all in `leaves`; None if one has only some there.
 
     Args:
-        count: how many leaves all arguments have together.
+        count: the number of leaves of all arguments.
     """
-    found = []
+    numbers = []
     for number, argument in enumerate(trees.arguments(range(count))):
-        own = jax.tree.leaves(argument)
-        given = sum(leaf in leaves for leaf in own)
-        if given not in (0, len(own)):
+        argument_leaves = jax.tree.leaves(argument)
+        chosen = sum(leaf in leaves for leaf in argument_leaves)
+        if chosen not in (0, len(argument_leaves)):
             return None
-        found += [number] if given else []
-    return found
+        numbers += [number] if chosen else []
+    return numbers
 
 
-def takes(leaf: Any, at: Storage) -> bool:
-    """Whether a leaf, as executables take it, may be given as it is to a direct call."""
+def accepts(leaf: Any, stored: Storage) -> bool:
+    """Whether a direct call accepts a leaf without conversion or transfer."""
     data, cuts = (leaf.data, leaf.cuts) if isinstance(leaf, NamedArray) else (leaf, ())
-    if cuts != at.cuts or isinstance(data, jax.core.Tracer):
+    if cuts != stored.cuts or isinstance(data, jax.core.Tracer):
         return False
     if isinstance(data, jax.Array) and data.committed:
-        return data.sharding == at.sharding or at.holds(data)
-    return at.sharding.is_fully_addressable and isinstance(data, jax.Array | np.ndarray)
+        return data.sharding == stored.sharding or stored.is_same_device(data)
+    return stored.sharding.is_fully_addressable and isinstance(data, jax.Array | np.ndarray)

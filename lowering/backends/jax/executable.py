@@ -1,8 +1,8 @@
-"""The JAX backend: one `jax.shard_map` with the program's collectives written out.
+"""The JAX backend: a program becomes one `jax.shard_map` with explicit collectives.
 
 `function` is the program as a plain JAX function of global, logical arrays. `Executable` is the
-program compiled for its mesh, of arrays as they are stored, pads and all (see `placing`), with its
-inputs placed and its donated buffers reused.
+program compiled for its mesh. Its arrays are as stored, with pads (see `placing`). It moves inputs
+to the devices and reuses donated buffers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from jax import lax
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
-from meshdsl.lowering.backends.jax.direct import named, of_trees, owners, takes
+from meshdsl.lowering.backends.jax.direct import (
+    accepts,
+    arguments_of,
+    as_tree_function,
+    named_arrays,
+)
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
-from meshdsl.lowering.backends.jax.placing import Storage, partition_spec, taking_logical
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.placing import Storage, as_logical_function, partition_spec
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.signature import Trees
@@ -32,22 +37,22 @@ class Executable:
 
     Args:
         donated: per input, whether its buffer may be reused for an output.
-        devices: the devices of the mesh; by default the first ones there are. Those of a topology
-            will do (`jax.experimental.topologies`), to compile for machines that are not there.
-        platform: whose fused kernels are used; by default that of the devices.
-        compiler_options: XLA's, by name; by default those recommended for the devices, with what
-            `program.compiler_flags` says (see `backends.compiler_flags`).
-        trees: how the program is called; for a direct call.
+        devices: the devices of the mesh; by default the first of the machine. They may belong to a
+            topology (`jax.experimental.topologies`), to compile for TPUs that are not there.
+        platform: the platform whose fused kernels are used; by default that of the devices.
+        compiler_options: XLA's, by name; by default those recommended for the devices, merged
+            with `program.compiler_flags` (see `backends.compiler_flags`).
+        trees: the trees of arguments and results, for direct calls.
 
     Attributes:
-        inputs, outputs: how each is stored.
-        shardings: those of the inputs.
-        cuts: those of the outputs.
-        direct: the program as a function of its callers' trees (see `direct`); None without.
+        inputs, outputs: the form in which each is stored.
+        shardings: of the inputs.
+        cuts: of the outputs.
+        direct: the program as a function of its callers' trees (see `direct`); None: it has none.
 
     Raises:
-        ValueError: the mesh needs more devices than there are, or a dtype needs 64-bit mode,
-            or the compiler does not know a flag.
+        ValueError: the mesh has more devices than the machine, a dtype needs 64-bit mode, or the
+            compiler does not know a flag.
     """
 
     def __init__(
@@ -70,7 +75,7 @@ class Executable:
         self.cuts = [stored.cuts for stored in self.outputs]
         reused = _reusable(block, donated)
         arguments = (
-            owners(trees, len(self.inputs), frozenset(reused)) if trees is not None else None
+            arguments_of(trees, len(self.inputs), frozenset(reused)) if trees is not None else None
         )
         self._trees = trees if arguments is not None and not block.has_effect else None
         jitted = self._jitted(mesh, platform, reused if self._trees is None else arguments or ())
@@ -87,19 +92,19 @@ class Executable:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
             raise
-        # Of an input that the program does not use, JAX would not compare the dtype.
+        # JAX does not check the dtype of an input that the program does not use.
         dropped = len(jax.tree.leaves(self.compiled.input_shardings)) < len(self.inputs)
         self.direct: Callable | None = None if self._trees is None or dropped else self.compiled
 
     def _jitted(
         self, mesh: jax.sharding.Mesh, platform: str | None, donated: Sequence[int]
     ) -> jax.stages.Wrapped:
-        """Returns the program as a function of trees, or of arrays, with all places given."""
+        """Returns the program as a function of trees, or of arrays, with all shardings fixed."""
         run = self.traceable(mesh, platform)
         outs: Any = tuple(stored.sharding for stored in self.outputs)
         if self._trees is not None:
-            run = of_trees(run, self._trees, self.inputs, self.outputs)
-            outs = self._trees.results(named(outs, self.outputs))
+            run = as_tree_function(run, self._trees, self.inputs, self.outputs)
+            outs = self._trees.results(named_arrays(outs, self.outputs))
         return jax.jit(
             run,
             in_shardings=self._arguments(self.shardings),
@@ -108,35 +113,35 @@ class Executable:
         )
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple:
-        """Returns what the compiled function takes, made of one leaf for each input."""
+        """Returns the arguments of the compiled function, from one leaf for each input."""
         if self._trees is None:
             return tuple(leaves)
-        return self._trees.arguments(named(leaves, self.inputs))
+        return self._trees.arguments(named_arrays(leaves, self.inputs))
 
-    def takes(self, leaves: Sequence[Any]) -> bool:
-        """Whether `direct` may be called with arrays like these."""
-        return all(map(takes, leaves, self.inputs))
+    def accepts(self, leaves: Sequence[Any]) -> bool:
+        """Whether `direct` accepts these arrays."""
+        return all(map(accepts, leaves, self.inputs))
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
-        """Returns the program as a jittable function of global arrays, as they are stored."""
-        return _of_stored(self.program, mesh, platform)
+        """Returns the program as a jittable function of global arrays as stored."""
+        return _stored_function(self.program, mesh, platform)
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[jax.Array]:
-        """Runs the program; arrays that are not in place, or not as stored, are put there.
+        """Runs the program; arrays on other devices, or stored in another form, are converted.
 
         Args:
-            leaves: arrays; those with pads as NamedArrays.
+            leaves: arrays; arrays with pads are NamedArrays.
         """
         placed = [
             leaf
-            if isinstance(leaf, jax.Array) and leaf.sharding == at.sharding and not at.cuts
-            else at.put(leaf)
-            for leaf, at in zip(leaves, self.inputs, strict=True)
+            if isinstance(leaf, jax.Array) and leaf.sharding == stored.sharding and not stored.cuts
+            else stored.put(leaf)
+            for leaf, stored in zip(leaves, self.inputs, strict=True)
         ]
         results = self.compiled(*self._arguments(placed))
         if self._trees is not None:
             results = jax.tree.leaves(results)
-        if self.program.block.has_effect:  # a call returns when all has been done that it does
+        if self.program.block.has_effect:  # a call returns after all its effects
             jax.effects_barrier()
             jax.block_until_ready(results)
         return results
@@ -146,7 +151,7 @@ class Executable:
         return self.compiled.as_text() or ""
 
     def memory_analysis(self) -> Any:
-        """Returns XLA's account of the memory of one device."""
+        """Returns XLA's analysis of the memory of one device."""
         return self.compiled.memory_analysis()
 
 
@@ -154,21 +159,22 @@ def function(
     program: SpmdProgram, mesh: jax.sharding.Mesh | None = None, platform: str | None = None
 ) -> Callable:
     """Returns the program as a jittable function of its inputs, as global arrays without pads."""
-    return taking_logical(_of_stored(program, mesh, platform), program)
+    return as_logical_function(_stored_function(program, mesh, platform), program)
 
 
-def _of_stored(
+def _stored_function(
     program: SpmdProgram, mesh: jax.sharding.Mesh | None, platform: str | None
 ) -> Callable:
+    """Returns the program as a jittable function of global arrays as stored."""
     check_dtypes(program)
     block = program.block
-    own = mesh.devices.flat[0].platform if mesh else jax.default_backend()
-    kernels = own if platform is None else platform
+    target = mesh.devices.flat[0].platform if mesh else jax.default_backend()
+    kernels = target if platform is None else platform
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        machine = Machine(program.mesh, EMITTERS, kernels, torus=own == "tpu")
+        machine = Machine(program.mesh, EMITTERS, kernels, torus=target == "tpu")
         results = machine.run(block, arrays)
-        return tuple(_apart(block, results) if machine.torus else results)
+        return tuple(_detached(block, results) if machine.torus else results)
 
     if program.mesh.size == 1:
         return local
@@ -181,31 +187,29 @@ def _of_stored(
     )
 
 
-def _apart(block: Block, results: Sequence[jax.Array]) -> list[jax.Array]:
-    """Writes outputs that leave an all_gather once more, where they may replace an input.
-
-    XLA:TPU copies a donated input before the first instruction, and holds the copy to the end, if
-    what takes its place comes straight from an all_gather. Rounding to the precision that there is
-    stands between and changes nothing (TPUs take subnormal numbers for 0 everywhere).
-    """
+def _detached(block: Block, results: Sequence[jax.Array]) -> list[jax.Array]:
+    """Rounds outputs of all_gathers to their own precision, if they may replace an input."""
+    # XLA:TPU copies a donated input before the first instruction, and keeps the copy to the end, if
+    # an all_gather writes directly to its buffer. An instruction in between avoids that. Rounding
+    # to a number's own precision changes nothing (TPUs flush subnormal numbers to 0 everywhere).
     gathered = {v for i in block.instructions if i.op == "all_gather" for v in i.outputs}
     inputs = {(v.shape.sizes, v.dtype, v.layout) for v in block.inputs}
 
-    def apart(value: Value, result: jax.Array) -> jax.Array:
+    def detached(value: Value, result: jax.Array) -> jax.Array:
         replaces = (value.shape.sizes, value.dtype, value.layout) in inputs
         if value not in gathered or not replaces or not is_float(value.dtype):
             return result
         precision = jnp.finfo(value.dtype)
         return lax.reduce_precision(result, precision.nexp, precision.nmant)
 
-    return [apart(*pair) for pair in zip(block.outputs, results, strict=True)]
+    return [detached(*pair) for pair in zip(block.outputs, results, strict=True)]
 
 
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """Returns the devices of a mesh.
 
     Raises:
-        ValueError: there are fewer devices than the mesh has, or they cannot be laid out so.
+        ValueError: the mesh has more devices than the machine, or cannot be laid out on them.
     """
     devices = jax.devices()
     if mesh.size > len(devices):
@@ -215,30 +219,30 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
             f"--host_devices={mesh.size}, or in Python, before JAX is first used, "
             f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
         )
-    return placed(mesh, devices[: mesh.size])
+    return arrange_devices(mesh, devices[: mesh.size])
 
 
 def check_dtypes(program: SpmdProgram) -> None:
     """Raises ValueError if the program uses a dtype that JAX would narrow."""
     if jax.config.read("jax_enable_x64"):
         return
-    wide = {v.dtype.name for v in (*program.block.inputs, *program.block.outputs)}
-    wide |= {v.dtype.name for i, _ in program.block.walk() for v in i.outputs}
-    found = sorted(wide & {"float64", "int64", "uint64", "complex128"})
-    if found:
+    dtypes = {v.dtype.name for v in (*program.block.inputs, *program.block.outputs)}
+    dtypes |= {v.dtype.name for i, _ in program.block.walk() for v in i.outputs}
+    narrowed = sorted(dtypes & {"float64", "int64", "uint64", "complex128"})
+    if narrowed:
         raise ValueError(
-            f"the program uses {', '.join(found)}, which JAX turns into 32 bits unless told "
+            f"the program uses {', '.join(narrowed)}, which JAX turns into 32 bits unless told "
             "otherwise: call jax.config.update('jax_enable_x64', True) first, or use 32-bit dtypes"
         )
 
 
 def _reusable(block: Block, donated: Sequence[bool]) -> list[int]:
-    """Returns the donated inputs whose buffers fit an output."""
+    """Returns the donated inputs whose buffers an output can reuse."""
     free = collections.Counter((v.shape.sizes, v.dtype, v.layout) for v in block.outputs)
-    found = []
-    for index, (value, given) in enumerate(zip(block.inputs, donated, strict=False)):
+    indices = []
+    for index, (value, is_donated) in enumerate(zip(block.inputs, donated, strict=False)):
         key = (value.shape.sizes, value.dtype, value.layout)
-        if given and free[key]:
+        if is_donated and free[key]:
             free[key] -= 1
-            found.append(index)
-    return found
+            indices.append(index)
+    return indices

@@ -1,4 +1,4 @@
-"""Operations of a user's own."""
+"""The user's own operations: functions of JAX arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine: emits blocks of a program as JAX operations on one device's arrays."""
+"""Machine: emits the blocks of a program as JAX operations on one device's arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 @dataclass(frozen=True)
 class Machine(OneDeviceMachine):
-    """One device of a mesh, inside `jax.shard_map`.
+    """Emits the instructions of one device of a mesh, inside `jax.shard_map`.
+
+    A machine lives as long as one trace of JAX's.
 
     Attributes:
-        platform: whose fused kernels are used.
-        torus: whether the devices are TPUs; see `steps`.
-        token: what the last effect returned (an s32 scalar), if there was one: the next takes it,
-            and so comes after it. A machine is there for one trace of JAX's.
+        platform: the platform whose fused kernels are used.
+        torus: whether the devices are TPUs; see `torus_moves.steps`.
+        token: the result of the last effect, an s32 scalar; empty: there was none. The next effect
+            has it as an operand, and so runs after it.
     """
 
     backend = "jax"
@@ -43,31 +45,31 @@ class Machine(OneDeviceMachine):
 
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
         """Emits a block on one device's arrays."""
-        held: dict[Value, Any] = dict(zip(block.inputs, inputs, strict=True))
+        arrays: dict[Value, Any] = dict(zip(block.inputs, inputs, strict=True))
         early = _early(block) if self.torus else {}
         for instruction in block.instructions:
             if instruction in early:
                 tied = early[instruction]
-                fixed = lax.optimization_barrier(tuple(held[v] for v in tied))
-                held.update(zip(tied, fixed, strict=True))
-            arguments = [held[v] for v in instruction.inputs]
+                fixed = lax.optimization_barrier(tuple(arrays[v] for v in tied))
+                arrays.update(zip(tied, fixed, strict=True))
+            arguments = [arrays[v] for v in instruction.inputs]
             with jax.named_scope(_scope(instruction)):
                 results = self.emitter(instruction)(self, instruction, arguments)
             if len(instruction.outputs) == 1 and not isinstance(results, list | tuple):
                 results = (results,)
-            held.update(zip(instruction.outputs, results, strict=True))
-        return [held[v] for v in block.outputs]
+            arrays.update(zip(instruction.outputs, results, strict=True))
+        return [arrays[v] for v in block.outputs]
 
     def last_effect(self) -> Any:
         """Returns the token."""
         return self.token[-1] if self.token else jnp.int32(0)
 
     def ordered(self, blocks: Sequence[Block]) -> tuple[list[jax.Array], Callable]:
-        """Passes the token through a loop or a branch, if it has effects.
+        """Passes the token through a loop or a branch, if that has effects.
 
         Returns:
-            The token, in a list that is empty where nothing has effects; and `run` for the blocks,
-            which takes and returns their arrays with the token behind them.
+            The token in a list, which is empty without effects; and `run` for the blocks, whose
+            arrays and results end with the token.
         """
         effects = any(block.has_effect for block in blocks)
 
@@ -82,7 +84,7 @@ class Machine(OneDeviceMachine):
         return [self.last_effect()] if effects else [], run
 
     def resume(self, results: Arrays, token: Sequence[jax.Array]) -> list[jax.Array]:
-        """Takes the token from behind the results of a loop or a branch, if it has one."""
+        """Returns the results of a loop or a branch without their token, which is kept."""
         results = list(results)
         if token:
             self.token[:] = [results.pop()]
@@ -90,39 +92,41 @@ class Machine(OneDeviceMachine):
 
 
 def _scope(instruction: Instruction) -> str:
-    """Returns what profiles and HLO show an instruction as: `backward/Attention.query/einsum`."""
+    """Returns the name of an instruction in profiles and HLO: `backward/Attention.query/einsum`."""
     source = instruction.source
     parts = ["backward" if source.backward else "", source.layer, instruction.op]
     return "/".join(filter(None, parts))
 
 
 def _early(block: Block) -> dict[Instruction, list[Value]]:
-    """Returns what loops of the backward pass wait for, with the starts of their carries.
+    """Returns the values behind a barrier before each loop of the backward pass.
 
-    Those are gradients that come before a loop, and are read after it. XLA:TPU would compute them
-    after it, and hold what they are made of while it runs: the logits, for that of an embedding.
+    They are the starts of the loop's carries, and gradients that come before the loop but are read
+    after it.
     """
-    last = {v: place for place, one in enumerate(block.instructions) for v in one.inputs}
+    # XLA:TPU would compute such gradients after the loop, and keep their operands in memory while
+    # it runs: for the gradient of an embedding, the logits.
+    last = {v: n for n, instruction in enumerate(block.instructions) for v in instruction.inputs}
     last |= dict.fromkeys(block.outputs, len(block.instructions))
     gradients: list[Value] = []
-    found: dict[Instruction, list[Value]] = {}
-    for place, one in enumerate(block.instructions):
-        if not one.source.backward:
+    values: dict[Instruction, list[Value]] = {}
+    for number, instruction in enumerate(block.instructions):
+        if not instruction.source.backward:
             continue
-        if one.op == "scan":
-            params = parameters_of(one, Loop)
+        if instruction.op == "scan":
+            params = parameters_of(instruction, Loop)
             first = params["consts"]
-            starts = one.inputs[first : first + params["carries"]]
-            late = [v for v in gradients if last.get(v, -1) > place]
+            starts = instruction.inputs[first : first + params["carries"]]
+            late = [v for v in gradients if last.get(v, -1) > number]
             if starts and late:
-                found[one] = list(dict.fromkeys([*starts, *late]))
-        gradients += one.outputs
-    return found
+                values[instruction] = list(dict.fromkeys([*starts, *late]))
+        gradients += instruction.outputs
+    return values
 
 
 def device_index(axes: Sequence[str]) -> Any:
     """Returns this device's index along some axes, major first: an s32 scalar."""
-    found = jnp.int32(0)
+    index = jnp.int32(0)
     for axis in axes:
-        found = found * lax.axis_size(axis) + lax.axis_index(axis)
-    return found.astype(jnp.int32)
+        index = index * lax.axis_size(axis) + lax.axis_index(axis)
+    return index.astype(jnp.int32)

@@ -1,6 +1,6 @@
-"""The functions that shared emitters use, of JAX's arrays on one device.
+"""The functions that shared emitters use, for JAX's arrays on one device.
 
-Constants stay numpy's: JAX would copy each to a device while it traces.
+Constants are numpy arrays: JAX would copy each one to a device while it traces.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def full(sizes: Sequence[int], value: Any, dtype: np.dtype) -> Any:
 
 
 def permute_dims(x: Any, order: Sequence[int]) -> Any:
-    return x.transpose(order)  # the method leaves constants to numpy
+    return x.transpose(order)  # the method works on numpy constants without JAX
 
 
 def reshape(x: Any, sizes: Sequence[int]) -> Any:
@@ -95,7 +95,7 @@ def slice_axis(x: Any, start: Any, size: int, at: int) -> Any:
 
 def split(x: Any, sizes: Sequence[int], at: int) -> Iterator[Any]:
     stops = [0, *itertools.accumulate(sizes)]
-    return (lax.slice_in_dim(x, *ends, axis=at) for ends in itertools.pairwise(stops))
+    return (lax.slice_in_dim(x, *bounds, axis=at) for bounds in itertools.pairwise(stops))
 
 
 def update_axis(x: Any, piece: Any, start: Any, at: int) -> Any:

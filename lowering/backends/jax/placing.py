@@ -1,10 +1,11 @@
-"""How arrays get to where a program takes them, and into the form in which it takes them.
+"""Storage of arrays on a mesh, and the transfer of arguments to it.
 
-A program stores an input whose dims do not divide with pads (see `tensors.cuts`). What is stored
-that way, on the right devices, is taken without a copy. Numbers of the host are padded there and
-go to each device in its part; arrays on the program's devices, or on a single one, are padded, or
-padded otherwise, where they are. Those of other meshes travel logical, split as far as their sizes
-divide.
+An input whose dims do not divide is stored with pads (see `tensors.cuts`). Data that is stored that
+way on the right devices is used without a copy. All other data is converted:
+
+* Data of the host is padded there, and each device receives its part.
+* Arrays on the program's devices, or on a single device, are padded there, or their pads change.
+* Arrays of other meshes are transferred without pads, split as far as their sizes divide.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from meshdsl.tensors.named_array import NamedArray
 
 
 def partition_spec(shape: Shape, layout: TensorLayout) -> PartitionSpec:
-    """Returns a tensor's layout in JAX's terms."""
+    """Returns a tensor's layout as JAX's PartitionSpec."""
     parts = [layout.axes(name) for name in shape.names]
     return PartitionSpec(*(p[0] if len(p) == 1 else p or None for p in parts))
 
@@ -38,8 +39,8 @@ class Storage:
     """The form in which a tensor of some dims is stored on a mesh: `Storage.of(dims, ...)`.
 
     Attributes:
-        cuts: how its dims are cut where they are padded; `()` without pads.
-        even: the sharding of the logical array: dims are split as far as they divide.
+        cuts: how its dims are padded; `()`: it has no pads.
+        even: the sharding of the logical array, without pads: dims are split as far as they divide.
     """
 
     dims: Shape
@@ -49,10 +50,10 @@ class Storage:
 
     @staticmethod
     def of(dims: Shape, layout: TensorLayout, mesh: Mesh, devices: jax.sharding.Mesh) -> Storage:
-        """Returns how `layout` stores a tensor on the devices of a mesh."""
-        fitting = layout.even(dims, mesh)
+        """Returns the form in which a layout stores a tensor on the devices of a mesh."""
+        even_layout = layout.even(dims, mesh)
         sharding, even = (
-            NamedSharding(devices, partition_spec(dims, where)) for where in (layout, fitting)
+            NamedSharding(devices, partition_spec(dims, each)) for each in (layout, even_layout)
         )
         return Storage(dims, layout.cuts(dims, mesh), sharding, even)
 
@@ -62,8 +63,8 @@ class Storage:
         cuts = self.cuts or ((),) * len(self.dims)
         return tuple(padded_size(d.size, counts) for d, counts in zip(self.dims, cuts, strict=True))
 
-    def holds(self, data: Any) -> bool:
-        """Whether data is on the only device of the mesh, by whatever name."""
+    def is_same_device(self, data: Any) -> bool:
+        """Whether data is on the only device of the mesh, whatever its kind of sharding."""
         sharding = getattr(data, "sharding", None)
         return (
             isinstance(sharding, SingleDeviceSharding)
@@ -72,17 +73,17 @@ class Storage:
         )
 
     def put(self, array: Any) -> jax.Array:
-        """Returns an array stored this way: itself if it is.
+        """Returns an array stored in this form; itself if it is already.
 
         Args:
             array: a `NamedArray`, or logical data of any kind.
         """
         data, cuts = (array.data, array.cuts) if isinstance(array, NamedArray) else (array, ())
         sharding = getattr(data, "sharding", None)
-        if cuts == self.cuts and (sharding == self.sharding or self.holds(data)):
+        if cuts == self.cuts and (sharding == self.sharding or self.is_same_device(data)):
             return data
         if not self.sharding.is_fully_addressable and getattr(data, "is_fully_addressable", True):
-            data = np.asarray(data)  # what one process holds, others do as well
+            data = np.asarray(data)  # every process has the same data
         if not isinstance(data, jax.Array):
             stored = np.asarray(data)
             if cuts != self.cuts:
@@ -91,22 +92,24 @@ class Storage:
         if cuts == self.cuts:
             return jax.device_put(data, self.sharding)
         if len(data.sharding.device_set) == 1:
-            return jax.device_put(_converting(cuts, self.cuts, self.dims)(data), self.sharding)
-        if not (isinstance(sharding, NamedSharding) and _same(sharding.mesh, self.sharding.mesh)):
+            return jax.device_put(_repadding(cuts, self.cuts, self.dims)(data), self.sharding)
+        if not (
+            isinstance(sharding, NamedSharding) and _same_devices(sharding.mesh, self.sharding.mesh)
+        ):
             logical = NamedArray(data, self.dims, cuts).unpadded()
             data, cuts = jax.device_put(logical, self.even), ()
-        return _converting(cuts, self.cuts, self.dims, self.sharding)(data)
+        return _repadding(cuts, self.cuts, self.dims, self.sharding)(data)
 
 
 def _from_host(data: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Returns data of the host on its devices; of those of other processes each puts its own."""
+    """Returns data of the host on the devices; each process transfers to its own."""
     if sharding.is_fully_addressable:
         return jax.device_put(data, sharding)
     return jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
 
 
-def taking_logical(run: Callable, program: SpmdProgram) -> Callable:
-    """Returns a function of arrays as a program stores them as one of logical arrays."""
+def as_logical_function(run: Callable, program: SpmdProgram) -> Callable:
+    """Returns a function of logical arrays, from one of arrays as a program stores them."""
     block, mesh = program.block, program.mesh
     ins = [value.layout.cuts(value.shape, mesh) for value in block.inputs]
     outs = [value.layout.cuts(value.shape, mesh) for value in block.outputs]
@@ -122,15 +125,19 @@ def taking_logical(run: Callable, program: SpmdProgram) -> Callable:
     return logical
 
 
-def _same(one: Any, other: Any) -> bool:
-    return list(one.devices.flat) == list(other.devices.flat)
+def _same_devices(first: Any, second: Any) -> bool:
+    return list(first.devices.flat) == list(second.devices.flat)
 
 
 @functools.lru_cache(maxsize=1024)
-def _converting(
+def _repadding(
     before: Cuts, after: Cuts, dims: Shape, sharding: NamedSharding | None = None
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns what exchanges the pads of data on its devices; without a sharding, on one."""
+    """Returns a function that changes the pads of data.
+
+    Args:
+        sharding: of the result; None: data is on one device.
+    """
 
     def convert(data: jax.Array) -> jax.Array:
         return pad(jnp, unpad(jnp, data, before, dims.sizes), after)

@@ -1,7 +1,8 @@
-"""Torus: which devices a mesh is made of, so that what talks most lies side by side.
+"""Torus: the order of devices in a mesh, so that axes with much traffic lie on fast links.
 
-JAX's own functions place mesh axes on the links of a TPU slice, and axes marked slow across slices;
-other devices are taken as they are numbered. Training and compiling ahead of time place alike.
+JAX's own functions place mesh axes on the links of a TPU slice, and axes marked slow across slices.
+Other devices keep the order of their numbers. Training and compiling ahead of time use the same
+order.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from jax.sharding import AxisType
 from meshdsl.layouts.mesh import SLOW, Mesh
 
 
-def placed(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
-    """Returns a mesh of as many devices as it has.
+def arrange_devices(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
+    """Returns JAX's mesh of some devices, as many as the mesh has.
 
     Raises:
-        ValueError: the devices are of several slices, and no marked axes go across just these, or
-            the axes cannot be laid on the torus.
+        ValueError: the devices are of several slices, and the product of the slow axes is another
+            number; or the axes do not fit the torus.
     """
     sizes = [size for _, size in mesh.axes]
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
     try:
         if slices > 1 and devices[0].platform == "tpu":
-            laid = _across(mesh, devices, slices)
+            array = _across(mesh, devices, slices)
         else:
-            laid = mesh_utils.create_device_mesh(
+            array = mesh_utils.create_device_mesh(
                 sizes, devices, allow_split_physical_axes=devices[0].platform == "tpu"
             )
     except NotImplementedError as error:
@@ -41,11 +42,11 @@ def placed(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
             "those of the torus"
         ) from error
     kinds = (AxisType.Auto,) * len(sizes)
-    return jax.sharding.Mesh(laid, mesh.names, axis_types=kinds)
+    return jax.sharding.Mesh(array, mesh.names, axis_types=kinds)
 
 
 def _across(mesh: Mesh, devices: Sequence[Any], slices: int) -> np.ndarray:
-    """Returns the devices of several slices, laid out within each and numbered across them."""
+    """Returns the devices of several slices: slow axes go across slices, all others within one."""
     if mesh.extent(mesh.slow) != slices:
         raise ValueError(
             f"the devices are of {slices} slices, so the axes of mesh {mesh} that go across them "

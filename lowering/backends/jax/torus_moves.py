@@ -1,14 +1,14 @@
-"""Gathers and scatters among TPUs, written so that XLA sends no more than they need.
+"""All_gather and reduce_scatter on TPUs, written so that XLA sends no more than they need.
 
-XLA:TPU has no all_gather or reduce_scatter among all chips of a three-dimensional torus: it writes
-an all_reduce of the whole instead, which sends twice the bytes and takes five seconds to compile
-(libtpu 0.0.51, 64 chips of v5p:4x4x4 and 128 of v5p:4x4x8; 32 of 64 stay as they are). In two
-steps, within groups of 8 and then across them, it sends what one step would have: 7/64 and 7/8.
+On all chips of a three-dimensional torus, XLA:TPU has neither. It writes an all_reduce of the full
+tensor instead, which sends twice the bytes and takes five seconds to compile (libtpu 0.0.51, 64
+chips of v5p:4x4x4 and 128 of v5p:4x4x8; 32 of 64 chips are not affected). In two steps, within
+groups of 8 and then across them, it sends as much as one step would: 7/64 and 7/8.
 
-It also has no reduce_scatter along the dim that lies innermost in memory, or across blocks that do
-not fill its tiles of 128 numbers, and XLA chooses which dim that is: 4,096 by 1,376 numbers, along
-the first (libtpu 0.0.52, 32 of v5e:16x16), are an all_reduce again. So there each device's block is
-made a row of its own, in rows of 128 where they divide. Blocks of less than a tile stay an
+It also has no reduce_scatter along the dim that is innermost in memory, or of blocks that do not
+fill its tiles of 128 numbers. XLA chooses the innermost dim: 4,096 by 1,376 numbers, along the
+first, are an all_reduce again (libtpu 0.0.52, 32 of v5e:16x16). So there each device's block
+becomes a row of its own, in rows of 128 if they divide. Blocks of less than a tile remain an
 all_reduce.
 """
 
@@ -23,18 +23,18 @@ from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Machine
 
-MANY = 64  # devices from which on groups may be a whole torus
+MANY = 64  # the least number of devices that may be all chips of a torus
 _LANES = 128  # numbers in a row of a TPU's tile
-_TILE_COLUMN = 32  # bytes of one column of it: 8 numbers of 4 bytes, 16 of 2
+_TILE_COLUMN = 32  # bytes in a column of a tile: 8 numbers of 4 bytes, 16 of 2
 
 Groups = list[list[int]] | None
 Step = tuple[Sequence[str], Groups]
 
 
 def steps(machine: Machine, axes: Sequence[str]) -> list[Step]:
-    """Returns the axes, and the groups along them, that are gathered one after the other.
+    """Returns the steps of a gather: the axes of each, and the groups of devices along them.
 
-    The first step joins neighbours: the minor axes, or the minor part of a single one.
+    The first step is among neighbours: along the minor axes, or the minor part of a single axis.
     """
     axes = [axis for axis in axes if machine.mesh.sizes[axis] > 1] or list(axes)
     size = machine.mesh.extent(axes)
@@ -51,14 +51,14 @@ def steps(machine: Machine, axes: Sequence[str]) -> list[Step]:
 
 
 def all_gather(machine: Machine, x: Any, axes: Sequence[str], at: int) -> Any:
-    """Joins the shards of a dim along some axes: `all_gather(machine, x, ["data"], 0)`."""
+    """Gathers a dim along some axes: `all_gather(machine, x, ["data"], 0)`."""
     for names, groups in steps(machine, axes):
         x = lax.all_gather(x, tuple(names), axis=at, tiled=True, axis_index_groups=groups)
     return x
 
 
 def reduce_scatter(machine: Machine, x: Any, axes: Sequence[str], at: int) -> Any:
-    """Adds up along some axes and leaves each device its shard of a dim; see `all_gather`."""
+    """Sums along some axes, and returns each device's shard of a dim; see `all_gather`."""
     for names, groups in reversed(steps(machine, axes)):
         devices = len(groups[0]) if groups else machine.mesh.extent(names)
         if machine.torus and not _fills_tiles(x, at, devices):
@@ -71,14 +71,14 @@ def reduce_scatter(machine: Machine, x: Any, axes: Sequence[str], at: int) -> An
 
 
 def _fills_tiles(x: Any, at: int, devices: int) -> bool:
-    """Whether blocks along a dim are whole tiles, so that no other dim is a better innermost."""
+    """Whether blocks along a dim fill tiles, so that XLA keeps the innermost dim."""
     if at == x.ndim - 1 or x.shape[-1] % _LANES:
         return False
     return at < x.ndim - 2 or x.shape[at] // devices % (_TILE_COLUMN // x.dtype.itemsize) == 0
 
 
 def _by_rows(x: Any, names: tuple[str, ...], at: int, devices: int, groups: Groups) -> Any:
-    """Scatters rows, each the block of one device."""
+    """Returns a reduce_scatter of rows, each the block of one device."""
     x = jnp.moveaxis(x, at, 0)
     block = (x.shape[0] // devices, *x.shape[1:])
     aligned = x.ndim > 1 and x.shape[-1] % _LANES == 0

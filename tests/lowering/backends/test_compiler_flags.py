@@ -19,7 +19,7 @@ from meshdsl.lowering.backends.compiler_flags import (
     show,
 )
 from meshdsl.lowering.backends.jax.ahead import devices
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.options import Options
 
 DEFAULT = {"a": True, "b": 1}
@@ -80,7 +80,7 @@ def test_the_tpu_compiler_takes_those_of_its_chips(text):
 
         return lax.psum(lax.scan(step, x, length=3)[0], "data")
 
-    mesh = placed(Mesh.parse("data:2,model:4"), found)
+    mesh = arrange_devices(Mesh.parse("data:2,model:4"), found)
     run = jax.shard_map(
         local, mesh=mesh, in_specs=P("model"), out_specs=P("model"), check_vma=False
     )

@@ -58,9 +58,9 @@ def test_gathered_outputs_are_written_once_more_to_the_place_of_an_input():
     odd = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-37, 1 / 3, -3e38]
     state, more = jnp.asarray(odd, jnp.float32), jnp.ones(2)
     results = [state if v.local.volume == 8 else more for v in block.outputs]
-    text = str(jax.make_jaxpr(lambda *arrays: executable._apart(block, arrays))(*results))
+    text = str(jax.make_jaxpr(lambda *arrays: executable._detached(block, arrays))(*results))
     assert text.count("reduce_precision") == 1
-    same = executable._apart(block, results)
+    same = executable._detached(block, results)
     for one, two in zip(same, results, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
 

@@ -13,7 +13,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.hlo_wire import sent
 from meshdsl.lowering.backends.jax.ahead import devices
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.backends.megascale import transfer
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
@@ -71,7 +71,7 @@ BYTES = prod(SHAPE) * 4
 )
 def test_what_libtpu_sends_across_slices_is_counted(send, kind, wire, tmp_path):
     topology = Topology.parse("v5e:2x4", slices=4)
-    mesh = placed(Mesh.parse("slice@dcn:4,data:8"), devices(topology))
+    mesh = arrange_devices(Mesh.parse("slice@dcn:4,data:8"), devices(topology))
     split = P(("slice", "data"))
     run = jax.shard_map(
         lambda x: send(x * 2), mesh=mesh, in_specs=split, out_specs=split, check_vma=False

@@ -10,13 +10,13 @@ import pytest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.lowering.backends.jax.ahead import devices
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 
 
 def laid(topology, mesh, slices=1):
-    return placed(Mesh.parse(mesh), devices(Topology.parse(topology, slices)))
+    return arrange_devices(Mesh.parse(mesh), devices(Topology.parse(topology, slices)))
 
 
 def hops(one, other, sides):
@@ -65,6 +65,6 @@ def test_both_cores_of_a_chip_of_v3_are_devices_and_of_v4_are_one(name):
 
 
 def test_other_devices_are_taken_as_they_are_numbered():
-    mesh = placed(Mesh.parse("slice@dcn:2,model:4"), jax.devices())
+    mesh = arrange_devices(Mesh.parse("slice@dcn:2,model:4"), jax.devices())
     assert [device.id for device in mesh.devices.flat] == list(range(8))
-    assert placed(Mesh(), jax.devices()[:1]).devices.shape == ()
+    assert arrange_devices(Mesh(), jax.devices()[:1]).devices.shape == ()

@@ -17,7 +17,7 @@ from meshdsl.lowering.backends.jax import device_mesh
 from meshdsl.lowering.backends.jax import torus_moves as steps
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.machine import Machine
-from meshdsl.lowering.backends.jax.torus import placed
+from meshdsl.lowering.backends.jax.torus import arrange_devices
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -112,7 +112,7 @@ def test_blocks_of_any_shape_are_scattered_as_numpy_would(sizes, at):
 def test_libtpu_scatters_without_sending_the_whole(topology, mesh, sizes, at, tmp_path):
     torus = Topology.parse(topology)
     machine = Machine(Mesh.parse(mesh), {}, torus=True)
-    laid = placed(machine.mesh, devices(torus))
+    laid = arrange_devices(machine.mesh, devices(torus))
     every = P(machine.mesh.names)
 
     def local(x, y):

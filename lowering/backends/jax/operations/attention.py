@@ -1,9 +1,7 @@
-"""Attention on one device: a fused kernel where the target has one, else blocks of scores.
+"""Attention on one device: a fused kernel if the platform has one that fits, else blocks of scores.
 
-The blocks are those of Dao et al. (2022), "FlashAttention": forwards, each block of rows goes once
-through the memory and keeps a running maximum and sum; backwards, the scores are made again from
-the saved log-sum-exp. Blocks that are wholly hidden by `causal` or a window are not visited. Few
-scores are one block.
+`common.attention` says what is computed for a block. Blocks of which all scores are hidden, by
+`causal` or a window, are skipped. If there are few scores, they are one block.
 """
 
 from __future__ import annotations
@@ -32,14 +30,15 @@ from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.jax.operations.attention_fused import fused_gradients, kernel
 from meshdsl.lowering.program import Instruction
 
-# Forwards.
+# The forward pass.
 
 
 def _start(part: Attention) -> tuple:
+    """Returns the result, maximum and sum of rows before the first block of columns."""
     rows = part.q.shape[:-1]
-    mixed = jnp.zeros((*rows, part.v.shape[-1]), part.sum_dtype)
+    result = jnp.zeros((*rows, part.v.shape[-1]), part.sum_dtype)
     largest = jnp.full((*rows, 1), HIDDEN, part.sum_dtype)
-    return mixed, largest, jnp.zeros((*rows, 1), part.sum_dtype)
+    return result, largest, jnp.zeros((*rows, 1), part.sum_dtype)
 
 
 def forward(attention: Attention) -> tuple[jax.Array, jax.Array]:
@@ -49,65 +48,67 @@ def forward(attention: Attention) -> tuple[jax.Array, jax.Array]:
         scores, _ = attention.scores()
         largest = jnp.maximum(scores.max(-1, keepdims=True), HIDDEN)
         weights = jnp.exp(scores - largest)
-        mixed = attention.product("o", s=attention.narrow(weights), v=attention.v)
-        return finish(xp, (mixed, largest, weights.sum(-1, keepdims=True)))
-    whole = attention.padded(rows, columns)
+        result = attention.product("o", s=attention.narrow(weights), v=attention.v)
+        return finish(xp, (result, largest, weights.sum(-1, keepdims=True)))
+    padded = attention.padded(rows, columns)
 
-    def of_rows(i: Any, wholes: tuple) -> tuple:
+    def of_rows(i: Any, written: tuple) -> tuple:
         row = i * rows
-        first = whole.block(row, 0, rows, columns)
+        first = padded.block(row, 0, rows, columns)
 
         def of_columns(j: Any, carry: tuple) -> tuple:
-            return accumulate(whole.block(row, j * columns, rows, columns), carry)
+            return accumulate(padded.block(row, j * columns, rows, columns), carry)
 
         low, high = first.span(columns)
-        found = finish(xp, lax.fori_loop(low, high, of_columns, _start(first)))
-        return tuple(_put(x, part, row) for x, part in zip(wholes, found, strict=True))
+        finished = finish(xp, lax.fori_loop(low, high, of_columns, _start(first)))
+        return tuple(_write_rows(x, part, row) for x, part in zip(written, finished, strict=True))
 
-    mixed, _, sums = _start(whole)
-    count = whole.q.shape[-2] // rows
-    mixed, sums = lax.fori_loop(0, count, of_rows, (mixed, sums))
+    result, _, sums = _start(padded)
+    count = padded.q.shape[-2] // rows
+    result, sums = lax.fori_loop(0, count, of_rows, (result, sums))
     size = attention.q.shape[-2]
-    return mixed[..., :size, :], sums[..., :size, :]
+    return result[..., :size, :], sums[..., :size, :]
 
 
-def _put(whole: jax.Array, part: jax.Array, start: Any) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), start, whole.ndim - 2)
+def _write_rows(x: jax.Array, part: jax.Array, start: Any) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start, x.ndim - 2)
 
 
-# Backwards.
+# The backward pass.
 
 
 def backward(
-    attention: Attention, mixed: jax.Array, sums: jax.Array, cotangent: jax.Array
+    attention: Attention, result: jax.Array, sums: jax.Array, cotangent: jax.Array
 ) -> Sequence[jax.Array]:
-    """Returns the gradients by q, k, v, and with `bias_gradient`, by the bias."""
+    """Returns the gradients by q, k, v, and with `bias_gradient` by the bias."""
     rows, columns = attention.sizes.blocks
     delta = jnp.sum(
-        mixed.astype(attention.sum_dtype) * cotangent.astype(attention.sum_dtype), -1, keepdims=True
+        result.astype(attention.sum_dtype) * cotangent.astype(attention.sum_dtype),
+        -1,
+        keepdims=True,
     )
     with_bias = attention.params["bias_gradient"]
     if attention.sizes.at_once:
-        *found, grad_scores = block_gradients(attention, cotangent, sums, delta)
-        return (
-            [*found, sum_to(xp, grad_scores, attention.masks["bias"].shape)] if with_bias else found
-        )
-    whole = attention.padded(rows, columns)
+        *grads, grad_scores = block_gradients(attention, cotangent, sums, delta)
+        if with_bias:
+            grads.append(sum_to(xp, grad_scores, attention.masks["bias"].shape))
+        return grads
+    padded = attention.padded(rows, columns)
     cotangent, delta = (pad_up(xp, x, -2, rows) for x in (cotangent, delta))
-    sums = pad_up(xp, sums, -2, rows, -HIDDEN)  # rows that are pads have weights of 0
+    sums = pad_up(xp, sums, -2, rows, -HIDDEN)  # padded rows have weights of 0
 
-    def of_rows(i: Any, wholes: tuple) -> tuple:
+    def of_rows(i: Any, grads: tuple) -> tuple:
         row = i * rows
-        first = whole.block(row, 0, rows, columns)
-        ends = [
+        first = padded.block(row, 0, rows, columns)
+        of_block = [
             lax.dynamic_slice_in_dim(x, row, rows, x.ndim - 2) for x in (cotangent, sums, delta)
         ]
 
         def of_columns(j: Any, carry: tuple) -> tuple:
             grad_q, grad_k, grad_v, *grad_bias = carry
             column = j * columns
-            part = whole.block(row, column, rows, columns)
-            more_q, more_k, more_v, grad_scores = block_gradients(part, *ends)
+            part = padded.block(row, column, rows, columns)
+            more_q, more_k, more_v, grad_scores = block_gradients(part, *of_block)
             grad_k, grad_v = _add(grad_k, more_k, (column,)), _add(grad_v, more_v, (column,))
             grad_bias = [
                 _add(b, sum_to(xp, grad_scores, part.masks["bias"].shape), (row, column))
@@ -115,28 +116,28 @@ def backward(
             ]
             return grad_q + more_q, grad_k, grad_v, *grad_bias
 
-        grad_q, *rest = wholes
+        grad_q, *rest = grads
         low, high = first.span(columns)
         start = jnp.zeros(first.q.shape, attention.sum_dtype)
-        here, *rest = lax.fori_loop(low, high, of_columns, (start, *rest))
-        return (_put(grad_q, here, row), *rest)
+        block_q, *rest = lax.fori_loop(low, high, of_columns, (start, *rest))
+        return (_write_rows(grad_q, block_q, row), *rest)
 
-    zero = tuple(jnp.zeros(x.shape, attention.sum_dtype) for x in whole.targets)
-    found = lax.fori_loop(0, whole.q.shape[-2] // rows, of_rows, zero)
+    zero = tuple(jnp.zeros(x.shape, attention.sum_dtype) for x in padded.targets)
+    padded_grads = lax.fori_loop(0, padded.q.shape[-2] // rows, of_rows, zero)
     return [
         x[(..., slice(like.shape[-2]), slice(like.shape[-1]))]
-        for x, like in zip(found, attention.targets, strict=True)
+        for x, like in zip(padded_grads, attention.targets, strict=True)
     ]
 
 
-def _add(whole: jax.Array, part: jax.Array, starts: tuple) -> jax.Array:
-    """Adds a block at its rows, or its rows and columns, where the whole has more than one."""
-    at = [jnp.int32(0)] * whole.ndim
+def _add(x: jax.Array, part: jax.Array, starts: tuple) -> jax.Array:
+    """Adds a block to x from some rows, or rows and columns, on; axes of size 1 are broadcast."""
+    at = [jnp.int32(0)] * x.ndim
     for axis, start in zip((-2, -1), starts, strict=False):
-        if whole.shape[axis] > 1:
+        if x.shape[axis] > 1:
             at[axis] = jnp.asarray(start, jnp.int32)
-    before = lax.dynamic_slice(whole, at, part.shape)
-    return lax.dynamic_update_slice(whole, before + part.astype(whole.dtype), at)
+    before = lax.dynamic_slice(x, at, part.shape)
+    return lax.dynamic_update_slice(x, before + part.astype(x.dtype), at)
 
 
 # Instructions.
@@ -147,39 +148,40 @@ def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> li
     fused = kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
-        mixed, sums = (
+        result, sums = (
             fused(attention.q, attention.k, attention.v, True) if fused else forward(attention)
         )
-        return mixed.astype(attention.sum_dtype), sums.astype(attention.sum_dtype)
+        return result.astype(attention.sum_dtype), sums.astype(attention.sum_dtype)
 
-    mixed, sums = _if_active(attention, compute, (0, HIDDEN))
-    return results(attention, instruction, mixed, sums)
+    result, sums = _if_active(attention, compute, (0, HIDDEN))
+    return results(attention, instruction, result, sums)
 
 
 def _if_active(
-    attention: Attention, compute: Callable[[], Sequence[jax.Array]], hidden: Sequence[float]
+    attention: Attention, compute: Callable[[], Sequence[jax.Array]], fills: Sequence[float]
 ) -> Sequence[jax.Array]:
-    """Returns what `compute` does, or what it would find if nothing is seen."""
+    """Returns the arrays of `compute`, or arrays of `fills` if all scores are hidden."""
     if attention.active is None:
         return compute()
 
     def skip() -> list[jax.Array]:
         shapes = jax.eval_shape(lambda: list(compute()))
-        return [jnp.full(s.shape, x, s.dtype) for s, x in zip(shapes, hidden, strict=False)]
+        return [jnp.full(s.shape, x, s.dtype) for s, x in zip(shapes, fills, strict=False)]
 
     return lax.cond(attention.active, lambda: list(compute()), skip)
 
 
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[jax.Array]:
     attention = Attention.of(xp, instruction, inputs)
-    mixed, sums, cotangent = gradient_operands(xp, instruction, inputs)
-    # A kernel makes the log-sum-exp again, of what it sees; blocks use the one that is given.
+    result, sums, cotangent = gradient_operands(xp, instruction, inputs)
+    # A kernel recomputes the log-sum-exp from the scores of this part alone. Blocks use the
+    # operand, which may be that of all parts.
     fused = None if attention.params.get("part") else kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
         if fused:
             return fused_gradients(fused, attention, sums, cotangent)
-        return backward(attention, mixed, sums, cotangent)
+        return backward(attention, result, sums, cotangent)
 
     return gradients(attention, instruction, _if_active(attention, compute, (0,) * 4))
 

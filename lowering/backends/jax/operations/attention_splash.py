@@ -1,4 +1,4 @@
-"""Pallas splash attention, the fused kernel on TPUs: blocks that are hidden are not visited."""
+"""Pallas splash attention, the fused kernel on TPUs; it skips blocks that are hidden."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
-from meshdsl.lowering.backends.jax.operations.attention_fused import Kernel, all_see, heads_of
+from meshdsl.lowering.backends.jax.operations.attention_fused import (
+    Kernel,
+    all_rows_visible,
+    heads_of,
+)
 
 LANES = 128
 
 
 def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | None:
-    """Splash attention takes lengths in multiples of 128, soft caps, windows and segments."""
+    """Returns the kernel for lengths in multiples of 128, with soft caps, windows and segments."""
     params, heads, masks = attention.params, heads_of(attention), attention.masks
     rows, columns = attention.q.shape[-2], attention.k.shape[-2]
-    known = set(masks) <= {"segments", "memory_segments"}
+    supported = set(masks) <= {"segments", "memory_segments"}
     even = rows % LANES == 0 and columns % LANES == 0
     dtype = attention.q.dtype in (jnp.bfloat16, jnp.float32)
-    if heads is None or not (known and even and dtype and all_see(attention)):
+    if heads is None or not (supported and even and dtype and all_rows_visible(attention)):
         return None
-    batch, shared, own = heads
+    batch, key_heads, group = heads
     lead = attention.q.shape[:-2]
     varying = (
         len(attention.subscripts["k"]) - 2 - 1
     )  # segments may vary over all shared dims but the last
     if any(mask.shape[i] > 1 for mask in masks.values() for i in range(max(varying, 0), len(lead))):
         return None
-    make: dict[str, Any] = {
-        "mask": splash.MultiHeadMask([_mask(attention, rows, columns)] * (shared * own)),
+    settings: dict[str, Any] = {
+        "mask": splash.MultiHeadMask([_mask(attention, rows, columns)] * (key_heads * group)),
         "block_sizes": _blocks(rows, columns),
         "attn_logits_soft_cap": params["soft_cap"],
         "head_shards": 1,
@@ -41,25 +45,25 @@ def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | Non
 
     def segments(name: str, length: int) -> jax.Array:
         mask = masks[name].reshape(*masks[name].shape[: len(lead)], length)
-        wide = jnp.broadcast_to(mask, (*lead[: max(varying, 0)], *mask.shape[max(varying, 0) :]))
-        return wide.reshape(batch, length)
+        full = jnp.broadcast_to(mask, (*lead[: max(varying, 0)], *mask.shape[max(varying, 0) :]))
+        return full.reshape(batch, length)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, with_sums: bool) -> Any:
-        run = splash.make_splash_mha(**make, save_residuals=with_sums)
-        q = (q * jnp.asarray(params["scale"], q.dtype)).reshape(batch, shared * own, rows, -1)
-        k, v = (x.reshape(batch, shared, columns, -1) for x in (k, v))
-        own_segments = None
+        run = splash.make_splash_mha(**settings, save_residuals=with_sums)
+        q = (q * jnp.asarray(params["scale"], q.dtype)).reshape(batch, key_heads * group, rows, -1)
+        k, v = (x.reshape(batch, key_heads, columns, -1) for x in (k, v))
+        segment_ids = None
         if masks:
-            own_segments = splash.SegmentIds(
+            segment_ids = splash.SegmentIds(
                 segments("segments", rows), segments("memory_segments", columns)
             )
-        found = jax.vmap(run)(q, k, v, own_segments)
-        mixed = (found[0] if with_sums else found).reshape(*lead, rows, -1)
+        results = jax.vmap(run)(q, k, v, segment_ids)
+        result = (results[0] if with_sums else results).reshape(*lead, rows, -1)
         if not with_sums:
-            return mixed
-        (sums,) = found[1]
+            return result
+        (sums,) = results[1]
         sums = sums.reshape(*lead, rows, 1)
-        return jnp.where(sums > HIDDEN, mixed, 0), jnp.maximum(sums, HIDDEN)
+        return jnp.where(sums > HIDDEN, result, 0), jnp.maximum(sums, HIDDEN)
 
     return attend
 

@@ -1,4 +1,4 @@
-"""Products with sliding windows: XLA's convolution, by roles of the dims."""
+"""Convolutions, with XLA's convolution: dims are merged by their roles in it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ Roles = Sequence[Sequence[str]]
 
 
 class Merged(NamedTuple):
-    """Dims merged by role, in the order in which the roles come first in a shape.
+    """The order of dims in which those of a role are adjacent, and can be merged into one axis.
+
+    Roles keep the order of their first dims in the shape.
 
     Attributes:
-        names: all dims, those of a role side by side.
-        sizes: of the roles, in that order.
-        places: for each role, its place.
+        names: of all dims, in the order.
+        sizes: of the merged axes.
+        axes: the merged axis of each role.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    places: tuple[int, ...]
+    axes: tuple[int, ...]
 
 
 def _merged(shape: Shape, roles: Roles) -> Merged:
@@ -42,7 +44,8 @@ def _merged(shape: Shape, roles: Roles) -> Merged:
     return Merged(tuple(names), tuple(sizes), tuple(map(order.index, range(len(roles)))))
 
 
-def _laid(array: Any, shape: Shape, merged: Merged) -> Any:
+def _arranged(array: Any, shape: Shape, merged: Merged) -> Any:
+    """Returns an array with an axis for each role."""
     order = [shape.position(name) for name in merged.names]
     return jnp.asarray(array).transpose(order).reshape(merged.sizes)
 
@@ -56,34 +59,36 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     group = [n for n in left if n in right and n in result]
     summed = [n for n in left if n in right and n not in result]
     batch = [n for n in left if n not in right]
-    made = [n for n in right if n not in left]
+    features = [n for n in right if n not in left]
     lhs = _merged(x.local, [batch, group + summed, *([s.x] for s in slides)])
-    rhs = _merged(filters.local, [group + made, summed, *([s.window] for s in slides)])
-    end = _merged(out.local, [batch, group + made, *([s.out] for s in slides)])
-    data = _laid(inputs[0], x.local, lhs)
-    window = _laid(inputs[1], filters.local, rhs)
+    rhs = _merged(filters.local, [group + features, summed, *([s.window] for s in slides)])
+    merged_out = _merged(out.local, [batch, group + features, *([s.out] for s in slides)])
+    data = _arranged(inputs[0], x.local, lhs)
+    window = _arranged(inputs[1], filters.local, rhs)
     windows = [_Window(slide, x.local, filters.local, out.local) for slide in slides]
-    turned = [p for p, w in zip(rhs.places[2:], windows, strict=True) if w.slide.dilation < 0]
-    found = lax.conv_general_dilated(
+    flipped = [p for p, w in zip(rhs.axes[2:], windows, strict=True) if w.slide.dilation < 0]
+    product = lax.conv_general_dilated(
         data,
-        lax.rev(window, turned) if turned else window,
+        lax.rev(window, flipped) if flipped else window,
         window_strides=[abs(w.slide.stride) for w in windows],
         padding=[w.padding for w in windows],
         lhs_dilation=[w.slide.base for w in windows],
         rhs_dilation=[abs(w.slide.dilation) for w in windows],
-        dimension_numbers=lax.ConvDimensionNumbers(lhs.places, rhs.places, end.places),
+        dimension_numbers=lax.ConvDimensionNumbers(lhs.axes, rhs.axes, merged_out.axes),
         feature_group_count=math.prod(x.local.get(n).size for n in group),
         preferred_element_type=None if x.dtype == out.dtype else out.dtype,
     )
-    backwards = [p for p, w in zip(end.places[2:], windows, strict=True) if w.slide.stride < 0]
-    if backwards:
-        found = lax.rev(found, backwards)
-    dims = Shape(out.local.get(name) for name in end.names)
-    return found.reshape(dims.sizes).transpose([dims.position(n) for n in out.local.names])
+    reversed_axes = [
+        p for p, w in zip(merged_out.axes[2:], windows, strict=True) if w.slide.stride < 0
+    ]
+    if reversed_axes:
+        product = lax.rev(product, reversed_axes)
+    dims = Shape(out.local.get(name) for name in merged_out.names)
+    return product.reshape(dims.sizes).transpose([dims.position(n) for n in out.local.names])
 
 
 class _Window:
-    """A slide, with the zeros around the operand that let it fit as often as asked for."""
+    """A slide, with the padding of the operand that gives the result's number of windows."""
 
     def __init__(self, slide: Slide, x: Shape, window: Shape, out: Shape) -> None:
         outs, size = out.get(slide.out).size, window.get(slide.window).size

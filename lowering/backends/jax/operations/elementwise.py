@@ -1,4 +1,4 @@
-"""Elementwise instructions: JAX's functions of their names, and those that differ."""
+"""Elementwise instructions: JAX's functions; the table has those of other names or semantics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.program import Instruction
 
 
-def _by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of whole numbers, a division by 0 gives 0."""
+def _by_zero_is_zero(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a division in which integers divided by 0 give 0."""
 
     def divide(x: Any, y: Any) -> Any:
         if not jnp.issubdtype(y.dtype, jnp.integer):
@@ -32,13 +32,14 @@ def _power(x: Any, y: Any) -> Any:
     if isinstance(y, np.ndarray) and y.ndim == 0:
         return lax.integer_pow(x, int(y)) if y >= 0 else jnp.zeros_like(x)
 
+    # Exponentiation by squaring: one step for each bit of the exponent.
     def step(_: Any, state: Any) -> Any:
-        result, base, left = state
-        odd = (left & 1) == 1
+        result, base, rest = state
+        odd = (rest & 1) == 1
         return (
             jnp.where(odd, result * base, result),
             base * base,
-            lax.shift_right_logical(left, one),
+            lax.shift_right_logical(rest, one),
         )
 
     x, y = jnp.broadcast_arrays(x, y)
@@ -48,7 +49,7 @@ def _power(x: Any, y: Any) -> Any:
 
 
 def _exp2(x: Any) -> Any:
-    """In half precision JAX would round x * log(2) before it takes the exponential."""
+    # In half precision, JAX would round x * log(2) before the exponential.
     return jnp.exp2(x.astype(jnp.float32)).astype(x.dtype) if x.itemsize < 4 else jnp.exp2(x)
 
 
@@ -63,15 +64,15 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "bit_xor": jnp.bitwise_xor,
     "complex": lambda x, y: lax.complex(*jnp.broadcast_arrays(x, y)),
     "exp2": _exp2,
-    "floor_divide": _by(jnp.floor_divide),
+    "floor_divide": _by_zero_is_zero(jnp.floor_divide),
     "polygamma": lambda n, x: lax.polygamma(*jnp.broadcast_arrays(n, x)),
     "power": _power,
-    "remainder": _by(jnp.remainder),
+    "remainder": _by_zero_is_zero(jnp.remainder),
     "select": jnp.where,
     "shift_left": jnp.left_shift,
     "shift_right": jnp.right_shift,
     "sigmoid": lax.logistic,
-    "zeta": special.zeta,  # that of lax does not broadcast
+    "zeta": special.zeta,  # lax.zeta does not broadcast
 }
 
 EMITTERS: Mapping[str, Emitter] = {

@@ -14,14 +14,13 @@ from meshdsl.lowering.program import Instruction
 
 
 def _transform(function: Callable[[Instruction, Any], Any]) -> Emitter:
-    """Returns the emitter of a transform along the last of two dims, whose elements lie in a row.
-
-    Else XLA's compiler for CPUs may choose an order in memory that it cannot do.
-    """
+    """Returns the emitter of a transform along the last axis of a matrix."""
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         x = jnp.moveaxis(inputs[0], at, -1)
+        # The barriers fix a row-major order in memory. XLA:CPU may choose another order, which its
+        # own transform does not support.
         row = lax.optimization_barrier(x.reshape(-1))
         result = function(instruction, row.reshape(-1, x.shape[-1]))
         size = result.shape[-1]

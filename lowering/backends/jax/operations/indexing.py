@@ -1,4 +1,4 @@
-"""Look-up by index, and putting together by index."""
+"""Gather by index (take) and scatter."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     table, indices = (v.local for v in instruction.inputs)
     (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
     dim, shared = params["dim"], params["pairs"]
-    rows, places = table.without(shared), indices.without(shared)
+    rows, index_dims = table.without(shared), indices.without(shared)
     at, size = rows.position(dim), rows.get(dim).size
 
-    def look_up(rows: Any, index: Any) -> Any:
-        inside = jnp.where(index < 0, size, index)
-        return jnp.take(rows, inside, axis=at, mode="fill", fill_value=0)
+    def gather(rows: Any, index: Any) -> Any:
+        # JAX would count negative indices from the end.
+        positions = jnp.where(index < 0, size, index)
+        return jnp.take(rows, positions, axis=at, mode="fill", fill_value=0)
 
     for _ in shared:
-        look_up = jax.vmap(look_up)
-    found = look_up(
+        gather = jax.vmap(gather)
+    result = gather(
         jnp.transpose(inputs[0], permutation(table.names, [*shared, *rows.names])),
-        jnp.transpose(inputs[1], permutation(indices.names, [*shared, *places.names])),
+        jnp.transpose(inputs[1], permutation(indices.names, [*shared, *index_dims.names])),
     )
-    held = [*shared, *rows.names[:at], *places.names, *rows.names[at + 1 :]]
-    return jnp.transpose(found, permutation(held, out.local.names))
+    names = [*shared, *rows.names[:at], *index_dims.names, *rows.names[at + 1 :]]
+    return jnp.transpose(result, permutation(names, out.local.names))
 
 
 def _scatter(method: str, kind: str) -> Emitter:
@@ -42,26 +43,27 @@ def _scatter(method: str, kind: str) -> Emitter:
         updates, indices = (v.local for v in instruction.inputs)
         (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
         dim, shared = params["dim"], params["pairs"]
-        places, rest = indices.without(shared), out.local.without([dim, *shared])
+        index_dims, rest = indices.without(shared), out.local.without([dim, *shared])
         size = out.local.get(dim).size
         half = kind == "sum" and is_float(out.dtype) and out.dtype.itemsize < 4
-        work = np.dtype("float32") if half else out.dtype  # so that many small summands count
-        blank = np.asarray(identity(kind, out.dtype)).astype(work)
+        # Half precision would round many small summands away.
+        sum_dtype = np.dtype("float32") if half else out.dtype
+        blank = np.asarray(identity(kind, out.dtype)).astype(sum_dtype)
 
-        def put(updates: Any, index: Any) -> Any:
+        def scatter(updates: Any, index: Any) -> Any:
             rows = jnp.full((size, *rest.sizes), blank)
             at = rows.at[jnp.where(index < 0, size, index)]
-            return getattr(at, method)(updates.astype(work), mode="drop").astype(out.dtype)
+            return getattr(at, method)(updates.astype(sum_dtype), mode="drop").astype(out.dtype)
 
         for _ in shared:
-            put = jax.vmap(put)
-        found = put(
+            scatter = jax.vmap(scatter)
+        result = scatter(
             jnp.transpose(
-                inputs[0], permutation(updates.names, [*shared, *places.names, *rest.names])
+                inputs[0], permutation(updates.names, [*shared, *index_dims.names, *rest.names])
             ),
-            jnp.transpose(inputs[1], permutation(indices.names, [*shared, *places.names])),
+            jnp.transpose(inputs[1], permutation(indices.names, [*shared, *index_dims.names])),
         )
-        return jnp.transpose(found, permutation([*shared, dim, *rest.names], out.local.names))
+        return jnp.transpose(result, permutation([*shared, dim, *rest.names], out.local.names))
 
     return emit
 

@@ -1,4 +1,4 @@
-"""Linear algebra on the matrices of one shard: jax.numpy.linalg."""
+"""Linear algebra on the matrices of one shard, with jax.numpy.linalg."""
 
 from __future__ import annotations
 

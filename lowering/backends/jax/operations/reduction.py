@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.operations.scaling import lost, parted, product, scaled
+from meshdsl.lowering.backends.jax.operations.scaling import frexp, out_of_range, product, scaled
 from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable
@@ -27,13 +27,15 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
 
 
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    """The product, as mantissas and exponents where it may have left the range on the way."""
+    """Returns products; from mantissas and exponents if a partial product may leave the range."""
     x, local = jnp.asarray(inputs[0]), instruction.inputs[0].local
     at = tuple(local.position(n) for n in parameters_of(instruction, Reduction)["over"])
-    found = jnp.prod(x, axis=at, dtype=x.dtype)
+    result = jnp.prod(x, axis=at, dtype=x.dtype)
     if not is_differentiable(x.dtype):
-        return found
-    return lax.cond(lost(found), lambda x: scaled(*product(*parted(x), at)), lambda x: found, x)
+        return result
+    return lax.cond(
+        out_of_range(result), lambda x: scaled(*product(*frexp(x), at)), lambda x: result, x
+    )
 
 
 def _arg(compute: Callable[..., Any]) -> Emitter:

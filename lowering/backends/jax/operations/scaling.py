@@ -1,10 +1,10 @@
-"""Numbers as a mantissa and an exponent, so that products leave no range.
+"""Numbers as a mantissa and an exponent, so that products do not overflow or underflow.
 
-A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1); that of a complex number is the
-larger one of its parts'. Exponents are s32; those of 0 and of what is not finite mean nothing.
-Where a device takes numbers below the least normal one for zeros, these are zeros here too.
+A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1). A complex number has one exponent,
+that of the larger of its parts. Exponents are s32; those of 0, inf and NaN are arbitrary. If a
+device flushes subnormal numbers to zero, they are zero here, too.
 
-Dtypes are float32, float64 and their complex ones: half precision is multiplied in float32. The
+Dtypes are float32, float64, complex64 and complex128: half precision is multiplied in float32. The
 sum of a dim's exponents must fit in s32: 14 million factors at the limits of float32, 2 million at
 those of float64.
 """
@@ -27,15 +27,15 @@ _BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 an
 _LIFT = 64  # binary places that make every number of float32 and wider normal
 
 
-def parted(x: Any) -> tuple[Any, Any]:
-    """Returns mantissas and exponents."""
+def frexp(x: Any) -> tuple[Any, Any]:
+    """Returns the mantissas and exponents of numbers, also of complex ones."""
     assert real_dtype(np.dtype(x.dtype)).itemsize >= 4, "half precision is multiplied in float32"
     if not is_complex(x.dtype):
         low = jnp.abs(x) < jnp.finfo(x.dtype).tiny
         mantissa, exponent = jnp.frexp(jnp.where(low, x * 2.0**_LIFT, x))
         return mantissa, jnp.where(low & (mantissa != 0), exponent - _LIFT, exponent)
     size = jnp.maximum(jnp.abs(jnp.real(x)), jnp.abs(jnp.imag(x)))
-    exponent = parted(size)[1]
+    exponent = frexp(size)[1]
     return scaled(x, -exponent), exponent
 
 
@@ -47,28 +47,27 @@ def scaled(x: Any, exponent: Any) -> Any:
 
 
 def multiply(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the product of two (mantissa, exponent)."""
-    mantissa, more = parted(first[0] * second[0])
+    """Returns the product of two numbers, each a (mantissa, exponent)."""
+    mantissa, more = frexp(first[0] * second[0])
     return mantissa, first[1] + second[1] + more
 
 
 def products(factors: Sequence[Any], at: int, reverse: bool) -> tuple[Any, Any]:
-    """Returns, at every place along an axis, the (mantissa, exponent) of the product up to there.
-
-    Every place takes in the one before it, then the one 2 before, and so on. That is more work than
-    `lax.associative_scan` does, and the product is compiled once instead of 2 log2(size) times.
-    """
+    """Returns the (mantissa, exponent) of the product up to each position along an axis."""
+    # Each position is multiplied by the one before it, then by the one 2 before, 4 before, and so
+    # on. That is more work than `lax.associative_scan` does, but `multiply` is compiled once
+    # instead of 2 log2(size) times.
     like = factors[0]
     size = like.shape[at]
-    place = jnp.arange(size, dtype=jnp.int32)
+    positions = jnp.arange(size, dtype=jnp.int32)
 
     def step(number: Any, values: Sequence[Any]) -> tuple[Any, Any]:
-        by = jnp.left_shift(1, number).astype(jnp.int32)
-        source = place + by if reverse else place - by
-        there = ((source >= 0) & (source < size)).reshape([-1, *[1] * (like.ndim - at - 1)])
+        distance = jnp.left_shift(1, number).astype(jnp.int32)
+        source = positions + distance if reverse else positions - distance
+        inside = ((source >= 0) & (source < size)).reshape([-1, *[1] * (like.ndim - at - 1)])
         mantissa, exponent = (jnp.take(v, source, axis=at, mode="clip") for v in values)
         one = np.ones((), mantissa.dtype)  # neither part of 0.5 * 2**1 changes a factor
-        before = jnp.where(there, mantissa, one / 2), jnp.where(there, exponent, 1)
+        before = jnp.where(inside, mantissa, one / 2), jnp.where(inside, exponent, 1)
         return multiply(before, values)
 
     start = (jnp.asarray(like), jnp.asarray(factors[1], jnp.int32))
@@ -84,21 +83,21 @@ def product(mantissa: Any, exponent: Any, over: Sequence[int]) -> tuple[Any, Any
         blank = jnp.ones((-len(rows) % min(_BLOCK, len(rows)), *rows.shape[1:]), rows.dtype)
         blocks = jnp.concatenate([rows, blank])
         blocks = blocks.reshape(-1, min(_BLOCK, len(rows)), *rows.shape[1:])
-        rows, more = parted(jnp.prod(blocks, 1))
+        rows, more = frexp(jnp.prod(blocks, 1))
         total = total + jnp.sum(more, 0, dtype=jnp.int32)
     return rows[0], total
 
 
-def lost(found: Any) -> Any:
-    """Whether any product may have left the range on the way: it is not finite, or not normal."""
-    size = jnp.abs(found)
-    return jnp.any(~jnp.isfinite(size) | (size < jnp.finfo(found.dtype).tiny))
+def out_of_range(products: Any) -> Any:
+    """Whether any product may have left the range: it is not finite, or not a normal number."""
+    size = jnp.abs(products)
+    return jnp.any(~jnp.isfinite(size) | (size < jnp.finfo(products.dtype).tiny))
 
 
 def _scaled_prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tuple[Any, Any]:
     local = instruction.inputs[0].local
     over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
-    mantissa, exponent = parted(jnp.asarray(inputs[0]))
+    mantissa, exponent = frexp(jnp.asarray(inputs[0]))
     if len(inputs) > 1:
         exponent = exponent + inputs[1]
     return product(mantissa, exponent, over)

@@ -1,4 +1,4 @@
-"""Windows of one shard."""
+"""Slices of one shard, with strides and dilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order along one dim of a shard."""
+"""Sorting along one dim of a shard."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from meshdsl.tensors.dtypes import is_float
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     (x,), params = inputs, parameters_of(instruction, Sort)
     at = instruction.inputs[0].local.position(params["dim"])
-    places = lax.broadcasted_iota(jnp.int32, x.shape, at)
-    if params["descending"]:  # turned round twice, equal elements keep their order
-        x, places = jnp.flip(x, at), jnp.flip(places, at)
-    found = lax.sort((x, places), dimension=at, num_keys=1, is_stable=True)
-    return [jnp.flip(each, at) for each in found] if params["descending"] else found
+    indices = lax.broadcasted_iota(jnp.int32, x.shape, at)
+    if params["descending"]:  # flipped before and after, equal elements keep their order
+        x, indices = jnp.flip(x, at), jnp.flip(indices, at)
+    results = lax.sort((x, indices), dimension=at, num_keys=1, is_stable=True)
+    return [jnp.flip(result, at) for result in results] if params["descending"] else results
 
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
-    """Numbers are ordered as integers, of which none is NaN and none a second zero."""
     at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
     x = jnp.moveaxis(jnp.asarray(inputs[0]), at, -1)
+    # Floats are compared as integers: these have no NaN, and only one zero.
     keys = to_key(jnp.where(x == 0, 0, x), "max") if is_float(x.dtype) else x
     count = instruction.outputs[0].local.get(parameters_of(instruction, TopK)["into"]).size
-    _, places = lax.top_k(keys, count)
-    values = jnp.take_along_axis(x, places, -1)
-    return jnp.moveaxis(values, -1, at), jnp.moveaxis(places.astype(jnp.int32), -1, at)
+    _, indices = lax.top_k(keys, count)
+    values = jnp.take_along_axis(x, indices, -1)
+    return jnp.moveaxis(values, -1, at), jnp.moveaxis(indices.astype(jnp.int32), -1, at)
 
 
 EMITTERS: Mapping[str, Emitter] = {
