@@ -1,4 +1,4 @@
-"""The jax_auto backend: one program of whole arrays, which XLA splits as it is asked to."""
+"""The jax_auto backend: one program of global arrays, which XLA partitions by constraints."""
 
 from meshdsl.lowering.backends.jax import (
     Storage,

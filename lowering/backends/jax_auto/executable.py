@@ -1,4 +1,4 @@
-"""The jax_auto backend: one `jax.jit` of whole arrays with the layouts that are wanted.
+"""The jax_auto backend: one `jax.jit` of global arrays, with constraints on their layouts.
 
 `function` is the program as a plain JAX function of global arrays; `Executable` is that function
 compiled for the mesh.
@@ -14,14 +14,15 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import jax as of_jax
 from meshdsl.lowering.backends.jax.executable import check_dtypes, device_mesh
 from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
-from meshdsl.lowering.backends.jax_auto.machine import WholeMachine
+from meshdsl.lowering.backends.jax_auto.machine import GlobalMachine
 from meshdsl.lowering.program import SpmdProgram
 
 
 class Executable(of_jax.Executable):
-    """A program of whole tensors compiled for the devices of its mesh; see the jax backend's."""
+    """A program of global tensors compiled for the devices of its mesh; see the jax backend's."""
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
+        """Returns the program as a jittable function of global arrays."""
         return function(self.program, mesh)
 
 
@@ -33,8 +34,8 @@ def function(program: SpmdProgram, mesh: jax.sharding.Mesh | None = None) -> Cal
         devices = mesh or device_mesh(program.mesh)
 
     def whole(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        # XLA cannot split fused kernels, so there is no platform that has some.
-        machine = WholeMachine(Mesh(), EMITTERS, "", split_over=program.mesh, devices=devices)
+        # XLA cannot partition fused kernels, so the platform is one without any.
+        machine = GlobalMachine(Mesh(), EMITTERS, "", split_over=program.mesh, devices=devices)
         return tuple(machine.run(program.block, arrays))
 
     return whole

@@ -1,9 +1,9 @@
-"""Machine: emits blocks of whole tensors, and asks XLA for the layouts that the rules give them.
+"""Machine: emits blocks of global tensors, and constrains them to the layouts of the rules.
 
-XLA spreads layouts from where they are asked for. They are asked for where a good user asks: of
-what products, attention, look-ups and their kind leave, of the ends of loop bodies and branches,
-and of the program's own. What is elementwise or reduced in between follows by itself; asking for
-those too made XLA send more and take longer to compile (a decoder layer with FSDP, tensor and
+XLA propagates layouts from constraints. They are where a good user would write them: on the results
+of products, attention, look-ups and the like, on the inputs and outputs of loop bodies and
+branches, and on those of the program. Elementwise operations and reductions follow by propagation.
+Constraining them, too, made XLA send more and compile longer (a decoder layer with FSDP, tensor and
 sequence parallelism on 64 chips: 33,568 instead of 27,764 MiB per 32 layers, 85 instead of 48 s).
 """
 
@@ -25,11 +25,11 @@ from meshdsl.lowering.program import Block, Value
 
 
 @dataclass(frozen=True)
-class WholeMachine(Machine):
-    """All devices as one, whose arrays XLA splits.
+class GlobalMachine(Machine):
+    """Emits the instructions of a program for all devices: arrays are global, and XLA splits them.
 
     Attributes:
-        split_over: the mesh that layouts are about.
+        split_over: the mesh of the layouts.
         devices: its devices; None: there is only one.
     """
 
@@ -37,22 +37,24 @@ class WholeMachine(Machine):
     devices: jax.sharding.Mesh | None = field(default=None, kw_only=True)
 
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
-        """Emits a block on whole arrays, and asks for the layouts of its ends."""
-        given = [self.ask(v, array) for v, array in zip(block.inputs, inputs, strict=True)]
-        results = super().run(block, given)
-        return [self.ask(v, array) for v, array in zip(block.outputs, results, strict=True)]
+        """Emits a block on global arrays, with constraints on its inputs and outputs."""
+        constrained = [
+            self.constrain(v, array) for v, array in zip(block.inputs, inputs, strict=True)
+        ]
+        results = super().run(block, constrained)
+        return [self.constrain(v, array) for v, array in zip(block.outputs, results, strict=True)]
 
-    def ask(self, value: Value, array: Any, whole: Collection[str] = ()) -> Any:
+    def constrain(self, value: Value, array: Any, unsplit: Collection[str] = ()) -> Any:
         """Returns an array, constrained to the layout of its value if that splits a dim.
 
-        What does not divide is left to XLA.
+        Dims whose size does not divide are unconstrained.
 
         Args:
-            whole: dims that must not be split.
+            unsplit: names of dims that must not be split.
         """
-        if self.devices is None or not (value.layout.splits or whole):
+        if self.devices is None or not (value.layout.splits or unsplit):
             return array
-        value = replace(value, layout=value.layout.restrict({*value.shape.names} - {*whole}))
+        value = replace(value, layout=value.layout.restrict({*value.shape.names} - {*unsplit}))
         even = value.layout.even(value.shape, self.split_over)
         parts = [
             part if even.axes(dim.name) == value.layout.axes(dim.name) else P.UNCONSTRAINED

@@ -172,10 +172,10 @@ def test_one_device_needs_no_mesh():
 def test_it_knows_every_instruction():
     from meshdsl.lowering.backends import jax as jax_backend
     from meshdsl.lowering.backends import jax_auto
-    from meshdsl.lowering.backends.jax_auto.emitters import ASKED, SLIDING
+    from meshdsl.lowering.backends.jax_auto.emitters import CONSTRAINED, SLIDING
 
     assert set(jax_auto.EMITTERS) == set(jax_backend.EMITTERS)
-    assert set(jax_auto.EMITTERS) > ASKED | SLIDING and not ASKED & SLIDING
+    assert set(jax_auto.EMITTERS) > CONSTRAINED | SLIDING and not CONSTRAINED & SLIDING
 
 
 @pytest.mark.slow
