@@ -111,7 +111,7 @@ class Executable:
         numbers = np.arange(len(self._devices), dtype=np.int32)
         arguments = [self._placed(numbers)]
         for leaf, stored in zip(leaves, self.inputs, strict=True):
-            arguments.append(self._placed(stored.cut(leaf, numbers.tolist())))
+            arguments.append(self._placed(stored.shards(leaf, numbers.tolist())))
         results = self._loaded.execute_sharded(arguments).disassemble_into_single_device_arrays()
         return [
             put_together(stored, [np.asarray(shard) for shard in shards])

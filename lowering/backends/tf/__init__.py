@@ -1,7 +1,7 @@
 """The TensorFlow backend: one program for all replicas, with TensorFlow's own collectives.
 
-It runs on the TPU that is named, by `--tpu` or TPU_NAME, and else on host devices, of one process
-or of those in TF_CONFIG.
+It runs on the TPU named by `--tpu` or TPU_NAME. Without a name it runs on host devices, those of
+one process or of the processes in TF_CONFIG.
 """
 
 from meshdsl.lowering.backends.tf.require import tensorflow as _tensorflow

@@ -1,7 +1,7 @@
-"""Instructions with bodies, and barriers between what is computed twice.
+"""Instructions with bodies, and barriers, which keep recomputed values apart.
 
-A scan reads the slices of its stacks by their number and writes those of its results in place, so
-that both kinds of devices can compile it: TPUs, and hosts.
+A scan gathers the slices of its operands by index, and writes the rows of its results in place. XLA
+compiles that for TPUs, and hosts run it as it is.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
     consts, carries, dim = params["consts"], params["carries"], params["dim"]
     length, reverse = params["length"], params["reverse"]
     fixed = list(inputs[:consts])
-    behind = instruction.inputs[consts + carries :]
+    stacked_values = instruction.inputs[consts + carries :]
     stacked = [
         xp.moveaxis(array, value.local.position(dim), 0)
-        for array, value in zip(inputs[consts + carries :], behind, strict=True)
+        for array, value in zip(inputs[consts + carries :], stacked_values, strict=True)
     ]
     ahead = set(params.get("ahead", ()))
     collected = instruction.outputs[carries:]
 
     def slices(at: tf.Tensor) -> list[tf.Tensor]:
-        """Returns those of an iteration; of what is read ahead, those of the next."""
+        """Returns the slices of an iteration; operands that are read ahead give the next ones."""
         following = (at + (-1 if reverse else 1)) % length
         return [
             tf.gather(stack, following if number in ahead else at)
@@ -43,10 +43,10 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
     def step(number: tf.Tensor, *state: Any) -> Sequence[Any]:
         at = length - 1 - number if reverse else number
         results = machine.run(body, [*fixed, *state[:carries], *slices(at)])
-        rows = [_with(*row, at) for row in zip(state[carries:], results[carries:], strict=True)]
+        rows = [_written(*row, at) for row in zip(state[carries:], results[carries:], strict=True)]
         return [number + 1, *results[:carries], *rows]
 
-    rows = [_blank(machine, value) for value in collected]
+    rows = [_empty_rows(machine, value) for value in collected]
     start = [tf.constant(0, tf.int32), *inputs[consts : consts + carries], *rows]
     end = tf.while_loop(
         lambda number, *state: number < length,
@@ -55,30 +55,30 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf
         parallel_iterations=1,
         maximum_iterations=length,
     )
-    found = end[1 : 1 + carries]
-    stacks = [_whole(*pair) for pair in zip(end[1 + carries :], collected, strict=True)]
-    return [*found, *stacks]
+    carry = end[1 : 1 + carries]
+    stacks = [_stacked(*pair) for pair in zip(end[1 + carries :], collected, strict=True)]
+    return [*carry, *stacks]
 
 
-def _blank(machine: Machine, value: Value) -> Any:
-    """Returns what the rows of a value are written into: a list, or a tensor where XLA compiles.
-
-    XLA gets a tensor for a list as well, but TensorFlow fails to make one where the list is in a
-    branch of a `cond`; and a host would copy the tensor each time, or change it for all its users.
-    """
+def _empty_rows(machine: Machine, value: Value) -> Any:
+    """Returns the buffer for the rows of a value: a tensor if XLA compiles, else a TensorArray."""
+    # XLA gets a tensor from a TensorArray as well, but TensorFlow fails to convert one in a branch
+    # of a `cond`. A host would copy the tensor for each row, or change it for all its users.
     length, *sizes = value.local.sizes
     if machine.links.compiled:
         return tf.zeros([length, *sizes], tf_dtype(value.dtype))
     return tf.TensorArray(tf_dtype(value.dtype), length, element_shape=sizes)
 
 
-def _with(rows: Any, row: tf.Tensor, at: tf.Tensor) -> Any:
+def _written(rows: Any, row: tf.Tensor, at: tf.Tensor) -> Any:
+    """Returns the buffer with a row written at an index."""
     if isinstance(rows, tf.TensorArray):
         return rows.write(at, row)
     return tf.raw_ops.InplaceUpdate(x=rows, i=at[None], v=row[None])
 
 
-def _whole(rows: Any, value: Value) -> tf.Tensor:
+def _stacked(rows: Any, value: Value) -> tf.Tensor:
+    """Returns the buffer as a tensor."""
     if isinstance(rows, tf.TensorArray):
         rows = rows.stack()
     return tf.ensure_shape(rows, value.local.sizes)
@@ -89,13 +89,13 @@ def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[t
     consts = params["consts"]
     fixed = list(inputs[:consts])
 
-    def going_on(*carry: tf.Tensor) -> tf.Tensor:
+    def condition(*carry: tf.Tensor) -> tf.Tensor:
         return machine.run(params["condition"], [*fixed, *carry])[0]
 
-    def following(*carry: tf.Tensor) -> list[tf.Tensor]:
+    def body(*carry: tf.Tensor) -> list[tf.Tensor]:
         return machine.run(params["body"], [*fixed, *carry])
 
-    return list(tf.while_loop(going_on, following, list(inputs[consts:]), parallel_iterations=1))
+    return list(tf.while_loop(condition, body, list(inputs[consts:]), parallel_iterations=1))
 
 
 def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:

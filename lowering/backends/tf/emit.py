@@ -1,4 +1,4 @@
-"""A program emitted into a graph of TensorFlow's."""
+"""Emits a program into TensorFlow's current graph."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def run(
     shards: Sequence[tf.Tensor],
     instructions: list[Instruction],
 ) -> list[tf.Tensor]:
-    """Emits a program for the device of a number, a tensor, into the graph at hand.
+    """Emits a program for one device into the current graph, and returns its results.
 
     Args:
-        instructions: is given each instruction, in the order in which they are emitted.
+        device: the number of the device, an s32 scalar.
+        instructions: receives all instructions, in the order in which they are emitted.
     """
     machine = Machine(program.mesh, EMITTERS, links, device, instructions)
     return [tf.identity(result) for result in machine.run(program.block, shards)]

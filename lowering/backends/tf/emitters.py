@@ -1,4 +1,4 @@
-"""What one device does for each instruction, gathered from the families."""
+"""The emitters of all instructions, by kind, from the families."""
 
 from __future__ import annotations
 

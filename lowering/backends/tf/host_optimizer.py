@@ -1,14 +1,14 @@
-"""TensorFlow's optimizer of graphs, which is off where it would rename loops.
+"""TensorFlow's graph optimizer, which must be off where it would rename loops.
 
-A collective in a loop is known to TensorFlow by the name of that loop, beside its own number. So
-all devices must know the loop by one name. The optimizer makes a copy of a program for each device
-and changes them in several threads. Where it moves an operation into a branch, it renames the
-loops of that branch, and the name depends on which thread came first (2.21: the passes
+TensorFlow identifies a collective in a loop by the loop's name and the collective's own number. So
+the loop must have the same name on all devices. The optimizer copies a program for each device, and
+changes the copies in several threads. If it moves an operation into a branch, it renames the loops
+of that branch, and the name depends on the order of the threads (2.21: the passes
 `tfg-functional-to-region` and `tfg-cf-sink`). Then devices wait for each other for ever.
 
 Guarantees:
     In a block of `unoptimized` the optimizer is off for the functions that are built or called
-    there, in whichever thread; after the last block the option is what it was before the first.
+    there, in any thread. After the last open block the option is as it was before the first.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _before: list[bool] = []  # the option before the first block, once for each ope
 
 @contextlib.contextmanager
 def unoptimized() -> Iterator[None]:
-    """Lets the functions that are built or called in its block be run as they are written."""
+    """Turns the optimizer off for functions that are built or called in its block."""
     with _LOCK:
         options = tf.config.optimizer.get_experimental_options()
         _before.append(_before[0] if _before else bool(options.get(_OPTION, False)))
-        _set(True)  # in each thread: TensorFlow keeps the options of a thread until it sets one
+        _set(True)  # in each thread: a thread keeps its own options until it sets one
     try:
         yield
     finally:
@@ -46,6 +46,6 @@ def _set(disabled: bool) -> None:
 
 
 def collects_in_bodies(block: Block) -> bool:
-    """Returns whether a collective is in the body of an instruction, at any depth."""
+    """Whether a collective is in the body of an instruction, at any depth."""
     bodies = [body for instruction in block.instructions for body in instruction.bodies]
-    return any(one.is_collective for body in bodies for one, _ in body.walk())
+    return any(inner.is_collective for body in bodies for inner, _ in body.walk())

@@ -1,7 +1,7 @@
-"""Operations of a user's own: a function of TensorFlow's tensors, or one of JAX's arrays.
+"""The user's own operations: functions of TensorFlow's tensors, or of JAX's arrays.
 
-JAX compiles its functions to StableHLO, which TensorFlow has an operation to run. JAX would narrow
-numbers of 64 bits where `jax_enable_x64` is off: functions that take or return such see it on.
+JAX compiles its functions to StableHLO, which TensorFlow runs in one operation. JAX would narrow
+64-bit numbers if `jax_enable_x64` is off, so it is on for functions with such operands or results.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[t
     known = dict(definition.emitters)
     if "tf" in known or "jax" not in known:
         return call(instruction, definition.emitter("tf"), inputs)
-    # JAX checks what it traces: dtypes and shapes are numpy's there.
+    # `call` checks results while JAX traces: their dtypes and shapes are numpy's there.
     function = jax2tf.convert(
         lambda *arrays: call(instruction, known["jax"], arrays),
         with_gradient=False,
         native_serialization_platforms=_PLATFORMS,
     )
-    ends = (*instruction.inputs, *instruction.outputs)
-    widened = any(value.dtype in _WIDE for value in ends)
-    with jax.enable_x64(True) if widened else contextlib.nullcontext():
+    values = (*instruction.inputs, *instruction.outputs)
+    is_wide = any(value.dtype in _WIDE for value in values)
+    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
         results = function(*inputs)
     rows = zip(results, instruction.outputs, strict=True)
     return [tf.ensure_shape(tf.cast(x, tf_dtype(v.dtype)), v.local.sizes) for x, v in rows]

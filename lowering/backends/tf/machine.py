@@ -1,8 +1,8 @@
 """Machine: emits blocks of a program as TensorFlow operations on one device's tensors.
 
-A program is emitted once, for all devices: what differs between them follows from `device`, the
-number of the device that runs it, which is a tensor. How devices reach each other is `links`, of
-which there are two kinds: TensorFlow's collectives between hosts, and those of TPUs.
+A program is emitted once, for all devices. Values that differ between devices are computed from
+`device`, a tensor with the number of the device that runs the program. `links` connects devices.
+There are two kinds: TensorFlow's collectives between hosts, and those of TPUs.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 
 class Links(Protocol):
-    """How the devices of a mesh reach each other; each method is called by all of them.
+    """The collectives between the devices of a mesh; all devices call the same methods.
 
-    Rows are for the devices along some axes, in their order, major first.
+    Rows belong to the devices along some axes, major first.
 
     Attributes:
-        compiled: whether XLA compiles the program as a whole.
+        compiled: whether XLA compiles the program.
     """
 
     compiled: ClassVar[bool]
 
     def packed(self, op: str) -> float:
-        """Returns the bytes up to which tensors of one collective travel in one buffer."""
+        """Returns the bytes up to which tensors of one collective are packed into one buffer."""
 
     def begin(self, number: int) -> list[tf.Operation]:
-        """Notes that a collective begins, by its number; what notes it is done in order."""
+        """Records that a collective begins, by its number; records are made in order."""
 
     def end(self, number: int) -> list[tf.Operation]:
-        """Notes that it has ended."""
+        """Records that a collective has ended."""
 
     def in_order(self) -> list[tf.Operation]:
-        """Notes nothing, but in the order of what is noted."""
+        """Records nothing, but runs in the order of the records."""
 
     def reduce(self, x: tf.Tensor, axes: Sequence[str], kind: str) -> tf.Tensor:
-        """Returns the sum, max or min of the x of all devices along some axes."""
+        """Returns the sum, max or min of x over the devices along some axes."""
 
     def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
         """Returns this device's row of the sum of the rows [devices, ...] of all devices."""
@@ -56,22 +56,22 @@ class Links(Protocol):
         """Returns the x of all devices along some axes: [devices, ...]."""
 
     def exchange(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
-        """Returns, of the rows [devices, ...] of every device, those that are for this one."""
+        """Returns the rows for this device, from the rows [devices, ...] of all devices."""
 
     def permute(self, x: tf.Tensor, pairs: Sequence[tuple[int, int]]) -> tf.Tensor:
-        """Returns the x of the device that is paired with this one as its source, or zeros."""
+        """Returns the x of this device's source in `pairs` (source, target); zeros without one."""
 
     def barrier(self, values: Arrays) -> Arrays:
-        """Returns the values; none of them may be used before all of them are there."""
+        """Returns the values; none is used before all are computed."""
 
 
 @dataclass(frozen=True)
 class Machine(OneDeviceMachine):
-    """One device of a mesh.
+    """Emits the instructions of one device of a mesh.
 
     Attributes:
-        device: its number in the mesh, an s32 scalar.
-        instructions: what has been emitted.
+        device: the device's number in the mesh, an s32 scalar.
+        instructions: all instructions emitted so far.
     """
 
     backend = "tf"
@@ -85,12 +85,12 @@ class Machine(OneDeviceMachine):
         """Returns this device's index along some axes, major first: an s32 scalar."""
         table = [0] * self.mesh.size
         for group in self.mesh.groups(*axes):
-            for place, device in enumerate(group):
-                table[device] = place
-        return self.own(table)
+            for position, device in enumerate(group):
+                table[device] = position
+        return self.own_entry(table)
 
-    def own(self, table: Sequence[int]) -> tf.Tensor:
-        """Returns this device's entry of a table of whole numbers, one for each: an s32 scalar."""
+    def own_entry(self, table: Sequence[int]) -> tf.Tensor:
+        """Returns this device's entry of a table with one for each device: an s32 scalar."""
         if len(set(table)) == 1:
             return tf.constant(table[0], tf.int32)
         if list(table) == list(range(len(table))):
@@ -99,9 +99,9 @@ class Machine(OneDeviceMachine):
 
     def run(self, block: Block, inputs: Arrays) -> list[tf.Tensor]:
         """Emits a block on one device's tensors."""
-        held: dict[Value, tf.Tensor] = dict(zip(block.inputs, inputs, strict=True))
+        tensors: dict[Value, tf.Tensor] = dict(zip(block.inputs, inputs, strict=True))
         for instruction in block.instructions:
-            arguments = [held[v] for v in instruction.inputs]
+            arguments = [tensors[v] for v in instruction.inputs]
             number = len(self.instructions)
             self.instructions.append(instruction)
             with tf.name_scope(f"{instruction.op}.{number}"):
@@ -117,11 +117,12 @@ class Machine(OneDeviceMachine):
                 sizes = value.local.sizes
                 assert result.shape == sizes, (instruction.op, result.shape, sizes)
                 assert result.dtype == tf_dtype(value.dtype), (instruction.op, result.dtype)
-                held[value] = result
-        return [held[v] for v in block.outputs]
+                tensors[value] = result
+        return [tensors[v] for v in block.outputs]
 
     def _collective(self, instruction: Instruction, number: int, arguments: Arrays) -> Any:
-        """Emits a collective, noted from when there is what it sends until it has sent it."""
+        """Emits a collective, with records of its begin and its end."""
+        # It begins only when its operands are computed: time to compute them is not its own.
         with tf.control_dependencies(arguments):
             self.links.begin(number)
         results = self.emitter(instruction)(self, instruction, arguments)
@@ -129,7 +130,7 @@ class Machine(OneDeviceMachine):
         return results
 
     def _in_order(self, instruction: Instruction, arguments: Arrays) -> Any:
-        """Emits what must happen after all that was noted before, and before what comes next."""
+        """Emits an effect: it runs after all earlier records, and before all later ones."""
         with tf.control_dependencies(self.links.in_order()):
             result = self.emitter(instruction)(self, instruction, arguments)
         with tf.control_dependencies([result]):

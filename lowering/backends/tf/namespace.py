@@ -1,7 +1,7 @@
-"""The functions that shared emitters use, of TensorFlow's tensors on one device.
+"""The functions that shared emitters use, for TensorFlow's tensors on one device.
 
-TensorFlow follows no array API. What it would do to no effect is left out here: XLA removes it, but
-a host copies the tensor. `broadcast_to` alone is always emitted.
+TensorFlow does not follow the array API. Operations without effect are left out here: XLA would
+remove them, but a host would copy the tensor. Only `broadcast_to` is always emitted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LEAD = 0
 
 
 def tf_dtype(dtype: np.dtype) -> tf.DType:
-    """Returns a dtype in TensorFlow's terms."""
+    """Returns TensorFlow's dtype for one of numpy."""
     return tf.dtypes.as_dtype(dtype.name)
 
 
 def as_factor(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return x  # which its product would widen again
+    return x  # `einsum` below would widen it again
 
 
 def arange(size: int) -> tf.Tensor:
@@ -51,7 +51,7 @@ def clip(x: tf.Tensor, least: int, most: int) -> tf.Tensor:
 
 
 def einsum(equation: str, factors: Sequence[tf.Tensor], dtype: np.dtype) -> tf.Tensor:
-    # TensorFlow has no product that is wider than its factors, so these are made as wide.
+    # TensorFlow has no product in a wider dtype than the factors', so these are cast.
     return tf.einsum(equation, *(tf.cast(x, dtype) for x in factors), optimize="optimal")
 
 
@@ -95,7 +95,7 @@ def pad(x: tf.Tensor, widths: Sequence[tuple[int, int]], fill: float | None = No
 def pad_axis(x: tf.Tensor, at: int, before: int, after: int, fill: Any) -> tf.Tensor:
     size, first, last = x.shape[at], -before * (before < 0), -after * (after < 0)
     fill = fill if tf.is_tensor(fill) else asarray(fill, x.dtype.as_numpy_dtype)
-    if first + last >= size:  # nothing of it is left
+    if first + last >= size:  # no element of x remains
         sizes = x.shape.as_list()
         sizes[at] = size + before + after
         return tf.broadcast_to(fill, sizes)
@@ -124,5 +124,5 @@ def update_axis(x: tf.Tensor, piece: tf.Tensor, start: Any, at: int) -> tf.Tenso
     inside = (index >= 0) & (index < size)
     column = [1] * len(x.shape)
     column[at] = length
-    found = tf.gather(piece, tf.clip_by_value(index, 0, size - 1), axis=at)
-    return tf.where(tf.reshape(inside, column), found, x)
+    spread = tf.gather(piece, tf.clip_by_value(index, 0, size - 1), axis=at)
+    return tf.where(tf.reshape(inside, column), spread, x)

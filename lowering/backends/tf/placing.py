@@ -1,7 +1,7 @@
-"""How tensors get to the devices that run a program, and what a program's results are.
+"""Storage of tensors on the devices of a mesh, and the transfer of arguments to it.
 
-A tensor is stored as equal shards, pads and all (see `tensors.cuts`). What is stored as a program
-takes it is taken without a copy; everything else goes through the host.
+A tensor is stored as equal shards, with pads (see `tensors.cuts`). Data that is stored in a
+program's form is used without a copy; all other data goes through the host.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from meshdsl.tensors.named_array import NamedArray
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the devices of a mesh are.
+    """The devices of a mesh, by their names in TensorFlow.
 
     Attributes:
-        names: TensorFlow's names of this process's devices.
+        names: those of this process's devices.
         numbers: their numbers in the mesh.
-        cluster: the processes that the devices of a mesh belong to, evenly and in order.
+        cluster: the processes; each has the same number of devices, in the order of the mesh.
     """
 
     names: tuple[str, ...]
@@ -39,10 +39,10 @@ class Devices:
 
     @cached_property
     def everywhere(self) -> tuple[str, ...]:
-        """TensorFlow's names of all devices of the mesh, by number."""
-        own, places = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
+        """The names of all devices of the mesh, by number."""
+        own, processes = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
         return tuple(
-            name.replace(own, f"/task:{place}/") for place in places for name in self.names
+            name.replace(own, f"/task:{process}/") for process in processes for name in self.names
         )
 
 
@@ -57,12 +57,12 @@ class Storage:
 
     @staticmethod
     def of(value: Value, mesh: Mesh) -> Storage:
-        """Returns how an end of a program is stored."""
+        """Returns the form in which an input or output of a program is stored."""
         return Storage(value.shape, value.dtype, value.layout, mesh)
 
     @cached_property
     def cuts(self) -> Cuts:
-        """How dims are cut where they are padded; `()` without pads."""
+        """How dims are padded; `()`: it has no pads."""
         return self.layout.cuts(self.dims, self.mesh)
 
     @cached_property
@@ -73,57 +73,58 @@ class Storage:
 
     @cached_property
     def parts(self) -> tuple[tuple[slice, ...], ...]:
-        """Of every device, the part of the stored array that it holds."""
-        found = []
-        for at in self.mesh.coordinates():
+        """The part of the stored array that each device has, by number."""
+        parts = []
+        for coordinates in self.mesh.coordinates():
             slices = []
             for dim, size in zip(self.dims, self.sizes, strict=True):
                 axes, number = self.layout.axes(dim.name), 0
                 for axis in axes:
-                    number = number * self.mesh.sizes[axis] + at[axis]
+                    number = number * self.mesh.sizes[axis] + coordinates[axis]
                 block = size // self.mesh.extent(axes)
                 slices.append(slice(number * block, (number + 1) * block))
-            found.append(tuple(slices))
-        return tuple(found)
+            parts.append(tuple(slices))
+        return tuple(parts)
 
-    def cut(self, leaf: Any, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Returns the shards of some devices, by their numbers; equal ones are one array.
+    def shards(self, leaf: Any, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Returns the shards of an array for some devices, by number; replicas are one array.
 
         Args:
             leaf: a NamedArray, or logical data of any kind.
+            numbers: of the devices.
         """
         data, cuts = (leaf.data, leaf.cuts) if isinstance(leaf, NamedArray) else (leaf, ())
         stored = pad(np, np.asarray(leaf if cuts else data), self.cuts)
-        made: dict[tuple[Any, ...], np.ndarray] = {}
+        blocks: dict[tuple[Any, ...], np.ndarray] = {}
         for number in numbers:
             part = self.parts[number]
-            if _key(part) not in made:
-                made[_key(part)] = np.ascontiguousarray(stored[part]).reshape(stored[part].shape)
-        return [made[_key(self.parts[number])] for number in numbers]
+            if _key(part) not in blocks:
+                blocks[_key(part)] = np.ascontiguousarray(stored[part]).reshape(stored[part].shape)
+        return [blocks[_key(self.parts[number])] for number in numbers]
 
     def put(self, leaf: Any, devices: Devices) -> list[tf.Tensor]:
-        """Returns the shards of an array for this process's devices; see `cut`."""
+        """Returns the shards of an array on this process's devices; see `shards`."""
         data = leaf.data if isinstance(leaf, NamedArray) else leaf
         if isinstance(data, Shards) and data.storage == self and data.devices == devices:
             return data.tensors
-        made: dict[tuple[int, str], tf.Tensor] = {}
-        found = []
-        for name, shard in zip(devices.names, self.cut(leaf, devices.numbers), strict=True):
+        tensors: dict[tuple[int, str], tf.Tensor] = {}
+        placed = []
+        for name, shard in zip(devices.names, self.shards(leaf, devices.numbers), strict=True):
             key = id(shard), "" if "CPU" in name else name  # CPUs share their memory
-            if key not in made:
+            if key not in tensors:
                 with tf.device(name):
-                    made[key] = tf.constant(shard)
-            found.append(made[key])
-        return found
+                    tensors[key] = tf.constant(shard)
+            placed.append(tensors[key])
+        return placed
 
 
 class Shards:
-    """What a program's result is: the shards that this process's devices hold.
+    """A result of a program: the shards on this process's devices.
 
-    It has the shape and dtype of the stored array, and is read as one: `np.asarray(shards)`.
+    It has the shape and dtype of the stored array, and is read as an array: `np.asarray(shards)`.
 
     Attributes:
-        tensors: one for each of this process's devices, which are `devices`.
+        tensors: one for each of `devices`, which are this process's.
     """
 
     def __init__(self, storage: Storage, devices: Devices, tensors: Sequence[tf.Tensor]) -> None:
@@ -141,42 +142,43 @@ class Shards:
 
     @property
     def layout(self) -> TensorLayout:
-        """Where it is on its mesh."""
+        """The layout on the mesh."""
         return self.storage.layout
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether this process holds all of it."""
-        return len(self._held()) == len(set(map(_key, self.storage.parts)))
+        """Whether this process has all parts."""
+        return len(self._parts_here()) == len(set(map(_key, self.storage.parts)))
 
     def block_until_ready(self) -> Shards:
-        """Returns this; calls return when their results are there."""
+        """Returns the shards; a call returns only after its results are computed."""
         return self
 
-    def _held(self) -> dict[tuple[Any, ...], int]:
-        """Returns the parts that are here, each with the place of a tensor that has it."""
+    def _parts_here(self) -> dict[tuple[Any, ...], int]:
+        """Returns the parts of this process, each with the index of a tensor that has it."""
         return {
-            _key(self.storage.parts[number]): place
-            for place, number in reversed(list(enumerate(self.devices.numbers)))
+            _key(self.storage.parts[number]): index
+            for index, number in reversed(list(enumerate(self.devices.numbers)))
         }
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        held = self._held()
+        here = self._parts_here()
         if not self.is_fully_addressable:
             raise ValueError(
-                f"{self!r} is split over processes, and this one holds {len(held)} of its parts; "
+                f"{self!r} is split over processes, and this one holds {len(here)} of its parts; "
                 "make what is to be read whole, as a result without split dims"
             )
-        whole, tensors = np.empty(self.shape, self.dtype), self.tensors
+        array, tensors = np.empty(self.shape, self.dtype), self.tensors
         for number, part in enumerate(self.storage.parts):
-            place = held.get(_key(part))
-            if place is not None and number == self.devices.numbers[place]:
-                whole[part] = tensors[place].numpy()
-        return np.asarray(whole, dtype)
+            index = here.get(_key(part))
+            if index is not None and number == self.devices.numbers[index]:
+                array[part] = tensors[index].numpy()
+        return np.asarray(array, dtype)
 
     def __repr__(self) -> str:
         return f"Shards({self.dtype.name}{list(self.shape)}; {self.layout})"
 
 
 def _key(part: tuple[slice, ...]) -> tuple[Any, ...]:
-    return tuple((one.start, one.stop) for one in part)
+    """Returns a hashable form of a part; slices are hashable from Python 3.12 on."""
+    return tuple((s.start, s.stop) for s in part)

@@ -1,4 +1,4 @@
-"""TensorFlow is an extra: it is looked for when the backend is used, and told of if missing."""
+"""TensorFlow is an extra: loading the backend requires it, and reports if it is missing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ INSTALL = "pip install 'meshdsl[tf]'"
 
 
 def tensorflow() -> None:
-    """Sees to it that TensorFlow can be imported, without its notes on how it was built.
+    """Checks that TensorFlow is installed, and silences its messages about its build.
 
     Raises:
         ValueError: it is missing or too old.
     """
-    found = version()
+    installed = version()
     least = ".".join(map(str, LEAST))
-    if found is None:
+    if installed is None:
         raise ValueError(f"backend 'tf' needs TensorFlow, which is not installed: {INSTALL}")
-    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < LEAST:
+    if tuple(int(number) for number in re.findall(r"\d+", installed)[:2]) < LEAST:
         raise ValueError(
-            f"backend 'tf' needs TensorFlow {least} or later, but {found} is installed: {INSTALL}"
+            f"backend 'tf' needs TensorFlow {least} or later, but {installed} is installed: "
+            f"{INSTALL}"
         )
     if _LEVEL not in os.environ:
         os.environ[_LEVEL] = "2"
@@ -37,20 +38,20 @@ def tensorflow() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drops what libraries write past Python, before they know of any level of logging."""
+    """Drops messages that libraries write to stderr directly, not through Python."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def version() -> str | None:
-    """Returns the version of the TensorFlow that is installed, under any of its names."""
+    """Returns the version of the installed TensorFlow, under any package name, or None."""
     for name in ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-tpu"):
         try:
             return importlib.metadata.version(name)

@@ -1,4 +1,4 @@
-"""What TensorFlow knows of the processes and devices that a program runs on."""
+"""Facts about the processes and devices that a program runs on, as TensorFlow reports them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from meshdsl.lowering.backends.tf.tpus.devices import named
 
 
 def process_index() -> int:
-    """Returns the place of this process among those of a job."""
+    """Returns the index of this process in its job."""
     return Cluster.read().index
 
 
 def process_count() -> int:
-    """Returns how many processes a job has."""
+    """Returns the number of processes of the job."""
     return len(Cluster.read().addresses)
 
 
 def device_kind() -> str:
-    """Returns what the driver calls the devices of this process; of TPUs it does not tell."""
+    """Returns the driver's name for the kind of this process's devices; for TPUs just `TPU`."""
     if named():
         return "TPU"
     gpus = tf.config.list_physical_devices("GPU")
@@ -31,7 +31,7 @@ def device_kind() -> str:
 
 
 def memory_peak() -> int | None:
-    """Returns the most bytes that one device of this process has held; None: it does not tell."""
+    """Returns the peak of the memory in use on a device of this process; None: not reported."""
     if named():
         return None
     gpus = tf.config.list_logical_devices("GPU")
@@ -41,7 +41,7 @@ def memory_peak() -> int | None:
 
 @contextmanager
 def profile(folder: str) -> Iterator[None]:
-    """Records what the devices do while its block runs, for TensorBoard's profiler."""
+    """Records a profile of the devices while its block runs, for TensorBoard."""
     tf.profiler.experimental.start(folder)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which devices run a program: the TPU that is named, or else hosts."""
+"""The choice of devices for a program: the TPU that is named, else hosts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def Executable(program: SpmdProgram, donated: Sequence[bool] = (), devices: Any 
     """Returns a program compiled for the devices of its mesh.
 
     Raises:
-        ValueError: the devices are not there, or are not as many as the mesh has; or some are named
-            and a TPU too, which has devices of its own; or the program prints on a TPU.
+        ValueError: the devices do not exist, or their number is not the mesh's; a TPU is named, but
+            `devices` are given, too; or the program prints, on a TPU.
     """
     if not tpu_devices.named():
         return host.Executable(program, donated, devices)

@@ -1,1 +1,1 @@
-"""Programs on host devices, CPUs and GPUs, of one process or many."""
+"""Programs on host devices, CPUs and GPUs, of one process or several."""

@@ -1,8 +1,8 @@
-"""Processes that run one program together, each with its own devices, told of by TF_CONFIG.
+"""The processes that run one program together, each with its own devices, as TF_CONFIG lists them.
 
 `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}` is
-what TensorFlow's own tools and schedulers write there. Its collectives between processes start with
-a strategy of many workers, which is made for that and not used otherwise.
+the form that TensorFlow's tools and schedulers write. TensorFlow starts collectives between
+processes with a strategy of several workers. It is created for that only, and not used otherwise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends import DeviceError
 
-_SECONDS = 2.0  # in which a process that lives answers
-_GLANCE = 0.2  # seconds between two looks
+_SECONDS = 2.0  # for a connection to a process; a live one answers sooner
+_PAUSE = 0.2  # seconds between two attempts
 _ADDRESS = re.compile(r".+:\d+")
-_AT_ONCE = 64  # processes that are asked at a time
+_THREADS = 64  # connections at a time
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Cluster:
     """The processes of a job.
 
     Attributes:
-        addresses: of all of them, in order.
-        index: the place of this one.
+        addresses: of all processes, in order.
+        index: of this process.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
@@ -41,32 +41,32 @@ class Cluster:
 
     @staticmethod
     def read() -> Cluster:
-        """Returns what TF_CONFIG tells: this process alone, where it is not set.
+        """Returns the cluster of TF_CONFIG; without TF_CONFIG, one of this process alone.
 
         Raises:
-            ValueError: it is malformed.
+            ValueError: TF_CONFIG is malformed.
         """
         text = os.environ.get("TF_CONFIG", "")
         if not text.strip():
             return Cluster()
         form = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
         try:
-            told: dict[str, Any] = json.loads(text)
-            workers = tuple(map(str, told["cluster"]["worker"]))
-            task, index = str(told["task"]["type"]), int(told["task"]["index"])
+            config: dict[str, Any] = json.loads(text)
+            workers = tuple(map(str, config["cluster"]["worker"]))
+            task, index = str(config["task"]["type"]), int(config["task"]["index"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"TF_CONFIG cannot be read; it is written {form}") from error
-        others = sorted(set(told["cluster"]) - {"worker"})
+        others = sorted(set(config["cluster"]) - {"worker"})
         if task != "worker" or others or not 0 <= index < len(workers):
             raise ValueError(
                 f"TF_CONFIG describes task {task}:{index} of {len(workers)} workers"
                 + (f" and {', '.join(others)}" if others else "")
                 + f"; every process is a worker, by its place in the list: {form}"
             )
-        nowhere = [address for address in workers if not _ADDRESS.fullmatch(address)]
-        if nowhere:
+        malformed = [address for address in workers if not _ADDRESS.fullmatch(address)]
+        if malformed:
             raise ValueError(
-                f"TF_CONFIG has workers without a host and a port: {', '.join(nowhere)}; it is "
+                f"TF_CONFIG has workers without a host and a port: {', '.join(malformed)}; it is "
                 f"written {form}"
             )
         return Cluster(workers, index)
@@ -76,21 +76,21 @@ class Cluster:
         job = "localhost" if len(self.addresses) == 1 else "worker"
         return f"/job:{job}/replica:0/task:{self.index}/device:{device}"
 
-    def silent(self) -> list[int]:
-        """Returns the processes that do not answer."""
-        others = [place for place in range(len(self.addresses)) if place != self.index]
+    def unreachable(self) -> list[int]:
+        """Returns the indices of the processes that do not answer."""
+        others = [index for index in range(len(self.addresses)) if index != self.index]
         if not others:
             return []
-        with ThreadPoolExecutor(min(len(others), _AT_ONCE)) as pool:
-            found = pool.map(listens, [self.addresses[place] for place in others])
-            return [place for place, there in zip(others, found, strict=True) if not there]
+        with ThreadPoolExecutor(min(len(others), _THREADS)) as pool:
+            answers = pool.map(listens, [self.addresses[index] for index in others])
+            return [index for index, answered in zip(others, answers, strict=True) if not answered]
 
 
 def listens(address: str) -> bool:
-    """Whether something listens at an address, `host:port`.
+    """Whether a process listens at an address, `host:port`.
 
     Raises:
-        ValueError: it has no port.
+        ValueError: the address has no port.
     """
     host, _, port = address.rpartition(":")
     if not _ADDRESS.fullmatch(address):
@@ -104,47 +104,45 @@ def listens(address: str) -> bool:
 
 @functools.cache
 def join(seconds: float) -> Cluster:
-    """Returns the cluster, of which this process is now a member.
-
-    TensorFlow would wait for the others without end, deaf to signals, and let no other thread run;
-    so it starts when all of them are there.
+    """Joins the cluster of TF_CONFIG, and returns it.
 
     Args:
-        seconds: for how long the others are waited for.
+        seconds: how long to wait for the other processes.
 
     Raises:
         ValueError: TF_CONFIG is malformed, or its port is in use.
         RuntimeError: TensorFlow has been used before, so it is too late.
-        DeviceError: some of the others have not come; they are named.
+        DeviceError: some of the others have not started; the message names them.
     """
     cluster = Cluster.read()
     if len(cluster.addresses) > 1:
+        # TensorFlow would wait for the others for ever, without handling signals or running other
+        # threads. So it starts only when all of them listen.
         _meet(cluster, seconds)
         tf.distribute.MultiWorkerMirroredStrategy()
     return cluster
 
 
 def _meet(cluster: Cluster, seconds: float) -> None:
-    """Returns when all others listen, as this process does meanwhile; then TensorFlow's servers do.
-
-    Whoever has not seen it in time sees that.
-    """
-    end = time.monotonic() + seconds
-    with socket.socket() as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Waits until all other processes listen; this process listens meanwhile."""
+    # After it returns, TensorFlow's server listens at the same port. A process that has not seen
+    # this one yet sees the server.
+    deadline = time.monotonic() + seconds
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         address = cluster.addresses[cluster.index]
         try:
-            own.bind(("", int(address.rpartition(":")[2])))
-            own.listen(len(cluster.addresses) * 8)
+            listener.bind(("", int(address.rpartition(":")[2])))
+            listener.listen(len(cluster.addresses) * 8)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"process {cluster.index} of TF_CONFIG cannot listen at {address}: {error}"
             ) from error
-        while missing := cluster.silent():
-            if time.monotonic() > end:
-                told = [f"process {place} at {cluster.addresses[place]}" for place in missing]
+        while missing := cluster.unreachable():
+            if time.monotonic() > deadline:
+                names = [f"process {index} at {cluster.addresses[index]}" for index in missing]
                 raise DeviceError(
-                    f"process {cluster.index} has waited {seconds:g} seconds for {', '.join(told)}"
+                    f"process {cluster.index} has waited {seconds:g} seconds for {', '.join(names)}"
                     ", which TF_CONFIG names; start all processes of the job"
                 )
-            time.sleep(_GLANCE)
+            time.sleep(_PAUSE)

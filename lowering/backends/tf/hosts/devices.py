@@ -1,8 +1,9 @@
-"""The host devices that a mesh runs on: GPUs where there are some, else logical CPUs.
+"""The host devices of a mesh: GPUs if there are any, else logical CPUs.
 
-TensorFlow decides on its logical CPUs once, when it is first used. There are as many as JAX has
-been told of (`--host_devices`, `jax_num_cpu_devices`), or as the first mesh has. In a cluster they
-are divided evenly: the first process has the first devices of the mesh, and so on.
+TensorFlow fixes the number of logical CPUs when it is first used. It is the number that JAX has
+(`--host_devices`, `jax_num_cpu_devices`), or that of the first mesh's devices if that is larger. In
+a cluster, each process has the same number of them: the first process has the first devices of the
+mesh, and so on.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _TIMEOUT = 300.0
 
 
 def timeout() -> float:
-    """Returns for how long a collective waits for the others, in seconds: of `inf`, for ever.
+    """Returns how long a collective waits for other devices, in seconds; `inf`: for ever.
 
     Raises:
-        ValueError: the environment says something else than a number above 0.
+        ValueError: the value of the environment is not a number above 0.
     """
     text = os.environ.get(TIMEOUT, str(_TIMEOUT))
     with contextlib.suppress(ValueError):
@@ -39,10 +40,11 @@ def timeout() -> float:
 
 
 def host_devices(mesh: Mesh) -> Devices:
-    """Returns the devices of a mesh, the first ones there are in every process.
+    """Returns the devices of a mesh: the first devices of every process.
 
     Raises:
-        ValueError: there are fewer devices than the mesh has, or processes do not divide it.
+        ValueError: the mesh needs more devices, or its size does not divide by the number of
+            processes.
     """
     processes = len(Cluster.read().addresses)
     if mesh.size % processes:
@@ -66,33 +68,31 @@ def host_devices(mesh: Mesh) -> Devices:
 
 
 def _started(share: int) -> tuple[str, int]:
-    """Returns what kind of devices this process has, and how many; makes the CPUs among them."""
-    asked = jax.config.values["jax_num_cpu_devices"]
+    """Returns the kind and the number of this process's devices; creates logical CPUs."""
+    requested = jax.config.values["jax_num_cpu_devices"]
     on_cpu = jax.config.values["jax_platforms"] == "cpu"
     kind = "CPU" if on_cpu or not tf.config.list_physical_devices("GPU") else "GPU"
     if kind == "GPU":
         return kind, len(tf.config.list_physical_devices("GPU"))
-    return kind, _cpus(max(share, asked or 0))
+    return kind, _cpus(max(share, requested or 0))
 
 
 @functools.cache
 def _cpus(count: int) -> int:
-    """Returns how many logical CPUs there are, after asking for a number of them."""
+    """Creates logical CPUs, and returns their number."""
     (host, *_) = tf.config.list_physical_devices("CPU")
-    one = tf.config.LogicalDeviceConfiguration()
-    with contextlib.suppress(RuntimeError):  # TensorFlow is in use, with as many as it has
-        tf.config.set_logical_device_configuration(host, [one] * count)
+    configuration = tf.config.LogicalDeviceConfiguration()
+    with contextlib.suppress(RuntimeError):  # TensorFlow is in use, and their number is fixed
+        tf.config.set_logical_device_configuration(host, [configuration] * count)
         _share_cores(count)
-    return len(tf.config.get_logical_device_configuration(host) or [one])
+    return len(tf.config.get_logical_device_configuration(host) or [configuration])
 
 
 def _share_cores(count: int) -> None:
-    """Divides the cores among the logical CPUs, unless the user has said how many a kernel takes.
-
-    By default a kernel of each takes all the cores, and they get in each other's way.
-    """
+    """Divides the cores among the logical CPUs, unless the user has set the threads of a kernel."""
+    # By default a kernel uses all cores, and the kernels of several logical CPUs compete for them.
     threads = tf.config.threading
-    asked = threads.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS")
-    if count > 1 and not asked:
+    is_set = threads.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS")
+    if count > 1 and not is_set:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         threads.set_intra_op_parallelism_threads(max(1, (cores or 1) // count))

@@ -1,9 +1,10 @@
-"""Programs on host devices: one function that runs the program of a replica on every device.
+"""Executables on host devices: one function runs the program of a replica on every device.
 
-The program is traced once, for all devices (see `machine`), and so a graph is as large on a
-thousand devices as on one. It is not inlined: TensorFlow tells apart what a loop sends in its
-iterations by a name that would then differ between devices, which would never find each other.
-For the same reason a program that sends in loops runs unoptimized (see `host_optimizer`).
+The program is traced once, for all devices (see `machine`), so a graph for a thousand devices is as
+large as for one. The replica's function is not inlined. TensorFlow tells the collectives of a
+loop's iterations apart by a name. Inlining would make that name differ between devices, and these
+would never find each other. For the same reason a program with collectives in loops runs
+unoptimized (see `host_optimizer`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.contract import no_memory_analysis
 from meshdsl.lowering.backends.tf.emit import run, specs
-from meshdsl.lowering.backends.tf.failures import told
+from meshdsl.lowering.backends.tf.failures import explain_failure
 from meshdsl.lowering.backends.tf.host_optimizer import collects_in_bodies, unoptimized
 from meshdsl.lowering.backends.tf.hosts.devices import host_devices, timeout
 from meshdsl.lowering.backends.tf.hosts.keys import instance_keys
@@ -34,10 +35,10 @@ class Executable:
     """A program compiled for the devices of its mesh.
 
     Args:
-        donated: TensorFlow reuses no buffers of host tensors, so nothing comes of it.
+        donated: ignored; TensorFlow does not reuse the buffers of host tensors.
 
     Raises:
-        ValueError: the mesh needs more devices than there are.
+        ValueError: the mesh needs more devices than the machine has.
     """
 
     def __init__(
@@ -52,15 +53,15 @@ class Executable:
         self._timeout = timeout()
         self.instructions: list[Instruction] = []
         self.tokens = tokens(self.devices.names)
-        self.replica = self._of_replica()
-        collectives = [one for one in self.instructions if one.is_collective]
+        self.replica = self._replica_function()
+        collectives = [i for i in self.instructions if i.is_collective]
         self._collects = bool(collectives)
         self._collects_in_bodies = collects_in_bodies(block)
-        ordered = [axes_of(one) for one in collectives if one.op != "permute"]
+        ordered = [axes_of(i) for i in collectives if i.op != "permute"]
         self._groups = list(dict.fromkeys(ordered))
-        self._step = self._of_all_devices()
+        self._step = self._step_function()
 
-    def _of_replica(self) -> Any:
+    def _replica_function(self) -> Any:
         """Returns the program of one device, as a concrete function of its number and shards."""
         program, names = self.program, self.devices.everywhere
 
@@ -68,7 +69,7 @@ class Executable:
             keys = instance_keys(program, names)
             links = HostLinks(program.mesh, device, token, names, keys)
             results = run(program, links, device, shards, self.instructions)
-            return results or [tf.identity(device)]  # what has no result would not be run
+            return results or [tf.identity(device)]  # a function without results would not run
 
         signature = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
         function = tf.function(
@@ -79,62 +80,62 @@ class Executable:
         )
         return function.get_concrete_function()
 
-    def _of_all_devices(self) -> Any:
-        """Returns a function of the shards of all inputs, those of a device in a row.
-
-        A tf.function would send its results on to the first device; where one fails, it would tell
-        of what it could not send, instead of why.
-        """
+    def _step_function(self) -> Any:
+        """Returns a function of the shards of all inputs on all devices, device by device."""
+        # A tf.function would send its results to the first device. If a device failed, the error
+        # would be about the results that could not be sent, and not about the cause.
         devices, count = self.devices, len(self.inputs)
 
         def step(*shards: tf.Tensor) -> list[tf.Tensor]:
-            found: list[tf.Tensor] = []
-            for place, (name, number) in enumerate(
+            outputs: list[tf.Tensor] = []
+            for index, (name, number) in enumerate(
                 zip(devices.names, devices.numbers, strict=True)
             ):
-                own = shards[place * count : (place + 1) * count]
+                device_shards = shards[index * count : (index + 1) * count]
                 with tf.device(name):
                     results = self.replica(
-                        tf.constant(number, tf.int32), self.tokens[place].handle, *own
+                        tf.constant(number, tf.int32), self.tokens[index].handle, *device_shards
                     )
-                    found += map(tf.identity, results)
-            return found
+                    outputs += map(tf.identity, results)
+            return outputs
 
         signature = specs(self.program.block.inputs) * len(devices.names)
-        with unoptimized():  # lowering has left little to improve, and looking takes longer
+        with unoptimized():  # lowering leaves little to improve, and the optimizer costs more time
             return tf.compat.v1.wrap_function(step, signature, name=self.program.name or "step")
 
     def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
-        """Runs the program; arrays that are not stored as it takes them are put there."""
+        """Runs the program; arrays that are stored in another form are converted."""
         placed = [
             stored.put(leaf, self.devices) for leaf, stored in zip(leaves, self.inputs, strict=True)
         ]
-        found = self._run([shard for row in zip(*placed, strict=True) for shard in row])
+        outputs = self._run([shard for row in zip(*placed, strict=True) for shard in row])
         count = len(self.outputs)
         return [
-            Shards(stored, self.devices, found[place::count])
-            for place, stored in enumerate(self.outputs)
+            Shards(stored, self.devices, outputs[index::count])
+            for index, stored in enumerate(self.outputs)
         ]
 
     def _run(self, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Runs the program on the shards of all devices; with collectives, alone."""
-        alone = watched(self.tokens, self._timeout) if self._collects else contextlib.nullcontext()
-        written = unoptimized() if self._collects_in_bodies else contextlib.nullcontext()
-        with alone as call, written:
+        """Runs the program on the shards of all devices; one with collectives runs alone."""
+        watch = watched(self.tokens, self._timeout) if self._collects else contextlib.nullcontext()
+        optimizer = unoptimized() if self._collects_in_bodies else contextlib.nullcontext()
+        with watch as call, optimizer:
             try:
                 if len(self.devices.names) > 1 and "GPU" in self.devices.names[0]:
                     check_order(self.devices, self.program.mesh, self._groups)
                 return self._step(*shards)
             except tf.errors.OpError as error:
-                held, ended = read(self.tokens), call is not None and call.ended
+                at, timed_out = read(self.tokens), call is not None and call.timed_out
                 reset(self.tokens)
-                told(error, self.program.mesh, self.instructions, held, self.devices, ended)
+                explain_failure(
+                    error, self.program.mesh, self.instructions, at, self.devices, timed_out
+                )
                 raise
 
     def memory_analysis(self) -> Any:
-        """Refuses: TensorFlow keeps no account of a program's memory."""
+        """Raises ValueError: TensorFlow has no analysis of a program's memory."""
         no_memory_analysis("tf")
 
     def as_text(self) -> str:
-        """Returns the graph of one device."""
+        """Returns the graph of one device, as text."""
         return str(self.replica.graph.as_graph_def())

@@ -1,12 +1,12 @@
-"""Tokens: what each host device tells of its collectives while it runs a program.
+"""Tokens: a record on each host device of the collectives that it runs.
 
-A token is a whole number on the device. Its lower half is the number of the instruction, counted
-from 1, whose collective the device is in, or 0 while it is in none; its upper half counts those
-that it has ended, so that a token that stays as it is means a device that does.
+A token is an integer on the device. Its lower half is the number of the instruction whose
+collective the device is in, counted from 1, or 0 if it is in none. Its upper half counts the
+collectives that have ended. So a token that does not change means a device that makes no progress.
 
 Guarantees:
-    After a call that has not failed every device is in no collective; `reset` makes it so after
-    one that has.
+    After a call that has succeeded, no device is in a collective. After a call that has failed,
+    `reset` restores that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENDED = 2**32
 
 
 def tokens(names: Sequence[str]) -> list[tf.Variable]:
-    """Returns the token of each device, which all programs on it share."""
+    """Returns the token of each device; all programs on a device share it."""
     return [_token(name) for name in names]
 
 
@@ -31,17 +31,17 @@ def _token(name: str) -> tf.Variable:
 
 
 def begin(token: tf.Tensor, number: int) -> tf.Operation:
-    """Notes, on its device, that the collective of an instruction begins."""
+    """Records on a device that the collective of an instruction begins."""
     return _add(token, number + 1)
 
 
 def end(token: tf.Tensor, number: int) -> tf.Operation:
-    """Notes that it has ended."""
+    """Records that the collective of an instruction has ended."""
     return _add(token, _ENDED - (number + 1))
 
 
 def touch(token: tf.Tensor) -> tf.Operation:
-    """Notes nothing, in the order of what is noted."""
+    """Records nothing, but runs in the order of the records."""
     return _add(token, 0)
 
 
@@ -51,16 +51,16 @@ def _add(token: tf.Tensor, change: int) -> tf.Operation:
 
 
 def read(tokens: Sequence[tf.Variable]) -> list[int]:
-    """Returns what tokens hold."""
+    """Returns the values of tokens."""
     return [int(token.numpy()) for token in tokens]
 
 
-def instruction(held: int) -> int | None:
-    """Returns the number of the instruction whose collective a device is in, by its token."""
-    return held % _ENDED - 1 if held % _ENDED else None
+def instruction(value: int) -> int | None:
+    """Returns the number of the instruction whose collective a device is in, from its token."""
+    return value % _ENDED - 1 if value % _ENDED else None
 
 
 def reset(tokens: Sequence[tf.Variable]) -> None:
-    """Lets devices be in no collective."""
+    """Sets tokens to 0: their devices are in no collective."""
     for token in tokens:
         token.assign(0)

@@ -1,12 +1,12 @@
-"""A time-out for collectives between hosts, and one call of them at a time.
+"""A time-out for collectives between hosts, and a lock: one call runs at a time.
 
-TensorFlow's own, an attribute of each collective, holds a thread until the time is over, for every
-one that runs: thousands, soon. Here one thread looks after a whole process. When a device has been
-in a collective for as long as is allowed, and no other has begun or ended one meanwhile, it lets
-one fail that no other device takes part in, and by that TensorFlow ends all of them.
+TensorFlow's own time-out is an attribute of each collective. It blocks a thread for that time for
+every collective that runs, soon thousands. Here one thread watches a process. If a device has been
+in a collective for the allowed time, and no device has begun or ended one meanwhile, the thread
+runs a collective that fails because no other device takes part. TensorFlow then aborts all others.
 
 Guarantees:
-    Time that devices compute, in no collective, does not count.
+    Time in which devices compute, and are in no collective, does not count.
     Calls of several threads take turns: TensorFlow would mix their collectives.
 """
 
@@ -25,8 +25,8 @@ import tensorflow as tf
 from meshdsl.lowering.backends.tf.hosts.keys import NOBODY
 from meshdsl.lowering.backends.tf.hosts.tokens import instruction, read
 
-_PAUSE = 30.0  # in seconds, the longest between two looks
-_TURN = threading.Lock()
+_PAUSE = 30.0  # seconds, the longest between two checks
+_ONE_CALL = threading.Lock()
 
 
 @dataclass(eq=False)
@@ -35,46 +35,48 @@ class Call:
 
     Attributes:
         tokens: those of the devices.
-        timeout: in seconds, for which these may stay as they are, with a device in a collective.
-        ended: whether they have been for longer, and so the call was ended.
+        timeout: how long they may be unchanged, in seconds, while a device is in a collective.
+        timed_out: whether they were unchanged for longer, so that the call was aborted.
+        seen: the values of the tokens at the last check.
+        since: when they were first seen with these values, or in no collective.
     """
 
     tokens: Sequence[tf.Variable]
     timeout: float
-    ended: bool = False
+    timed_out: bool = False
     seen: list[int] | None = None
     since: float = field(default_factory=time.monotonic)
 
     def is_stuck(self) -> bool:
-        """Looks at the tokens; whether they have been as they are for too long."""
-        found = read(self.tokens)
-        if found != self.seen or all(instruction(held) is None for held in found):
-            self.seen, self.since = found, time.monotonic()
+        """Reads the tokens, and returns whether they have been unchanged for too long."""
+        values = read(self.tokens)
+        if values != self.seen or all(instruction(value) is None for value in values):
+            self.seen, self.since = values, time.monotonic()
         return time.monotonic() - self.since > self.timeout
 
 
 class _Watchdog:
-    """Looks after the call at hand, from a thread of its own."""
+    """Watches the current call, from a thread of its own."""
 
     def __init__(self) -> None:
         self._call: Call | None = None
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="meshdsl-watchdog", daemon=True).start()
 
-    def look_after(self, call: Call | None) -> None:
-        """Looks after this call, and no longer after the one before."""
+    def watch(self, call: Call | None) -> None:
+        """Watches this call, instead of the one before; None: no call."""
         with self._changed:
             self._call = call
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            call = self._after_a_pause()
+            call = self._call_after_pause()
             if call is not None and call.is_stuck():
                 self._abort(call)
 
-    def _after_a_pause(self) -> Call | None:
-        """Waits for a call, and then for a while; returns it if it is still the one at hand."""
+    def _call_after_pause(self) -> Call | None:
+        """Waits for a call and then pauses; returns the call if it is still the current one."""
         with self._changed:
             self._changed.wait_for(lambda: self._call is not None)
             call = self._call
@@ -85,7 +87,7 @@ class _Watchdog:
     def _abort(self, call: Call) -> None:
         with self._changed:  # so that no other call begins meanwhile
             if self._call is call:
-                self._call, call.ended = None, True
+                self._call, call.timed_out = None, True
                 _fail()
 
 
@@ -96,26 +98,27 @@ def _watchdog() -> _Watchdog:
 
 @contextlib.contextmanager
 def watched(tokens: Sequence[tf.Variable], timeout: float) -> Iterator[Call]:
-    """Ends collectives that a call in its block has waited in for too long; one block at a time.
+    """Aborts a call in its block that waits in a collective for too long; one block at a time.
 
     Args:
         tokens: those of this process's devices.
-        timeout: in seconds; infinity for none.
+        timeout: in seconds; infinity: none.
     """
     call = Call(tokens, timeout)
-    with _TURN:
+    with _ONE_CALL:
         if math.isinf(timeout):
             yield call
             return
         watchdog = _watchdog()
-        watchdog.look_after(call)
+        watchdog.watch(call)
         try:
             yield call
         finally:
-            watchdog.look_after(None)
+            watchdog.watch(None)
 
 
 def _fail() -> None:
+    """Runs a collective that fails, so that TensorFlow aborts all others."""
     with contextlib.suppress(tf.errors.OpError):
         tf.raw_ops.CollectiveReduceV2(
             input=0.0,

@@ -1,8 +1,8 @@
-"""Elementwise instructions: TensorFlow's on aligned dims.
+"""Elementwise instructions: TensorFlow's functions; the table has those that differ.
 
-TensorFlow lacks some of its functions for some dtypes. Half precision is computed in float32 and
-rounded, small and unsigned integers in 64 bits, from which they wrap as they would have by
-themselves.
+TensorFlow lacks some functions for some dtypes. Half precision is computed in float32 and rounded.
+Small and unsigned integers are computed in 64 bits; the cast back wraps as their own arithmetic
+would.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def widened(x: tf.Tensor) -> tf.Tensor:
 
 
 def wide(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function, of any dtypes, that TensorFlow has for wide ones only."""
+    """Returns a function for all dtypes, from one that TensorFlow has for wide dtypes only."""
     return lambda *inputs: compute(*map(widened, inputs))
 
 
@@ -42,12 +42,13 @@ def _negative(x: tf.Tensor) -> tf.Tensor:
 
 
 def _cbrt(x: tf.Tensor) -> tf.Tensor:
-    """One step of Newton's after the power, which misses by some units."""
+    """Returns the cube root: a power, improved by a step of Newton's method."""
     size = tf.abs(x)
+    # The power is wrong in the last places.
     root = tf.pow(size, tf.constant(1 / 3, x.dtype))
     safe = tf.where((root > 0) & tf.math.is_finite(root), root, tf.ones_like(root))
-    better = safe - (safe - size / (safe * safe)) / 3
-    return tf.where(root == safe, better, root) * tf.sign(x)
+    improved = safe - (safe - size / (safe * safe)) / 3
+    return tf.where(root == safe, improved, root) * tf.sign(x)
 
 
 def _trunc(x: tf.Tensor) -> tf.Tensor:
@@ -61,17 +62,22 @@ def _logarithm(base: float) -> Callable[[tf.Tensor], tf.Tensor]:
 def _hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     x, y = tf.abs(x), tf.abs(y)
     large, small = largest(x, y), least(x, y)
-    plain = (large > 0) & tf.math.is_finite(large)
-    safe = tf.where(plain, large, tf.ones_like(large))
-    found = safe * tf.sqrt(1 + tf.square(small / safe))
+    is_ordinary = (large > 0) & tf.math.is_finite(large)
+    # Dividing by the larger one keeps squares in the range.
+    safe = tf.where(is_ordinary, large, tf.ones_like(large))
+    scaled = safe * tf.sqrt(1 + tf.square(small / safe))
     infinite = tf.math.is_inf(x) | tf.math.is_inf(y)
-    return tf.where(infinite, tf.constant(np.inf, x.dtype), tf.where(plain, found, large + small))
+    return tf.where(
+        infinite, tf.constant(np.inf, x.dtype), tf.where(is_ordinary, scaled, large + small)
+    )
 
 
 def _logaddexp(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    large, gap = largest(x, y), x - y
-    apart = tf.where(x == y, tf.zeros_like(gap), -tf.abs(gap))  # of equal infinities as well
-    return tf.where(tf.math.is_inf(large), large, large + tf.math.log1p(tf.exp(apart)))
+    large, difference = largest(x, y), x - y
+    distance = tf.where(
+        x == y, tf.zeros_like(difference), -tf.abs(difference)
+    )  # also for equal infinities
+    return tf.where(tf.math.is_inf(large), large, large + tf.math.log1p(tf.exp(distance)))
 
 
 def largest(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -87,34 +93,35 @@ def least(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _extreme(choose: Callable[..., Any], x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     if x.dtype == tf.bool:
         return x | y if choose is tf.maximum else x & y
-    found = choose(x, y)
+    result = choose(x, y)
     if not x.dtype.is_floating:
-        return found
+        return result
     unordered = tf.math.is_nan(x) | tf.math.is_nan(y)
-    return tf.where(unordered, tf.constant(np.nan, x.dtype), found)
+    return tf.where(unordered, tf.constant(np.nan, x.dtype), result)
 
 
-def _whole(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Of whole numbers, a division by 0 gives 0."""
+def _by_zero_is_zero(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a division in which integers divided by 0 give 0."""
 
     def divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         if x.dtype.is_floating:
             return compute(x, y)
-        none = tf.equal(y, tf.zeros_like(y))
-        found = compute(x, tf.where(none, tf.ones_like(y), y))
-        return tf.where(none, tf.zeros_like(found), found)
+        is_zero = tf.equal(y, tf.zeros_like(y))
+        result = compute(x, tf.where(is_zero, tf.ones_like(y), y))
+        return tf.where(is_zero, tf.zeros_like(result), result)
 
     return divide
 
 
 def _remainder(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    found = tf.math.floormod(x, y)
+    result = tf.math.floormod(x, y)
     if not x.dtype.is_floating:
-        return found
-    return tf.where(tf.math.is_inf(y) & tf.math.is_finite(x), _beside_infinity(x, y), found)
+        return result
+    return tf.where(tf.math.is_inf(y) & tf.math.is_finite(x), _remainder_by_infinity(x, y), result)
 
 
-def _beside_infinity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def _remainder_by_infinity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns x if it has the sign of the infinite y, else y, as numpy does."""
     return tf.where((x == 0) | (tf.sign(x) == tf.sign(y)), x + 0 * tf.sign(y), y)
 
 
@@ -128,13 +135,13 @@ def _floor_divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     if x.dtype.is_floating or x.dtype.is_complex:
         return tf.pow(x, tf.cast(y, x.dtype))
-    below = y < 0
-    found = _integer_power(x, tf.where(below, tf.zeros_like(y), y))
-    return tf.where(below, tf.zeros_like(found), found)
+    is_negative = y < 0
+    result = _integer_power(x, tf.where(is_negative, tf.zeros_like(y), y))
+    return tf.where(is_negative, tf.zeros_like(result), result)
 
 
 def _integer_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Multiplies by squares of squares, one for every bit of the exponent."""
+    """Returns powers by repeated squaring, one square for each bit of the exponent."""
     y = tf.cast(y, x.dtype)
     result, square, one = tf.ones_like(x + y), x, tf.ones_like(y)
     for bit in range(8 * x.dtype.size - 1):
@@ -145,7 +152,7 @@ def _integer_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def cast(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
-    """Converts numbers; of floats that no integer of a dtype is, the nearest, and 0 of NaN."""
+    """Converts numbers; floats outside of an integer dtype become its limits, and NaN becomes 0."""
     target = tf_dtype(dtype)
     if x.dtype == target:
         return x
@@ -159,19 +166,19 @@ def cast(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
     above = x >= tf.constant(2.0**limits.bits / (2 if limits.min else 1), x.dtype)
     below = x <= tf.constant(float(limits.min), x.dtype)
     x = tf.where(above | below | tf.math.is_nan(x), tf.zeros_like(x), x)
-    by = tf.int64 if limits.bits < 64 else target
-    ends = (tf.constant(np.asarray(end, dtype)) for end in (limits.max, limits.min))
-    found, most, fewest = (tf.cast(tf.cast(v, by), target) for v in (x, *ends))
-    return tf.where(above, most, tf.where(below, fewest, found))
+    intermediate = tf.int64 if limits.bits < 64 else target
+    bounds = (tf.constant(np.asarray(bound, dtype)) for bound in (limits.max, limits.min))
+    converted, most, fewest = (tf.cast(tf.cast(v, intermediate), target) for v in (x, *bounds))
+    return tf.where(above, most, tf.where(below, fewest, converted))
 
 
 def _bools(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of truths, which other numbers are where they are not 0."""
+    """Returns a function of any dtypes, from one of bools; numbers are true unless 0."""
     return lambda *inputs: compute(*map(cast_to_bool, inputs))
 
 
 def cast_to_bool(x: tf.Tensor) -> tf.Tensor:
-    """Returns whether numbers are not 0."""
+    """Returns bools: whether numbers are not 0."""
     return x if x.dtype == tf.bool else x != tf.zeros_like(x)
 
 
@@ -183,20 +190,20 @@ def _imaginary(x: tf.Tensor) -> tf.Tensor:
     return tf.math.imag(x) if x.dtype.is_complex else tf.zeros_like(x)
 
 
-def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], other: bool) -> Callable[..., Any]:
-    """Returns a question that has one answer for all whole numbers."""
+def _of_floats(compute: Callable[[tf.Tensor], tf.Tensor], for_integers: bool) -> Callable[..., Any]:
+    """Returns a test for all dtypes, from one for floats; integers give `for_integers`."""
 
-    def ask(x: tf.Tensor) -> tf.Tensor:
+    def test(x: tf.Tensor) -> tf.Tensor:
         if x.dtype.is_complex:
             parts = compute(tf.math.real(x)), compute(tf.math.imag(x))
-            return parts[0] & parts[1] if other else parts[0] | parts[1]
-        return compute(x) if x.dtype.is_floating else tf.fill(x.shape, other)
+            return parts[0] & parts[1] if for_integers else parts[0] | parts[1]
+        return compute(x) if x.dtype.is_floating else tf.fill(x.shape, for_integers)
 
-    return wide(ask)
+    return wide(test)
 
 
 def _arithmetic(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function, of any dtypes, that TensorFlow has for all but small integers."""
+    """Returns a function for all dtypes, from one that TensorFlow lacks for small integers."""
     return lambda *inputs: compute(*(widened(x) if x.dtype in _SMALL else x for x in inputs))
 
 
@@ -204,7 +211,7 @@ def _select(condition: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.where(cast_to_bool(condition), x, y)
 
 
-def _together(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _broadcast(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     sizes = tf.broadcast_static_shape(x.shape, y.shape)
     return tf.broadcast_to(x, sizes), tf.broadcast_to(y, sizes)
 
@@ -218,12 +225,12 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     **{name: wide(function) for name, function in special.FUNCTIONS.items()},
     "add": _arithmetic(tf.add),
     "cbrt": wide(_cbrt),
-    "complex": lambda x, y: tf.complex(*_together(x, y)),
+    "complex": lambda x, y: tf.complex(*_broadcast(x, y)),
     "conj": tf.math.conj,
     "divide": _arithmetic(tf.divide),
     "equal": tf.equal,
     "exp2": wide(lambda x: tf.pow(tf.constant(2, x.dtype), x)),
-    "floor_divide": wide(_whole(_floor_divide)),
+    "floor_divide": wide(_by_zero_is_zero(_floor_divide)),
     "hypot": wide(_hypot),
     "imag": _imaginary,
     "isfinite": _of_floats(tf.math.is_finite, True),
@@ -243,7 +250,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "not_equal": tf.not_equal,
     "power": wide(_power),
     "real": _real,
-    "remainder": wide(_whole(_remainder)),
+    "remainder": wide(_by_zero_is_zero(_remainder)),
     "select": _select,
     "square": _arithmetic(tf.square),
     "subtract": _arithmetic(tf.subtract),

@@ -13,16 +13,14 @@ from meshdsl.lowering.program import Instruction
 
 
 def _transform(function: Callable[[Instruction, tf.Tensor], tf.Tensor]) -> Emitter:
-    """Returns the emitter of a transform along the last axis.
-
-    TensorFlow's compiler takes the transform of real numbers that were made complex for one of real
-    numbers, of which there are fewer results, so it must not see where they come from.
-    """
+    """Returns the emitter of a transform along the last axis."""
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
-        (given,) = machine.links.barrier(inputs)
-        return xp.moveaxis(function(instruction, xp.moveaxis(given, at, -1)), -1, at)
+        # For real numbers that were cast to complex, TensorFlow's compiler would replace the
+        # transform by that of real numbers, which has fewer results. The barrier hides the cast.
+        (x,) = machine.links.barrier(inputs)
+        return xp.moveaxis(function(instruction, xp.moveaxis(x, at, -1)), -1, at)
 
     return emit
 

@@ -1,7 +1,7 @@
-"""Linear algebra on the matrices of one shard: tf.linalg.
+"""Linear algebra on the matrices of one shard, with tf.linalg.
 
-Matrices that a function cannot deal with give NaN. No matrices of float32 are multiplied here, as a
-TPU would round them to bfloat16; within the functions of tf.linalg, XLA does not.
+If a function fails for a matrix, its results are NaN. No float32 matrices are multiplied here: a
+TPU would round them to bfloat16. Within the functions of tf.linalg, XLA does not.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from meshdsl.lowering.parameters import Triangular, parameters_of
 from meshdsl.lowering.program import Instruction
 
 
-def _where(sound: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Returns what was found of the matrices that are sound, and NaN of the others."""
+def _nan_unless(sound: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns the results x of matrices that are sound, and NaN for all others."""
     mask = tf.reshape(sound, [*sound.shape, *(1,) * (len(x.shape) - len(sound.shape))])
     return tf.where(mask, x, tf.constant(np.nan, x.dtype))
 
 
 def _of_finite(function: Callable[[tf.Tensor], Sequence[tf.Tensor]]) -> Emitter:
-    """Returns the emitter of a function that fails, or never ends, if a number is not finite."""
+    """Returns the emitter of a function that fails, or does not end, for inf and NaN."""
 
     def compute(x: tf.Tensor) -> Sequence[tf.Tensor]:
         sound = tf.reduce_all(tf.math.is_finite(x), [-2, -1])
         safe = tf.where(sound[..., None, None], x, tf.zeros_like(x))
-        return [_where(sound, found) for found in function(safe)]
+        return [_nan_unless(sound, result) for result in function(safe)]
 
     return factors(compute)
 
 
 def _scale(x: tf.Tensor) -> tf.Tensor:
-    """Returns the largest numbers of matrices [..., 1, 1], by which squares become finite."""
+    """Returns the largest magnitudes of matrices, [..., 1, 1]; scaled by them, squares fit."""
     largest = tf.reduce_max(tf.abs(x), [-2, -1], keepdims=True)
     return tf.where(largest == 0, tf.ones_like(largest), largest)
 
@@ -54,11 +54,11 @@ def _with_unit_diagonal(a: tf.Tensor) -> tf.Tensor:
 
 def _substituted(a: tf.Tensor, b: tf.Tensor, lower: bool) -> tf.Tensor:
     sound = tf.reduce_all(tf.linalg.diag_part(a) != 0, -1)
-    return _where(sound, tf.linalg.triangular_solve(a, b, lower=lower))
+    return _nan_unless(sound, tf.linalg.triangular_solve(a, b, lower=lower))
 
 
 def _solver(instruction: Instruction, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Of a = qr and b side by side, the triangular factor is r and, beside it, qᴴ b."""
+    """Solves by a QR factorization of [a, b]: with a = q r, its triangular factor is [r, qᴴ b]."""
     size = a.shape[-1]
     _, r = tf.linalg.qr(tf.concat([a, b], -1))
     return _substituted(r[..., :size], r[..., size:], lower=False)
@@ -70,7 +70,7 @@ def _symmetric(x: tf.Tensor) -> tf.Tensor:
 
 def _cholesky(x: tf.Tensor) -> tf.Tensor:
     low = tf.linalg.cholesky(_symmetric(x))
-    return _where(tf.reduce_all(tf.math.is_finite(tf.linalg.diag_part(low)), -1), low)
+    return _nan_unless(tf.reduce_all(tf.math.is_finite(tf.linalg.diag_part(low)), -1), low)
 
 
 def _qr(x: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -92,11 +92,12 @@ def _signs(vectors: tf.Tensor) -> tf.Tensor:
 
 
 def _eigh(x: tf.Tensor) -> Sequence[tf.Tensor]:
-    """Doubles are shifted, by which they are all positive, for the rotations to tell them apart."""
     scale = _scale(x)
     x = _symmetric(x / scale)
     values, vectors = tf.linalg.eigh(x)
     if x.dtype == tf.float64:
+        # A shift makes all eigenvalues positive, so that rotations also separate those of equal
+        # magnitude and opposite sign.
         shift = 2 * tf.norm(x, axis=[-2, -1])[..., None]
         images = tf.linalg.matmul(x, vectors) + shift[..., None] * vectors
         images, vectors = _rotated(images, vectors)
@@ -123,7 +124,7 @@ def _tall_svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
         images, v = _rotated(tf.linalg.matmul(x, v), v)
         s = tf.norm(images, axis=-2)
         order = tf.argsort(s, direction="DESCENDING")
-        s, v, images = (_ordered(found, order) for found in (s, v, images))
+        s, v, images = (_ordered(part, order) for part in (s, v, images))
         u, _ = _qr(images)
     return u, s * scale[..., 0], v
 
@@ -137,11 +138,9 @@ def _ordered(x: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
 
 def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rotates the columns of both until those of `images` are at right angles: Hestenes 1958.
-
-    XLA's eigenvectors and singular vectors of doubles are only as good as those of floats; those
-    of hosts are right, and nothing is rotated.
-    """
+    """Rotates the columns of both until those of `images` are orthogonal (Hestenes 1958)."""
+    # XLA's eigenvectors and singular vectors of float64 have the accuracy of float32. Those of
+    # hosts are accurate, and nothing is rotated.
     height, size = images.shape[-2:]
     rounds = _tournament(size)
     orders, inverses = (tf.constant(t, tf.int32) for t in (rounds, np.argsort(rounds)))
@@ -152,16 +151,16 @@ def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
         norms = tf.sqrt(tf.linalg.diag_part(products))
         larger = tf.maximum(norms[..., :, None], norms[..., None, :])
         limit = size * 2e-15 * tf.reduce_max(norms, -1)[..., None, None] * larger
-        off = tf.linalg.set_diag(products, tf.zeros_like(norms))
-        return (sweep < 20) & tf.reduce_any(off > limit)
+        off_diagonal = tf.linalg.set_diag(products, tf.zeros_like(norms))
+        return (sweep < 20) & tf.reduce_any(off_diagonal > limit)
 
     def sweep(count: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        def turn(k: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            turned = _turned(tf.gather(both, orders[k], axis=-1), height)
-            return k + 1, tf.gather(turned, inverses[k], axis=-1)
+        def rotate(k: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            rotated_columns = _rotated_pairs(tf.gather(both, orders[k], axis=-1), height)
+            return k + 1, tf.gather(rotated_columns, inverses[k], axis=-1)
 
         start = (tf.constant(0), both)
-        return count + 1, tf.while_loop(lambda k, _: k < len(rounds), turn, start)[1]
+        return count + 1, tf.while_loop(lambda k, _: k < len(rounds), rotate, start)[1]
 
     start = (tf.constant(0), tf.concat([images, vectors], -2))
     both = tf.while_loop(unfinished, sweep, start)[1]
@@ -169,64 +168,64 @@ def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
 
 def _tournament(size: int) -> np.ndarray:
-    """Returns orders of all columns [rounds, size]; in each, the first half meets the second.
+    """Returns orders of columns, [rounds, size], that pair the first half with the second half.
 
-    In some round, every two columns meet. Of an odd number of them, one is idle, the last.
+    Each two columns are a pair in some round. If their number is odd, the last one has no pair.
     """
     others = size - 1 + size % 2
-    turn, steps = np.arange(others)[:, None], np.arange(1, others // 2 + 1)
-    first, second = (turn + steps) % others, (turn - steps) % others
+    number, steps = np.arange(others)[:, None], np.arange(1, others // 2 + 1)
+    first, second = (number + steps) % others, (number - steps) % others
     if size % 2:
-        return np.concatenate([first, second, turn], 1)
-    return np.concatenate([first, turn, second, np.full_like(turn, size - 1)], 1)
+        return np.concatenate([first, second, number], 1)
+    return np.concatenate([first, number, second, np.full_like(number, size - 1)], 1)
 
 
-def _turned(both: tf.Tensor, height: int) -> tf.Tensor:
-    """Rotates pairs of columns by the angles at which their first `height` rows are orthogonal."""
+def _rotated_pairs(both: tf.Tensor, height: int) -> tf.Tensor:
+    """Rotates pairs of columns so that their first `height` rows become orthogonal."""
     half = both.shape[-1] // 2
-    one, other, idle = both[..., :half], both[..., half : 2 * half], both[..., 2 * half :]
-    x, y = one[..., :height, :], other[..., :height, :]
+    first, second, idle = both[..., :half], both[..., half : 2 * half], both[..., 2 * half :]
+    x, y = first[..., :height, :], second[..., :height, :]
     product = tf.reduce_sum(x * y, -2, keepdims=True)
-    apart = tf.reduce_sum(y * y - x * x, -2, keepdims=True)
-    crossed = tf.where(product == 0, tf.ones_like(product), 2 * product)
-    ratio = apart / crossed
+    difference = tf.reduce_sum(y * y - x * x, -2, keepdims=True)
+    twice_product = tf.where(product == 0, tf.ones_like(product), 2 * product)
+    ratio = difference / twice_product
     sign = tf.where(ratio < 0, -tf.ones_like(ratio), tf.ones_like(ratio))
     tangent = sign / (tf.abs(ratio) + tf.sqrt(1 + ratio * ratio))
     tangent = tf.where(product == 0, tf.zeros_like(tangent), tangent)
     cosine = tf.math.rsqrt(1 + tangent * tangent)
     sine = cosine * tangent
-    return tf.concat([cosine * one - sine * other, sine * one + cosine * other, idle], -1)
+    return tf.concat([cosine * first - sine * second, sine * first + cosine * second, idle], -1)
 
 
 def _slogdet(x: tf.Tensor) -> Sequence[tf.Tensor]:
-    """Eliminates one column after another, each by the row in which it is largest.
+    """Eliminates one column after another, with the largest element as the pivot.
 
-    The sign is that of the pivots, and changes once for every row left that is before the pivot's.
+    The sign is that of the pivots; it changes once for each remaining row before the pivot's.
     """
-    depth, size = x.shape[:-2], x.shape[-1]
+    lead, size = x.shape[:-2], x.shape[-1]
     index = tf.range(size, dtype=tf.int32)
 
     def step(
-        k: tf.Tensor, left: tf.Tensor, a: tf.Tensor, sign: tf.Tensor, log: tf.Tensor
+        k: tf.Tensor, remaining: tf.Tensor, a: tf.Tensor, sign: tf.Tensor, log: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        column = tf.where(left, tf.gather(a, k, axis=-1), tf.zeros([], a.dtype))
-        size_of = tf.where(tf.math.is_nan(column), tf.constant(np.inf, a.dtype), tf.abs(column))
-        at = tf.argmax(size_of, -1, tf.int32)
+        column = tf.where(remaining, tf.gather(a, k, axis=-1), tf.zeros([], a.dtype))
+        magnitude = tf.where(tf.math.is_nan(column), tf.constant(np.inf, a.dtype), tf.abs(column))
+        at = tf.argmax(magnitude, -1, tf.int32)
         pivot, row = tf.gather(column, at, batch_dims=1), tf.gather(a, at, batch_dims=1)
-        before = tf.reduce_sum(tf.cast(left & (index < at[:, None]), tf.int32), -1)
-        turned = tf.where(before % 2 == 0, tf.ones_like(sign), -tf.ones_like(sign))
-        left &= index != at[:, None]
+        before = tf.reduce_sum(tf.cast(remaining & (index < at[:, None]), tf.int32), -1)
+        parity = tf.where(before % 2 == 0, tf.ones_like(sign), -tf.ones_like(sign))
+        remaining &= index != at[:, None]
         safe = tf.where(pivot == 0, tf.ones_like(pivot), pivot)
-        factor = tf.where(left, column / safe[:, None], tf.zeros([], a.dtype))
+        factor = tf.where(remaining, column / safe[:, None], tf.zeros([], a.dtype))
         a -= factor[:, :, None] * row[:, None, :]
-        return k + 1, left, a, sign * turned * tf.sign(pivot), log + tf.math.log(tf.abs(pivot))
+        return k + 1, remaining, a, sign * parity * tf.sign(pivot), log + tf.math.log(tf.abs(pivot))
 
-    count = depth.num_elements()
+    count = lead.num_elements()
     start = tf.ones([count], x.dtype), tf.zeros([count], x.dtype)
-    a, left = tf.reshape(x, [count, size, size]), tf.ones([count, size], tf.bool)
-    state = (tf.constant(0), left, a, *start)
+    a, remaining = tf.reshape(x, [count, size, size]), tf.ones([count, size], tf.bool)
+    state = (tf.constant(0), remaining, a, *start)
     *_, sign, log = tf.while_loop(lambda k, *_: k < size, step, state)
-    return tf.reshape(sign, depth), tf.reshape(log, depth)
+    return tf.reshape(sign, lead), tf.reshape(log, lead)
 
 
 EMITTERS: Mapping[str, Emitter] = {

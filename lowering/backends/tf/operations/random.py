@@ -15,7 +15,7 @@ from meshdsl.lowering.program import Instruction
 
 
 class _Word:
-    """Words of 32 bits with the operators of uint32, which TensorFlow has as functions."""
+    """32-bit words with the operators of uint32, which are functions in TensorFlow."""
 
     def __init__(self, bits: tf.Tensor) -> None:
         self.bits = bits

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
-from meshdsl.lowering.backends.tf.operations.scaling import in_rows, parted, product, scaled
+from meshdsl.lowering.backends.tf.operations.scaling import frexp, in_rows, product, scaled
 from meshdsl.lowering.parameters import AlongDim, Reduction, parameters_of
 from meshdsl.lowering.program import Instruction
 from meshdsl.tensors.dtypes import is_differentiable, is_float
@@ -28,29 +28,29 @@ def _reduction(compute: Callable[..., Any]) -> Emitter:
 
 
 def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    """The product, as mantissas and exponents: on the way it may leave the range."""
+    """Returns products, from mantissas and exponents: a partial product may leave the range."""
     x, local = inputs[0], instruction.inputs[0].local
     at = [local.position(n) for n in parameters_of(instruction, Reduction)["over"]]
     if not is_differentiable(instruction.inputs[0].dtype):
         return tf.cast(tf.reduce_prod(widened(x), axis=at), x.dtype)
-    mantissa, exponent = parted(x)
+    mantissa, exponent = frexp(x)
     return scaled(*product(in_rows(mantissa, at), in_rows(exponent, at)))
 
 
 def _arg(compute: Callable[..., Any]) -> Emitter:
-    """The first NaN wins, as it does in numpy."""
+    """Returns the emitter of argmax or argmin; the first NaN wins, as in numpy."""
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         x = widened(inputs[0])
         if x.dtype == tf.bool:
             x = tf.cast(x, tf.int32)
-        found = compute(x, axis=at, output_type=tf.int32)
+        index = compute(x, axis=at, output_type=tf.int32)
         if not is_float(instruction.inputs[0].dtype):
-            return found
-        unordered = tf.math.is_nan(x)
-        first = tf.argmax(tf.cast(unordered, tf.int32), axis=at, output_type=tf.int32)
-        return tf.where(tf.reduce_any(unordered, at), first, found)
+            return index
+        is_nan = tf.math.is_nan(x)
+        first = tf.argmax(tf.cast(is_nan, tf.int32), axis=at, output_type=tf.int32)
+        return tf.where(tf.reduce_any(is_nan, at), first, index)
 
     return emit
 

@@ -1,10 +1,10 @@
-"""Numbers as a mantissa and an exponent, so that products leave no range.
+"""Numbers as a mantissa and an exponent, so that products do not overflow or underflow.
 
-A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1); that of a complex number is the
-larger one of its parts'. Exponents are s32; those of 0 and of what is not finite mean nothing.
-TensorFlow has no functions for this, so the bits of numbers are used.
+A mantissa is 0, infinite, NaN, or has a magnitude in [0.5, 1). A complex number has one exponent,
+that of the larger of its parts. Exponents are s32; those of 0, inf and NaN are arbitrary.
+TensorFlow has no frexp or ldexp, so both work on the bits of numbers.
 
-Dtypes are float32, float64 and their complex ones: half precision is multiplied in float32. The
+Dtypes are float32, float64, complex64 and complex128: half precision is multiplied in float32. The
 sum of a dim's exponents must fit in s32: 14 million factors at the limits of float32, 2 million at
 those of float64.
 """
@@ -23,40 +23,43 @@ from meshdsl.lowering.program import Instruction
 
 _BLOCK = 32  # mantissas whose product, 2**-32 at least, is normal in float32 and wider
 _LIFT = 64  # binary places that make every number of float32 and wider normal
+# The dtype of the bits, the bits of the mantissa, and the bias of the exponent.
 _FIELDS = {tf.float32: (tf.int32, 23, 127), tf.float64: (tf.int64, 52, 1023)}
 
 
-def parted(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mantissas and exponents."""
+def frexp(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the mantissas and exponents of numbers, also of complex ones."""
     if x.dtype.is_complex:
         size = tf.maximum(tf.abs(tf.math.real(x)), tf.abs(tf.math.imag(x)))
-        exponent = parted(size)[1]
+        exponent = frexp(size)[1]
         return scaled(x, -exponent), exponent
     assert x.dtype in _FIELDS, "half precision is multiplied in float32"
-    words, places, bias = _FIELDS[x.dtype]
-    low = tf.abs(x) < 2.0 ** (1 - bias)
-    lifted = tf.where(low, x * 2.0**_LIFT, x)
+    words, digits, bias = _FIELDS[x.dtype]
+    is_subnormal = tf.abs(x) < 2.0 ** (1 - bias)
+    lifted = tf.where(is_subnormal, x * 2.0**_LIFT, x)
     bits = tf.bitcast(lifted, words)
     field = tf.bitwise.bitwise_and(
-        tf.bitwise.right_shift(bits, _number(places, words)), 2 * bias + 1
+        tf.bitwise.right_shift(bits, _number(digits, words)), 2 * bias + 1
     )
-    moved = bits + tf.bitwise.left_shift(_number(bias - 1, words) - field, _number(places, words))
-    plain = (lifted == 0) | (field == 2 * bias + 1)
-    mantissa = tf.where(plain, lifted, tf.bitcast(moved, x.dtype))
-    exponent = tf.cast(field - (bias - 1), tf.int32) - tf.where(low, _LIFT, 0)
-    return mantissa, tf.where(plain, 0, exponent)
+    normalized = bits + tf.bitwise.left_shift(
+        _number(bias - 1, words) - field, _number(digits, words)
+    )
+    is_special = (lifted == 0) | (field == 2 * bias + 1)
+    mantissa = tf.where(is_special, lifted, tf.bitcast(normalized, x.dtype))
+    exponent = tf.cast(field - (bias - 1), tf.int32) - tf.where(is_subnormal, _LIFT, 0)
+    return mantissa, tf.where(is_special, 0, exponent)
 
 
 def scaled(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
-    """Returns x times 2**exponent, in three steps of which none leaves the range on its own."""
+    """Returns x times 2**exponent, in three steps: each factor is in the range."""
     if x.dtype.is_complex:
         return tf.complex(scaled(tf.math.real(x), exponent), scaled(tf.math.imag(x), exponent))
-    words, places, bias = _FIELDS[x.dtype]
-    left = tf.cast(tf.clip_by_value(exponent, -3 * (bias - 1), 3 * (bias - 1)), words)
+    words, digits, bias = _FIELDS[x.dtype]
+    rest = tf.cast(tf.clip_by_value(exponent, -3 * (bias - 1), 3 * (bias - 1)), words)
     for steps in (3, 2, 1):
-        step = left // steps
-        left -= step
-        factor = tf.bitwise.left_shift(step + bias, _number(places, words))
+        step = rest // steps
+        rest -= step
+        factor = tf.bitwise.left_shift(step + bias, _number(digits, words))
         x = x * tf.bitcast(factor, x.dtype)
     return x
 
@@ -64,8 +67,8 @@ def scaled(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 def multiply(
     first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the product of two (mantissa, exponent)."""
-    mantissa, more = parted(first[0] * second[0])
+    """Returns the product of two numbers, each a (mantissa, exponent)."""
+    mantissa, more = frexp(first[0] * second[0])
     return mantissa, first[1] + second[1] + more
 
 
@@ -76,13 +79,13 @@ def product(mantissa: tf.Tensor, exponent: tf.Tensor) -> tuple[tf.Tensor, tf.Ten
         block = min(_BLOCK, rows.shape[0])
         blank = tf.ones([-rows.shape[0] % block, *rows.shape[1:]], rows.dtype)
         blocks = tf.reshape(tf.concat([rows, blank], 0), [-1, block, *rows.shape[1:]])
-        rows, more = parted(tf.reduce_prod(blocks, 1))
+        rows, more = frexp(tf.reduce_prod(blocks, 1))
         total = total + tf.reduce_sum(more, 0)
     return rows[0], total
 
 
 def in_rows(x: tf.Tensor, over: Sequence[int]) -> tf.Tensor:
-    """Returns x with some axes as one in front."""
+    """Returns x with some axes merged into a first one."""
     rest = [at for at in range(len(x.shape)) if at not in over]
     return tf.reshape(permuted(xp, x, [*over, *rest]), [-1, *(x.shape[at] for at in rest)])
 
@@ -96,7 +99,7 @@ def _scaled_prod(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     local = instruction.inputs[0].local
     over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
-    mantissa, exponent = parted(inputs[0])
+    mantissa, exponent = frexp(inputs[0])
     if len(inputs) > 1:
         exponent = exponent + inputs[1]
     return product(in_rows(mantissa, over), in_rows(exponent, over))

@@ -1,4 +1,4 @@
-"""Windows of one shard."""
+"""Slices of one shard, with strides and dilation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshdsl.lowering.program import Instruction
 
 
 def dilated(x: tf.Tensor, at: int, by: int, fill: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor with `by - 1` fills between neighbours along an axis."""
+    """Returns a tensor with `by - 1` times `fill` between neighbours along an axis."""
     size = x.shape[at]
     if by == 1 or size == 0:
         return x

@@ -1,7 +1,7 @@
-"""Order along one dim of a shard.
+"""Sorting along one dim of a shard.
 
-Numbers are ordered by integers, of which none is NaN and none a second zero. TensorFlow finds the
-largest, of equal ones the first; the smallest are the largest of the integers with all bits
+Numbers are compared as integers, which have no NaN and only one zero. TensorFlow's top_k returns
+the largest, and the first of equal ones. The smallest are the largest of the integers with all bits
 inverted.
 """
 
@@ -21,14 +21,14 @@ _KEYS = ("int8", "int16", "int32", "int64")
 
 
 def _largest(x: tf.Tensor, count: int, at: int, ascending: bool = False) -> list[tf.Tensor]:
-    """Returns the largest of x along an axis, or the smallest, in order, and where they were."""
+    """Returns the largest or smallest of x along an axis, in order, and their indices."""
     rows = xp.moveaxis(x, at, -1)
     if rows.dtype.is_floating:
         rows = tf.where(rows == 0, tf.zeros_like(rows), rows)
     keys = as_keys(rows, "max", _KEYS)
-    places = tf.math.top_k(tf.bitwise.invert(keys) if ascending else keys, count).indices
-    values = tf.gather(xp.moveaxis(x, at, -1), places, axis=-1, batch_dims=len(x.shape) - 1)
-    return [xp.moveaxis(values, -1, at), xp.moveaxis(places, -1, at)]
+    indices = tf.math.top_k(tf.bitwise.invert(keys) if ascending else keys, count).indices
+    values = tf.gather(xp.moveaxis(x, at, -1), indices, axis=-1, batch_dims=len(x.shape) - 1)
+    return [xp.moveaxis(values, -1, at), xp.moveaxis(indices, -1, at)]
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:

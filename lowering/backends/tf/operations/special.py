@@ -1,4 +1,4 @@
-"""Special functions: those of tf.math on aligned dims, and SciPy's values where those differ."""
+"""Special functions: those of tf.math, with SciPy's values where they differ."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _number(value: float, like: tf.Tensor) -> tf.Tensor:
 
 
 def _erf(x: tf.Tensor) -> tf.Tensor:
-    """Large numbers are less first, as their squares would be infinite."""
+    # Squares of large numbers would be infinite; erf is 1 or -1 long before 10.
     bounded = tf.clip_by_value(x, _number(-10, x), _number(10, x))
     return tf.where(tf.math.is_nan(x), x, tf.math.erf(bounded))
 
 
 def _erf_inv(x: tf.Tensor) -> tf.Tensor:
-    """Near 1 and -1 from the distance to them, near 0 with a step of Newton's."""
+    """Returns the inverse of erf: near 0 improved by Newton's method, else from 1 - abs(x)."""
     size = tf.abs(x)
     far = -tf.sign(x) * tf.math.ndtri((1 - size) / 2) / math.sqrt(2)
     near = tf.math.erfinv(tf.where(size < 0.5, x, tf.zeros_like(x)))
@@ -29,30 +29,30 @@ def _erf_inv(x: tf.Tensor) -> tf.Tensor:
 
 
 def _times(logarithm: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Returns the function of a product with a logarithm: 0 times any number is 0."""
+    """Returns the product of x and a logarithm of y; 0 times any number is 0."""
 
     def compute(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        nothing = (x == 0) & ~tf.math.is_nan(y)
-        return tf.where(nothing, _number(0, x), x * logarithm(y))
+        is_zero = (x == 0) & ~tf.math.is_nan(y)
+        return tf.where(is_zero, _number(0, x), x * logarithm(y))
 
     return compute
 
 
 def _zeta(s: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
-    """It is infinite where one of its terms is, and 0 where all are."""
-    pole = (s == 1) | ((s > 1) & (q <= 0) & (q == tf.math.floor(q)))
-    none = (s > 1) & (q == np.inf)
-    found = tf.math.zeta(*(tf.where(pole | none, _number(2, v), v) for v in (s, q)))
-    return tf.where(pole, _number(np.inf, q), tf.where(none, _number(0, q), found))
+    """Returns Hurwitz's zeta function: inf where a term of the sum is, and 0 for infinite q."""
+    is_pole = (s == 1) | ((s > 1) & (q <= 0) & (q == tf.math.floor(q)))
+    is_zero = (s > 1) & (q == np.inf)
+    value = tf.math.zeta(*(tf.where(is_pole | is_zero, _number(2, v), v) for v in (s, q)))
+    return tf.where(is_pole, _number(np.inf, q), tf.where(is_zero, _number(0, q), value))
 
 
 def _polygamma(n: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Abramowitz and Stegun, equation 6.4.10."""
+    """Returns derivatives of digamma (Abramowitz and Stegun, equation 6.4.10)."""
     half = n / 2
     sign = tf.where(half == tf.math.floor(half), _number(-1, n), _number(1, n))
     sign = tf.where(n == tf.math.floor(n), sign, _number(np.nan, n))
-    found = sign * tf.exp(tf.math.lgamma(n + 1)) * _zeta(n + 1, x)
-    return tf.where(n == 0, tf.math.digamma(x), found)
+    value = sign * tf.exp(tf.math.lgamma(n + 1)) * _zeta(n + 1, x)
+    return tf.where(n == 0, tf.math.digamma(x), value)
 
 
 FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {

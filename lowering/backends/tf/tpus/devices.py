@@ -1,7 +1,7 @@
-"""The TPU that a mesh runs on: found by its name, its cores in the order of the mesh.
+"""The TPU of a mesh: it is connected by name, and its cores are put into the order of the mesh.
 
-It is named as TensorFlow names it: TPU_NAME, `local` for one of this machine, else the name or the
-address of one in the network. Mesh axes lie on its torus as JAX would lay them.
+The name is TensorFlow's: TPU_NAME is `local` for a TPU of this machine, else the name or the
+address of one in the network. Mesh axes are laid on the torus as JAX does it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NAME = "TPU_NAME"
 
 
 def named() -> str:
-    """Returns the name of the TPU that is asked for, or nothing."""
+    """Returns the name of the requested TPU, or an empty text."""
     return os.environ.get(NAME, "").strip()
 
 
 @functools.cache
 def connect(name: str) -> tuple[Any, Any]:
-    """Returns what resolves a TPU's name, and its topology; the TPU is started anew.
+    """Initializes a TPU, and returns its cluster resolver and its topology.
 
     Raises:
-        ValueError: there is none of that name, or JAX has it.
+        ValueError: no TPU has that name, or JAX uses it.
     """
     _leave_to_tensorflow(name)
     try:
@@ -43,7 +43,7 @@ def connect(name: str) -> tuple[Any, Any]:
             raise RuntimeError(f"{address} does not answer")
         tf.config.experimental_connect_to_cluster(resolver)
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-        # What the TPU compiler does not know is to be told, and not to run on the host each step.
+        # An operation that the TPU compiler does not support must fail, and not run on the host.
         tf.config.set_soft_device_placement(False)
         return resolver, topology
     except (ValueError, RuntimeError, OSError, ImportError, tf.errors.OpError) as error:
@@ -57,10 +57,10 @@ def connect(name: str) -> tuple[Any, Any]:
 
 
 def _leave_to_tensorflow(name: str) -> None:
-    """Keeps JAX, which compiles parts of programs, from starting the TPU that TensorFlow runs on.
+    """Keeps JAX, which compiles parts of programs, off the TPU that TensorFlow uses.
 
     Raises:
-        ValueError: JAX has started it.
+        ValueError: JAX has initialized it.
     """
     jax.config.update("jax_platforms", "cpu")
     if jax.default_backend() == "tpu":
@@ -71,10 +71,10 @@ def _leave_to_tensorflow(name: str) -> None:
 
 
 def strategy(mesh: Mesh) -> Any:
-    """Returns TensorFlow's strategy whose replicas are the devices of a mesh, in its order.
+    """Returns TensorFlow's strategy whose replicas are the devices of a mesh, in that order.
 
     Raises:
-        ValueError: there is no TPU, or it has more or fewer cores than the mesh has devices.
+        ValueError: there is no TPU, or the number of its cores is not that of the devices.
     """
     return _strategy(named(), mesh)
 
@@ -93,27 +93,27 @@ def _strategy(name: str, mesh: Mesh) -> Any:
 
 
 def core_assignment(topology: Any, mesh: Mesh) -> np.ndarray:
-    """Returns the place of every device of a mesh on a TPU: [devices, 1, 4], as x, y, z, core.
+    """Returns the core of every device of a mesh on a TPU: [devices, 1, 4], as x, y, z, core.
 
-    The cores of a chip lie beside each other in the first direction of the torus.
+    The cores of a chip count as neighbours along the first direction of the torus.
 
     Args:
-        topology: of it, TensorFlow's; its `device_coordinates` are [tasks, cores of a task, 4].
+        topology: TensorFlow's; its `device_coordinates` are [tasks, cores of a task, 4].
     """
-    places = np.asarray(topology.device_coordinates).reshape(-1, 4)
-    beside = int(places[:, 3].max()) + 1
+    coordinates = np.asarray(topology.device_coordinates).reshape(-1, 4)
+    cores_per_chip = int(coordinates[:, 3].max()) + 1
     cores = [
-        _Core(number, (beside * int(x) + int(core), int(y), int(z)))
-        for number, (x, y, z, core) in enumerate(places)
+        _Core(number, (cores_per_chip * int(x) + int(core), int(y), int(z)))
+        for number, (x, y, z, core) in enumerate(coordinates)
     ]
     sizes = [size for _, size in mesh.axes] or [1]
-    laid = mesh_utils.create_device_mesh(sizes, cores, allow_split_physical_axes=True)
-    return np.array([[places[core.id]] for core in laid.flat], np.int32)
+    arranged = mesh_utils.create_device_mesh(sizes, cores, allow_split_physical_axes=True)
+    return np.array([[coordinates[core.id]] for core in arranged.flat], np.int32)
 
 
 @dataclass(frozen=True)
 class _Core:
-    """A core as JAX's functions on device meshes look at it."""
+    """A core with the attributes that JAX's functions on device meshes read."""
 
     id: int
     coords: tuple[int, int, int]

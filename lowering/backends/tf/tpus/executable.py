@@ -1,12 +1,12 @@
-"""Programs on TPUs: one replica program, run by TensorFlow's TPUStrategy on every core.
+"""Executables on TPUs: TensorFlow's TPUStrategy runs one replica program on every core.
 
-What a call gives up and gets back under the same path, a training state, is held in variables: it
-stays in the memory of the cores, and each call overwrites it there. Everything else goes in as
-tensors and comes out as such.
+A donated argument that a call returns under the same path, such as a training state, is stored in
+variables: it stays in the memory of the cores, and each call overwrites it there. All other
+arguments and results are tensors.
 
 Guarantees:
-    A result that no call was given stays what it is: where another state takes its place, it is
-    copied first. One that was given to a call can be read no more, also if the call fails.
+    A result that is not donated does not change: it is copied before another state overwrites its
+    variables. A result that is donated to a call can no longer be read, also if the call fails.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from meshdsl.tensors.named_array import NamedArray
 Replica = Callable[..., Sequence[tf.Tensor]]
 
 
-class Held(Shards):
-    """Shards in variables, until the program that they belong to runs again; or copies of them."""
+class VariableShards(Shards):
+    """Shards in a program's variables, until it runs again; then copies, unless donated."""
 
     def __init__(self, storage: Storage, devices: Devices, owner: _Variable) -> None:
         self.storage = storage
@@ -39,15 +39,15 @@ class Held(Shards):
         self.owner = owner
         self.version = owner.version
         self._copies: list[tf.Tensor] = []
-        owner.held = weakref.ref(self)
+        owner.shards = weakref.ref(self)
 
     def copy_out(self) -> None:
-        """Copies the numbers out of the variables, which something else is to be put into."""
+        """Copies the numbers out of the variables, before these are overwritten."""
         self._copies = self.tensors
 
     @property
     def is_current(self) -> bool:
-        """Whether the variables still hold these numbers."""
+        """Whether the variables still have these numbers."""
         return self.owner.version == self.version
 
     @property
@@ -55,7 +55,7 @@ class Held(Shards):
         """The numbers of each device.
 
         Raises:
-            ValueError: they have been given up.
+            ValueError: they have been donated.
         """
         if self._copies:
             return self._copies
@@ -68,17 +68,17 @@ class Held(Shards):
 
 
 class _Variable:
-    """A variable of every replica, which hold different numbers.
+    """A variable on every replica, each with numbers of its own.
 
     Attributes:
         version: how often it has been overwritten.
-        held: refers to the result that is in it, as long as anything does.
+        shards: a weak reference to the result that is in it.
     """
 
     def __init__(self, strategy: Any, storage: Storage, sizes: tuple[int, ...]) -> None:
         self.strategy = strategy
         self.version = 0
-        self.held: Callable[[], Held | None] = lambda: None
+        self.shards: Callable[[], VariableShards | None] = lambda: None
         with strategy.scope():
             self.variable = tf.Variable(
                 tf.zeros(sizes, tf_dtype(storage.dtype)),
@@ -87,15 +87,15 @@ class _Variable:
                 aggregation=tf.VariableAggregation.NONE,
             )
 
-    def overwrite(self, given: Sequence[Any]) -> None:
-        """Lets the result in it be no longer so, with a copy of it unless it is given up.
+    def overwrite(self, donated: Sequence[Any]) -> None:
+        """Marks the variable as overwritten; its result is copied first unless it is donated.
 
         Args:
-            given: what the call at hand is given that overwrites it.
+            donated: the data of the arguments that the current call overwrites.
         """
-        held = self.held()
-        if held is not None and held.is_current and not any(held is one for one in given):
-            held.copy_out()
+        shards = self.shards()
+        if shards is not None and shards.is_current and not any(shards is d for d in donated):
+            shards.copy_out()
         self.version += 1
 
     def parts(self) -> Sequence[tf.Variable]:
@@ -107,8 +107,8 @@ class Executable:
     """A program compiled for the replicas of a strategy, numbered as the mesh numbers devices.
 
     Args:
-        donated: per input, whether it is given up.
-        replica: the program of one device; it is called in a replica of the strategy.
+        donated: per input, whether a call may overwrite it.
+        replica: the program of one device; it runs in a replica of the strategy.
     """
 
     def __init__(
@@ -121,83 +121,92 @@ class Executable:
         self.inputs = [Storage.of(value, mesh) for value in block.inputs]
         self.outputs = [Storage.of(value, mesh) for value in block.outputs]
         self.cuts: list[Cuts] = [stored.cuts for stored in self.outputs]
-        self._held = {
+        self._variables = {
             number: _Variable(strategy, self.inputs[number], block.inputs[number].local.sizes)
             for number in self._carried(donated)
         }
-        ends = {path: number for number, path in enumerate(program.output_paths)}
-        self._ends = {ends[program.input_paths[n]]: held for n, held in self._held.items()}
+        outputs = {path: number for number, path in enumerate(program.output_paths)}
+        self._variable_outputs = {
+            outputs[program.input_paths[n]]: variable for n, variable in self._variables.items()
+        }
         self._numbers = self._distributed([np.int32(n) for n in range(mesh.size)])
         self._step = tf.function(self._on_all(replica), autograph=False)
         self._assign = tf.function(self._assigning(), autograph=False)
 
     def _carried(self, donated: Sequence[bool]) -> list[int]:
-        """Returns the inputs that are given up and come back as they went in."""
-        ends = dict(zip(self.program.output_paths, self.outputs, strict=True))
+        """Returns the donated inputs that have an output with the same path and storage."""
+        outputs = dict(zip(self.program.output_paths, self.outputs, strict=True))
         rows = zip(self.program.input_paths, self.inputs, donated, strict=False)
-        return [n for n, (path, at, given) in enumerate(rows) if given and ends.get(path) == at]
+        return [
+            n
+            for n, (path, stored, is_donated) in enumerate(rows)
+            if is_donated and outputs.get(path) == stored
+        ]
 
     def _on_all(self, replica: Replica) -> Callable[..., Any]:
-        """Returns the step of all replicas: of their numbers and the inputs without variables."""
+        """Returns the step of all replicas, a function of their numbers and the other inputs."""
 
-        def of_one(device: tf.Tensor, *given: tf.Tensor) -> list[tf.Tensor]:
-            rest = iter(given)
+        def of_one(device: tf.Tensor, *inputs: tf.Tensor) -> list[tf.Tensor]:
+            rest = iter(inputs)
             shards = [
-                self._held[n].variable.read_value() if n in self._held else next(rest)
+                self._variables[n].variable.read_value() if n in self._variables else next(rest)
                 for n in range(len(self.inputs))
             ]
             results = list(replica(device, *shards))
-            for number, held in self._ends.items():
-                held.variable.assign(results[number])
-            return [result for n, result in enumerate(results) if n not in self._ends]
+            for number, variable in self._variable_outputs.items():
+                variable.variable.assign(results[number])
+            return [result for n, result in enumerate(results) if n not in self._variable_outputs]
 
-        return lambda *given: self.strategy.run(of_one, given)
+        return lambda *inputs: self.strategy.run(of_one, inputs)
 
     def _assigning(self) -> Callable[..., Any]:
-        """Returns what puts numbers into some variables of every replica."""
+        """Returns a function that assigns values to some variables of every replica."""
 
         def assign(numbers: tuple[int, ...], *values: Any) -> None:
             def of_one(*values: tf.Tensor) -> None:
                 for number, value in zip(numbers, values, strict=True):
-                    self._held[number].variable.assign(value)
+                    self._variables[number].variable.assign(value)
 
             self.strategy.run(of_one, values)
 
         return assign
 
     def call_flat(self, leaves: Sequence[Any]) -> list[Shards]:
-        """Runs the program; arrays that are not where it takes them are put there."""
-        given, given_up, moved = [], [], []
+        """Runs the program; arrays that are stored elsewhere are transferred."""
+        inputs, donated, moved = [], [], []
         for number, (leaf, stored) in enumerate(zip(leaves, self.inputs, strict=True)):
-            held, data = self._held.get(number), getattr(leaf, "data", leaf)
-            if held is None:
-                given.append(self._distributed(self._shards(leaf, stored)))
+            variable, data = self._variables.get(number), getattr(leaf, "data", leaf)
+            if variable is None:
+                inputs.append(self._distributed(self._shards(leaf, stored)))
                 continue
-            given_up.append(data)
-            if not (isinstance(data, Held) and data.owner is held and data.is_current):
+            donated.append(data)
+            if not (
+                isinstance(data, VariableShards) and data.owner is variable and data.is_current
+            ):
                 moved.append((number, self._distributed(self._shards(leaf, stored))))
-        for held in self._held.values():
-            held.overwrite(given_up)
+        for variable in self._variables.values():
+            variable.overwrite(donated)
         if moved:
             self._assign(tuple(n for n, _ in moved), *(values for _, values in moved))
-        found = iter(self._step(self._numbers, *given))
+        tensor_results = iter(self._step(self._numbers, *inputs))
         results: list[Shards] = []
         for number, stored in enumerate(self.outputs):
-            if number in self._ends:
-                results.append(Held(stored, self.devices, self._ends[number]))
+            if number in self._variable_outputs:
+                results.append(VariableShards(stored, self.devices, self._variable_outputs[number]))
             else:
-                tensors = self.strategy.experimental_local_results(next(found))
+                tensors = self.strategy.experimental_local_results(next(tensor_results))
                 results.append(Shards(stored, self.devices, tensors))
         return results
 
     def _shards(self, leaf: Any, stored: Storage) -> Sequence[Any]:
+        """Returns the shards of an array for all devices."""
         data = leaf.data if isinstance(leaf, NamedArray) else leaf
         if isinstance(data, Shards) and (data.storage, data.devices) == (stored, self.devices):
             return data.tensors
-        return stored.cut(leaf, range(len(self.devices.numbers)))
+        return stored.shards(leaf, range(len(self.devices.numbers)))
 
     def _distributed(self, shards: Sequence[Any]) -> Any:
-        """Returns the value of every replica; equal shards are read once."""
+        """Returns shards as a value of every replica; a replica's shard is converted once."""
         tensors = {id(shard): tf.convert_to_tensor(shard) for shard in shards}
         return self.strategy.experimental_distribute_values_from_function(
             lambda context: tensors[id(shards[context.replica_id_in_sync_group])]
@@ -205,16 +214,16 @@ class Executable:
 
     @property
     def traces(self) -> dict[str, int]:
-        """How often the step has been traced, and what puts a state into its variables."""
+        """How often the step and the assignment of variables have been traced."""
         functions = {"step": self._step, "assign": self._assign}
         return {name: f.experimental_get_tracing_count() for name, f in functions.items()}
 
     def memory_analysis(self) -> Any:
-        """Refuses: TensorFlow keeps no account of a program's memory."""
+        """Raises ValueError: TensorFlow has no analysis of a program's memory."""
         no_memory_analysis("tf")
 
     def as_text(self) -> str:
-        """Returns the graph of one device."""
+        """Returns the graph of one device, as text."""
         from meshdsl.lowering.backends.tf.tpus.program import replica
 
         return str(replica(self.program).graph.as_graph_def())

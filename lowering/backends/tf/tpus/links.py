@@ -1,8 +1,9 @@
 """Links between the cores of a TPU: TensorFlow's TPU collectives.
 
-There are three: a sum of all, an exchange and a permutation. Gathers, scatters and other reductions
-are made of exchanges, which send as much as the best algorithms for them do: a gather sends its
-shard to every other device, (n-1)/n of what it makes; a scatter sends each other device its row.
+There are three: an all-reduced sum, an all_to_all (`exchange`) and a permutation. Gathers, scatters
+and other reductions are exchanges, which send as many bytes as the best algorithms for them. A
+gather sends its shard to every other device, (n-1)/n of its result; a scatter sends each other
+device its row.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ _BARRIER = jax2tf.convert(
 
 @dataclass(frozen=True)
 class TpuLinks:
-    """Collectives of one program, between replicas numbered as the mesh numbers its devices."""
+    """The collectives of one program, between replicas in the order of the mesh's devices."""
 
     compiled: ClassVar[bool] = True
     mesh: Mesh
 
     def packed(self, op: str) -> float:
-        """XLA joins sums itself."""
+        """Returns 0 for sums, which XLA joins itself, and no limit for all others."""
         return 0 if op == "all_reduce" else math.inf
 
     def begin(self, number: int) -> list[tf.Operation]:
-        """TPUs tell by themselves what they were doing."""
+        """Records nothing: TPUs report by themselves what they were doing."""
         return []
 
     def end(self, number: int) -> list[tf.Operation]:
@@ -56,8 +57,8 @@ class TpuLinks:
         count, size = self.mesh.extent(axes), x.shape.num_elements()
         padded = tf.pad(tf.reshape(x, [-1]), [(0, -size % count)])
         rows = tf.reshape(padded, [count, padded.shape[0] // count])
-        mine = reduced(self.exchange(rows, axes), kind)
-        return tf.reshape(tf.reshape(self.gather(mine, axes), [-1])[:size], x.shape)
+        own_row = reduced(self.exchange(rows, axes), kind)
+        return tf.reshape(tf.reshape(self.gather(own_row, axes), [-1])[:size], x.shape)
 
     def scatter(self, rows: tf.Tensor, axes: Sequence[str]) -> tf.Tensor:
         return reduced(self.exchange(rows, axes), "sum")
@@ -81,8 +82,8 @@ class TpuLinks:
         return tf.raw_ops.CollectivePermute(input=x, source_target_pairs=list(map(list, pairs)))
 
     def barrier(self, values: Arrays) -> Arrays:
-        """TensorFlow has no name for XLA's barriers, but runs what JAX made of one."""
-        with jax.enable_x64(True):  # else JAX would narrow numbers of 64 bits
+        """Runs XLA's barrier as JAX exports it: TensorFlow has no operation for it."""
+        with jax.enable_x64(True):  # else JAX would narrow 64-bit numbers
             return _BARRIER(*values)
 
     def _groups(self, axes: Sequence[str]) -> list[list[int]]:

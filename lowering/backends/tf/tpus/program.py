@@ -12,14 +12,14 @@ from meshdsl.lowering.program import EFFECTS, SpmdProgram
 
 
 def refuse_effects(program: SpmdProgram) -> None:
-    """Refuses what only the Python of a host can do.
+    """Checks that a program needs no Python on the host.
 
     Raises:
-        ValueError: the program prints; all lines are told.
+        ValueError: the program prints; the message lists all lines.
     """
-    found = [one.source for one, _ in program.block.walk() if one.op in EFFECTS]
-    if found:
-        lines = [f"  at {source}  {source.code}".rstrip() for source in dict.fromkeys(found)]
+    sources = [i.source for i, _ in program.block.walk() if i.op in EFFECTS]
+    if sources:
+        lines = [f"  at {source}  {source.code}".rstrip() for source in dict.fromkeys(sources)]
         raise ValueError(
             "\n".join(
                 [
@@ -34,7 +34,7 @@ def refuse_effects(program: SpmdProgram) -> None:
 def replica(program: SpmdProgram) -> Any:
     """Returns `replica(device, *shards) -> shards`, the same for all devices of the mesh.
 
-    Args of the function: the number of the device in the mesh, an s32 scalar; the device's shards.
+    `device` is the number of the device in the mesh, an s32 scalar; `shards` are that device's.
     """
 
     def function(device: tf.Tensor, *shards: tf.Tensor) -> list[tf.Tensor]:

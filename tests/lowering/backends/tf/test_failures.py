@@ -12,7 +12,7 @@ import tensorflow as tf
 import meshdsl as md
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import DeviceError
-from meshdsl.lowering.backends.tf.failures import told
+from meshdsl.lowering.backends.tf.failures import explain_failure
 from meshdsl.lowering.backends.tf.hosts import devices as host_devices
 from meshdsl.lowering.backends.tf.hosts import tokens
 from meshdsl.lowering.backends.tf.hosts.executable import Executable
@@ -114,7 +114,9 @@ def test_a_collective_that_fails_is_told_with_where_each_device_was():
     error = tf.errors.UnavailableError(None, None, "Detected at node x\nCollective ops is aborted")
     held = [number + 1, number + 1, 7 * 2**32, 0]
     with pytest.raises(DeviceError) as found:
-        told(error, program.mesh, executable.instructions, held, executable.devices, False)
+        explain_failure(
+            error, program.mesh, executable.instructions, held, executable.devices, False
+        )
     assert found.value.__cause__ is error
     lines = str(found.value).split("\n  ")
     assert lines[0] == "a collective has failed, and TensorFlow runs no other in this process"
@@ -131,7 +133,7 @@ def test_what_does_not_fit_is_told_as_such():
     error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
     devices = host_devices.host_devices(Mesh.parse("data:1"))
     with pytest.raises(RuntimeError) as found:
-        told(error, Mesh.parse("data:1"), [], [0], devices, False)
+        explain_failure(error, Mesh.parse("data:1"), [], [0], devices, False)
     assert str(found.value).startswith("RESOURCE_EXHAUSTED")  # which the command line knows
     assert not isinstance(found.value, DeviceError)
 
@@ -182,7 +184,7 @@ def test_a_device_that_stays_in_a_collective_is_stuck():
 def test_one_may_wait_for_ever(timeout):
     with watched([], timeout) as call:
         time.sleep(0.05)
-    assert not call.ended
+    assert not call.timed_out
     assert still_runs()
 
 

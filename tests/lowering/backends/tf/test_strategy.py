@@ -10,7 +10,7 @@ import tensorflow as tf
 import meshdsl as md
 from meshdsl.lowering import backends
 from meshdsl.lowering.backends.tf.hosts import executable as host
-from meshdsl.lowering.backends.tf.tpus.executable import Executable, Held, _Variable
+from meshdsl.lowering.backends.tf.tpus.executable import Executable, VariableShards, _Variable
 
 batch, embed = md.dims(batch=8, embed=6)
 LAYOUTS = [("x:4", "batch:x; state/embed:x"), ("x:2,y:2", "batch:y; state/embed:x+y")]
@@ -125,7 +125,7 @@ def test_a_result_that_was_not_given_up_stays_what_it_is():
 def test_a_result_that_nothing_refers_to_is_not_copied(monkeypatch):
     run = jitted(*LAYOUTS[0])
     copied = []
-    monkeypatch.setattr(Held, "copy_out", copied.append)
+    monkeypatch.setattr(VariableShards, "copy_out", copied.append)
     state = run(STATE, XS[0])["state"]
     state = run(state, XS[1])["state"]
     del state
@@ -172,7 +172,7 @@ def test_replicas_that_hold_the_same_share_one_copy():
     run(STATE, XS[0])
     (compiled,) = run._compiled.values()
     stored = compiled.executable.inputs[1]  # x, of which two replicas each have the same half
-    shards = stored.cut(XS[0], range(4))
+    shards = stored.shards(XS[0], range(4))
     found = compiled.executable._distributed(shards)
     tensors = compiled.executable.strategy.experimental_local_results(found)
     assert len({id(one) for one in tensors}) == 2

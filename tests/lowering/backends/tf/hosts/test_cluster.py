@@ -130,7 +130,7 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_timeout(hangs, st
 def test_without_a_cluster_a_process_is_alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert Cluster.read() == Cluster(("localhost",), 0)
-    assert Cluster.read().silent() == []
+    assert Cluster.read().unreachable() == []
     assert Cluster.read().name("CPU:3") == "/job:localhost/replica:0/task:0/device:CPU:3"
 
 
@@ -143,7 +143,7 @@ def test_processes_that_do_not_answer_are_asked_at_once(monkeypatch):
     """Each waits until all are asked, for none listens to a barrier that not all have reached."""
     asked = threading.Barrier(20, timeout=30)
     monkeypatch.setattr(cluster, "listens", lambda address: asked.wait() < 0)
-    found = Cluster(tuple(f"host{n}:1" for n in range(21)), 3).silent()
+    found = Cluster(tuple(f"host{n}:1" for n in range(21)), 3).unreachable()
     assert found == [n for n in range(21) if n != 3]
 
 

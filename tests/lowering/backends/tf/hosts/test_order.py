@@ -32,7 +32,7 @@ def test_another_order_is_told():
     mesh = Mesh.parse("x:2,y:2")
     found = [[0, 1], [0, 1], [3, 2], [3, 2]]
     with pytest.raises(ValueError) as error:
-        host_order.check_found(host_devices(mesh), mesh, ("y",), found)
+        host_order.check_numbers(host_devices(mesh), mesh, ("y",), found)
     assert str(error.value) == (
         "TensorFlow has the devices [2, 3] of mesh x:2 y:2, along y, in the order [3, 2], by the "
         "strength of their links: make them visible in an order in which neighbours have strong "
