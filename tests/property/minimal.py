@@ -301,5 +301,7 @@ def _literal(value: Any) -> str:
         return "{" + ", ".join(f"{k!r}: {_literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
         inner = ", ".join(map(_literal, value))
-        return f"({inner},)" if isinstance(value, tuple) else f"[{inner}]"
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if value else "()"
     return repr(value)

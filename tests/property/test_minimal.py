@@ -65,3 +65,23 @@ def test_paths_and_options_that_matter_are_in_the_python_too(monkeypatch):
         exec(script, {})
     monkeypatch.setitem(EMITTERS, "all_gather", right)
     exec(script, {})
+
+
+def test_python_of_an_operation_without_optional_operands_runs():
+    """The parameter that lists these is an empty tuple."""
+    length, memory, kv = md.dims(length=3, memory_length=4, kv=2)
+
+    def function(inputs):
+        return md.attention(inputs["q"], inputs["k"], md.sin(inputs["k"]))
+
+    inputs = {
+        "q": md.named(np.ones((3, 2)), [length, kv]),
+        "k": md.named(np.ones((4, 2)), [memory, kv]),
+    }
+    graph = md.jit(function).trace(inputs)
+    case = SimpleNamespace(
+        graph=graph, inputs=inputs, mesh=md.Mesh.parse("m0:2"), layout=md.Layout.parse("length:m0")
+    )
+    script = minimal.as_python(minimal.failure(case, "numpy"))
+    assert "given=()" in script
+    exec(script, {})
