@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value, exact
 from meshdsl.tensors.dims import Dimension, Shape
@@ -43,11 +44,16 @@ class BlockBuilder:
     ) -> tuple[Value, ...]:
         """Writes an instruction and returns its outputs.
 
+        A collective in groups of one device only changes the layout of its operand.
+
         Raises:
             ValueError: an instruction of that name is not declared.
         """
         kind_of(op)  # refuses what is not declared
         params = dict(params or {})
+        if op in COLLECTIVES and op != "permute" and self.mesh.extent(params["axes"]) == 1:
+            # On a mesh of one device JAX binds no axes, so it could not even add up along them.
+            op, params = "slice", {"axes": (), "dim": ""}
         key = None if op in EFFECTS else _key(op, inputs, results, params)
         if key is not None and key in self._known:
             return self._known[key]

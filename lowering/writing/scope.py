@@ -190,12 +190,9 @@ class Scope:
             value = self.again.get(tensor, value)
         for move in reshard(tensor.shape, size, start, where, mesh):
             result = [(tensor.shape, tensor.dtype, move.result)]
-            op, params = move.op, move.params
-            if op in REDUCING:  # reported with the line that made the partial sum
+            if move.op in REDUCING:  # reported with the line that made the partial sum
                 self.builder.source = tensor.source
-            if mesh.extent(params["axes"]) == 1:  # nothing moves between groups of one device
-                op, params = "slice", {"axes": (), "dim": ""}
-            value = self.builder.add(op, (value,), result, params)[0]
+            value = self.builder.add(move.op, (value,), result, move.params)[0]
             self.builder.source = reader
             versions.setdefault(move.result, value)
         return value

@@ -5,6 +5,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.unused import OptionWarning
+from tests.ops.agreement import assert_close, random, run
 
 batch, length, memory, heads, group, kv = md.dims(
     batch=8, length=32, memory_length=32, heads=8, group=2, kv=16
@@ -58,6 +59,27 @@ def test_a_query_reads_a_split_memory_where_it_is():
     inputs = (query, cache, cache)
     sums, mixed = ("all_reduce", "x", 8 * 4), ("all_reduce", "x", 8 * 16 * 4)
     assert moved("x:4", "memory_length:x", inputs=inputs, causal=False) == [sums, sums, mixed]
+
+
+@pytest.mark.parametrize("mesh", ["x:1", "x:1,y:2"])
+@pytest.mark.parametrize("layout", ["memory_length:x", "length:x; memory_length:x"])
+@pytest.mark.parametrize("context", ["auto", "gather", "ring"])
+@pytest.mark.filterwarnings("ignore::meshdsl.lowering.unused.OptionWarning")
+def test_a_memory_on_an_axis_of_one_device_moves_nothing(mesh, layout, context):
+    """Results of parts of the memory are not merged either: there is one part."""
+    q, k, v = random([length, kv]), random([memory, kv], seed=1), random([memory, kv], seed=2)
+
+    def attend(q, k, v):
+        return md.attention(q, k, v, causal=False)
+
+    def both(q, k, v):
+        return attend(q, k, v), md.grad(lambda q: md.sum(md.sin(attend(q, k, v))))(q)
+
+    options = Options(context=context)
+    assert moved(mesh, layout, inputs=(q, k, v), options=options, causal=False) == []
+    found = run(both, q, k, v, backend="jax", mesh=mesh, layout=layout, options=options)
+    for have, want in zip(found, run(both, q, k, v), strict=True):
+        assert_close(have, want)
 
 
 def test_heads_may_take_the_axis_of_split_lengths():
