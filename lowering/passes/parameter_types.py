@@ -18,7 +18,7 @@ def parameter_problems(instruction: Instruction) -> Iterator[str]:
     """Yields the problems with the parameters of an instruction of a declared kind."""
     record, params = record_of(instruction), instruction.params
     wanted = _fields(record)
-    where = f"(`{record.__name__}` in lowering/parameters.py)"
+    where = f"(`{record.__name__}` in {_file_of(record)})"
     for key, (kind, required) in wanted.items():
         if key not in params:
             if required:
@@ -32,6 +32,11 @@ def parameter_problems(instruction: Instruction) -> Iterator[str]:
     for key in params:
         if key not in wanted:
             yield f"has an unknown parameter `{key}`, expected {known} {where}"
+
+
+def _file_of(record: type) -> str:
+    """Returns the file of a record: `lowering/parameters/data.py`."""
+    return record.__module__.removeprefix("meshdsl.").replace(".", "/") + ".py"
 
 
 @cache

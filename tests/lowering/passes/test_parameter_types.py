@@ -37,7 +37,9 @@ def test_parameters_as_the_record_has_them_are_right():
 
 def test_a_missing_parameter_is_named_with_its_type():
     (problem,) = problems("concat")
-    assert problem == ("lacks parameter `dim`, expected str (`AlongDim` in lowering/parameters.py)")
+    assert problem == (
+        "lacks parameter `dim`, expected str (`AlongDim` in lowering/parameters/data.py)"
+    )
 
 
 def test_an_unknown_parameter_is_named_with_those_there_are():
