@@ -1,8 +1,8 @@
-"""The sizes of one attention instruction on a device, and the blocks its scores are computed in.
+"""The sizes of an attention instruction on one device, and the blocks of its scores.
 
-Scores that fit `DIRECT` are computed all at once. Others are computed in blocks of rows (positions
-of queries) and columns (positions of the memory), so that what is held at a time does not grow with
-the lengths.
+Up to `DIRECT` scores are computed at once. More scores are computed in blocks of rows (positions of
+queries) and columns (positions of the memory), so that the memory in use does not grow with the
+lengths.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from meshdsl.tensors.dims import Dimension, Shape
 if TYPE_CHECKING:
     from meshdsl.lowering.program import Instruction
 
-# Numbers of one matrix of scores that is computed at once, and of one block of a larger one.
+# The most scores that are computed at once, and the most scores of one block.
 DIRECT = 2**23
 BLOCK = 2**22
+# The most and the fewest rows or columns of one block.
 LONGEST, SHORTEST = 512, 64
-SCORES = np.dtype("float32")
+SCORES = np.dtype("float32")  # the dtype of scores
 
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """What one device attends: `lead` matrices of rows x columns scores.
+    """The dims of one device's scores: for each position of `lead`, a matrix of rows x columns.
 
     Attributes:
-        lead: the dims of the queries other than their length: those shared with the keys first.
-        rows: the length of the queries; of size 1 where they have none of their own.
-        columns: the memory.
-        features: contracted between queries and keys.
-        values: the value features.
-        chosen: the rows and columns of one block, where something else decides on them.
+        lead: the dims of the queries other than their length; dims shared with the keys come first.
+        rows: the length of the queries; a dim of size 1 if they have none.
+        columns: the memory: the positions of keys and values.
+        features: the dim contracted between queries and keys.
+        values: the dims of the value features.
+        chosen: the rows and columns of one block, if the instruction gives them.
     """
 
     lead: Shape
@@ -68,7 +69,7 @@ class AttentionSizes:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Rows and columns of one block; all of them, where the scores are few."""
+        """The rows and columns of one block; all of them if there are few scores."""
         if self.chosen is not None:
             return self.chosen
         if self.scores <= DIRECT:
@@ -94,12 +95,14 @@ class AttentionSizes:
         return Shape([*self.lead, *map(Dimension, names, self.blocks)])
 
     def flops(self, products_of_features: int, products_of_values: int) -> int:
-        """Returns the flops of products of scores with features, and with value features."""
-        wide = products_of_features * self.features.size + products_of_values * self.values.volume
-        return 2 * self.scores * wide
+        """Returns the flops of some products of scores with features, and with value features."""
+        features = (
+            products_of_features * self.features.size + products_of_values * self.values.volume
+        )
+        return 2 * self.scores * features
 
 
 def _fit(size: int, budget: int) -> int:
-    """Returns a power of two near the budget, or the size if that is less."""
+    """Returns a power of two near the budget, between `SHORTEST` and `LONGEST`; at most `size`."""
     power = 2 ** (max(budget, 1).bit_length() - 1)
     return min(size, max(SHORTEST, min(LONGEST, power)))

@@ -1,9 +1,11 @@
-"""Choices: what lowering trades bytes on the wire for memory with, and how it decides.
+"""Choices: lowering trades bytes on the wire for memory.
 
-Without a limit on memory, gathered weights are freed and gathered again, for that is what storing
-them split is for, unless the peak has room for them (see `keeping`); activations that both passes
-need moved are kept. With a limit, what fits it and sends the fewest bytes is taken; of equals, what
-holds less.
+Without a limit on memory, gathered weights are freed and gathered again: storing them split is
+meant to save memory. `placement.keeping` keeps those that hardly raise the peak. Activations that
+both passes need moved are kept.
+
+With a limit, the program that sends the fewest bytes is chosen among those that fit; among equals,
+the one with the lower peak.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ class Choice:
 
     Attributes:
         keep: whether gathered weights are kept, so that they are gathered once per step.
-        share: whether the backward pass reads what the forward pass has moved.
-        reduce_each: whether gradients that are stored split are reduced in each microbatch, rather
-            than stay partial sums until the last one.
-        ring: whether attention sends a split memory around rather than gather it.
-        prefetch: whether loops gather what an iteration needs while the one before is computed.
+        share: whether the backward pass reads the tensors that the forward pass has moved.
+        reduce_each: whether gradients that are stored split are reduced in each microbatch; else
+            they stay partial sums until the last one.
+        ring: whether attention sends a split memory around a ring; else it gathers the memory.
+        prefetch: whether loops gather the weights of the next iteration during the present one.
     """
 
     keep: bool = False
@@ -57,51 +59,58 @@ _Lowered = TypeVar("_Lowered", bound=HasProgram)
 def choose(
     write: Callable[[Choice], _Lowered], graph: Graph, layout: Layout, options: Options
 ) -> _Lowered:
-    """Returns the lowering whose program sends the fewest bytes of those that fit into memory.
+    """Returns the lowering that sends the fewest bytes among those that fit into memory.
 
-    If none fits, the one that holds least. A split memory is sent around, and gathering ahead given
-    up, only if nothing fits otherwise.
+    If none fits, it returns the one with the lowest peak. Rings, and then programs without
+    prefetch, are tried only if no other program fits.
     """
     if options.memory is None:
         return write(Choice(keep=options.weights == "keep", prefetch=options.prefetch))
     limit = options.memory
     lowered: list[_Lowered] = []
-    for choices in _ways(graph, layout, options):
+    for choices in _choices(graph, layout, options):
         for choice in choices:
-            everything = replace(choice, reduce_each=False) == choices[0]
-            if lowered and lowered[0].program.peak_bytes <= limit and not everything:
-                break  # nothing sends less than what keeps and shares everything
+            keeps_and_shares_all = replace(choice, reduce_each=False) == choices[0]
+            if lowered and lowered[0].program.peak_bytes <= limit and not keeps_and_shares_all:
+                break  # the program that keeps and shares everything sends the fewest bytes
             lowered.append(write(choice))
-        fitting = [one for one in lowered if one.program.peak_bytes <= limit]
+        fitting = [lowering for lowering in lowered if lowering.program.peak_bytes <= limit]
         if fitting:
-            return min(fitting, key=lambda one: (_sent(one.program), one.program.peak_bytes))
-    return min(lowered, key=lambda one: one.program.peak_bytes)
+            return min(fitting, key=lambda lowering: _cost(lowering.program))
+    return min(lowered, key=lambda lowering: lowering.program.peak_bytes)
 
 
-def _ways(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Choice]]:
-    """Yields the choices, as far as a program may differ by them: those come last that are
-    taken only if nothing else fits."""
+def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Choice]]:
+    """Yields lists of choices that may give different programs; a list is tried if none before
+    it has a program that fits."""
     names = {op.name for op in within(graph)}
-    sums = any(op.name == "scan" and _adds_up(op) for op in within(graph))
+    sums = any(op.name == "scan" and _has_running_sum(op) for op in within(graph))
     stores = any(rule.scope for rule in layout.rules)
-    kept = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
-    shared = [True, False] if names & {"barrier", "scan"} else [True]
-    each = [False, True] if stores and sums else [False]
+    keeps = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
+    shares = [True, False] if names & {"barrier", "scan"} else [True]
+    reductions = [False, True] if stores and sums else [False]
     rings = [False, True] if options.context == "auto" and "attention" in names else [False]
-    for ahead, ring in itertools.product([True, False] if options.prefetch else [False], rings):
-        of_one_kind = itertools.product(kept if stores else [False], shared, each)
-        yield [Choice(*choice, ring, ahead) for choice in of_one_kind]
+    prefetches = [True, False] if options.prefetch else [False]
+    for prefetch, ring in itertools.product(prefetches, rings):
+        rest = itertools.product(keeps if stores else [False], shares, reductions)
+        yield [Choice(*choice, ring, prefetch) for choice in rest]
 
 
-def _adds_up(scan: Operation) -> bool:
-    """Whether a loop adds something up."""
+def _has_running_sum(scan: Operation) -> bool:
+    """Whether a loop has a running sum."""
     body, consts = scan.params["body"], scan.params["consts"]
     return any(is_sum(body, consts + i, i) for i in range(scan.params["carries"]))
 
 
-def _sent(program: SpmdProgram) -> float:
-    """Returns the bytes that one device sends, those over slow axes weighed."""
+def _cost(program: SpmdProgram) -> tuple[float, int]:
+    """Returns the bytes that one device sends, and its peak, to compare programs by.
+
+    Bytes over slow axes count `SLOWER` times.
+    """
     slow = program.mesh.slow
-    found = sum(one.wire_bytes * one.count for one in program.collectives
-                if not slow.isdisjoint(one.axes))  # fmt: skip
-    return program.wire_bytes + (SLOWER - 1) * found
+    over_slow_axes = sum(
+        collective.wire_bytes * collective.count
+        for collective in program.collectives
+        if not slow.isdisjoint(collective.axes)
+    )
+    return program.wire_bytes + (SLOWER - 1) * over_slow_axes, program.peak_bytes

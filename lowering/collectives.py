@@ -1,10 +1,10 @@
 """Collectives: how devices exchange data; each kind with its transition, payload and wire bytes.
 
-A collective moves a tensor from one tensor layout to another along some axes of the mesh, listed
-major first. One declaration in `COLLECTIVES` has all that the system knows of a kind.
+A collective moves a tensor from one tensor layout to another along some axes of the mesh, which are
+listed major first. The declaration in `COLLECTIVES` has all facts about a kind.
 
 The payload is the larger of the local operand and the local result, as sent, with all pads. The
-wire bytes are what one of n devices sends under the algorithm that is best for the bandwidth
+wire bytes are those that each of n devices sends under the bandwidth-optimal algorithm
 (Thakur et al. 2005, "Optimization of collective communication operations in MPICH"): 2(n-1)/n of
 the payload for an all_reduce, (n-1)/n for the others, and all of it for a permute.
 """
@@ -37,18 +37,18 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class CollectiveKind(Generic[P]):
-    """What is known of a kind of collective.
+    """The facts about a kind of collective.
 
     Attributes:
-        transition: what it does to the layout of a tensor, in words.
+        transition: how it changes the layout of a tensor, in words.
         parameters: the record of its parameters (`lowering.parameters`).
-        joined: the record of one that moves several tensors.
-        dims: its parameters that name a dim. One that moves several tensors lists them.
+        joined: the record of a collective that moves several tensors.
+        dims: its parameters that name a dim; a collective that moves several tensors lists them.
         payload: (operand, result, parameters, devices of a group) -> bytes.
         wire: devices of a group -> wire bytes for each byte of payload.
-        problem: (operand, result, parameters, mesh) -> why the result is not what it leads to, or
-            nothing.
-        reduces: it combines partial values.
+        problem: (operand, result, parameters, mesh) -> why this kind does not lead from operand to
+            result; empty if it does.
+        reduces: whether it combines partial values.
     """
 
     transition: str
@@ -61,7 +61,8 @@ class CollectiveKind(Generic[P]):
     reduces: bool = False
 
 
-def _of_most(n: int) -> float:
+def _all_but_own(n: int) -> float:
+    """Returns the share of a buffer that a device sends if it keeps its own of n blocks."""
     return (n - 1) / n if n > 1 else 0.0
 
 
@@ -80,12 +81,15 @@ def _blocks(before: Value, after: Value, params: AllToAll, devices: int) -> int:
 
 
 def _reduced(before: Value, after: Value, params: AllReduce, mesh: Mesh) -> str:
-    """An all_reduce. What belongs to one device alone may be called partial or not."""
+    """Returns the problem of an all_reduce.
+
+    The operand need not be partial over the axes: a value that varies along them is reduced too.
+    """
     axes = params["axes"]
-    busy = before.layout.split_axes & set(axes)
+    split = before.layout.split_axes & set(axes)
     same = before.layout.drop(axes).splits == after.layout.splits
     partial = set(after.layout.partial_axes) & set(axes)
-    return "leaves partial sums" if busy or not same or partial else ""
+    return "leaves partial sums" if split or not same or partial else ""
 
 
 def _scattered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:
@@ -96,39 +100,43 @@ def _scattered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:
 
 
 def _gathered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:
-    return _without(layout, params["dim"], params["axes"])
+    return _drop_last(layout, params["dim"], params["axes"])
 
 
-def _turned(layout: TensorLayout, params: AllToAll) -> TensorLayout | None:
+def _exchanged(layout: TensorLayout, params: AllToAll) -> TensorLayout | None:
     axes, split = params["axes"], params["split"]
-    rest = _without(layout, params["concat"], axes)
+    rest = _drop_last(layout, params["concat"], axes)
     return None if rest is None else rest.split(split, (*layout.axes(split), *axes))
 
 
-def _without(layout: TensorLayout, dim: str, axes: tuple[str, ...]) -> TensorLayout | None:
-    """Returns a layout without a dim's last axes; None if these are others."""
-    have = layout.axes(dim)
-    kept = len(have) - len(axes)
-    return layout.split(dim, have[:kept]) if have[kept:] == axes else None
+def _drop_last(layout: TensorLayout, dim: str, axes: tuple[str, ...]) -> TensorLayout | None:
+    """Returns a layout without `axes`, a dim's last axes; None if its last axes are others."""
+    before = layout.axes(dim)
+    kept = len(before) - len(axes)
+    return layout.split(dim, before[:kept]) if before[kept:] == axes else None
 
 
-def _leads(
+def _follows(
     transition: Callable[[TensorLayout, P], TensorLayout | None],
 ) -> Callable[[Value, Value, P, Mesh], str]:
+    """Returns the `problem` of a kind whose result layout follows from the operand's layout."""
+
     def problem(before: Value, after: Value, params: P, mesh: Mesh) -> str:
-        there = transition(before.layout, params)
-        return "" if there == after.layout else f"goes to {after.layout}, not to {there}"
+        expected = transition(before.layout, params)
+        if expected is None:
+            return f"does not apply to layout {before.layout}"
+        return "" if expected == after.layout else f"leads to {expected}, not to {after.layout}"
 
     return problem
 
 
-def _paired(before: Value, after: Value, params: Permute, mesh: Mesh) -> str:
+def _permuted(before: Value, after: Value, params: Permute, mesh: Mesh) -> str:
     sources, targets = zip(*params["pairs"], strict=True)
     if len(set(sources)) < len(sources) or len(set(targets)) < len(targets):
         return "sends or receives twice at one device"
     if not set(sources) | set(targets) <= set(range(mesh.size)):
-        return "names devices that the mesh has not"
-    return "" if before.local == after.local else f"turns {before.local} into {after.local}"
+        return "names devices that the mesh does not have"
+    return "" if before.local == after.local else f"changes {before.local} to {after.local}"
 
 
 COLLECTIVES: dict[str, CollectiveKind[Any]] = {
@@ -138,7 +146,7 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         JoinedAllReduce,
         (),
         _larger,
-        lambda n: 2 * _of_most(n),
+        lambda n: 2 * _all_but_own(n),
         _reduced,
         reduces=True,
     ),
@@ -148,8 +156,8 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         JoinedSplitDim,
         ("dim",),
         lambda before, after, params, devices: devices * after.bytes,
-        _of_most,
-        _leads(_scattered),
+        _all_but_own,
+        _follows(_scattered),
         reduces=True,
     ),
     "all_gather": CollectiveKind(
@@ -158,8 +166,8 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         JoinedSplitDim,
         ("dim",),
         lambda before, after, params, devices: devices * before.bytes,
-        _of_most,
-        _leads(_gathered),
+        _all_but_own,
+        _follows(_gathered),
     ),
     "all_to_all": CollectiveKind(
         "the trailing axes of dim `concat` -> appended to `split`",
@@ -167,17 +175,17 @@ COLLECTIVES: dict[str, CollectiveKind[Any]] = {
         JoinedAllToAll,
         ("concat", "split"),
         _blocks,
-        _of_most,
-        _leads(_turned),
+        _all_but_own,
+        _follows(_exchanged),
     ),
     "permute": CollectiveKind(
-        "whole shards move: (source, target) by device number",
+        "shards move: (source, target) by device number",
         Permute,
         JoinedPermute,
         (),
         _larger,
         lambda n: float(n > 1),
-        _paired,
+        _permuted,
     ),
 }
 REDUCING = frozenset(name for name, kind in COLLECTIVES.items() if kind.reduces)

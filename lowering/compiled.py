@@ -1,4 +1,4 @@
-"""Compiled: what a compiler made of a program for a machine, beside what was planned for it."""
+"""Compiled: the figures of a compiled program on one device, beside those that were planned."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshdsl.lowering.parameters import axes_of
-from meshdsl.lowering.program import Instruction, SpmdProgram, payload_bytes, wire_bytes
+from meshdsl.lowering.program import Instruction, SpmdProgram, wire_of
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiler's account of one device; without a compiler there is none.
+    """The compiler's figures for one device.
 
     Attributes:
-        peak_bytes: the most that is held at once; all that would be needed, if it does not fit.
-        room_bytes: what there is, where the compiler says so.
-        fits: whether the compiler found room for everything.
-        sent: bytes on the wire per step, by kind of collective; None where that is not known, for
-            the reason `unread`.
-        seconds: what compiling took, by the clock.
-        processor_seconds: the same on all processors together.
+        peak_bytes: the most bytes in use at once; the bytes that would be needed if the program
+            does not fit.
+        room_bytes: the bytes that the device has; None if the compiler does not report them.
+        fits: whether the program fits into memory.
+        sent: bytes on the wire per step, by kind of collective; None if they are not known.
+        seconds: the wall time of compiling.
+        processor_seconds: the time of compiling on all processors together.
+        unread: the reason why `sent` is not known.
     """
 
     peak_bytes: int
@@ -36,14 +36,11 @@ class Compiled:
 def planned(program: SpmdProgram) -> Mapping[str, float]:
     """Returns the bytes that one device sends per step, by kind, as `program.wire_bytes` counts."""
 
-    def sent(one: Instruction) -> float:
-        if not one.is_collective:
-            return 0.0
-        devices = program.mesh.extent(axes_of(one))
-        return wire_bytes(one.op, payload_bytes(one, program.mesh), devices)
+    def sent(instruction: Instruction) -> float:
+        return wire_of(instruction, program.mesh)
 
-    found: dict[str, float] = collections.defaultdict(float)
-    for one, times in program.block.counted(sent):
-        if bytes_ := sent(one):
-            found[one.op] += times * bytes_
-    return found
+    totals: dict[str, float] = collections.defaultdict(float)
+    for instruction, times in program.block.counted(sent):
+        if bytes_ := sent(instruction):
+            totals[instruction.op] += times * bytes_
+    return totals

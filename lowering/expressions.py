@@ -1,8 +1,9 @@
 """Expressions: the instructions of one statement, folded into formulas that read like it.
 
-A value that is read once, by an instruction of the same statement, is written where it is read:
-`x * rsqrt(sum(square(x), embed) / 256 + 1e-06)` instead of five lines. Collectives, scans, what
-they read, and what a block returns are never folded away, and a formula that grows long is broken.
+A value that is read once, by an instruction of the same statement, is printed where it is read:
+`x * rsqrt(sum(square(x), embed) / 256 + 1e-06)` instead of five lines. Collectives, scans, their
+operands and the results of a block are never folded. A formula that would be too long is printed on
+several lines.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping
 
-from meshdsl.lowering.instructions import kind_of, named
+from meshdsl.lowering.instructions import kind_of, kinds_with
 from meshdsl.lowering.parameters import (
     Attention,
     Full,
@@ -26,17 +27,17 @@ from meshdsl.tensors.dtypes import short
 from meshdsl.tracing.formulas import ATOM, Formula, number, operate
 from meshdsl.tracing.statements import statement_at
 
-LONGEST = 60
-_NAME = "x" * 8  # what a value not yet named counts for
+LONGEST = 60  # characters of a formula
+_NAME = "x" * 8  # stands for a value without a name when lengths are estimated
 
-_NEVER_FOLDED = named(lambda kind: kind.own_line)
+_NEVER_FOLDED = kinds_with(lambda kind: kind.own_line)
 
 
 class Expressions:
     """The formulas of one block.
 
     Attributes:
-        lines: the instructions that have a line of their own, in order.
+        lines: the instructions that are printed on their own lines, in order.
     """
 
     def __init__(self, block: Block) -> None:
@@ -51,11 +52,11 @@ class Expressions:
         self.lines = tuple(i for i in block.instructions if i.outputs[0] not in self._folded)
 
     def text(self, instruction: Instruction, names: Mapping[Value, str]) -> str:
-        """Returns what an instruction computes, as a formula of named values."""
+        """Returns the formula of an instruction, over named values."""
         return self._write(instruction, lambda value: self._operand(value, names))[0]
 
     def operand(self, value: Value, names: Mapping[Value, str]) -> str:
-        """Returns a value's name, or its formula where it has none."""
+        """Returns a value's name, or its formula if it has none."""
         return self._operand(value, names)[0]
 
     def _operand(self, value: Value, names: Mapping[Value, str]) -> Formula:
@@ -64,12 +65,13 @@ class Expressions:
         return names[value], ATOM
 
     def _fold_operands(self, instruction: Instruction) -> None:
-        """Folds the operands of an instruction into it, the longest ones last."""
+        """Folds operands into an instruction while its formula is short, short ones first."""
         foldable = (v for v in instruction.inputs if self._may_fold(v, instruction))
         candidates = dict.fromkeys(foldable)
+        # The name of the operation, and brackets, are about 12 characters.
         total = 12 + len(_NAME) * (len(instruction.inputs) - len(candidates))
         for value in sorted(candidates, key=lambda v: self._length[v]):
-            if total + self._length[value] <= LONGEST or _is_nothing(self.maker[value]):
+            if total + self._length[value] <= LONGEST or _is_constant(self.maker[value]):
                 self._folded.add(value)
                 total += self._length[value]
             else:
@@ -87,7 +89,7 @@ class Expressions:
             return False
         if len(maker.outputs) > 1:  # a formula has one value
             return False
-        if _is_nothing(maker):
+        if _is_constant(maker):
             return True
         if reader.op in _NEVER_FOLDED or self._reads[value] > 1:
             return False
@@ -96,17 +98,17 @@ class Expressions:
     def _write(self, instruction: Instruction, operand: Callable[[Value], Formula]) -> Formula:
         op, inputs = instruction.op, instruction.inputs
         kind = kind_of(op)
-        if kind.elementwise:  # which broadcast by name anyhow
+        if kind.elementwise:  # elementwise operations broadcast by name anyway
             inputs = tuple(self._unbroadcast(value) for value in inputs)
         if kind.symbol:
             return operate(kind.symbol, [operand(value) for value in inputs])
         if op == "full":
             return number(parameters_of(instruction, Full)["value"]), ATOM
         arguments = [operand(value)[0] for value in inputs] + _extras(instruction)
-        called = kind.word or op
+        word = kind.word or op
         if op == "local":
-            called = parameters_of(instruction, Local)["definition"].name
-        return f"{called}({', '.join(arguments)})", ATOM
+            word = parameters_of(instruction, Local)["definition"].name
+        return f"{word}({', '.join(arguments)})", ATOM
 
     def _unbroadcast(self, value: Value) -> Value:
         while value in self._folded and self.maker[value].op == "broadcast":
@@ -114,27 +116,27 @@ class Expressions:
         return value
 
 
-def _is_nothing(instruction: Instruction) -> bool:
-    """Whether an instruction is a constant or this device's place: written wherever it is read."""
+def _is_constant(instruction: Instruction) -> bool:
+    """Whether an instruction is a constant or a device's index; these are always folded."""
     return instruction.op in ("full", "device_index")
 
 
 def _extras(instruction: Instruction) -> list[str]:
-    """Returns what stands after the operands: dims, axes, dtypes."""
+    """Returns the arguments that are printed after the operands: dims, axes, dtypes."""
     op, (out, *_) = instruction.op, instruction.outputs
     if op == "einsum":
-        have = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
-        over = [name for name in have.names if out.shape.find(name) is None]
+        dims = Shape({d.name: d for v in instruction.inputs for d in v.shape}.values())
+        over = [name for name in dims.names if out.shape.find(name) is None]
         return [f"over={'+'.join(over)}"] if over else []
     if kind_of(op).scores:
-        seen = parameters_of(instruction, Attention)
-        window = [f"window={seen['window']}"] if seen["window"] else []
-        return [seen["memory"], *(["causal"] if seen["causal"] else []), *window]
+        attention = parameters_of(instruction, Attention)
+        window = [f"window={attention['window']}"] if attention["window"] else []
+        return [attention["memory"], *(["causal"] if attention["causal"] else []), *window]
     if op in COLLECTIVES or op == "slice":
         return _moved(instruction)
     if along := kind_of(op).along:
-        dims = instruction.params[along]
-        return list(dims) if along == "over" else [dims]
+        dim_or_dims = instruction.params[along]
+        return list(dim_or_dims) if along == "over" else [dim_or_dims]
     if op == "window":
         return _positions(instruction)
     if op == "device_index":
@@ -151,7 +153,7 @@ def _extras(instruction: Instruction) -> list[str]:
 
 
 def _moved(collective: Instruction) -> list[str]:
-    """Returns how a collective or a slice combines, its dims, and its axes."""
+    """Returns the kind of reduction, the dims and the axes of a collective or a slice."""
     params = collective.params
     dims = [params[key] for key in ("dim", "concat", "split") if key in params]
     kind = [params["kind"]] if params.get("kind", "sum") != "sum" else []
@@ -160,7 +162,7 @@ def _moved(collective: Instruction) -> list[str]:
 
 
 def _positions(instruction: Instruction) -> list[str]:
-    """Returns the positions that a window has of its operand: `length[0:8:2]`."""
+    """Returns the positions of the operand that a window reads: `length[0:8:2]`."""
     params, (out,) = parameters_of(instruction, Window), instruction.outputs
     start, stride = params["start"], params["stride"]
     stop = start + stride * out.local.get(params["dim"]).size

@@ -1,14 +1,15 @@
-"""Instructions: everything that is known of each kind of instruction of an `SpmdProgram`.
+"""Instructions: the facts about each kind of instruction of an `SpmdProgram`.
 
-One declaration per kind, in `KINDS`: its parameters, what it computes, how compilers fuse it, and
-how passes may move it. The costs, the passes, the checks and the printing read these facts.
-`kind_of` refuses a name that is not declared, and a declaration without the record of its
-parameters or without its arithmetic is refused when it is made.
+`KINDS` has a declaration per kind: its parameters, its arithmetic, how compilers fuse it, and how
+passes may move it. Costs, passes, checks and printing read these facts. `kind_of` raises an error
+for a name that is not declared. A declaration needs the record of its parameters and its
+arithmetic.
 
 Elementwise kinds come from the operations of the same name (`meshdsl.ops.elementwise`). There are
-about 70 others. Many of them are steps of operations that are split over devices: `assemble`,
-`local_slice` and `local_update` exchange windows, `recurrence_totals` and `states_before` carry a
-linear recurrence from shard to shard, `scaled_prod` and `products_besides` an exact product.
+about 70 others. Many of these are steps of operations that are split over devices: `assemble`,
+`local_slice` and `local_update` exchange windows; `recurrence_totals` and `states_before` carry a
+linear recurrence from shard to shard; `scaled_prod` and `products_besides` do so for an exact
+product.
 """
 
 from __future__ import annotations
@@ -32,39 +33,41 @@ Flops = Callable[["Instruction"], int]
 
 
 class Fusion(enum.Enum):
-    """How a compiler treats an instruction: what of it reaches memory."""
+    """How a compiler fuses an instruction: which of its values are in memory."""
 
     VIEW = "its result is its operand, in the same buffer"
-    PASSING = "its readers compute it as they read, where they can"
-    REDUCTION = "it takes operands that are computed in passing"
-    PRODUCT = "its result may be handed on to one elementwise reader"
-    ALONE = "it reads and writes memory"
+    PASSING = "its readers compute its result as they read it, if they can"
+    REDUCTION = "it computes operands of kind PASSING as it reads them"
+    PRODUCT = "a single elementwise reader is computed with it"
+    ALONE = "it reads its operands from memory, and writes its result there"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of a kind of instruction.
+    """The facts about a kind of instruction.
 
     Attributes:
-        parameters: the record of its parameters, of `lowering.parameters`.
-        flops: the arithmetic of one device, of differentiable dtypes.
-        fusion: what of it reaches memory.
-        moves: each result is the operand of its number, at another place or at another time.
+        parameters: the record of its parameters, from `lowering.parameters`.
+        flops: the arithmetic of one device, for differentiable dtypes.
+        fusion: how a compiler fuses it.
+        moves: each result is the operand of the same number, in another layout or at another time.
         cheap: it only moves or converts data: passes may move it along with a collective.
         long: it runs long enough to hide a collective behind it.
-        effect: it does something besides its results, as printing does.
-        in_place: its result is its first operand, with a part of it written anew.
-        elsewhere: what it reads lies at another place than its result, so it is not done in place.
-        reads_part: it reads no more of its first operand than its result has.
+        effect: it does more than compute its results, as printing does.
+        in_place: its result is its first operand, with a part of it overwritten.
+        elsewhere: an element of the result has another position than the element that it reads, so
+            the result cannot be written over the operand.
+        reads_part: it reads no more elements of its first operand than its result has.
         as_fast_as_memory: it has arithmetic, which takes no longer than reading its operands.
-        along: the parameter that names its one dim, for printing.
+        along: the parameter that names its dim or dims, for printing.
         constant: it has no operands.
-        into_products: a product that reads its result computes it in passing.
+        into_products: a product that reads its result computes it as it reads.
         own_line: it is not folded into a formula when a program is printed.
-        costly: it is not computed again for every reader.
-        symbol: how it is printed between its operands, or before its one operand.
-        word: how it is printed otherwise, if not by its name.
+        costly: it is computed once, not again for every reader.
+        symbol: it is printed between its operands, or before its only operand.
+        word: the word that it is printed with instead of its name.
         scores: it computes scores of attention, block by block (`lowering.attention_sizes`).
+        elementwise: it comes from an elementwise operation.
     """
 
     name: str
@@ -93,7 +96,7 @@ class Kind:
         if not is_typeddict(self.parameters):
             raise ValueError(
                 f"instruction `{self.name}` is declared without a record of its parameters: write "
-                "a TypedDict in lowering/parameters.py, or give NoParameters if it has none"
+                "a TypedDict in lowering/parameters, or give NoParameters if it has none"
             )
 
     @property
@@ -106,27 +109,27 @@ KINDS: dict[str, Kind] = {}
 
 
 def kind_of(name: str) -> Kind:
-    """Returns what is known of a kind of instruction: `kind_of("einsum").long`.
+    """Returns the facts about a kind of instruction: `kind_of("einsum").long`.
 
     Raises:
         ValueError: it is not declared.
     """
     if name not in KINDS:
         raise ValueError(
-            f"instruction `{name}` is not declared: say what it computes and how it is fused in "
-            "lowering/instructions.py; or, of a collective, what it does to a layout and what it "
-            "sends in lowering/collectives.py"
+            f"instruction `{name}` is not declared: declare its arithmetic and its fusion in "
+            "lowering/instructions.py; for a collective, declare how it changes a layout and what "
+            "it sends in lowering/collectives.py"
         )
     return KINDS[name]
 
 
-def named(wanted: Callable[[Kind], bool]) -> frozenset[str]:
-    """Returns the names of the kinds that have a property: `named(lambda kind: kind.cheap)`."""
-    return frozenset(kind.name for kind in KINDS.values() if wanted(kind))
+def kinds_with(has_property: Callable[[Kind], bool]) -> frozenset[str]:
+    """Returns the names of the kinds with a property: `kinds_with(lambda kind: kind.cheap)`."""
+    return frozenset(kind.name for kind in KINDS.values() if has_property(kind))
 
 
 def record_of(instruction: Instruction) -> type:
-    """Returns the record of an instruction's parameters; a joined collective has another one.
+    """Returns the record of an instruction's parameters; joined collectives have their own records.
 
     Raises:
         ValueError: its kind is not declared.
@@ -150,7 +153,7 @@ none, per_operand = arithmetic.none, arithmetic.per_operand
 
 
 def of_elementwise(primitive: Primitive) -> Kind:
-    """Returns what follows from the statement of an elementwise operation."""
+    """Returns the kind of an elementwise operation, from the facts about its primitive."""
     return Kind(
         primitive.name,
         NoParameters,
@@ -171,7 +174,7 @@ for _name, _collective in COLLECTIVES.items():
     _declare(_name, _collective.parameters, none, moves=True, own_line=True)
 _declare("slice", records.SplitDim, none, moves=True, reads_part=True, cheap=True, own_line=True)
 
-# Data made of nothing, moved, or looked at in another way.
+# Constants, moved data, and views.
 _declare("rename", records.Rename, none, VIEW, cheap=True)
 _declare("reshape", NoParameters, none, VIEW, cheap=True)
 _declare("barrier", records.Barrier, none, VIEW, moves=True, cheap=True, own_line=True)
@@ -216,7 +219,7 @@ _declare("triangular_solve", records.Triangular, arithmetic.factorization)
 _declare("fft ifft", records.AlongDim, arithmetic.transform, along="dim")
 _declare("rfft irfft", records.HalfSpectrum, arithmetic.transform, along="dim")
 
-# Reductions, order and what is cumulative.
+# Reductions, sorting and cumulative operations.
 _declare(
     "sum max min", records.Reduction, per_operand, REDUCTION, as_fast_as_memory=True, along="over"
 )
@@ -252,12 +255,12 @@ _declare("argmax argmin", records.AlongDim, none, along="dim")
 _declare("sort", records.Sort, none, along="dim")
 _declare("top_k", records.TopK, none, along="dim")
 
-# Random bits, and functions of a user's own.
+# Random bits, functions of the user's, and printing.
 _declare("threefry2x32", records.RandomBits, none)
 _declare("local", records.Local, none)
 _declare("print", records.Print, none, effect=True)
 
-# Instructions with bodies, whose work counts apart.
+# Instructions with bodies; the work of bodies is counted separately.
 _declare("cond", records.Cond, none, long=True, own_line=True)
 _declare("scan", records.Scan, none, long=True, own_line=True)
 _declare("while", records.While, none, long=True, own_line=True)

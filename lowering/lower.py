@@ -1,9 +1,9 @@
 """Lowering: a graph, a mesh and a layout become an SpmdProgram.
 
-The stages (`lowering.stages`) follow each other here, each once: `simplify`; `place` gives every
-tensor its layout; `plan` gives every operation its strategy; `reduce` decides where partial sums
-become whole; a `Scope` writes the program; `run_passes` improves it. Where memory is limited,
-`choose` goes through the stages after the first in several ways.
+The stages (`lowering.stages`) run here, each once: `simplify`; `place` gives every tensor its
+layout; `plan` gives every operation its strategy; `reduce` decides where partial sums are reduced;
+a `Scope` writes the program; `run_passes` improves it. If memory is limited, `choose` runs the
+stages after the first with several choices.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
 from meshdsl.lowering.placement.placing import place
 from meshdsl.lowering.placement.planning import plan, reduce
-from meshdsl.lowering.placement.storage import named
+from meshdsl.lowering.placement.storage import tensors_with_paths
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified, Written
-from meshdsl.lowering.unused import advise, paths_of, tell
+from meshdsl.lowering.unused import paths_of, warn_of_layout, warn_of_options
 from meshdsl.lowering.writing.scope import Scope
 from meshdsl.ops.random import KEY
 from meshdsl.tensors.tensor import Tensor
@@ -53,7 +53,7 @@ class Stages:
 
     @property
     def placement(self) -> Placement:
-        """Where every tensor of the simplified graph is; `lower` takes it back."""
+        """The layout of every tensor of the simplified graph; `lower` accepts it again."""
         return placement_of(self.simplified.graph, self.reduced, self.written.program)
 
 
@@ -70,12 +70,13 @@ def lower(
     """Lowers a traced graph.
 
     Args:
-        donated: per input, whether an output may take its place.
-        hardware: what the program is for: what one byte on the wire costs in arithmetic.
-        placement: layouts of some tensors, or of all; the layout places the others.
+        donated: for each input, whether an output may be written over it.
+        hardware: the devices that the program is for, which decide how many flops take the time of
+            one byte on the wire.
+        placement: layouts of some tensors, or of all; `layout` decides about the others.
 
     Raises:
-        ValueError: the layout or the placement does not fit the program; every problem is told.
+        ValueError: the layout or the placement does not fit the program; all problems are listed.
     """
     return lower_in_stages(
         graph, mesh, layout, options, donated, hardware=hardware, placement=placement
@@ -92,7 +93,7 @@ def lower_in_stages(
     hardware: Hardware | None = None,
     placement: Placement | None = None,
 ) -> Stages:
-    """Lowers a traced graph, and returns what every stage has made of it; see `lower`."""
+    """Lowers a traced graph, and returns the result of every stage; see `lower`."""
     options = options or DEFAULT
     simplified = Simplified(simplify(graph), mesh, layout)
     validate(simplified.graph, mesh, layout)
@@ -109,17 +110,18 @@ def lower_in_stages(
         kept = keep_gathered(program, options.memory)
         improved = run_passes(kept, chosen)
         if kept is not program and improved.peak_bytes > allowance(program, options.memory):
-            usual = run_passes(program, chosen)  # passes have made more of what is kept
+            # Passes may raise the peak further where weights are kept.
+            usual = run_passes(program, chosen)
             improved = improved if improved.peak_bytes <= usual.peak_bytes else usual
         return replace(stages, program=improved)
 
     stages = choose(write, simplified.graph, layout, options)
-    tell(stages.program, options)
+    warn_of_options(stages.program, options)
     return stages
 
 
 def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Given) -> Stages:
-    """Goes through the stages up to the written program, all choices made."""
+    """Runs the stages up to the written program, for one choice."""
     graph, layout = simplified.graph, simplified.layout
     if choice.keep:
         graph = simplify(hoist_casts(graph, _weights(graph, layout)))
@@ -133,17 +135,17 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:
     """Writes the program of one device."""
     graph, layout = reduced.planned.graph, simplified.layout
-    ins = _ends(graph.inputs, graph.input_paths, layout, given.inputs)
-    outs = _ends(graph.outputs, graph.output_paths, layout, given.outputs)
+    input_layouts = _boundary_layouts(graph.inputs, graph.input_paths, layout, given.inputs)
+    output_layouts = _boundary_layouts(graph.outputs, graph.output_paths, layout, given.outputs)
     scope = Scope(reduced, phased=phased)
     inputs = []
-    for tensor, where in zip(graph.inputs, ins, strict=True):
+    for tensor, where in zip(graph.inputs, input_layouts, strict=True):
         value = scope.builder.value(tensor.shape, tensor.dtype, where)
         scope.define(tensor, value)
         inputs.append(value)
     scope.run(graph.operations)
     outputs = []
-    for tensor, where in zip(graph.outputs, outs, strict=True):
+    for tensor, where in zip(graph.outputs, output_layouts, strict=True):
         scope.builder.source = tensor.source
         outputs.append(scope.get(tensor, where))
     program = SpmdProgram(
@@ -161,24 +163,24 @@ def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool)
 
 
 def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
-    """Returns the inputs that are stored elsewhere than where they are used."""
+    """Returns the inputs that are stored in another layout than they are used in."""
     rows = zip(graph.inputs, graph.input_paths, strict=True)
     return [t for t, path in rows if layout.assign(t.shape, path) != layout.inside(t.shape)]
 
 
-def _ends(
+def _boundary_layouts(
     tensors: Sequence[Tensor],
     paths: Sequence[str],
     layout: Layout,
     given: Mapping[int, TensorLayout],
 ) -> list[TensorLayout]:
-    """Returns where inputs or outputs are; what does not divide is stored with pads."""
+    """Returns the layouts of inputs or outputs; dims that do not divide are stored with pads."""
     rows = enumerate(zip(tensors, paths, strict=True))
     return [given.get(i) or layout.assign(tensor.shape, path) for i, (tensor, path) in rows]
 
 
 def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
-    """Yields every tensor of a graph and its bodies, with the operation that made it."""
+    """Yields every tensor of a graph and its bodies, with the operation that makes it, if any."""
     for tensor in graph.inputs:
         yield tensor, None
     for op in graph.operations:
@@ -189,32 +191,38 @@ def tensors_of(graph: Graph) -> Iterable[tuple[Tensor, Operation | None]]:
 
 
 def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) -> None:
-    """Raises ValueError, telling every problem, unless a layout fits a graph on a mesh.
+    """Raises ValueError with all problems unless a layout fits a graph on a mesh.
 
     Args:
         mesh_given: whether the user has given the mesh, for the error.
     """
     names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
-    # A program that makes everything from keys creates a state; it has only some of the dims that
-    # the layout of the whole job names.
-    creates = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
+    # A program whose inputs are all random keys creates a state; it has only some of the dims that
+    # the layout of the job names.
+    creates_state = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
 
-    def ask(function: Callable, label: Callable[[Operation], str], **more: bool) -> Any:
+    def run_check(function: Callable, label: Callable[[Operation], str], **more: bool) -> Any:
         tensors = _labelled(graph, label)
-        return function(layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates, **more)
+        return function(
+            layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates_state, **more
+        )
 
-    if ask(problems, lambda op: op.name):  # the names are looked up where they are shown
-        ask(check, lambda op: statement_at(op.source).names[0], mesh_given=mesh_given)
-    if not creates:
-        advise(graph, layout)
+    # Names in the source are slow to look up, so only errors have them.
+    if run_check(problems, lambda op: op.name):
+        run_check(check, lambda op: statement_at(op.source).names[0], mesh_given=mesh_given)
+    if not creates_state:
+        warn_of_layout(graph, layout)
 
 
 def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
-    """Returns every tensor with a label, those first whose lines tell most.
+    """Returns every tensor with a label, in the order in which errors name them.
 
-    These are what the forward pass makes, then what has a path, then gradients and updates.
+    Results of the forward pass come first, since their lines are the user's. Then come tensors with
+    paths, then gradients and updates.
     """
     made = [(label(op), t.shape, "", op.source) for t, op in tensors_of(graph) if op is not None]
-    ends = [(path or "result", t.shape, path, t.source) for t, path in named(graph)]
+    with_paths = [
+        (path or "result", t.shape, path, t.source) for t, path in tensors_with_paths(graph)
+    ]
     forward = next((i for i, row in enumerate(made) if row[3].backward), len(made))
-    return [*made[:forward], *ends, *made[forward:]]
+    return [*made[:forward], *with_paths, *made[forward:]]

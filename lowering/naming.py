@@ -1,15 +1,15 @@
-"""Naming: the values of a program, called as the user's source calls them.
+"""Naming: names for the values of a program, from the user's source.
 
-* An input has the shortest name its path allows: `query`, or `mu.query` where several end alike.
-  An output that takes an input's place is `new_query`.
-* The last value of a statement has the name that it assigns to, or that of the function around
-  it; what leads up to it adds its operation: `weights.max`, `weights.exp`.
-* A moved value has a prime: `h'` is `h` somewhere else. A second `x` is `x.2`.
-* In the backward pass a value that has the dims of something its statement read forward is that
-  one's gradient, `w_in_grad`; others are `h_grad` after the statement.
-* `h[layers]` holds the `h` of every iteration of a scan over `layers`.
+* An input has the shortest unique end of its path: `query`, or `mu.query` if several paths end with
+  `query`. An output with the path of an input is `new_query`.
+* The last value of a statement has the name that the statement assigns to, or the name of the
+  function around it. The values before it add their operation: `weights.max`, `weights.exp`.
+* A moved value has a prime: `h'` is `h` in another layout. A second `x` is `x.2`.
+* In the backward pass, a value with the dims of a value that its statement read in the forward pass
+  is the gradient of that value, `w_in_grad`. Others are named after the statement: `h_grad`.
+* `h[layers]` is the stack of the values `h` of every iteration of a scan over `layers`.
 
-Names are unique in their block and depend on nothing but the program and the text of its source.
+Names are unique in their block. They depend only on the program and the text of its source.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from meshdsl.lowering.expressions import Expressions
-from meshdsl.lowering.instructions import named
+from meshdsl.lowering.instructions import kinds_with
 from meshdsl.lowering.parameters import Scan, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension
 from meshdsl.tensors.paths import path_names
 from meshdsl.tracing.statements import Statement, statement_at
 
-_MOVES = named(lambda kind: kind.moves)
-# One run of a statement: the base names of the values that it reads, with their dims.
+_MOVES = kinds_with(lambda kind: kind.moves)
+# The base names of the values that a statement reads, with their dims.
 _Reads = dict[str, frozenset[Dimension]]
 
 
@@ -36,7 +36,7 @@ class Names(dict[Value, str]):
 
     Attributes:
         expressions: the formulas of every block.
-        replacing: the outputs that take an input's place: same path, dims, dtype and layout.
+        replacing: the outputs with the path, dims, dtype and layout of an input.
     """
 
     def __init__(self, program: SpmdProgram) -> None:
@@ -64,7 +64,7 @@ class Names(dict[Value, str]):
     def _name_block(self, block: Block, scope: _Scope, given: dict[Value, str]) -> None:
         expressions = self.expressions[block] = Expressions(block)
         for statement, run in _runs(expressions.lines):
-            own = [i for i in run if not (i.op in _MOVES or i.bodies)]
+            computing = [i for i in run if not (i.op in _MOVES or i.bodies)]
             target = statement.names[0]
             reads = self._reads(run, expressions.maker)
             if not statement.backward:
@@ -84,9 +84,11 @@ class Names(dict[Value, str]):
                     base = self._gradient(statement, instruction, reads) or target
                     base = base if base.endswith("_grad") else f"{base}_grad"
                     scope.define(instruction.outputs[0], base, base)
-                elif 1 < len(statement.names) == len(own):
-                    scope.define(instruction.outputs[0], statement.names[own.index(instruction)])
-                elif instruction is own[-1]:
+                elif 1 < len(statement.names) == len(computing):
+                    scope.define(
+                        instruction.outputs[0], statement.names[computing.index(instruction)]
+                    )
+                elif instruction is computing[-1]:
                     scope.define(instruction.outputs[0], target)
                 else:
                     scope.define(instruction.outputs[0], f"{target}.{instruction.op}", target)
@@ -105,24 +107,25 @@ class Names(dict[Value, str]):
                 scope.define(after, f"{name}'", self._bases.get(before, name), primes=True)
 
     def _gradient(self, statement: Statement, instruction: Instruction, reads: _Reads) -> str:
-        """Returns what a backward value is the gradient of: what has its dims where it was read.
+        """Returns the name of the value whose gradient an instruction computes.
 
-        Of several runs of a statement, the one that shares most with what is read here is meant.
-        Where that leaves a doubt, the answer is empty.
+        It is a value with the dims of the result that the statement read in the forward pass. If
+        the statement ran several times, the runs count that share the most operands with `reads`.
+        The name is empty if several values are possible.
         """
         runs = self._read_at[statement.file, statement.line]
         shared = [len(run.keys() & reads.keys()) for run in runs]
-        meant = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
+        closest = [run for run, n in zip(runs, shared, strict=True) if n == max(shared)]
         dims = frozenset(instruction.outputs[0].shape)
-        found = {name for run in meant for name, has in run.items() if has == dims}
-        for name, has in reads.items():
-            if has == dims and name not in statement.names and not name.endswith("_grad"):
-                found.add(name)
-        return found.pop() if len(found) == 1 else ""
+        candidates = {name for run in closest for name, read in run.items() if read == dims}
+        for name, read in reads.items():
+            if read == dims and name not in statement.names and not name.endswith("_grad"):
+                candidates.add(name)
+        return candidates.pop() if len(candidates) == 1 else ""
 
     def _reads(self, run: Sequence[Instruction], maker: dict[Value, Instruction]) -> _Reads:
-        """Returns what some lines read, formulas included."""
-        found: _Reads = {}
+        """Returns the values that some lines read, also inside their formulas."""
+        reads: _Reads = {}
         seen: set[Value] = set()
         waiting = [value for instruction in run for value in instruction.inputs]
         while waiting:
@@ -131,10 +134,10 @@ class Names(dict[Value, str]):
                 continue
             seen.add(value)
             if value in self:
-                found[self._bases[value]] = frozenset(value.shape)
+                reads[self._bases[value]] = frozenset(value.shape)
             elif value in maker:
                 waiting += maker[value].inputs
-        return found
+        return reads
 
     def _name_scan(self, scan: Instruction, scope: _Scope) -> None:
         params = parameters_of(scan, Scan)
@@ -209,17 +212,20 @@ def _runs(lines: Sequence[Instruction]) -> Iterator[tuple[Statement, list[Instru
 
 
 def _replaced(program: SpmdProgram) -> dict[Value, int]:
-    """Returns, for outputs whose path is that of an input, roots aside, the input's number."""
+    """Returns, for outputs with the path of an input, the number of that input.
+
+    The first parts of the paths may differ: they name an argument, or a part of the result.
+    """
     numbers = {_without_root(path): n for n, path in enumerate(program.input_paths)}
     numbers |= {path: n for n, path in enumerate(program.input_paths)}
-    found: dict[Value, int] = {}
+    replaced: dict[Value, int] = {}
     for value, path in zip(program.block.outputs, program.output_paths, strict=True):
         number = numbers.get(path)
         if number is None and not path.startswith("gradients/"):
             number = numbers.get(_without_root(path))
         if path and number is not None:
-            found.setdefault(value, number)
-    return found
+            replaced.setdefault(value, number)
+    return replaced
 
 
 def _kind(value: Value) -> tuple[object, ...]:

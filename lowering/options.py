@@ -1,4 +1,4 @@
-"""Options: what lowering may trade, where more than one way leads to the same values."""
+"""Options: the choices that lowering has between programs with the same results."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ ReduceDtype: TypeAlias = Literal["auto", "float32", "same"]
 
 @dataclass(frozen=True)
 class Options:
-    """What lowering may trade; by default what is stored split is gathered where it is used.
+    """Options of lowering.
+
+    By default, tensors that are stored split are gathered where they are used.
 
     Attributes:
-        memory: bytes that one device may hold (`program.peak_bytes`). What fits and sends the
-            fewest bytes is taken, and it is told if nothing fits; None: there is no limit.
-        weights: what becomes of weights that are gathered for the forward pass: `again` frees them
-            and gathers them again for the backward pass, `keep` keeps them; `auto` keeps those
-            outside of loops that leave the peak as it is (see `placement.keeping`), and gathers the
+        memory: the bytes that one device may use (`program.peak_bytes`); None: there is no limit.
+            Of the programs that fit, lowering chooses the one that sends the fewest bytes. It warns
+            if none fits.
+        weights: whether weights that are gathered for the forward pass are kept for the backward
+            pass. `again` frees them and gathers them again; `keep` keeps them; `auto` keeps weights
+            outside of loops that hardly raise the peak (see `placement.keeping`), and gathers the
             others again.
-        bucket_bytes: the most bytes that one collective joins of several small ones; None: there
-            is no limit, 0: none are joined.
-        overlap: whether gathers before products, and reductions after them, become rings of
+        bucket_bytes: the most bytes of a collective that several small ones are joined into; None:
+            there is no limit; 0: no collectives are joined.
+        overlap: whether gathers before products, and reductions after products, become rings of
             permutes that run beside the product.
-        prefetch: whether loops gather what an iteration needs while the one before is computed.
-            That holds one more layer of gathered weights, and sends one gather more than there are
-            iterations. With a limit on memory, only if that is kept.
-        context: how attention reaches a split memory: `ring` sends keys and values around,
-            `gather` has all of them everywhere, `sums` reduces the results; `auto`: what sends the
-            fewest bytes and fits, of these and of an all_to_all that makes the memory whole for
-            each device's share of the heads.
-        zigzag: whether a causal ring deals its queries out so that every device has as much to do
-            in every step: half the work of the busiest device, for sending queries, keys, values
-            and results to their devices and back once more.
-        reduce_dtype: in which dtype devices add up what they hold partial sums of: `float32` for
-            all half precision, twice the bytes; `same`, that of the tensor; `auto`: `float32` for
-            float16, whose range partial sums may leave where the sum does not, and `same` for
-            bfloat16, which loses digits only.
-        compiler_flags: of the compiler behind the JAX backend, (name, value) each, beside those
-            recommended for its devices; after `("none", True)`, instead of them.
+        prefetch: whether loops gather the weights of the next iteration during the present one.
+            That needs memory for one more layer of gathered weights, and one more gather than there
+            are iterations. With a limit on memory, it is done only if the program then fits.
+        context: how attention reads a split memory. `ring` sends keys and values around; `gather`
+            gathers them on all devices; `sums` reduces the results; `auto` chooses the way that
+            sends the fewest bytes and fits, also among all_to_alls that gather the memory for each
+            device's share of the heads.
+        zigzag: whether a causal ring distributes its queries so that all devices have equal work in
+            every step. The busiest device then has half the work; queries, keys, values and results
+            are sent to their devices and back once more.
+        reduce_dtype: the dtype in which partial sums are added up. `float32`: float32 for all half
+            precision, at twice the bytes; `same`: the dtype of the tensor; `auto`: `float32` for
+            float16, since partial sums may exceed its range where their sum does not, and `same`
+            for bfloat16, which only loses digits.
+        compiler_flags: (name, value) of flags for the compiler behind the JAX backend, in addition
+            to those recommended for its devices; after `("none", True)`, instead of these.
 
     Raises:
-        ValueError: a number is negative or no number, or a word is none of those there are.
+        ValueError: a number of bytes is negative or no integer, or a word is unknown.
     """
 
     memory: int | None = None

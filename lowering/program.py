@@ -1,21 +1,23 @@
-"""SpmdProgram: what one device does, as a flat list of typed instructions on local tensors.
+"""SpmdProgram: the program of one device, a flat list of typed instructions on local tensors.
 
-A `Value` is a global tensor together with where it is (its `TensorLayout`); what a device holds is
-the local shard. An `Instruction` maps values to values; its `op` is a local primitive or one of the
-five collectives. Programs nest only through the `Block`s of `scan`, `while` and `cond`. Everything
-is immutable, and every instruction keeps the source line it came from.
+A `Value` is a global tensor with its `TensorLayout`; a device has its local shard. An `Instruction`
+maps values to values; its `op` is a local primitive or one of the five collectives. Programs nest
+only through the `Block`s of `scan`, `while` and `cond`. Everything is immutable, and every
+instruction keeps the source line it came from.
 
-`lowering.instructions` declares every kind of instruction, and `lowering.collectives` what each
-collective does to layouts. Resharding uses one local instruction beside them:
+`lowering.instructions` declares every kind of instruction, and `lowering.collectives` how each
+collective changes layouts. Resharding uses one local instruction beside them:
     slice           axes, dim             replicated axes -> appended, minor, to dim
 
-A `scan` has `consts` operands that its body reads whole, `carries` that start its carries, and then
-stacks that it reads slice by slice. Those listed as `ahead`, the last ones, by their numbers among
-the stacks, are read one iteration ahead; after the last slice comes the first again.
+The operands of a `scan` are, in this order, `consts` values that its body reads in every iteration,
+`carries` initial carries, and stacks that it reads slice by slice. The stacks listed as `ahead`, by
+their numbers among the stacks, are read one iteration ahead, and the last iteration reads the first
+slice again. They are the last stacks.
 
-A collective may be joined: it moves several tensors of one dtype at once, each with a result of its
-own. What differs between them is then listed, `dims` instead of `dim` and so on, and `sources`
-tells the line of each; `Instruction.parts` takes it apart, `joined` puts it together.
+A collective may be joined: it moves several tensors of one dtype at once, and has a result for
+each. Parameters that differ between the tensors are listed, as `dims` instead of `dim`, and
+`sources` has the line of each. `Instruction.parts` splits a joined collective into its parts;
+`joined` joins them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from meshdsl.late import late
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import COLLECTIVES
-from meshdsl.lowering.instructions import named
+from meshdsl.lowering.instructions import kinds_with
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -43,11 +45,12 @@ if TYPE_CHECKING:
 
 # The parameters of collectives that name a dim, and how a joined one lists them.
 _LISTED = {name: f"{name}s" for kind in COLLECTIVES.values() for name in kind.dims}
-EFFECTS = named(lambda kind: kind.effect)  # done each time, in order, whoever needs their results
+# Kinds that run each time, in order, whether or not their results are read.
+EFFECTS = kinds_with(lambda kind: kind.effect)
 
 
 class Pairs(tuple[tuple[int, int], ...]):
-    """Which device sends to which, of a permute; a tuple that is hashed once."""
+    """The (source, target) devices of a permute; a tuple that is hashed once."""
 
     @cached_property
     def _hash(self) -> int:
@@ -57,22 +60,22 @@ class Pairs(tuple[tuple[int, int], ...]):
         return self._hash
 
 
-def exact(value: Any) -> Hashable:
-    """Returns what tells a parameter from every other: 0.0 from -0.0, 1 from True and 1.0."""
+def exact_key(value: Any) -> Hashable:
+    """Returns a key that differs for different parameters: 0.0 and -0.0; 1, True and 1.0."""
     if isinstance(value, Mapping):
-        return tuple((name, exact(value[name])) for name in sorted(value))
+        return tuple((name, exact_key(value[name])) for name in sorted(value))
     if isinstance(value, float | complex | np.generic):
         return type(value), repr(value)
     if type(value) is Pairs:
         return value
     if type(value) is tuple and not all(type(item) is int for item in value):
-        return tuple, tuple(map(exact, value))
+        return tuple, tuple(map(exact_key, value))
     return type(value), value
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """A tensor at one place of the program: global shape, dtype, and where it is."""
+    """A tensor in a program: its global shape, dtype and layout, and the shape of a shard."""
 
     shape: Shape
     dtype: np.dtype
@@ -98,7 +101,7 @@ class Instruction:
     outputs: tuple[Value, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     source: Source = UNKNOWN
-    # Worked out once: passes ask for it some thirty times.
+    # Computed once, since passes read it some thirty times.
     bodies: tuple[Block, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -113,13 +116,13 @@ class Instruction:
 
     @property
     def runs(self) -> int:
-        """How often it runs its bodies; of a `while`, one iteration counts."""
+        """How often it runs its bodies; a `while` counts one iteration."""
         return self.params.get("length", 1)
 
     @property
     def has_effect(self) -> bool:
-        """Whether it, or something that it runs, does more than make its results."""
-        if not self.bodies:  # as of most instructions
+        """Whether it, or an instruction of its bodies, does more than compute its results."""
+        if not self.bodies:  # most instructions
             return self.op in EFFECTS
         return self.op in EFFECTS or any(body.has_effect for body in self.bodies)
 
@@ -129,39 +132,42 @@ class Instruction:
 
     @property
     def parts(self) -> tuple[Instruction, ...]:
-        """The collectives of one tensor each that a joined one stands for; else itself."""
+        """The collectives of one tensor each that a joined one consists of; else itself."""
         if "sources" not in self.params:
             return (self,)
-        own = {one: self.params[many] for one, many in _LISTED.items() if many in self.params}
-        found = zip(self.inputs, self.outputs, self.params["sources"], strict=True)
+        own = {name: self.params[many] for name, many in _LISTED.items() if many in self.params}
+        tensors = zip(self.inputs, self.outputs, self.params["sources"], strict=True)
         return tuple(
             Instruction(
                 self.op,
                 (value,),
                 (result,),
-                {**shared(self), **{name: listed[at] for name, listed in own.items()}},
+                {
+                    **shared_parameters(self),
+                    **{name: listed[number] for name, listed in own.items()},
+                },
                 source,
             )
-            for at, (value, result, source) in enumerate(found)
+            for number, (value, result, source) in enumerate(tensors)
         )
 
 
-def shared(collective: Instruction) -> dict[str, Any]:
-    """Returns the parameters of a collective that are not of one tensor alone."""
+def shared_parameters(collective: Instruction) -> dict[str, Any]:
+    """Returns the parameters of a collective that all of its tensors share."""
     own = (*_LISTED, *_LISTED.values(), "sources")
     return {name: value for name, value in collective.params.items() if name not in own}
 
 
 def joined(collectives: Sequence[Instruction], mesh: Mesh) -> Instruction:
-    """Returns one collective that does what several do, told with the line of the largest.
+    """Returns the joined collective of several, with the line of the largest.
 
-    They are of one op, dtype and kind, over the same axes, and none needs what another makes.
+    They have the same op, dtype, kind and axes, and none reads the result of another.
     """
-    parts = [part for one in collectives for part in one.parts]
+    parts = [part for collective in collectives for part in collective.parts]
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    params = shared(first)
+    params = shared_parameters(first)
     for name, listed in _LISTED.items():
         if name in first.params:
             params[listed] = tuple(part.params[name] for part in parts)
@@ -182,18 +188,18 @@ class Block:
 
     @property
     def has_effect(self) -> bool:
-        """Whether an instruction of this block does more than make its results."""
+        """Whether an instruction of this block does more than compute its results."""
         return any(instruction.has_effect for instruction in self.instructions)
 
     @property
     def replays(self) -> bool:
-        """Whether something is computed again, behind a barrier that keeps it apart."""
+        """Whether it recomputes values, after a barrier."""
         return any(instruction.op == "barrier" for instruction, _ in self.walk())
 
     def walk(self, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Yields every instruction with its executions per run of the program.
 
-        Those of a `while` count once, and those of both branches of a `cond` are there.
+        Instructions of a `while` count once. Those of both branches of a `cond` are yielded.
         """
         for instruction in self.instructions:
             yield instruction, times
@@ -203,7 +209,7 @@ class Block:
     def counted(
         self, cost: Callable[[Instruction], float], times: int = 1
     ) -> Iterator[tuple[Instruction, int]]:
-        """Yields as `walk` does, but of every `cond` only the branch that costs more."""
+        """Yields as `walk` does, but only the branch of each `cond` that costs more."""
 
         def total(body: Block) -> float:
             return sum(cost(instruction) * n for instruction, n in body.counted(cost))
@@ -219,10 +225,13 @@ class Block:
 class Collective:
     """One collective of a program; bytes are per device and execution.
 
-    `payload_bytes` is the larger of the local operand and the local result; `wire_bytes` is what a
-    device sends under the bandwidth-optimal algorithm (see `wire_bytes`). `groups` lists the
-    devices that take part together; for a permute, the pairs (source, target). One that moves
-    several tensors at once lists them as `parts`; its `dims` and `source` are those of the largest.
+    Attributes:
+        payload_bytes: those of the larger of the local operand and the local result.
+        wire_bytes: the bytes that a device sends (see the function `wire_bytes`).
+        count: how often it runs.
+        groups: the devices that exchange data with each other; for a permute, (source, target).
+        dims: the dims of the tensor that it moves; of a joined collective, of the largest.
+        parts: the collectives of one tensor each that a joined collective consists of.
     """
 
     kind: str
@@ -247,28 +256,27 @@ def payload_bytes(instruction: Instruction, mesh: Mesh) -> int:
 
 
 def wire_bytes(kind: str, payload: float, devices: int) -> float:
-    """Returns what a device sends, as `lowering.collectives` says for each kind.
+    """Returns the bytes that a device sends, by the formula of the kind in `COLLECTIVES`.
 
     Args:
-        payload: the larger of local operand and local result, in bytes.
+        payload: the bytes of the larger of local operand and local result.
         devices: the size n of one group.
     """
-    if devices <= 1:  # nothing is sent; a local slice is no collective
+    if devices <= 1:  # nothing is sent
         return 0.0
     return COLLECTIVES[kind].wire(devices) * payload
 
 
 def wire_of(instruction: Instruction, mesh: Mesh) -> float:
-    """Returns what a device sends for one execution of an instruction: 0 if it sends nothing."""
+    """Returns the bytes that a device sends for one execution of an instruction."""
     if not instruction.is_collective:
         return 0.0
     payload = payload_bytes(instruction, mesh)
     return wire_bytes(instruction.op, payload, mesh.extent(instruction.params["axes"]))
 
 
-# Functions of the caller's, and trees whose nodes are classes of the caller's.
 def _unpicklable(definition: Any) -> str | None:
-    """Returns why the functions of an operation of the user's own cannot be pickled, if so."""
+    """Returns why the functions of the user's operation cannot be pickled; None if they can."""
     try:
         pickle.dumps(definition)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
@@ -278,13 +286,13 @@ def _unpicklable(definition: Any) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What a program knows of the function that it was lowered from, in this process only.
+    """The function that a program was lowered from; known only in the process that lowered it.
 
     Attributes:
         results: the structure of what the function returns.
         compile: makes the executable; None for a program that was lowered from a graph.
-        blame: says which operation made the first value that is not finite, from the arguments;
-            None for a program without such checks.
+        blame: from the arguments, names the operation that computes the first value that is not
+            finite; None for a program without such checks.
     """
 
     results: Any = None
@@ -294,16 +302,16 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class SpmdProgram:
-    """A lowered program: the block all devices run, and how its ends meet the user's arguments.
+    """A lowered program: the block that all devices run, and the paths of its inputs and outputs.
 
     Attributes:
-        donated: for each input, whether its buffer is given up.
-        scopes: the paths that the scopes of a layout may name.
-        unused: what was asked for and changes nothing.
-        notes: what a user should know, for reports.
+        donated: for each input, whether an output may be written over it.
+        scopes: the paths that scopes of a layout may apply to.
+        unused: messages about options without effect.
+        notes: messages to the user, for reports.
         kept: the weights that are kept gathered for the backward pass.
-        partitioner: who decides what is sent, where it is not this program.
-        compiler_flags: what the user asks of the compiler.
+        partitioner: the compiler that decides what is sent; empty if this program decides.
+        compiler_flags: the flags that the user sets for the compiler.
         origin: the function that it was lowered from; it is not pickled.
     """
 
@@ -326,14 +334,14 @@ class SpmdProgram:
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective in program order.
 
-        `count` multiplies enclosing scan lengths; how often a `while` runs is not known, so it
-        counts once. Those of both branches of a `cond` are listed.
+        `count` is the product of the lengths of enclosing scans. A `while` counts once, since the
+        number of its iterations is not known. Both branches of a `cond` are listed.
         """
-        found = []
+        collectives = []
         for instruction, times in self.block.walk():
             if instruction.is_collective:
-                found.append(self._collective(instruction, times))
-        return tuple(found)
+                collectives.append(self._collective(instruction, times))
+        return tuple(collectives)
 
     def compile(self) -> Any:
         """Compiles the program with the backend it was lowered for; see `meshdsl.running.jit`.
@@ -351,10 +359,10 @@ class SpmdProgram:
         return self.origin.compile(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled: all but what belongs to this process, and what is cached.
+        """Returns the fields that are pickled: all but the origin; nothing that is cached.
 
         Raises:
-            ValueError: a function of the user's has no name that it could be imported by.
+            ValueError: a function of the user's has no name to import it by.
         """
         for instruction, _ in self.block.walk():
             if problem := _unpicklable(instruction.params.get("definition")):
@@ -362,14 +370,15 @@ class SpmdProgram:
                     f"program `{self.name}` cannot be pickled: {problem}, at {instruction.source}. "
                     "Functions are pickled by name: define it with `def`, outside of any function"
                 )
-        return {each.name: getattr(self, each.name) for each in fields(self)} | {"origin": Origin()}
+        values = {field_.name: getattr(self, field_.name) for field_ in fields(self)}
+        return values | {"origin": Origin()}
 
     def _collective(self, instruction: Instruction, times: int) -> Collective:
         axes = tuple(instruction.params["axes"])
         payload = payload_bytes(instruction, self.mesh)
         parts = instruction.parts if len(instruction.outputs) > 1 else ()
-        found = tuple(self._collective(part, times) for part in parts)
-        largest = max(found, key=lambda part: part.payload_bytes, default=None)
+        collectives = tuple(self._collective(part, times) for part in parts)
+        largest = max(collectives, key=lambda part: part.payload_bytes, default=None)
         return Collective(
             kind=instruction.op,
             axes=axes,
@@ -379,26 +388,30 @@ class SpmdProgram:
             source=instruction.source,
             dims=largest.dims if largest else instruction.outputs[0].shape,
             groups=instruction.params.get("pairs") or self.mesh.groups(*axes),
-            parts=found,
+            parts=collectives,
         )
 
     @cached_property
     def wire_bytes(self) -> float:
-        """Bytes one device sends per run: of a `while` one iteration, of a `cond` the worse."""
+        """The bytes that one device sends per run.
+
+        A `while` counts one iteration, a `cond` the branch that sends more.
+        """
 
         def sent(instruction: Instruction) -> float:
             return wire_of(instruction, self.mesh)
 
-        return math.fsum(sent(one) * times for one, times in self.block.counted(sent))
+        counted = self.block.counted(sent)
+        return math.fsum(sent(instruction) * times for instruction, times in counted)
 
     @cached_property
     def memory(self) -> Memory:
-        """What one device holds at the moment it holds most; the model is in `costs.memory`."""
+        """The buffers of one device at the peak; `costs.memory` has the model."""
         return late("memory of a program")(self)
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes one device holds at once."""
+        """The most bytes that one device uses at once."""
         return self.memory.peak_bytes
 
     @cached_property

@@ -1,14 +1,14 @@
-"""Stages: what lowering knows after each of its steps, frozen.
+"""Stages: the result of each step of lowering, frozen.
 
-    Simplified   the graph, without what is computed twice or for nothing
+    Simplified   the graph, without operations that are duplicate or not needed
     Placed       every tensor has a layout
-    Planned      every operation has a strategy, in a graph that is rewritten where that sends less
-    Reduced      every partial sum has a place where it becomes whole
+    Planned      every operation has a strategy, in a graph that is rewritten if that sends less
+    Reduced      it is decided where every partial sum is reduced
     Written      the instructions of one device
     (program)    the same, improved by passes
 
-`lower.lower_in_stages` goes through them once, in this order, and `meshdsl explain --stage=...`
-prints one of them (`reports.stages`).
+`lower.lower_in_stages` runs them once, in this order. `meshdsl explain --stage=...` prints one of
+them (`reports.stages`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshdsl.tracing.graph import Graph, Operation
 
 @dataclass(frozen=True)
 class Simplified:
-    """A graph that computes nothing twice and nothing for nothing, and what to lower it for."""
+    """A graph without duplicate or unneeded operations, and the mesh and layout to lower it for."""
 
     graph: Graph
     mesh: Mesh
@@ -37,11 +37,12 @@ class Simplified:
 
 @dataclass(frozen=True)
 class Given:
-    """A `Placement` of a graph, by its tensors.
+    """The layouts that a `Placement` gives to tensors of a graph.
 
     Attributes:
-        names: of these tensors, for errors.
-        partial: of some of them, the axes over which they stay partial; others are whole.
+        names: the names of these tensors, for errors.
+        tensors: their layouts where they are not partial.
+        partial: for those that stay partial, the axes over which they do.
         inputs, outputs: layouts by the numbers of the graph's inputs and outputs.
     """
 
@@ -57,13 +58,13 @@ class Placed:
     """A layout for every tensor of a graph, bodies included.
 
     Attributes:
-        chooser: what takes one of the strategies that an operation has.
-        layouts: where the tensors are; none of these layouts is partial.
-        constant: the tensors that are made where they are read, and never moved.
-        stored: the tensors that live in storage (see `placement.storage`).
-        moved: the layouts of what a loop stacks for another one as it has moved it.
-        given: what a `Placement` decides.
-        strategies: of the operations, as far as they have been worked out.
+        chooser: chooses among the strategies of an operation.
+        layouts: the layouts of the tensors; none is partial.
+        constant: the tensors that each reader computes for itself, so that they are never moved.
+        stored: the tensors that have the layouts of storage (see `placement.storage`).
+        moved: the layouts of tensors that a loop has moved before it stacks them for another loop.
+        given: the layouts that a `Placement` gives.
+        strategies: the strategies of the operations for which they are known.
     """
 
     graph: Graph
@@ -85,15 +86,15 @@ class Planned(Placed):
     """A strategy for every operation without bodies.
 
     Attributes:
-        unused: the options that change nothing, in words.
+        unused: messages about options without effect.
     """
 
     unused: tuple[str, ...] = ()
 
     def strategy_without(self, op: Operation, axes: frozenset[str]) -> Strategy:
-        """Returns the strategy of an operation whose tensors are not split over some axes.
+        """Returns the strategy of an operation if its tensors are not split over some axes.
 
-        So a partial sum over them may pass through it.
+        Then a partial sum over these axes can pass through it.
         """
         operands = [self.layouts[tensor].drop(axes) for tensor in op.inputs]
         results = [self.layouts[tensor].drop(axes) for tensor in op.outputs]
@@ -102,10 +103,10 @@ class Planned(Placed):
 
 @dataclass(frozen=True)
 class Reduced:
-    """Where partial sums become whole.
+    """The decision where partial sums are reduced.
 
     Attributes:
-        partial: of the tensors that pass partial sums on, the axes over which they stay partial.
+        partial: for tensors that pass partial sums on, the axes over which they stay partial.
     """
 
     planned: Planned

@@ -1,4 +1,4 @@
-"""What is asked for in vain, told as warnings: rules and options that fit, and do nothing."""
+"""Unused: warnings about rules and options that fit a program but have no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshdsl.lowering.program import SpmdProgram
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 
-_told: dict[Any, Any] = {}  # Python's registry of warnings, which tells each once per line
+_warned: dict[Any, Any] = {}  # Python's registry of warnings: each is shown once per line
 
 
 class OptionWarning(UserWarning):
@@ -29,18 +29,18 @@ class OptionWarning(UserWarning):
 
 
 def paths_of(graph: Graph) -> list[str]:
-    """Returns all that scopes can describe: paths of inputs and outputs, and of what is named."""
-    found = dict.fromkeys([*graph.input_paths, *graph.output_paths, *graph.names.values()])
+    """Returns the paths that scopes can apply to: of inputs, outputs and named tensors."""
+    paths = dict.fromkeys([*graph.input_paths, *graph.output_paths, *graph.names.values()])
     for op in graph.operations:
         for body in op.bodies:
-            found |= dict.fromkeys(paths_of(body))
-    return [path for path in found if path]
+            paths |= dict.fromkeys(paths_of(body))
+    return [path for path in paths if path]
 
 
-def advise(graph: Graph, layout: Layout) -> None:
+def warn_of_layout(graph: Graph, layout: Layout) -> None:
     """Warns of optional rules that never take an axis, and of scopes that look misspelt.
 
-    Each is told once, with the line from which the program is lowered.
+    Each warning is shown once, with the user's line that lowers the program.
     """
     for text in idle_rules(layout, _tensors(graph, set())):
         _warn(text, LayoutWarning)
@@ -48,24 +48,24 @@ def advise(graph: Graph, layout: Layout) -> None:
         _warn(text, ScopeWarning)
 
 
-def tell(program: SpmdProgram, options: Options) -> None:
-    """Warns of options that change nothing in a program, and of a limit that it does not keep."""
+def warn_of_options(program: SpmdProgram, options: Options) -> None:
+    """Warns of options without effect on a program, and of a limit on memory that it exceeds."""
     for text in program.unused:
         _warn(text, OptionWarning)
     if options.memory is not None and program.peak_bytes > options.memory:
         from meshdsl.lowering.costs.units import show_bytes
 
         _warn(
-            f"memory={show_bytes(options.memory)} is less than this takes however it is lowered: "
-            f"at least {show_bytes(program.peak_bytes)}. Compute again instead of keeping "
-            "(--remat=full, md.checkpoint), compute the batch in parts (--microbatches), split "
-            "more, or give it more",
+            f"memory={show_bytes(options.memory)} is less than the program needs however it is "
+            f"lowered: at least {show_bytes(program.peak_bytes)}. Recompute activations instead of "
+            "keeping them (--remat=full, md.checkpoint), compute the batch in parts "
+            "(--microbatches), split more dims, or allow more memory",
             OptionWarning,
         )
 
 
-def _tensors(graph: Graph, made: set[Tensor]) -> Iterator[LabelledTensor]:
-    """Yields the tensors that are somewhere; what is made of nothing (`made`) is not."""
+def _tensors(graph: Graph, constant: set[Tensor]) -> Iterator[LabelledTensor]:
+    """Yields the tensors that have a layout; constants have none. `constant` collects them."""
     for tensors, paths in (
         (graph.inputs, graph.input_paths),
         (graph.outputs, graph.output_paths),
@@ -74,11 +74,11 @@ def _tensors(graph: Graph, made: set[Tensor]) -> Iterator[LabelledTensor]:
             yield path, tensor.shape, path, tensor.source
     for op in graph.operations:
         for body in op.bodies:
-            held = zip(body.inputs, op.inputs, strict=False) if op.name == "scan" else ()
-            made.update(inner for inner, outer in held if outer in made)
-            yield from _tensors(body, made)
-        if from_nothing(op, made):
-            made.update(op.outputs)
+            inputs = zip(body.inputs, op.inputs, strict=False) if op.name == "scan" else ()
+            constant.update(inner for inner, outer in inputs if outer in constant)
+            yield from _tensors(body, constant)
+        if from_nothing(op, constant):
+            constant.update(op.outputs)
             continue
         for tensor in op.outputs:
             path = graph.names.get(tensor, "")
@@ -87,9 +87,9 @@ def _tensors(graph: Graph, made: set[Tensor]) -> Iterator[LabelledTensor]:
 
 def _warn(text: str, category: type[Warning]) -> None:
     frame = sys._getframe()
-    # Decorators made by contextlib stand between our frames.
+    # Frames of decorators made by contextlib lie between frames of this package.
     ours = ("meshdsl.", "contextlib")
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(ours):
         frame = frame.f_back
-    place = frame.f_code.co_filename, frame.f_lineno
-    warnings.warn_explicit(text, category, *place, registry=_told)
+    line = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(text, category, *line, registry=_warned)

@@ -45,18 +45,18 @@ from typing import Literal, TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
-from meshdsl.lowering.instructions import Fusion, named
+from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.parameters import Loop, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tracing.source import UNKNOWN, Source
 
-_PASSING = named(lambda kind: kind.fusion is Fusion.PASSING)
-_REDUCTIONS = named(lambda kind: kind.fusion is Fusion.REDUCTION)
-_VIEWS = named(lambda kind: kind.fusion is Fusion.VIEW)
-_ELSEWHERE = named(lambda kind: kind.elsewhere)
-_IN_PLACE = named(lambda kind: kind.in_place)
-_COSTLY = named(lambda kind: kind.costly)
-_ATTENTION = named(lambda kind: kind.scores)
+_PASSING = kinds_with(lambda kind: kind.fusion is Fusion.PASSING)
+_REDUCTIONS = kinds_with(lambda kind: kind.fusion is Fusion.REDUCTION)
+_VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW)
+_ELSEWHERE = kinds_with(lambda kind: kind.elsewhere)
+_IN_PLACE = kinds_with(lambda kind: kind.in_place)
+_COSTLY = kinds_with(lambda kind: kind.costly)
+_ATTENTION = kinds_with(lambda kind: kind.scores)
 
 Target: TypeAlias = Literal["tpu", "cpu"]
 

@@ -27,18 +27,18 @@ from dataclasses import dataclass
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.flops import instruction_flops
-from meshdsl.lowering.instructions import Fusion, named
+from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.program import Block, Instruction, Value
 
-_FREE = named(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
-_PASSING = named(lambda kind: kind.fusion is Fusion.PASSING or kind.constant)
-_PARTS = named(lambda kind: kind.reads_part)
-_REDUCTIONS = named(lambda kind: kind.fusion is Fusion.REDUCTION)
-_PRODUCTS = named(lambda kind: kind.fusion is Fusion.PRODUCT)
-_INTO_PRODUCTS = named(lambda kind: kind.into_products)
-_ADDING = named(lambda kind: kind.as_fast_as_memory)
-_IN_PLACE = named(lambda kind: kind.in_place)
-_COSTLY = named(lambda kind: kind.costly)
+_FREE = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
+_PASSING = kinds_with(lambda kind: kind.fusion is Fusion.PASSING or kind.constant)
+_PARTS = kinds_with(lambda kind: kind.reads_part)
+_REDUCTIONS = kinds_with(lambda kind: kind.fusion is Fusion.REDUCTION)
+_PRODUCTS = kinds_with(lambda kind: kind.fusion is Fusion.PRODUCT)
+_INTO_PRODUCTS = kinds_with(lambda kind: kind.into_products)
+_ADDING = kinds_with(lambda kind: kind.as_fast_as_memory)
+_IN_PLACE = kinds_with(lambda kind: kind.in_place)
+_COSTLY = kinds_with(lambda kind: kind.costly)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
-from meshdsl.lowering.program import exact
+from meshdsl.lowering.program import exact_key
 from meshdsl.lowering.stages import Planned
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
@@ -318,5 +318,5 @@ def _key(op: Operation, inputs: Sequence[int]) -> Hashable | None:
         value = op.params[name]
         if isinstance(value, np.ndarray):
             return None
-        items.append((name, exact(value)))
+        items.append((name, exact_key(value)))
     return op.name, tuple(inputs), tuple(items)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.lowering.graphs.from_nothing import from_nothing
-from meshdsl.lowering.program import exact
+from meshdsl.lowering.program import exact_key
 from meshdsl.ops.creation import FULL
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
@@ -158,7 +158,7 @@ def _key(op: Operation, arguments: Sequence[Tensor]) -> Hashable | None:
         value = op.params[name]
         if isinstance(value, Graph | np.ndarray):
             return None
-        items.append((name, exact(value)))
+        items.append((name, exact_key(value)))
     return op.name, tuple(map(id, arguments)), tuple(items)
 
 

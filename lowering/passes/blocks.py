@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from meshdsl.lowering.instructions import named
+from meshdsl.lowering.instructions import kinds_with
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 
-CHEAP = named(lambda kind: kind.cheap)
+CHEAP = kinds_with(lambda kind: kind.cheap)
 
 
 def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdProgram:

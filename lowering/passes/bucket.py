@@ -28,10 +28,10 @@ from meshdsl.lowering.program import (
     Instruction,
     SpmdProgram,
     Value,
-    exact,
+    exact_key,
     joined,
     payload_bytes,
-    shared,
+    shared_parameters,
 )
 
 
@@ -79,8 +79,8 @@ def _key(one: Instruction) -> Hashable:
     axes, (first, *_) = axes_of(one), one.inputs
     if one.op == "all_reduce":
         axes = tuple(sorted(axes))
-    rest = {name: value for name, value in shared(one).items() if name != "axes"}
-    return one.op, axes, first.dtype, exact(rest)
+    rest = {name: value for name, value in shared_parameters(one).items() if name != "axes"}
+    return one.op, axes, first.dtype, exact_key(rest)
 
 
 def _of_one_key(

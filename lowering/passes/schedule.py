@@ -14,12 +14,12 @@ import bisect
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from meshdsl.lowering.instructions import named
+from meshdsl.lowering.instructions import kinds_with
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import CHEAP, each_block, in_order, ready
 from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
 
-_LONG = named(lambda kind: kind.long)
+_LONG = kinds_with(lambda kind: kind.long)
 
 
 def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import each_block, substituted
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact_key
 
 
 def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
@@ -48,7 +48,7 @@ def _key(one: Instruction) -> Hashable | None:
     if any(isinstance(value, np.ndarray | Block | dict) for value in one.params.values()):
         return None
     results = tuple((value.shape, value.dtype, value.layout) for value in one.outputs)
-    return one.op, one.inputs, results, exact(one.params)
+    return one.op, one.inputs, results, exact_key(one.params)
 
 
 def needed(block: Block) -> Block:

@@ -17,7 +17,7 @@ import numpy as np
 from meshdsl.lowering.parameters import Barrier, parameters_of
 from meshdsl.lowering.passes.blocks import CHEAP, each_block, substituted
 from meshdsl.lowering.passes.tidy import needed
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact, wire_of
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact_key, wire_of
 
 # Without a limit on memory, keeping weights may raise the peak by this share of it.
 SHARE = 1 / 32
@@ -160,7 +160,7 @@ def _moves(one: Instruction) -> bool:
 
 def _key(one: Instruction, value: Value) -> Hashable:
     (result,) = one.outputs
-    return one.op, value, result.shape, result.dtype, result.layout, exact(one.params)
+    return one.op, value, result.shape, result.dtype, result.layout, exact_key(one.params)
 
 
 def _paths(block: Block, paths_of_inputs: Mapping[Value, str]) -> Iterator[tuple[Value, str]]:

@@ -57,14 +57,14 @@ def stored(
     return _Storage(graph, layout, chooser, keep, reduce_each).solve()
 
 
-def named(graph: Graph) -> Iterator[tuple[Tensor, str]]:
+def tensors_with_paths(graph: Graph) -> Iterator[tuple[Tensor, str]]:
     """Yields the tensors of a graph and its bodies that have paths, with these."""
     yield from zip(graph.inputs, graph.input_paths, strict=False)
     yield from zip(graph.outputs, graph.output_paths, strict=False)
     yield from graph.names.items()
     for op in graph.operations:
         for body in op.bodies:
-            yield from named(body)
+            yield from tensors_with_paths(body)
 
 
 class _Storage:
@@ -130,7 +130,7 @@ class _Storage:
     def _reach(self) -> None:
         """Spreads the layouts of tensors with paths to related tensors, nearest first."""
         front = []
-        for tensor, path in named(self.graph):
+        for tensor, path in tensors_with_paths(self.graph):
             where = self.layout.assign(tensor.shape, path)
             if where != self._whole(tensor):
                 front.append((tensor, where))
@@ -173,7 +173,7 @@ class _Storage:
     def _fix(self) -> None:
         inputs = set(self.graph.inputs)
         outputs = set(self.graph.outputs)
-        for tensor, path in named(self.graph):
+        for tensor, path in tensors_with_paths(self.graph):
             place = self.places.get(tensor)
             if place is None or (tensor in outputs and tensor not in inputs):
                 continue

@@ -15,7 +15,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.instructions import kind_of
-from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value, exact
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, Value, exact_key
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -178,5 +178,5 @@ def _key(op: str, inputs: Any, results: Any, params: Mapping[str, Any]) -> Hasha
         value = params[name]
         if isinstance(value, np.ndarray | Block | dict):
             return None
-        items.append((name, exact(value)))
+        items.append((name, exact_key(value)))
     return op, tuple(map(id, inputs)), tuple(results), tuple(items)

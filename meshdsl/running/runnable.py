@@ -121,17 +121,17 @@ def lowering_of(
     devices: jax.sharding.Mesh | None = None,
     placement: Placement | None = None,
 ) -> Callable[..., SpmdProgram]:
-    """Returns the function that lowers graphs for a backend: `lower`, or `lower_whole`.
+    """Returns the function that lowers graphs for a backend: `lower`, or `lower_global`.
 
     Args:
         devices: the program's devices, if they are known.
         placement: layouts of some of a graph's tensors; not for `jax_auto`.
     """
+    from meshdsl.lowering.global_program import lower_global
     from meshdsl.lowering.lower import lower
-    from meshdsl.lowering.whole import lower_whole
 
     if backend == "jax_auto":
-        return lower_whole
+        return lower_global
     return partial(lower, hardware=hardware_on(devices), placement=placement)
 
 

@@ -10,7 +10,7 @@ import meshdsl as md
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.numpy import EMITTERS
 from meshdsl.lowering.collectives import COLLECTIVES
-from meshdsl.lowering.instructions import KINDS, Fusion, Kind, kind_of, named
+from meshdsl.lowering.instructions import KINDS, Fusion, Kind, kind_of, kinds_with
 from meshdsl.lowering.passes.verify import verify
 from meshdsl.lowering.writing.builder import BlockBuilder
 
@@ -44,13 +44,13 @@ def test_a_kind_is_declared_with_the_record_of_its_parameters():
     assert all(is_typeddict(kind.joined) for kind in COLLECTIVES.values())
     with pytest.raises(TypeError, match=r"missing .* 'parameters' and 'flops'"):
         Kind("unstated")
-    with pytest.raises(ValueError, match=r"`untyped` is declared without .*parameters\.py"):
+    with pytest.raises(ValueError, match=r"`untyped` is declared without .*lowering/parameters"):
         Kind("untyped", dict, lambda one: 0)
 
 
 def test_every_kind_says_how_it_is_fused_and_nothing_is_declared_in_contradiction():
-    views = named(lambda kind: kind.fusion is Fusion.VIEW)
+    views = kinds_with(lambda kind: kind.fusion is Fusion.VIEW)
     assert views == {"rename", "reshape", "barrier"}
-    assert not views & named(lambda kind: kind.long or kind.in_place or kind.effect)
-    assert not named(lambda kind: kind.cheap and kind.long)
-    assert named(lambda kind: kind.effect) == {"print"}
+    assert not views & kinds_with(lambda kind: kind.long or kind.in_place or kind.effect)
+    assert not kinds_with(lambda kind: kind.cheap and kind.long)
+    assert kinds_with(lambda kind: kind.effect) == {"print"}

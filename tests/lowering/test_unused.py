@@ -85,9 +85,9 @@ def test_a_limit_that_nothing_keeps_is_told_with_what_is_needed():
     with pytest.warns(OptionWarning) as told:
         needed = doubled.lower(*arguments).peak_bytes
     assert str(told[0].message) == (
-        f"memory=10 B is less than this takes however it is lowered: at least {needed} B. Compute "
-        "again instead of keeping (--remat=full, md.checkpoint), compute the batch in parts "
-        "(--microbatches), split more, or give it more"
+        f"memory=10 B is less than the program needs however it is lowered: at least {needed} B. "
+        "Recompute activations instead of keeping them (--remat=full, md.checkpoint), compute the "
+        "batch in parts (--microbatches), split more dims, or allow more memory"
     )
     assert told[0].filename == __file__
     enough = md.jit(lambda data: data * 2, "m:2", "x:m", options=Options(memory=needed))

@@ -107,7 +107,7 @@ def test_a_collective_leaves_the_layout_that_its_kind_does():
     )
     params = {"axes": ("data",), "dim": "columns"}
     gather = told(swapped(program, "all_reduce", op="all_gather", params=params))
-    assert "goes to replicated, not to None" in gather
+    assert "does not apply to layout replicated (partial sum over data)" in gather
 
 
 def test_a_permute_sends_and_receives_once():
@@ -115,7 +115,7 @@ def test_a_permute_sends_and_receives_once():
     permute = of(program, "permute")
     for pairs, problem in (
         (((0, 1), (1, 1)), "sends or receives twice at one device"),
-        (((0, 2), (1, 0)), "names devices that the mesh has not"),
+        (((0, 2), (1, 0)), "names devices that the mesh does not have"),
     ):
         changed = swapped(program, "permute", params={**permute.params, "pairs": pairs})
         assert problem in told(changed)

@@ -1,9 +1,9 @@
-"""Lowering to one program of whole tensors, each with the layout that the rules give it.
+"""Global programs: lowering to a program of global tensors, each with the layout of the rules.
 
-No instruction of such a program is a collective, and every value is local as it is global: a
-compiler that partitions programs (XLA's GSPMD) decides what each device holds and sends. What a
-value's `layout` says is what that compiler is asked for. So `collectives` is empty, and
-`peak_bytes` and `flops` are those of one device that does everything.
+A compiler that partitions programs (XLA's GSPMD) decides which shard each device has, and what it
+sends. A value's `layout` is a request to that compiler. So the program has no collectives, the
+local shape of a value is its global shape, and `peak_bytes` and `flops` are those of a single
+device that runs everything.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.lowering.unused import tell
+from meshdsl.lowering.unused import warn_of_options
 from meshdsl.tracing.graph import Graph
 
 
-def lower_whole(
+def lower_global(
     graph: Graph,
     mesh: Mesh,
     layout: Layout,
     options: Options | None = None,
     donated: Sequence[bool] = (),
 ) -> SpmdProgram:
-    """Lowers a traced graph to a program of whole tensors, for a mesh and a layout.
+    """Lowers a traced graph to a program of global tensors, for a mesh and a layout.
 
-    Arguments and errors are those of `lowering.lower.lower`. Options say how devices send what they
-    do, or hold, and so change nothing here.
+    Arguments and errors are those of `lowering.lower.lower`. Options are about what devices send
+    and keep, and so have no effect here.
     """
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
     notes = (*graph.notes, *lookalikes(graph, layout))
     program = replace(program, unused=unused, partitioner="XLA", notes=notes)
-    tell(program, DEFAULT)
-    return replace(program, mesh=mesh, layout=layout, block=_Places(mesh, layout).program(program))
+    warn_of_options(program, DEFAULT)
+    return replace(program, mesh=mesh, layout=layout, block=_Placer(mesh, layout).program(program))
 
 
 def _unused(options: Options) -> Iterator[str]:
-    """Yields, in words, the options that ask for something that XLA decides.
+    """Yields messages about options for what XLA decides.
 
-    A limit on memory does not: it may be kept all the same.
+    A limit on memory is none of them: the program may keep it nevertheless.
     """
     for field in fields(Options):
         value = getattr(options, field.name)
@@ -57,8 +57,12 @@ def _unused(options: Options) -> Iterator[str]:
             yield f"{asked} changes nothing: on backend jax_auto, XLA decides what is sent and how"
 
 
-class _Places:
-    """Gives every value of a program of whole tensors its layout."""
+class _Placer:
+    """Gives every value of a global program its layout.
+
+    Attributes:
+        known: the values that have got their layouts, by the values without.
+    """
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
         self.mesh = mesh
@@ -66,28 +70,27 @@ class _Places:
         self.known: dict[Value, Value] = {}
 
     def program(self, program: SpmdProgram) -> Block:
-        """Returns the block of a program, whose ends are where their paths put them."""
+        """Returns the block of a program; inputs and outputs have the layouts of their paths."""
         block = program.block
         for value, path in zip(block.inputs, program.input_paths, strict=True):
-            self.known[value] = self.at(value, path)
+            self.known[value] = self.stored(value, path)
         placed = self.block(block)
         outputs, copies = [], []
         for value, path in zip(placed.outputs, program.output_paths, strict=True):
-            end = self.at(value, path)
-            if end.layout != value.layout:
-                copies.append(Instruction("rename", (value,), (end,), {"names": ()}))
-            outputs.append(end if end.layout != value.layout else value)
+            output = self.stored(value, path)
+            if output.layout != value.layout:
+                copies.append(Instruction("rename", (value,), (output,), {"names": ()}))
+            outputs.append(output if output.layout != value.layout else value)
         return Block(placed.inputs, (*placed.instructions, *copies), tuple(outputs))
 
-    def at(self, value: Value, path: str) -> Value:
-        """Returns an end of the program where its path puts it; ends have no pads."""
-        where = self.layout.assign(value.shape, path).even(value.shape, self.mesh)
-        return replace(value, layout=where)
+    def stored(self, value: Value, path: str) -> Value:
+        """Returns an input or output with the layout of its path, without splits that need pads."""
+        layout = self.layout.assign(value.shape, path).even(value.shape, self.mesh)
+        return replace(value, layout=layout)
 
     def value(self, value: Value) -> Value:
         if value not in self.known:
-            where = self.layout.inside(value.shape)
-            self.known[value] = replace(value, layout=where)
+            self.known[value] = replace(value, layout=self.layout.inside(value.shape))
         return self.known[value]
 
     def block(self, block: Block) -> Block:
@@ -99,8 +102,8 @@ class _Places:
 
     def instruction(self, instruction: Instruction) -> Instruction:
         params: dict[str, Any] = {
-            name: self.block(held) if isinstance(held, Block) else held
-            for name, held in instruction.params.items()
+            name: self.block(param) if isinstance(param, Block) else param
+            for name, param in instruction.params.items()
         }
         placed = replace(
             instruction,
@@ -115,18 +118,18 @@ class _Places:
     def blocks_of_scores(self, attention: Instruction) -> tuple[int, int]:
         """Returns the rows and columns of scores that are computed at once.
 
-        They are as many as suit one device's share of the scores. A split dim is not cut into
-        blocks: each of them would lie on few devices.
+        They suit one device's shard of the scores. A split dim is not divided into blocks: each
+        block would be on a few devices only.
         """
-        shares = [
+        shards = [
             replace(value, local=value.layout.local(value.shape, self.mesh))
             for value in attention.inputs
         ]
-        rows, columns = AttentionSizes.of(replace(attention, inputs=tuple(shares))).blocks
-        whole = AttentionSizes.of(attention)
+        rows, columns = AttentionSizes.of(replace(attention, inputs=tuple(shards))).blocks
+        sizes = AttentionSizes.of(attention)
         q, k = attention.inputs[:2]
-        if q.layout.axes(whole.rows.name):
-            rows = whole.rows.size
-        if k.layout.axes(whole.columns.name):
-            columns = whole.columns.size
+        if q.layout.axes(sizes.rows.name):
+            rows = sizes.rows.size
+        if k.layout.axes(sizes.columns.name):
+            columns = sizes.columns.size
         return rows, columns

@@ -1,4 +1,4 @@
-"""Lowering to one program of whole tensors."""
+"""Lowering to one program of global tensors."""
 
 import warnings
 
@@ -7,10 +7,10 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.global_program import lower_global
 from meshdsl.lowering.lower import lower
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.unused import OptionWarning
-from meshdsl.lowering.whole import lower_whole
 
 batch, heads, length, kv = md.dims(batch=8, heads=8, length=4096, kv=16)
 DIMS = [batch, heads, length, kv]
@@ -24,7 +24,7 @@ def attend(q, k, v):
 def blocks(mesh, layout):
     """Returns the rows and columns of scores that are computed at once."""
     graph = md.jit(attend).trace(*[md.spec(DIMS)] * 3)
-    program = lower_whole(graph, Mesh.parse(mesh), Layout.parse(layout))
+    program = lower_global(graph, Mesh.parse(mesh), Layout.parse(layout))
     (found,) = [i for i, _ in program.block.walk() if i.op == "attention"]
     return found.params["blocks"]
 
@@ -36,7 +36,7 @@ def test_values_have_the_layouts_of_the_rules_inside_of_loops_too():
     layers, embed = md.dims(layers=3, embed=4)
     graph = md.jit(f).trace(md.spec([layers, embed]), md.spec([batch, embed]))
     layout = Layout.parse("batch:data; params/embed:model")
-    program = lower_whole(graph, Mesh.parse("data:2,model:2"), layout)
+    program = lower_global(graph, Mesh.parse("data:2,model:2"), layout)
     assert [str(value.layout) for value in program.block.inputs] == ["embed:model", "batch:data"]
     (scan,) = [i for i in program.block.instructions if i.op == "scan"]
     carried = [str(v.layout) for v in scan.body.outputs if v.shape.find("batch")]
@@ -44,9 +44,9 @@ def test_values_have_the_layouts_of_the_rules_inside_of_loops_too():
     assert all(value.local == value.shape for i, _ in program.block.walk() for value in i.outputs)
 
 
-def test_ends_that_do_not_divide_are_whole():
+def test_inputs_and_outputs_that_do_not_divide_are_not_split():
     graph = md.jit(lambda x: x + 1.0).trace(md.spec(md.dims(row=6, column=5)))
-    program = lower_whole(graph, Mesh.parse("a:2,b:2"), Layout.parse("row:a; column:b"))
+    program = lower_global(graph, Mesh.parse("a:2,b:2"), Layout.parse("row:a; column:b"))
     assert [str(value.layout) for value in program.block.outputs] == ["row:a"]
 
 
@@ -56,7 +56,7 @@ def test_one_value_at_two_ends_has_two_layouts():
 
     graph = md.jit(f).trace(md.spec([batch]))
     layout = Layout.parse("params/batch:a; optimizer/batch:b; batch:-")
-    program = lower_whole(graph, Mesh.parse("a:2,b:2"), layout)
+    program = lower_global(graph, Mesh.parse("a:2,b:2"), layout)
     ends = dict(zip(program.output_paths, program.block.outputs, strict=True))
     assert {path: str(v.layout) for path, v in ends.items()} == {
         "params": "batch:a",
@@ -86,7 +86,7 @@ def test_options_that_xla_decides_are_told_and_limits_of_one_device_are_not_thos
     graph = md.jit(attend).trace(*[md.spec(DIMS)] * 3)
     ring = Mesh.parse("context:8"), Layout.parse("length:context; memory_length:context")
     with pytest.warns(OptionWarning) as told:
-        lower_whole(graph, *ring, Options(context="ring", zigzag=True))
+        lower_global(graph, *ring, Options(context="ring", zigzag=True))
     assert [str(one.message).split(":")[0] for one in told] == [
         "context=ring changes nothing",
         "zigzag changes nothing",
@@ -95,7 +95,7 @@ def test_options_that_xla_decides_are_told_and_limits_of_one_device_are_not_thos
     share = lower(graph, *ring).peak_bytes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        lower_whole(graph, *ring, Options(memory=share))
+        lower_global(graph, *ring, Options(memory=share))
 
 
 def test_its_text_promises_nothing_about_what_is_sent():
