@@ -1,16 +1,17 @@
-"""Hardware: what one device of a kind can do at most, and how long its collectives take.
+"""Hardware: the peak figures of one device of a kind, and the least time of its collectives.
 
-All figures are peaks per device, as published. From them follow lower bounds: a program can be
-slower, for reasons a model of peaks does not see.
+All figures are peaks per device, as published. They give lower bounds: a program can be slower, for
+reasons that peaks do not show.
 
 * TPUs: "TPU v3", "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" of the Cloud TPU documentation
   (docs.cloud.google.com/tpu/docs/v5p and so on): flops, memory, bandwidth of memory, chips of a
   pod. Austin et al. 2025, "How to Scale Your Model" (jax-ml.github.io/scaling-book), chapter 2,
   "TPU specs": bytes per second of one link, one way, and of the data-centre network; chapter 3:
   collectives on rings, a hop of 1 us, and which axes close to a ring (multiples of 4 on v4 and v5p,
-  of 16 on v5e and v6e). Of v3, whose two cores are two devices, half of what a chip has: Jouppi et
+  of 16 on v5e and v6e).
+* TPU v3: the two cores of a chip are two devices, each with half of the chip's figures. Jouppi et
   al. 2020, "A domain-specific supercomputer for training deep neural networks", CACM 63(7), table
-  3: 656 Gb/s of one link; only a whole pod of 32 x 32 chips closes to rings. Its slices cannot be
+  3: 656 Gb/s of one link; only a full pod of 32 x 32 chips closes to rings. Its slices cannot be
   joined; its hosts of 8 cores have the 32 Gb/s of N1 machines (Compute Engine, "Network
   bandwidth").
 * A100 SXM 80 GB, H100 SXM, H200 SXM, HGX B200: NVIDIA's data sheets: dense flops, memory, NVLink.
@@ -45,14 +46,14 @@ class Hardware:
 
     Attributes:
         flops: operations per second in products of matrices, by the bytes of a number (8, 4, 2, 1).
-        memory_bytes: what a program may hold.
+        memory_bytes: the bytes of memory that a program can use.
         memory_bandwidth: bytes per second between the device and its memory.
-        link_bandwidth: along one mesh axis, in one direction of a torus; all of a switch.
+        link_bandwidth: on a torus, along one mesh axis in one direction; on a switch, in total.
         network_bandwidth: of the slow network, between slices or hosts.
-        joined: how many devices the fast network joins.
-        torus: the most axes whose links work side by side; 0: all devices are on one switch.
+        joined: the number of devices that the fast network joins.
+        torus: the most axes whose links work at the same time; 0: all devices are on one switch.
         ring: axes whose size is a multiple of this close to a ring on a torus.
-        latency: seconds of one hop on a torus, of one collective on a switch.
+        latency: seconds of one hop on a torus, or of one collective on a switch.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Hardware:
     latency: float = 0.0
 
     def peak(self, dtype: np.dtype) -> float:
-        """Returns the flops per second of products of a dtype; of the nearest one with a figure.
+        """Returns the flops per second of products of a dtype, or of the width nearest to it.
 
         >>> hardware("v5p").peak(np.dtype("float32"))
         459000000000000.0
@@ -77,29 +78,31 @@ class Hardware:
         return self.flops[min(self.flops, key=lambda known: (abs(known - width), known))]
 
     def slow_axes(self, mesh: Mesh) -> frozenset[str]:
-        """Returns the axes that cross the slow network: marked ones, and those that reach too far.
+        """Returns the axes that cross the slow network.
 
-        Devices are numbered row-major, so an axis reaches over its own and all later ones.
+        They are those marked as slow, and those that span more devices than the fast network joins.
+        Devices are numbered row-major, so an axis spans its own size times those of later axes.
         """
-        found, reach = set(mesh.slow), 1
+        slow, span = set(mesh.slow), 1
         for name, size in reversed(mesh.axes):
-            reach *= 1 if name in mesh.slow else size
-            if size > 1 and reach > self.joined:
-                found.add(name)
-        return frozenset(found)
+            span *= 1 if name in mesh.slow else size
+            if size > 1 and span > self.joined:
+                slow.add(name)
+        return frozenset(slow)
 
     def seconds(self, kind: str, wire_bytes: float, axes: Sequence[str], mesh: Mesh) -> float:
         """Returns the least time of one collective.
 
-        On a ring of n, both directions are used, and the wire bytes of all but two kinds cross one
-        link each: an all_to_all crosses n/4 on average, a permute uses one direction. An axis that
-        does not close to a ring has half the bandwidth. Several axes of a torus work side by side.
-        From one switch or network to another, all that is sent is taken to cross it.
+        On a ring of n devices, both directions are used, and each byte crosses one link. Two kinds
+        differ: the bytes of an all_to_all cross n/4 links on average, and a permute uses one
+        direction. An axis that does not close to a ring has half the bandwidth. Several axes of a
+        torus work at the same time. If the devices are on several switches or networks, all bytes
+        count as crossing between them.
 
         Args:
-            kind: the collective's.
-            wire_bytes: what one device sends (see `lowering.program.wire_bytes`).
-            axes: the mesh axes that it goes over.
+            kind: the kind of the collective.
+            wire_bytes: the bytes that one device sends (see `lowering.program.wire_bytes`).
+            axes: the mesh axes of the collective.
         """
         sizes = [mesh.sizes[axis] for axis in axes if mesh.sizes[axis] > 1]
         if not sizes:
@@ -122,9 +125,9 @@ class Hardware:
 def _tpu(
     name: str, tflops: float, memory: int, bandwidth: float, link: float, dcn: float, **rest: int
 ) -> Hardware:
-    half, whole = tflops * 1e12, 2 * tflops * 1e12
-    eighth = half if name in ("v3", "v4") else whole  # which have no faster int8
-    flops = MappingProxyType({4: half, 2: half, 1: eighth})
+    bfloat16 = tflops * 1e12
+    int8 = bfloat16 if name in ("v3", "v4") else 2 * bfloat16
+    flops = MappingProxyType({4: bfloat16, 2: bfloat16, 1: int8})
     return Hardware(
         name,
         f"TPU {name}",
@@ -151,7 +154,7 @@ def _gpu(
     return Hardware(
         name,
         f"NVIDIA {title}",
-        MappingProxyType({8 >> i: one * 1e12 for i, one in enumerate(tflops)}),
+        MappingProxyType({8 >> i: peak * 1e12 for i, peak in enumerate(tflops)}),
         memory * _GIB,
         bandwidth * 1e12,
         link * 1e9,
@@ -182,8 +185,8 @@ _ALL = (
         joined=2**31,
     ),
 )
-HARDWARE: Mapping[str, Hardware] = MappingProxyType({one.name: one for one in _ALL})
-# How drivers call devices. Of NVIDIA's these are the forms on boards (SXM); others are slower.
+HARDWARE: Mapping[str, Hardware] = MappingProxyType({kind.name: kind for kind in _ALL})
+# The names of devices in drivers. Of NVIDIA's, these are the SXM boards; other boards are slower.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "TPU v3": "v3",
@@ -218,7 +221,7 @@ def hardware(name: str) -> Hardware:
 
 
 def hardware_of(kind: str) -> Hardware | None:
-    """Returns the hardware of a device by what its driver calls it; None: it is not known.
+    """Returns the hardware of a device by the name in its driver; None if it is not known.
 
     >>> hardware_of("TPU v5 lite").name
     'v5e'

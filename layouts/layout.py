@@ -7,11 +7,11 @@
 major first; `?` takes only the axes that are free in the tensor; a scope confines a rule to the
 tensors whose path contains its components in a row.
 
-Where a tensor goes is a pure function of its dim names and its path, and of which dims have size 1:
-these are not split. Neither other sizes, nor the order of the dims, nor the rest of the program has
-a say. The order of the rules has one between optional rules that want one axis. Of scopes that are
-equally long the first decides, but a program refuses a layout in which such scopes disagree
-(`layouts.validate`).
+The layout of a tensor is a pure function of its dim names, its path, and which of its dims have
+size 1: these are not split. It does not depend on other sizes, on the order of the dims, or on the
+rest of the program. If several optional rules claim one axis, the first of them gets it. Among
+scopes that are equally long, the first decides; but it is an error if such scopes disagree about a
+tensor of a program (`layouts.validate`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ _KINDS = frozenset(["gradients", "optimizer"])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: its scope ('' if none), the dim, the axes (none for `-`), and whether it yields.
+    """One rule.
+
+    Attributes:
+        scope: the scope; '' if there is none.
+        dim: the name of the dim.
+        axes: the axes, major first; none for `-`.
+        optional: whether it takes only axes that are free.
 
     Raises:
         ValueError: a part is not of the grammar's form, or an axis is named twice.
@@ -65,15 +71,16 @@ class Rule:
 
     @property
     def target(self) -> str:
-        """What the rule is about: `params/embed`, the scope and the dim."""
+        """The scope and the dim: `params/embed`."""
         return f"{self.scope}/{self.dim}" if self.scope else self.dim
 
     @property
     def specificity(self) -> tuple[bool, int, bool, int]:
-        """How closely the scope describes a path.
+        """The rank of the scope among the scopes that apply to a path; the greatest decides.
 
-        By its components; then whether it tells gradients and optimizer state from the parameters
-        whose paths theirs contain; then by the components that have no wildcards.
+        Scopes are compared by their number of components; then by whether they name gradients or
+        optimizer state, whose paths contain those of parameters; then by their number of components
+        without wildcards.
         """
         components = [part for part in self.scope.split("/") if part not in ("", "**")]
         literal = [part for part in components if not _WILDCARD.search(part)]
@@ -145,10 +152,10 @@ class Layout:
                 reasons.append(str(error))
                 marked.append(part)
                 continue
-            other, place = first.setdefault(rule.target, (rule, part))
-            if place is not part:
-                reasons.append(_twice(other, rule))
-                marked += [place, part]
+            first_rule, first_part = first.setdefault(rule.target, (rule, part))
+            if first_part is not part:
+                reasons.append(_twice(first_rule, rule))
+                marked += [first_part, part]
             rules.append(rule)
         if reasons:
             raise ValueError("\n  ".join(["malformed layout", *_mark(text, marked), *reasons]))
@@ -179,47 +186,47 @@ class Layout:
         return Layout.parse("; ".join(f"{dim}:{_axes(axes)}" for dim, axes in layout.items()))
 
     def assign(self, shape: Shape, path: str = "", mesh: Mesh | None = None) -> TensorLayout:
-        """Returns where a tensor goes: a pure function of its dims and its path.
+        """Returns the layout of a tensor: a pure function of its dims and its path.
 
-        For each dim, the scoped rule that describes the path most closely decides, else the rule
-        without a scope, else the dim is not split. Optional rules come last, in the order written,
-        and take those of their axes that no other dim of the tensor has taken. A dim of size 1 is
-        not split: one device would have its position and all others padding.
+        For each dim, the most specific scoped rule that applies decides; if there is none, the rule
+        without a scope; else the dim is not split. Optional rules come last, in the order written,
+        and get those of their axes that split no other dim of the tensor. A dim of size 1 is not
+        split: one device would have its position and all others padding.
 
         Args:
-            shape: The tensor's dims; neither their order matters nor any size above 1.
+            shape: The tensor's dims; their order and sizes above 1 do not matter.
             path: The tensor's name, as in `state/params/mlp/w_in`; empty for a value inside the
-                program, to which no scope but `**` applies.
+                program, to which only the scope `**` applies.
             mesh: If given, it must have the axes; it does not change the result.
 
         Raises:
             LayoutConflict: two dims claim one axis, neither with `?`.
             ValueError: an axis is not on `mesh`.
         """
-        found, conflicts = self._resolve(shape, path)
+        layout, conflicts = self._resolve(shape, path)
         if conflicts:
             raise LayoutConflict(*conflicts[0])
         if mesh is not None:
-            for axis in sorted(found.split_axes - mesh.sizes.keys()):
+            for axis in sorted(layout.split_axes - mesh.sizes.keys()):
                 raise ValueError(
                     f"no axis `{axis}` in mesh `{mesh}`{did_you_mean(axis, mesh.names)}"
                 )
-        return found
+        return layout
 
     def resolve(self, shape: Shape, path: str = "") -> tuple[TensorLayout, list[LayoutConflict]]:
-        """Returns what `assign` would, with the conflicts instead of an error.
+        """Returns the layout of a tensor as `assign` does, and the conflicts instead of an error.
 
-        A contested axis stays with the rule that is written first.
+        If several rules claim an axis, the first of them gets it.
         """
-        found, conflicts = self._resolve(shape, path)
-        return found, [LayoutConflict(*conflict) for conflict in conflicts]
+        layout, conflicts = self._resolve(shape, path)
+        return layout, [LayoutConflict(*conflict) for conflict in conflicts]
 
     def inside(self, shape: Shape) -> TensorLayout:
-        """Returns where a value inside a program goes, which has no path.
+        """Returns the layout of a value inside a program, which has no path.
 
-        `validate` has found no conflict among them. An input of the program alone may have one
-        here, since rules with scopes keep it from conflicts at its path; a contested axis then
-        stays with the rule that is written first.
+        `validate` has checked that such values have no conflicts. Only an input of the program may
+        have one here, if scoped rules prevent it at the input's path. Then the first of the rules
+        that claim an axis gets it.
         """
         return self._resolve(shape, "")[0]
 
@@ -231,42 +238,43 @@ class Layout:
         return self._deciding[dim, path]
 
     def rules_for(self, dim: str, path: str = "") -> list[Rule]:
-        """Returns the rules that describe a dim in the tensor at `path` equally closely.
+        """Returns the most specific rules for a dim of the tensor at `path`, all equally specific.
 
-        The first of them is `rule_for`'s; where others want other axes, the layout contradicts
+        `rule_for` returns the first of them. If others have other axes, the layout contradicts
         itself.
         """
         applying = [r for r in self._candidates(dim, path) if r.applies_to(path)]
         return [rule for rule in applying if rule.specificity == applying[0].specificity]
 
     def applying(self, paths: Iterable[str]) -> set[Rule]:
-        """Returns the rules whose scopes describe some of the paths."""
-        found: set[Rule] = set()
+        """Returns the rules whose scopes apply to some of the paths."""
+        applying: set[Rule] = set()
         for path in paths:
             parts = {"", *path.split("/")}
             for by_part in self._by_part.values():
                 for part in parts & by_part.keys():
-                    rules = [rule for _, rule in by_part[part] if rule not in found]
-                    found.update(rule for rule in rules if rule.applies_to(path))
-        return found
+                    rules = [rule for _, rule in by_part[part] if rule not in applying]
+                    applying.update(rule for rule in rules if rule.applies_to(path))
+        return applying
 
     def _resolve(self, shape: Shape, path: str) -> tuple[TensorLayout, tuple[_Claim, ...]]:
         known = self._resolved.get((shape, path))
         if known is not None:
             return known
         chosen = {self.rule_for(dim.name, path) for dim in shape if dim.size != 1}
-        holder: dict[str, Rule] = {}
+        rule_of: dict[str, Rule] = {}  # by axis
         splits: dict[str, list[str]] = {}
         conflicts: list[_Claim] = []
         deciding = [rule for rule in chosen if rule is not None]
         for rule in sorted(deciding, key=lambda rule: (rule.optional, self._written[rule])):
             if not rule.optional:
-                conflicts += [(axis, (holder[axis], rule)) for axis in rule.axes if axis in holder]
-            splits[rule.dim] = [axis for axis in rule.axes if axis not in holder]
-            holder.update(dict.fromkeys(splits[rule.dim], rule))
-        found = TensorLayout.of(splits), tuple(conflicts)
-        self._resolved[shape, path] = found
-        return found
+                taken = [axis for axis in rule.axes if axis in rule_of]
+                conflicts += [(axis, (rule_of[axis], rule)) for axis in taken]
+            splits[rule.dim] = [axis for axis in rule.axes if axis not in rule_of]
+            rule_of.update(dict.fromkeys(splits[rule.dim], rule))
+        resolved = TensorLayout.of(splits), tuple(conflicts)
+        self._resolved[shape, path] = resolved
+        return resolved
 
     @cached_property
     def _resolved(self) -> dict[tuple[Shape, str], tuple[TensorLayout, tuple[_Claim, ...]]]:
@@ -279,7 +287,7 @@ class Layout:
 
     @cached_property
     def _written(self) -> dict[Rule, int]:
-        """The place of each rule in the order written."""
+        """The number of each rule, in the order written."""
         return {rule: number for number, rule in enumerate(self.rules)}
 
     def _candidates(self, dim: str, path: str) -> list[Rule]:
@@ -290,10 +298,11 @@ class Layout:
 
     @cached_property
     def _by_part(self) -> dict[str, dict[str, list[tuple[int, Rule]]]]:
-        """For each dim, its rules with their rank, by a component that a path must have for them.
+        """For each dim, its rules with their ranks, by a component that their paths must have.
 
-        Of a scope's components it is the rarest without a wildcard; "" where there is none. So a
-        layout with a rule for each of thousands of parameters compares a path with a few of them.
+        That component of the scope has no wildcard and occurs in the fewest scopes; "" if all have
+        wildcards. So a path is compared with few rules, even if the layout has a rule for each of
+        thousands of parameters.
         """
         ranked = sorted(self.rules, key=lambda rule: rule.specificity, reverse=True)
         literal = [
@@ -301,11 +310,11 @@ class Layout:
             for rule in ranked
         ]
         times = Counter(part for parts in literal for part in parts)
-        found: dict[str, dict[str, list[tuple[int, Rule]]]] = {}
+        by_part: dict[str, dict[str, list[tuple[int, Rule]]]] = {}
         for rank, (rule, parts) in enumerate(zip(ranked, literal, strict=True)):
             part = min(parts, key=lambda part: times[part], default="")
-            found.setdefault(rule.dim, {}).setdefault(part, []).append((rank, rule))
-        return found
+            by_part.setdefault(rule.dim, {}).setdefault(part, []).append((rank, rule))
+        return by_part
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.rules))
@@ -321,11 +330,11 @@ def _axes(axes: str | Sequence[str] | None) -> str:
 
 def _read(text: str) -> tuple[str, str, tuple[str, ...], bool]:
     """Returns the fields of the rule that `text` spells."""
-    found = _RULE.fullmatch(text)
-    if found is None:
+    match = _RULE.fullmatch(text)
+    if match is None:
         raise ValueError(_malformed(text))
-    axes = () if found["axes"] == "-" else tuple(found["axes"].split("+"))
-    return found["scope"] or "", found["dim"], axes, found["optional"] == "?"
+    axes = () if match["axes"] == "-" else tuple(match["axes"].split("+"))
+    return match["scope"] or "", match["dim"], axes, match["optional"] == "?"
 
 
 def _malformed(text: str) -> str:
@@ -345,16 +354,16 @@ def _mark(text: str, parts: Sequence[re.Match[str]]) -> tuple[str, str]:
 
 
 def matches(scope: str, path: str) -> bool:
-    """Returns whether the components of a glob occur in a row in a path; "" does everywhere.
+    """Returns whether the components of a glob occur in a row in a path; "" occurs in every path.
 
-    The glob is run as an automaton: state i is that its first i components without `**` have been
-    matched. A component of the path is compared at most once with each of the glob's, however many
-    `**` there are.
+    The glob is run as an automaton: state i means that its first i components other than `**` have
+    been matched. So a component of the path is compared at most once with each component of the
+    glob, whatever the number of `**`.
     """
     if not scope:
         return True
     wanted: list[str] = []
-    after_gap = {0}  # states in which any components may come before the next one wanted
+    after_gap = {0}  # states in which any components may come before the next wanted component
     for part in scope.split("/"):
         if part == "**":
             after_gap.add(len(wanted))
@@ -364,6 +373,6 @@ def matches(scope: str, path: str) -> bool:
     for component in path.split("/") if path else ():
         if len(wanted) in states:
             return True
-        onward = {i + 1 for i in states if fnmatchcase(component, wanted[i])}
-        states = (states & after_gap) | onward
+        advanced = {i + 1 for i in states if fnmatchcase(component, wanted[i])}
+        states = (states & after_gap) | advanced
     return len(wanted) in states

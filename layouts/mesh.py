@@ -1,10 +1,10 @@
 """Mesh: the named axes of a machine, with their sizes.
 
-An axis may be marked slow, `slice@dcn:2`: what is sent along it crosses a network slower than the
-one inside, and is kept to the least.
+An axis may be marked slow, `slice@dcn:2`: bytes sent along it cross a slower network, and lowering
+sends as few as possible.
 
-A mesh says nothing about which devices it is made of; devices are numbered row-major, the last axis
-varying fastest. Backends map that numbering to hardware.
+Devices of a mesh are numbers, in row-major order: the index along the last axis varies fastest.
+Backends map these numbers to hardware.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Mesh:
 
     @staticmethod
     def of(mesh: MeshLike | None) -> Mesh:
-        """Returns the mesh that is meant: `Mesh.of({"data": 2})`.
+        """Returns a mesh from any form that users may write: `Mesh.of({"data": 2})`.
 
         Args:
             mesh: a mesh, its text, its sizes by axis, a mesh of JAX's (its axes and sizes), or
@@ -108,7 +108,7 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple:  # without the hash, which differs in another process
+    def __reduce__(self) -> tuple:  # without the hash: it differs in another process
         return Mesh, (self.axes, self.slow)
 
     @cached_property
@@ -142,10 +142,10 @@ class Mesh:
     def coordinates(self) -> Iterator[dict[str, int]]:
         """Yields, for each device in order, its index along every axis."""
         for device in range(self.size):
-            found = {}
+            indices = {}
             for name, size in reversed(self.axes):
-                device, found[name] = divmod(device, size)
-            yield found
+                device, indices[name] = divmod(device, size)
+            yield indices
 
     def __str__(self) -> str:
         marks = {name: f"@{SLOW}" for name in self.slow}

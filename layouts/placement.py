@@ -1,7 +1,8 @@
-"""Placement: where every tensor of a program is, as data.
+"""Placement: the layout of every tensor of a program, as data.
 
-A layout is rules; a placement is what follows from them, tensor by tensor. It prints as text, one
-line for each tensor, reads back from that text, and `lowering.lower` takes it, whole or in part:
+A layout is a list of rules; a placement has the layout of each tensor that follows from them. It
+prints as text, one line for each tensor, and is read from such text. `lowering.lower` accepts all
+of it, or a part:
 
     in   state/params/w_in                  embed:data; d_ff:model
     out  state/params/w_in                  embed:data; d_ff:model
@@ -9,10 +10,10 @@ line for each tensor, reads back from that text, and `lowering.lower` takes it, 
          mlp/h.einsum                       batch:data; d_ff:model
          mlp/y.multiply                     batch:data (partial over model)
 
-Inputs and outputs are called by their paths (`in`, `out`), and so is what is read of an input
-inside of the program, which may be elsewhere. All other tensors are called by who makes them (see
-`lowering.placement.identity`). A tensor that is partial over an axis stays a partial sum over it;
-where it becomes whole, it has the layout that stands before.
+Inputs and outputs are named by their paths (`in`, `out`). A line with the path of an input, but
+without `in`, is for the input as it is read inside the program, which may be in another layout. All
+other tensors have the names of `lowering.placement.identity`. A tensor that is partial over an axis
+stays a partial sum over it; its line also has the layout that it has once it is reduced.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Placement:
-    """Layouts by the names of tensors; where a placement is given, any of them may be missing.
+    """Layouts by the names of tensors; a placement that the user gives may lack any of them.
 
     A layout may be given as its text: `Placement(tensors={"mlp/h.tanh": "batch:data"})`.
 
     Attributes:
-        inputs, outputs: where the program takes and leaves what has these paths.
-        tensors: where tensors are inside of the program.
-        partial: of some of these, the axes over which they stay partial sums; others are whole.
+        inputs, outputs: the layouts of the program's inputs and outputs, by path.
+        tensors: the layouts of tensors inside the program, by name.
+        partial: for those that stay partial sums, the axes over which they do.
     """
 
     inputs: Mapping[str, TensorLayout] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         for field_ in ("inputs", "outputs", "tensors"):
-            layouts = {name: _layout(at, name) for name, at in getattr(self, field_).items()}
+            layouts = {name: _layout(value, name) for name, value in getattr(self, field_).items()}
             object.__setattr__(self, field_, layouts)
         partial = {
             name: frozenset([axes] if isinstance(axes, str) else axes)
@@ -60,7 +61,7 @@ class Placement:
 
     @staticmethod
     def of(placement: PlacementLike) -> Placement:
-        """Returns the placement that is meant: itself, or what its text says.
+        """Returns a placement, or reads it from its text.
 
         Raises:
             ValueError: it is something else, or malformed.
@@ -76,10 +77,10 @@ class Placement:
 
     @staticmethod
     def parse(text: str) -> Placement:
-        """Reads what `str(placement)` gives; empty lines and what follows `#` are left out.
+        """Reads the text of `str(placement)`; skips empty lines, and text after `#`.
 
         Raises:
-            ValueError: lines are malformed, or name a tensor twice; all of them, with numbers.
+            ValueError: lines are malformed, or name a tensor twice; it lists all, with numbers.
         """
         layouts: dict[str, dict[str, TensorLayout]] = {"in": {}, "out": {}, "": {}}
         partial: dict[str, frozenset[str]] = {}
@@ -104,7 +105,7 @@ class Placement:
             except ValueError as error:
                 wrong.append(f"line {number}: {error}")
             if match["partial"] and role:
-                wrong.append(f"line {number}: what enters or leaves a program is not partial")
+                wrong.append(f"line {number}: inputs and outputs are not partial")
             elif match["partial"]:
                 partial[name] = frozenset(re.split(r",\s*", match["partial"]))
         if wrong:

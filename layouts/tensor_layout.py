@@ -1,14 +1,15 @@
-"""TensorLayout: where one tensor is on a mesh.
+"""TensorLayout: how one tensor is laid out on a mesh.
 
 Each dim is split over a tuple of axes (major first); each remaining axis is *replicated* or
-*partial*: along a partial axis every device holds one summand (or max operand, ...) of the value.
-The kind `varying` marks a value that belongs to its device alone and has no global meaning, such as
-a local index. An axis occurs once. Layouts do not depend on the order of a tensor's dims. There is
-one object for all layouts that are equal, so that comparing and hashing them takes no Python code.
+*partial*: along a partial axis every device has one operand of the sum (or maximum, ...) that the
+value is. The kind `varying` marks a value that differs from device to device and has no global
+meaning, such as a local index. An axis occurs once. Layouts do not depend on the order of a
+tensor's dims. Equal layouts are one object, so comparing and hashing them runs no Python code.
 
-The axes of a dim cut it one after the other, each into equal blocks, the last of them padded: 5
-over a=2, b=2 are blocks of 3 over a, each of blocks of 2 over b: 01 2- | 34 --. So taking the last
-axis away joins blocks into one that the layout without it has. What pads (`-`) hold is undefined.
+The axes of a dim split it one after the other, each into equal blocks, the last block padded: 5
+positions over a=2, b=2 are blocks of 3 over a, and each of these is blocks of 2 over b:
+01 2- | 34 --. So without the last axis, neighbouring blocks join to the blocks of the remaining
+axes. The values of pads (`-`) are undefined.
 """
 
 from __future__ import annotations
@@ -119,17 +120,17 @@ class TensorLayout:
         return _local(self, shape, mesh) if self.splits else shape
 
     def cuts(self, shape: Shape, mesh: Mesh) -> Cuts:
-        """Returns how dims are cut where shards have pads; see `meshdsl.tensors.cuts`."""
-        held = dict(self.splits)
-        counts = [tuple(mesh.sizes[axis] for axis in held.get(name, ())) for name in shape.names]
-        found = [
+        """Returns the block counts of dims whose shards have pads; see `meshdsl.tensors.cuts`."""
+        splits = dict(self.splits)
+        counts = [tuple(mesh.sizes[axis] for axis in splits.get(name, ())) for name in shape.names]
+        padded = [
             tuple(n for n in levels if n > 1) if dim.size % math.prod(levels) else ()
             for dim, levels in zip(shape, counts, strict=True)
         ]
-        return tuple(found) if any(found) else ()
+        return tuple(padded) if any(padded) else ()
 
     def even(self, shape: Shape, mesh: Mesh) -> TensorLayout:
-        """Returns this layout where it needs no pads: each dim keeps its first axes that fit."""
+        """Returns this layout without pads: a dim keeps the first axes that divide its size."""
         kept = {}
         for dim, axes in self.splits:
             size = shape.get(dim).size
@@ -140,8 +141,8 @@ class TensorLayout:
     def show(self, shape: Shape, mesh: Mesh) -> str:
         """Returns `[batch=8/16, embed=256]`: local size over global size where they differ."""
         parts = []
-        for dim, here in zip(shape, self.local(shape, mesh), strict=True):
-            parts.append(f"{dim}" if here == dim else f"{dim.name}={here.size}/{dim.size}")
+        for dim, local in zip(shape, self.local(shape, mesh), strict=True):
+            parts.append(f"{dim}" if local == dim else f"{dim.name}={local.size}/{dim.size}")
         kinds = [f"{kind} over {axis}" for axis, kind in self.partial]
         return "[" + ", ".join(parts) + "]" + (f" partial {', '.join(kinds)}" if kinds else "")
 
@@ -163,14 +164,14 @@ def _with_partial(layout: TensorLayout, axes: tuple[str, ...], kind: Kind) -> Te
 @lru_cache(maxsize=1 << 14)
 def _without(layout: TensorLayout, axes: frozenset[str]) -> TensorLayout:
     return TensorLayout.of(
-        {dim: [axis for axis in held if axis not in axes] for dim, held in layout.splits},
+        {dim: [axis for axis in split if axis not in axes] for dim, split in layout.splits},
         {axis: kind for axis, kind in layout.partial if axis not in axes},
     )
 
 
 @lru_cache(maxsize=1 << 14)
 def _local(layout: TensorLayout, shape: Shape, mesh: Mesh) -> Shape:
-    held = dict(layout.splits)
+    splits = dict(layout.splits)
     return Shape(
-        Dimension(dim.name, -(-dim.size // mesh.extent(held.get(dim.name, ())))) for dim in shape
+        Dimension(dim.name, -(-dim.size // mesh.extent(splits.get(dim.name, ())))) for dim in shape
     )

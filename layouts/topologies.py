@@ -1,13 +1,13 @@
 """Topologies: the machines that a job can be planned for, by name: `v5p:8x8x8`, `h100:8x16`.
 
-Of TPUs the numbers are the chips along each direction of a slice, as Cloud TPU writes them; several
-slices are joined by the data-centre network. Of GPUs they are the GPUs of one node, which share a
-switch, and then the nodes: `h100:8x16` has 16 nodes of 8. A device is what a mesh is made of: a
-chip, or on TPU v3 one of the two cores of a chip, since these share no memory.
+For TPUs the numbers are the chips along each direction of a slice, as Cloud TPU writes them; the
+data-centre network joins several slices. For GPUs they are the GPUs of one node, which share a
+switch, and then the number of nodes: `h100:8x16` has 16 nodes of 8. A device of a mesh is a chip;
+on TPU v3 it is one of the two cores of a chip, since these share no memory.
 
 The shapes of slices are those of the Cloud TPU documentation (docs.cloud.google.com/tpu/docs/v5p
-and so on): of v3, v5e and v6e all that are listed; of v4 and v5p some of less than 4x4x4, and from
-there on multiples of 4 in ascending order, up to the largest slice that one job can have.
+and so on). v3, v5e and v6e have all shapes that are listed there. v4 and v5p have some of those
+below 4x4x4, and above that multiples of 4 in ascending order, up to the largest slice of one job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Family:
     """The machines of one kind of device.
 
     Attributes:
-        shapes: the chips of a slice along each direction; empty of GPUs.
+        shapes: the chips of a slice along each direction; empty for GPUs.
         cores: devices on one chip.
         joins: whether several slices can be joined.
     """
@@ -49,12 +49,12 @@ def _shapes(text: str) -> tuple[Sizes, ...]:
 
 
 def _cubes(most: Sizes) -> tuple[Sizes, ...]:
-    """Returns the slices of three directions, up to the largest one."""
+    """Returns the shapes of slices with three directions, up to the largest slice."""
     sides = range(4, max(most) + 1, 4)
     large = itertools.combinations_with_replacement(sides, 3)
-    found = [sizes for sizes in large if math.prod(sizes) <= math.prod(most)]
+    fitting = [sizes for sizes in large if math.prod(sizes) <= math.prod(most)]
     small = _shapes("2x2x1 2x2x2 2x2x4 2x4x4")
-    return tuple(sorted([*small, *found], key=lambda sizes: (math.prod(sizes), sizes)))
+    return tuple(sorted([*small, *fitting], key=lambda sizes: (math.prod(sizes), sizes)))
 
 
 _FLAT = _shapes("1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16")
@@ -78,7 +78,7 @@ class Topology:
     """A machine: `Topology.parse("v5p:8x8x8", slices=2)`.
 
     Attributes:
-        sizes: chips along each direction of a slice; of GPUs those of a node, then the nodes.
+        sizes: chips along each direction of a slice; for GPUs, the GPUs of a node, then the nodes.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Topology:
         """Reads `v5p:8x8x8`.
 
         Raises:
-            ValueError: malformed text, an unknown name, or a shape that there is not; the nearest
-                ones are named.
+            ValueError: malformed text, an unknown name, or an unknown shape; the message has the
+                nearest known ones.
         """
         match = re.fullmatch(r"([\w.\-]+):(\d+(?:x\d+)*)", text.strip())
         name = text.partition(":")[0].strip()
@@ -130,7 +130,7 @@ class Topology:
 
     @cached_property
     def hardware(self) -> Hardware:
-        """What one device can do."""
+        """The peak figures of one device."""
         return hardware(self.name)
 
     @property
@@ -139,11 +139,11 @@ class Topology:
         return self.hardware.memory_bytes
 
     def problems(self, mesh: Mesh) -> list[str]:
-        """Returns why a mesh does not cover this machine, as many reasons as there are."""
-        found = []
+        """Returns all reasons why a mesh does not cover this machine."""
+        reasons = []
         verb = "has" if self.slices == 1 else "have"
         across = mesh.extent(mesh.slow) if self.is_tpu else self.slices
-        marked_so_many = across not in (1, self.slices) and mesh.size == (
+        marked_as_many = across not in (1, self.slices) and mesh.size == (
             across * self.devices_of_slice
         )
         if not mesh.axes and self.devices > 1:
@@ -152,22 +152,22 @@ class Topology:
                 f"{self} {verb} {self.devices:,} devices, but there is no mesh: a mesh has one "
                 f'device for each, as in --mesh_shape="{slices}data:{self.devices_of_slice}"'
             ]
-        if mesh.size != self.devices and not marked_so_many:
-            found.append(
+        if mesh.size != self.devices and not marked_as_many:
+            reasons.append(
                 f"mesh {mesh} has {mesh.size:,} devices, but {self} {verb} {self.devices:,}: "
                 "a mesh has one device for each"
             )
         if across != self.slices:
             marked = ", ".join(f"{axis}@{SLOW}" for axis in mesh.names if axis in mesh.slow)
-            found.append(
-                f"the mesh axes that go across slices ({marked}) have {across:,} places, but there "
-                f"{'is 1 slice' if self.slices == 1 else f'are {self.slices:,} slices'}: give "
-                f"--slices={across}, or leave the mark out"
+            reasons.append(
+                f"the mesh axes that go across slices ({marked}) have {across:,} positions, but "
+                f"there {'is 1 slice' if self.slices == 1 else f'are {self.slices:,} slices'}: "
+                f"give --slices={across}, or leave the mark out"
                 if marked
                 else f"there are {self.slices:,} slices, but no mesh axis goes across them: mark "
                 f'one of that size, as in --mesh_shape="slice@{SLOW}:{self.slices},..."'
             )
-        return found
+        return reasons
 
     def __str__(self) -> str:
         shape = f"{self.name}:{'x'.join(map(str, self.sizes))}"
@@ -187,12 +187,13 @@ def _check(name: str, sizes: Sizes) -> None:
             raise ValueError(f"no topology {name}:{written}; {_shape_of(name)}. Nearest: {nearest}")
         return
     if sizes not in family.shapes:
-        near = ", ".join(f"{name}:{'x'.join(map(str, one))}" for one in _nearest(sizes, family))
+        shapes = _nearest(sizes, family)
+        near = ", ".join(f"{name}:{'x'.join(map(str, shape))}" for shape in shapes)
         raise ValueError(f"no topology {name}:{written}; {_shape_of(name)}. Nearest: {near}")
 
 
 def _shape_of(name: str) -> str:
-    """Returns what the numbers of a topology are."""
+    """Returns the meaning of a topology's numbers, for errors."""
     family = FAMILIES[name]
     if not family.shapes:
         joined = hardware(name).joined
@@ -202,7 +203,7 @@ def _shape_of(name: str) -> str:
 
 
 def _nearest(sizes: Sizes, family: Family) -> Sequence[Sizes]:
-    """Returns the shapes that differ least, along each direction where there are as many."""
+    """Returns the nearest shapes, compared by direction if the directions are as many."""
 
     def distance(known: Sizes) -> tuple[float, float]:
         volume = abs(math.log(math.prod(known) / max(math.prod(sizes), 1)))

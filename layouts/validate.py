@@ -1,7 +1,7 @@
-"""Does a layout fit a program on a mesh? Every reason why not, at once, each with its fix.
+"""Validate: all reasons why a layout does not fit a program on a mesh, each with its fix.
 
-The rules of `Layout` raise short reasons; here they become what a user needs: the tensor, the line
-of the model, the mesh, the layout, and what to write instead.
+`Layout` raises short reasons. This module adds the tensor, the line of the model, the mesh, the
+layout, and the text to write instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path
 
 _WILD = re.compile(r"[*?[]")
 _PARAMS = "params"  # as in `mirrors`
-_MISSPELT = 0.8  # difflib's ratio from which one name is taken for a misspelling of another
+_MISSPELT = 0.8  # a name with at least this ratio of difflib to another is a misspelling of it
 
 
 class LayoutError(ValueError):
@@ -30,11 +30,11 @@ class LayoutError(ValueError):
 
 
 class LayoutWarning(UserWarning):
-    """A layout fits a program, but a part of it has no effect."""
+    """A part of a layout has no effect on a program."""
 
 
 class ScopeWarning(LayoutWarning):
-    """A scope fits no path of a program, and looks misspelt."""
+    """A scope applies to no path of a program, and looks misspelt."""
 
 
 def check(
@@ -46,52 +46,52 @@ def check(
     allow_unknown_dims: bool = False,
     mesh_given: bool = True,
 ) -> None:
-    """Raises one `LayoutError` with everything that `problems` finds, if anything.
+    """Raises one `LayoutError` with all problems, if there are any; arguments as in `problems`.
 
     Args:
-        mesh_given: False for a layout without a mesh; `mesh` is one of its axes then.
+        mesh_given: False for a layout without a mesh; then `mesh` is a mesh of the layout's axes.
     """
-    found = problems(
+    texts = problems(
         layout, mesh, tensors, known_dims=known_dims, allow_unknown_dims=allow_unknown_dims
     )
-    _raise(layout, mesh, found, mesh_given)
+    _raise(layout, mesh, texts, mesh_given)
 
 
 def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
-    """Raises one `LayoutError` with every scope that fits none of a program's paths.
+    """Raises one `LayoutError` with every scope that applies to none of a program's paths.
 
-    For the program that a whole job is about, such as a training step; others may lack some paths.
+    It is meant for the main program of a job, such as a training step; others may lack some paths.
     """
-    found = []
+    texts = []
     known = _parts(paths)
-    for rule in _unfitting(layout, paths):
+    for rule in _not_applying(layout, paths):
         hint = _corrected(rule, paths, known)
         nearest = [f"`{path}`" for path in _nearest(rule, paths)]
-        told = f" The nearest paths: {' and '.join(nearest)}" if nearest else ""
-        found.append(f"`{rule}` fits no path of this program{hint or '.'}{told}")
-    _raise(layout, mesh, found)
+        listed = f" The nearest paths: {' and '.join(nearest)}" if nearest else ""
+        texts.append(f"`{rule}` fits no path of this program{hint or '.'}{listed}")
+    _raise(layout, mesh, texts)
 
 
 def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
-    """Returns one text per rule whose scope fits none of a program's paths, but nearly one.
+    """Returns one text per rule whose scope applies to no path of a program, but nearly to one.
 
-    For any program: a layout that serves several programs may have scopes that one of them lacks,
-    so others than these are no mistake.
+    Other rules that apply to no path are not reported: they may be for another program with the
+    same layout.
     """
     named = {part for rule in layout.rules for part in rule.scope.split("/")}
     known = _parts(paths)
-    found = []
-    for rule in _unfitting(layout, paths):
+    texts = []
+    for rule in _not_applying(layout, paths):
         hint = _corrected(rule, paths, known, known - named, _MISSPELT)
         if hint.endswith("?"):
-            found.append(f"`{rule}` fits no path of this program{hint}")
-    return found
+            texts.append(f"`{rule}` fits no path of this program{hint}")
+    return texts
 
 
 def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
-    """Returns one text per optional rule that takes an axis nowhere, with what holds its axes.
+    """Returns one text per optional rule that never gets an axis, with the rules that get it.
 
-    A rule that decides about no tensor at all may be for another program, and is not told.
+    A rule that decides about no tensor is not reported: it may be for another program.
     """
     optional = [rule for rule in layout.rules if rule.optional]
     if not optional:
@@ -103,26 +103,26 @@ def idle_rules(layout: Layout, tensors: Iterable[LabelledTensor]) -> list[str]:
         if (names, path) in seen:
             continue
         seen.add((names, path))
-        where = layout.resolve(shape, path)[0]
+        tensor_layout = layout.resolve(shape, path)[0]
         for rule in optional:
             if rule.dim not in names or layout.rule_for(rule.dim, path) != rule:
                 continue
-            if where.axes(rule.dim):
+            if tensor_layout.axes(rule.dim):
                 applied.add(rule)
             for axis in rule.axes:
-                dim = where.dim_of(axis)
+                dim = tensor_layout.dim_of(axis)
                 holder = layout.rule_for(dim, path) if dim else None
                 if holder not in (None, rule):
                     holders[rule][holder] = None
     return [
-        f"`{rule}` takes no axis anywhere: wherever it would, {_list(held, 'or')} has it already. "
-        f"Leave the rule out, or give `{rule.dim}` an axis that is free"
-        for rule, held in holders.items()
-        if held and rule not in applied
+        f"`{rule}` takes no axis anywhere: wherever it would, {_list(others, 'or')} has it "
+        f"already. Leave the rule out, or give `{rule.dim}` an axis that is free"
+        for rule, others in holders.items()
+        if others and rule not in applied
     ]
 
 
-def _unfitting(layout: Layout, paths: Collection[str]) -> list[Rule]:
+def _not_applying(layout: Layout, paths: Collection[str]) -> list[Rule]:
     applying = layout.applying(paths)
     return [rule for rule in layout.rules if rule not in applying]
 
@@ -138,11 +138,12 @@ def _corrected(
     among: Collection[str] | None = None,
     cutoff: float = 0.7,
 ) -> str:
-    """Returns `. Did you mean ...?` with the rule in which unknown parts of the scope are known."""
+    """Returns `. Did you mean ...?` with a rule like `rule` that applies to some path, or ''."""
     words = rule.scope.split("/")
     mirrors = _PARAMS in parts and all(word in parts for word in words)
-    for place in range(1, len(words) if mirrors else 0):  # of the parameters, with `params` inside
-        longer = replace(rule, scope="/".join([*words[:place], _PARAMS, *words[place:]]))
+    # Paths of trees that mirror the parameters have `params` inside, which a scope may lack.
+    for position in range(1, len(words) if mirrors else 0):
+        longer = replace(rule, scope="/".join([*words[:position], _PARAMS, *words[position:]]))
         if any(longer.applies_to(path) for path in paths):
             return f". Did you mean `{longer}`?"
     scope = []
@@ -159,7 +160,7 @@ def _corrected(
 
 
 def _nearest(rule: Rule, paths: Collection[str], count: int = 2) -> list[str]:
-    """Returns the paths of which some components in a row are most like a rule's scope."""
+    """Returns the paths with consecutive components that are most like a rule's scope."""
     length = rule.scope.count("/") + 1
 
     def likeness(path: str) -> float:
@@ -170,12 +171,12 @@ def _nearest(rule: Rule, paths: Collection[str], count: int = 2) -> list[str]:
     return sorted(paths, key=lambda path: (-likeness(path), len(path)))[:count]
 
 
-def _raise(layout: Layout, mesh: Mesh, found: Sequence[str], mesh_given: bool = True) -> None:
-    if not found:
+def _raise(layout: Layout, mesh: Mesh, texts: Sequence[str], mesh_given: bool = True) -> None:
+    if not texts:
         return
-    count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+    count = "1 problem" if len(texts) == 1 else f"{len(texts)} problems"
     lines = [f"layout does not fit this program ({count})", ""]
-    for number, problem in enumerate(found, start=1):
+    for number, problem in enumerate(texts, start=1):
         head = f"  {number}. "
         lines.append(head + problem.replace("\n", "\n" + " " * len(head)))
     shown = (str(mesh) or "no axes") if mesh_given else "none given"
@@ -191,15 +192,15 @@ def problems(
     known_dims: Collection[str],
     allow_unknown_dims: bool = False,
 ) -> list[str]:
-    """Returns one text per problem, each problem once, in an order that depends on nothing else.
+    """Returns one text per problem, each problem once, in the order of the rules and tensors.
 
     Args:
         layout: The rules.
-        mesh: The mesh they are for.
+        mesh: The mesh that the rules are for.
         tensors: Every tensor of the program: its label, shape, path ('' if none) and source.
         known_dims: The names of all dims of the program.
-        allow_unknown_dims: For layouts that serve several programs: a dim that this program lacks
-            is reported only if its name is nearly that of a dim without a rule.
+        allow_unknown_dims: For layouts of several programs: a dim that this program lacks is
+            reported only if its name is nearly that of a dim without a rule.
     """
     listed = list(tensors)
     return [
@@ -211,16 +212,16 @@ def problems(
 
 
 def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
-    found: dict[tuple[str, tuple[Rule, Rule]], list[LabelledTensor]] = {}
+    conflicts: dict[tuple[str, tuple[Rule, Rule]], list[LabelledTensor]] = {}
     for tensor in tensors:
         for conflict in layout.resolve(tensor[1], tensor[2])[1]:
-            found.setdefault((conflict.axis, conflict.rules), []).append(tensor)
-    involved = Counter(rule for _, rules in found for rule in rules)
+            conflicts.setdefault((conflict.axis, conflict.rules), []).append(tensor)
+    involved = Counter(rule for _, rules in conflicts for rule in rules)
 
-    for (axis, rules), clashes in found.items():
+    for (axis, rules), clashes in conflicts.items():
         other = {rules[0]: rules[1], rules[1]: rules[0]}
-        # The rule worth making optional still splits something then; better if that settles
-        # several conflicts; else it is the later one.
+        # Advise to make the rule optional that still splits a tensor then. If both do, it is the
+        # rule in more conflicts; else the later one.
         keeping, yielding = sorted(
             rules,
             key=lambda rule: (_acts_without(layout, tensors, rule, other[rule]), involved[rule]),
@@ -240,7 +241,7 @@ def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[st
 def _of_mirror(
     rules: Sequence[Rule], clashing: Sequence[str], tensors: Sequence[LabelledTensor]
 ) -> Iterator[str]:
-    """Yields why a rule for the parameters applies to what mirrors them, and how to prevent it."""
+    """Yields why a rule for parameters applies to a tree that mirrors them, and how to avoid it."""
     paths = {path for _, _, path, _ in tensors}
     for path in clashing:
         before, _, rest = path.partition(f"/{_PARAMS}/")
@@ -256,22 +257,22 @@ def _of_mirror(
 
 
 def _contradictions(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
-    """Yields scoped rules that describe one tensor equally closely, and want different things."""
-    found: dict[tuple[Rule, Rule], list[str]] = {}
+    """Yields scoped rules that are equally specific for a tensor, and have different axes."""
+    contradictions: dict[tuple[Rule, Rule], list[str]] = {}
     scoped = {rule.dim for rule in layout.rules if rule.scope}
     for _, shape, path, _ in tensors:
         for name in shape.names if path else ():
             if name in scoped:
                 for other in (equal := layout.rules_for(name, path))[1:]:
                     if (other.axes, other.optional) != (equal[0].axes, equal[0].optional):
-                        found.setdefault((equal[0], other), []).append(path)
-    for (first, other), paths in found.items():
-        places = list(dict.fromkeys(paths))
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                        contradictions.setdefault((equal[0], other), []).append(path)
+    for (first, other), paths in contradictions.items():
+        unique = list(dict.fromkeys(paths))
+        more = f" and {len(unique) - 1} more" if len(unique) > 1 else ""
         yield (
             f"`{first}` and `{other}` contradict each other: both scopes describe\n"
-            f"  {places[0]}{more}\n"
-            f"and neither is longer. Lengthen the one that is to decide{_longer(other, places[0])}."
+            f"  {unique[0]}{more}\n"
+            f"and neither is longer. Lengthen the one that is to decide{_longer(other, unique[0])}."
         )
 
 
@@ -302,11 +303,12 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
     for rule in layout.rules:
         if rule.dim not in known:
             users.setdefault(rule.dim, []).append(rule)
-    # A dim with a rule of its own is not what another rule's name was meant to be.
+    # A dim that has a rule is not the dim that a misspelt rule was meant for.
     unruled = set(known) - {rule.dim for rule in layout.rules}
     for dim, rules in users.items():
         if not allow or difflib.get_close_matches(dim, unruled, n=1, cutoff=_MISSPELT):
-            own = [name for name in sorted(known) if not name.endswith("_")]  # not an operation's
+            # Names of dims that operations add end with `_`.
+            own = [name for name in sorted(known) if not name.endswith("_")]
             listed = ", ".join(f"`{name}`" for name in own) or "none"
             advice = _of_attention(dim, known)
             if not advice:
@@ -317,7 +319,7 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
 
 
 def _of_attention(dim: str, known: Collection[str]) -> str:
-    """Returns what a rule for the memory of attention asks of the model, where that lacks it."""
+    """Returns the advice for a rule for the memory of attention that the model does not name."""
     length = dim.removeprefix("memory_")
     if length == dim or length not in known:
         return ""
@@ -344,10 +346,10 @@ def _acts_without(
 def _show(tensor: LabelledTensor) -> str:
     label, shape, _, source = tensor
     named = f"{label}: {shape}" if label else str(shape)
-    return f"{named}      {_place(source)}  {source.code}".rstrip()
+    return f"{named}      {_line(source)}  {source.code}".rstrip()
 
 
-def _place(source: Source) -> str:
+def _line(source: Source) -> str:
     return "" if source == UNKNOWN else str(source)
 
 

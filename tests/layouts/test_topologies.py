@@ -127,11 +127,11 @@ def test_all_that_is_wrong_with_a_mesh_is_told():
         '--mesh_shape="slice@dcn:2,..."',
     ]
     assert problems("v5e:2x4", "slice@dcn:2,data:4") == [
-        "the mesh axes that go across slices (slice@dcn) have 2 places, but there is 1 slice: "
+        "the mesh axes that go across slices (slice@dcn) have 2 positions, but there is 1 slice: "
         "give --slices=2, or leave the mark out"
     ]
     assert problems("v5e:2x4", "slice@dcn:2,data:8") == [
-        "the mesh axes that go across slices (slice@dcn) have 2 places, but there is 1 slice: "
+        "the mesh axes that go across slices (slice@dcn) have 2 positions, but there is 1 slice: "
         "give --slices=2, or leave the mark out"
     ]
     assert problems("v5e:2x4", "") == [
@@ -140,6 +140,6 @@ def test_all_that_is_wrong_with_a_mesh_is_told():
     ]
     (told,) = problems("v5e:2x4", "", slices=2)
     assert told.endswith('--mesh_shape="slice@dcn:2,data:8"')
-    assert "(one@dcn, two@dcn) have 4 places, but there are 2 slices" in " ".join(
+    assert "(one@dcn, two@dcn) have 4 positions, but there are 2 slices" in " ".join(
         problems("v5e:2x4", "one@dcn:2,two@dcn:2,data:4", slices=2)
     )
