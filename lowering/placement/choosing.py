@@ -1,7 +1,7 @@
-"""Choosing: takes one of the strategies that a partition rule offers.
+"""Choosing: the choice among the strategies that a partition rule offers.
 
 There is one cost function: bytes on the wire, plus local flops divided by the flops that the
-hardware computes in the time of one byte. Among strategies of equal cost the first is taken.
+hardware computes in the time of one byte. Among strategies of equal cost the first is chosen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Chooser:
         return self.hardware.peak(BFLOAT16) / self.hardware.link_bandwidth
 
     def cost(self, work: Work) -> float:
-        """Returns what a strategy costs, in bytes that one device sends."""
+        """Returns the cost of a strategy, in bytes that one device sends."""
         return (work.sends + work.flops / self.flops_per_wire_byte) / work.favour
 
     def cheapest(self, works: Sequence[Work]) -> int:
@@ -60,14 +60,18 @@ class Chooser:
         results: Sequence[TensorLayout],
         readers: int = 1,
     ) -> Strategy | Strategies:
-        """Returns what the rule of an operation offers if its tensors have these layouts."""
+        """Returns the strategies that the rule of an operation offers for these layouts.
+
+        Args:
+            readers: the number of operations that read the same moved operands.
+        """
         case = Case(op, tuple(operands), tuple(results), self.mesh, self.options, readers)
         return rule_of(op)(case)
 
     def sends(
         self, op: Operation, operands: Sequence[TensorLayout], results: Sequence[TensorLayout]
     ) -> float:
-        """Returns the bytes that one device sends for an operation in the chosen strategy."""
+        """Returns the bytes that one device sends for an operation with the cheapest strategy."""
         offered = self.offered(op, operands, results)
         if isinstance(offered, Strategies):
             return offered.work[self.cheapest(offered.work)].sends
@@ -84,7 +88,7 @@ class Chooser:
         results: Sequence[TensorLayout],
         readers: int = 1,
     ) -> Strategy:
-        """Returns the chosen strategy of an operation whose tensors have these layouts."""
+        """Returns the cheapest strategy of an operation whose tensors have these layouts."""
         offered = self.offered(op, operands, results, readers)
         if isinstance(offered, Strategy):
             return offered

@@ -3,8 +3,8 @@
 A weight that is stored split is gathered for the forward pass, freed, and gathered again for the
 backward pass. Outside of loops the time between may be short: the logits read a table of tokens
 last, and their gradient reads it again. This pass keeps such a weight in between, unless a device
-would exceed its memory at some instruction there. Weights that are kept for the shortest time come
-first. Loops over layers gather their slices again; `--weights=keep` keeps those.
+would exceed its memory at some instruction there. Weights that are kept for the shortest time are
+tried first. Loops over layers gather their slices again; `--weights=keep` keeps those.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Kept:
     """A weight that is gathered once for both passes.
 
     Attributes:
-        path: the parameter's.
-        bytes: the memory on a device that it takes in between.
-        wire_bytes: the bytes that a device saves on the wire, per gather that is left out.
+        path: the path of the parameter.
+        bytes: the memory that it needs on a device in between.
+        wire_bytes: the bytes that a device need not send, since the second gather is left out.
     """
 
     path: str
@@ -44,7 +44,7 @@ def allowance(program: SpmdProgram, limit: int | None) -> int:
 
 
 def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram:
-    """Returns a program that keeps weights as far as memory goes, or the program itself.
+    """Returns a program that keeps as many weights as fit into memory, or the program itself.
 
         keep_gathered(program, program.peak_bytes)
 
@@ -53,7 +53,7 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
     Args:
         limit: the bytes that a device has; None allows `SHARE` more than the program's peak.
     """
-    if not any(_frees(one) for one, _ in program.block.walk()):
+    if not any(_frees(instruction) for instruction, _ in program.block.walk()):
         return program
     allowed, curve = allowance(program, limit), program.memory.curve
     inputs = zip(program.block.inputs, program.input_paths, strict=True)
@@ -61,24 +61,27 @@ def keep_gathered(program: SpmdProgram, limit: int | None = None) -> SpmdProgram
     kept: list[Kept] = []
 
     def change(block: Block) -> Block:
-        again = list(_regathered(block))
-        if not again:
+        regathered = list(_regathered(block))
+        if not regathered:
             return block
-        levels = np.array([curve.get(one, 0) for one in block.instructions])
-        instead: dict[Value, Value] = {}
-        for one in sorted(again, key=lambda one: one.length):
-            spans = [(slice(start + 1, end), size) for start, end, size in one.spans]
+        levels = np.array([curve.get(instruction, 0) for instruction in block.instructions])
+        replacements: dict[Value, Value] = {}
+        for weight in sorted(regathered, key=lambda weight: weight.length):
+            # In between, so without the last reader and without the second gather.
+            spans = [(slice(start + 1, end), size) for start, end, size in weight.spans]
             if any(levels[span].max(initial=0) + size > allowed for span, size in spans):
                 continue
             for span, size in spans:
                 levels[span] += size
-            instead.update(one.values)
-            sent = sum(wire_of(move, program.mesh) for move in one.moves)
-            kept.append(Kept(paths.get(one.home, ""), sum(size for _, size in spans), sent))
-        if not instead:
+            replacements.update(weight.values)
+            sent = sum(wire_of(move, program.mesh) for move in weight.moves)
+            kept.append(Kept(paths.get(weight.home, ""), sum(size for _, size in spans), sent))
+        if not replacements:
             return block
-        instructions = tuple(substituted(one, instead) for one in block.instructions)
-        outputs = tuple(instead.get(value, value) for value in block.outputs)
+        instructions = tuple(
+            substituted(instruction, replacements) for instruction in block.instructions
+        )
+        outputs = tuple(replacements.get(value, value) for value in block.outputs)
         return needed(replace(block, instructions=instructions, outputs=outputs))
 
     changed = each_block(program, change)
@@ -93,10 +96,10 @@ class _Regathered:
 
     Attributes:
         home: the stored weight.
-        values: the values that are moved again, and the earlier values equal to them.
+        values: for each value that is moved again, the equal value that was moved before.
         moves: the instructions that move it again.
-        spans: per earlier value, the position of its last reader, the position at which it is moved
-            again, and its bytes.
+        spans: for each value that was moved before, the position of its last reader, the position
+            at which it is moved again, and its bytes.
     """
 
     home: Value
@@ -109,69 +112,82 @@ class _Regathered:
         return sum(end - start for start, end, _ in self.spans)
 
 
-def _frees(one: Instruction) -> bool:
+def _frees(instruction: Instruction) -> bool:
     """Whether an instruction is the barrier after which a weight is gathered again."""
-    return one.op == "barrier" and parameters_of(one, Barrier).get("stored", False)
+    return instruction.op == "barrier" and parameters_of(instruction, Barrier).get("stored", False)
 
 
 def _regathered(block: Block) -> Iterator[_Regathered]:
     """Yields the weights of a block that are moved again in the same way."""
-    homes = {one.inputs[0] for one in block.instructions if _frees(one)}
-    if not homes:
+    stored = {instruction.inputs[0] for instruction in block.instructions if _frees(instruction)}
+    if not stored:
         return
-    moving = [_moves(one) for one in block.instructions]
-    last = {v: n for n, one in enumerate(block.instructions) for v in one.inputs}
-    last |= dict.fromkeys(block.outputs, len(block.instructions))
-    known: dict[Hashable, Value] = {}
+    are_moves = [_moves(instruction) for instruction in block.instructions]
+    last_reads = {
+        v: n for n, instruction in enumerate(block.instructions) for v in instruction.inputs
+    }
+    last_reads |= dict.fromkeys(block.outputs, len(block.instructions))
+    moved_before: dict[Hashable, Value] = {}
     weights: dict[Value, _Regathered] = {}
-    pairs = zip(block.instructions, moving, strict=True)
-    further = {v for one, moves in pairs if not moves for v in one.inputs}.union(
-        block.outputs
-    )  # values that are read, not only moved on
-    for place, one in enumerate(block.instructions):
-        if _frees(one):
-            weights[one.outputs[0]] = _Regathered(one.inputs[0], {one.outputs[0]: one.inputs[0]})
-        if not moving[place]:
+    pairs = zip(block.instructions, are_moves, strict=True)
+    # Values that are read by other instructions than moves.
+    computed_with = {v for instruction, moves in pairs if not moves for v in instruction.inputs}
+    computed_with.update(block.outputs)
+    for position, instruction in enumerate(block.instructions):
+        if _frees(instruction):
+            weights[instruction.outputs[0]] = _Regathered(
+                instruction.inputs[0], {instruction.outputs[0]: instruction.inputs[0]}
+            )
+        if not are_moves[position]:
             continue
-        (value,), (result,) = one.inputs, one.outputs
+        (value,), (result,) = instruction.inputs, instruction.outputs
         weight = weights.get(value)
         if weight is None:
-            if value in homes:
-                known[_key(one, value)] = result
-                homes.add(result)
+            if value in stored:
+                moved_before[_key(instruction, value)] = result
+                stored.add(result)
             continue
-        before = known.get(_key(one, weight.values[value]))
-        if before is None:  # moved in another way than before
+        before = moved_before.get(_key(instruction, weight.values[value]))
+        if before is None:  # it was not moved in this way before
             continue
         weights[result] = weight
         weight.values[result] = before
-        weight.moves.append(one)
-        if result in further:
-            weight.spans.append((last.get(before, place), place, before.bytes))
+        weight.moves.append(instruction)
+        if result in computed_with:
+            weight.spans.append((last_reads.get(before, position), position, before.bytes))
     for weight in dict.fromkeys(weights.values()):
-        if any(one.is_collective for one in weight.moves):
+        if any(move.is_collective for move in weight.moves):
             yield weight
 
 
-def _moves(one: Instruction) -> bool:
-    alone = len(one.inputs) == len(one.outputs) == 1
-    return alone and (one.is_collective or (one.op in CHEAP and one.op != "barrier"))
+def _moves(instruction: Instruction) -> bool:
+    single = len(instruction.inputs) == len(instruction.outputs) == 1
+    return single and (
+        instruction.is_collective or (instruction.op in CHEAP and instruction.op != "barrier")
+    )
 
 
-def _key(one: Instruction, value: Value) -> Hashable:
-    (result,) = one.outputs
-    return one.op, value, result.shape, result.dtype, result.layout, exact_key(one.params)
+def _key(instruction: Instruction, value: Value) -> Hashable:
+    (result,) = instruction.outputs
+    return (
+        instruction.op,
+        value,
+        result.shape,
+        result.dtype,
+        result.layout,
+        exact_key(instruction.params),
+    )
 
 
 def _paths(block: Block, paths_of_inputs: Mapping[Value, str]) -> Iterator[tuple[Value, str]]:
     """Yields parameters, and values moved or cast from them, with their paths; in bodies too."""
     paths = dict(paths_of_inputs)
-    for one in block.instructions:
-        if one.op in CHEAP:
-            pairs = zip(one.inputs, one.outputs, strict=False)
+    for instruction in block.instructions:
+        if instruction.op in CHEAP:
+            pairs = zip(instruction.inputs, instruction.outputs, strict=False)
             paths.update((out, paths[value]) for value, out in pairs if value in paths)
-        for body in one.bodies:
-            inputs = one.inputs[len(one.inputs) - len(body.inputs) :]
+        for body in instruction.bodies:
+            inputs = instruction.inputs[len(instruction.inputs) - len(body.inputs) :]
             inner = zip(body.inputs, inputs, strict=False)
             yield from _paths(body, {i: paths[o] for i, o in inner if o in paths})
     yield from paths.items()

@@ -10,7 +10,7 @@ _TINY = 1e-9
 
 
 class CutGraph:
-    """A graph with capacities; `SOURCE` and `SINK` are its ends.
+    """A graph with capacities, from `SOURCE` to `SINK`.
 
     An edge a -> b with capacity c costs c if a is on the source's side and b is not.
     """
@@ -21,8 +21,9 @@ class CutGraph:
     def __init__(self) -> None:
         self._number: dict[Hashable, int] = {self.SOURCE: 0, self.SINK: 1}
         self._edges: list[list[int]] = [[], []]
+        # Edges are numbered; edge n ^ 1 is the reverse of edge n.
         self._to: list[int] = []
-        self._room: list[float] = []
+        self._residual: list[float] = []
         self._once: set[tuple[Hashable, Hashable]] = set()
 
     def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
@@ -34,9 +35,9 @@ class CutGraph:
         if b == len(edges):
             edges.append([])
         edges[a].append(number)
-        edges[b].append(number + 1)  # the way back, which has no room yet
+        edges[b].append(number + 1)  # the reverse edge; it has no residual capacity yet
         self._to += (b, a)
-        self._room += (capacity, 0.0)
+        self._residual += (capacity, 0.0)
 
     def edge_once(self, start: Hashable, end: Hashable, capacity: float) -> None:
         """Adds an edge unless this method has added it before."""
@@ -55,31 +56,32 @@ class CutGraph:
                 pass
 
     def _levels(self) -> list[int]:
-        to, room, edges = self._to, self._room, self._edges
+        """Returns the distance of each node from the source over residual edges; -1: no path."""
+        to, residual, edges = self._to, self._residual, self._edges
         level = [-1] * len(edges)
         level[0] = 0
         queue = deque([0])
         while queue:
             node = queue.popleft()
-            after = level[node] + 1
+            next_level = level[node] + 1
             for edge in edges[node]:
-                other = to[edge]
-                if level[other] < 0 and room[edge] > _TINY:
-                    level[other] = after
-                    queue.append(other)
+                neighbour = to[edge]
+                if level[neighbour] < 0 and residual[edge] > _TINY:
+                    level[neighbour] = next_level
+                    queue.append(neighbour)
         return level
 
     def _push(self, level: list[int], progress: list[int]) -> bool:
-        """Sends flow along one path of increasing level; returns whether there was one."""
-        to, room = self._to, self._room
+        """Sends flow along a path of increasing level; returns whether there is one."""
+        to, residual = self._to, self._residual
         path: list[int] = []
         node = 0
         while node != 1:
-            edges, after = self._edges[node], level[node] + 1
-            for at in range(progress[node], len(edges)):
-                edge = edges[at]
-                if level[to[edge]] == after and room[edge] > _TINY:
-                    progress[node] = at
+            edges, next_level = self._edges[node], level[node] + 1
+            for index in range(progress[node], len(edges)):
+                edge = edges[index]
+                if level[to[edge]] == next_level and residual[edge] > _TINY:
+                    progress[node] = index
                     path.append(edge)
                     node = to[edge]
                     break
@@ -89,9 +91,9 @@ class CutGraph:
                     return False
                 node = to[path.pop() ^ 1]
                 progress[node] += 1
-        amount = min([room[edge] for edge in path])
-        assert amount < INFINITE, "source and sink are tied together"
+        amount = min([residual[edge] for edge in path])
+        assert amount < INFINITE, "edges of infinite capacity connect source and sink"
         for edge in path:
-            room[edge] -= amount
-            room[edge ^ 1] += amount
+            residual[edge] -= amount
+            residual[edge ^ 1] += amount
         return True

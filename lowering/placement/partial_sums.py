@@ -1,14 +1,19 @@
-"""Where partial sums become whole: each is reduced where that sends the fewest bytes.
+"""Partial sums: each is reduced where that sends the fewest bytes.
 
 The result of a contraction over a split dim is a partial sum. It may be reduced at once, or stay
 partial through operations that are linear in it and be reduced later: after several have been
-added, after a reduction has made it small, after a loop has accumulated it. For each mesh axis
-this is a minimum cut: every tensor that can be partial either stays so (source side) or not, and
-pays for its reduction if it does while some reader needs it whole. What staying partial forces on
-others is paid in the same cut: an operand that a product then needs gathered, a summand that is
-gathered to be masked; and so is what an operation moves only if no partial sum passes through it
-(see `reads`). One move serves all readers, so it is paid once. Of equally good cuts the earliest is
-taken.
+added, after a reduction has made it small, after a loop has accumulated it.
+
+A minimum cut decides, for each mesh axis. A tensor that can be partial either stays partial (source
+side) or does not. The costs are:
+
+- A tensor that stays partial costs its reduction if some reader needs it reduced.
+- A tensor that stays partial may need moves: a product gathers its other operand, a sum gathers an
+  operand that is not partial to mask it.
+- An operation through which no partial sum passes may need its operands moved (see `reads`).
+
+One move serves all readers, so it costs once. Among equally good cuts, the one that reduces
+earliest is chosen.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ from meshdsl.lowering.stages import Planned
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 
-# What computing on a partial sum costs against computing on a shard, per byte: to break ties.
+# The extra cost per byte of masking an operand, and of computing on a partial sum instead of a
+# shard: they break ties.
 _MASK = 1e-3
 _WIDER = 1e-4
-# What keeps tensors as a `Placement` has them; finite, should that contradict itself.
+# The cost of not doing as a `Placement` says; finite, since it may contradict itself.
 _GIVEN = 1e18
 
 
@@ -35,19 +41,19 @@ def place_reductions(planned: Planned) -> dict[Tensor, frozenset[str]]:
     Raises:
         ValueError: a tensor cannot stay partial as a `Placement` says.
     """
-    found: dict[Tensor, frozenset[str]] = {}
+    partial: dict[Tensor, frozenset[str]] = {}
     reads = Reads(planned)
     for axis, size in planned.mesh.axes:
         if size > 1:
             for tensor in _AxisProblem(planned, axis, reads).solve():
-                found[tensor] = found.get(tensor, frozenset()) | {axis}
-    _check_given(planned, found)
-    return found
+                partial[tensor] = partial.get(tensor, frozenset()) | {axis}
+    _check_given(planned, partial)
+    return partial
 
 
 def _check_given(planned: Planned, partial: Mapping[Tensor, frozenset[str]]) -> None:
-    """Raises ValueError unless tensors stay partial as a `Placement` says; tells every one."""
-    given, wrong = planned.given, []
+    """Raises ValueError with all tensors that do not stay partial as a `Placement` says."""
+    given, problems = planned.given, []
     made = {
         tensor: layout.partial_axes
         for op, strategy in planned.strategies.items()
@@ -55,45 +61,51 @@ def _check_given(planned: Planned, partial: Mapping[Tensor, frozenset[str]]) -> 
         for tensor, layout in zip(op.outputs, strategy.results, strict=True)
     }
     for tensor, name in given.names.items():
-        if tensor not in planned.layouts:  # lowering has taken it out of the graph
+        if tensor not in planned.layouts:  # lowering has removed it from the graph
             continue
         wanted, axes = given.partial.get(tensor, frozenset()), partial.get(tensor, frozenset())
         where = f"`{name}` {tensor} ({tensor.source})"
         for axis in sorted(wanted - axes):
             why = "it is no partial sum there, nor linear in one"
             if axis in made.get(tensor, ()):
-                why = "it is the sum itself, and only what is made of it can stay partial"
-            wrong.append(
+                why = "it is the first sum, and only tensors computed from it can stay partial"
+            problems.append(
                 f"{where} cannot stay partial over `{axis}`: {why}. Leave `(partial over {axis})` "
                 "out"
             )
         for axis in sorted(axes - wanted):
-            wrong.append(
-                f"{where} cannot be whole over `{axis}`: what is made of it is to stay partial. "
-                f"Add `(partial over {axis})`"
+            problems.append(
+                f"{where} cannot be reduced over `{axis}`: a tensor computed from it has to stay "
+                f"partial. Add `(partial over {axis})`"
             )
-    if wrong:
-        raise ValueError("\n  ".join(["the placement does not fit the program", *wrong]))
+    if problems:
+        raise ValueError("\n  ".join(["the placement does not fit the program", *problems]))
 
 
 class _AxisProblem:
     """The cut for one axis.
 
-    Nodes: a tensor (it stays partial), ("whole", tensor) (nothing needs it whole), ("moved", read)
-    (something that stays partial needs a tensor moved), ("masked", read) (or needs it moved unless
-    it is partial), and ("usual", read) (nothing that is whole needs it moved).
+    Each node is a statement that is true on the source side:
+
+    - a tensor: it stays partial,
+    - ("reduced", tensor): no reader needs it reduced,
+    - ("moved", read): a reader that stays partial needs a tensor moved,
+    - ("masked", read, tensor): a reader that stays partial needs the tensor moved, unless it is
+      partial,
+    - ("usual", read): no reader that does not stay partial needs a tensor moved.
     """
 
     def __init__(self, planned: Planned, axis: str, reads: Reads) -> None:
         self.planned = planned
         self.axis = axis
         self.reads = reads
-        self.paid: set[Read] = set()  # whatever is partial
-        self.through: dict[Operation, Strategy] = {}  # of those that move something else if partial
-        self.made: set[Tensor] = set()  # partial as their operation leaves them
-        self.can: set[Tensor] = set()  # partial, or could pass a partial sum on
-        self.passing: set[Tensor] = set()
-        self.linear: dict[Operation, Strategy] = {}  # that may pass a partial sum on
+        self.paid: set[Read] = set()  # reads whose cost does not depend on the cut
+        # Strategies if a partial sum passes, for operations that then have other reads.
+        self.through: dict[Operation, Strategy] = {}
+        self.made: set[Tensor] = set()  # results of operations that make partial sums
+        self.can: set[Tensor] = set()  # tensors that are or may be partial
+        self.passing: set[Tensor] = set()  # tensors that may pass a partial sum on
+        self.linear: dict[Operation, Strategy] = {}  # operations that may pass a partial sum on
         self.cut = CutGraph()
 
     def solve(self) -> set[Tensor]:
@@ -103,7 +115,7 @@ class _AxisProblem:
         self._pay()
         self._add(self.planned.graph, 1)
         for tensor in self.planned.graph.outputs:
-            self._need_whole(tensor)
+            self._need_reduced(tensor)
         kept = self.cut.source_side()
         return {t for t in self.passing if t in kept}
 
@@ -118,9 +130,9 @@ class _AxisProblem:
             strategy = self.planned.strategies[op]
             kinds = [dict(layout.partial).get(self.axis) for layout in strategy.results]
             if any(kinds):
-                left = [t for t, kind in zip(op.outputs, kinds, strict=True) if kind == "sum"]
-                self.made.update(left)
-                self.can.update(left)
+                sums = [t for t, kind in zip(op.outputs, kinds, strict=True) if kind == "sum"]
+                self.made.update(sums)
+                self.can.update(sums)
             elif self._passes(op, strategy):
                 self.linear[op] = strategy
                 self.can.update(op.outputs)
@@ -162,12 +174,12 @@ class _AxisProblem:
                     self._pass_on(outer)
 
     def _reach_closed(self, op: Operation) -> None:
-        """Bodies that take and return whole values, as those of a while loop do."""
+        """Visits bodies whose inputs and outputs are not partial, as those of a while loop."""
         for body in op.bodies:
             self._reach(body)
 
     def _leave(self, tensor: Tensor) -> None:
-        """Lets a partial sum leave an iteration, unless it is scattered into storage there."""
+        """Allows a result of an iteration to be partial, unless it is scattered into storage."""
         planned = self.planned
         if tensor not in planned.stored or self.axis not in planned.layouts[tensor].split_axes:
             self._pass_on(tensor)
@@ -176,10 +188,10 @@ class _AxisProblem:
         self.can.add(tensor)
         self.passing.add(tensor)
 
-    # What is moved elsewhere than where the layout rules put it.
+    # Operands that are read in another layout than their own.
 
     def _pay(self) -> None:
-        """Finds the reads that do not depend on the cut, and the operations whose reads do."""
+        """Collects the reads that do not depend on the cut, and the operations whose reads do."""
         layouts, usual = self.planned.layouts, self.reads.usual
         for op, moved in usual.items():
             if op not in self.linear:
@@ -190,36 +202,40 @@ class _AxisProblem:
                 through = self.reads.through(op, self.axis)
                 if moved or through.operands != strategy.operands:
                     self.through[op] = through
-                    moved &= self.reads.of(op, through, self._summands(op, strategy))
+                    moved &= self.reads.of(op, through, self._partial_operands(op, strategy))
             self.paid |= moved
 
     def _add_reads(
-        self, op: Operation, strategy: Strategy, summands: list[Tensor], times: int
+        self, op: Operation, strategy: Strategy, partial_operands: list[Tensor], times: int
     ) -> None:
-        """Adds what an operation moves if a partial sum passes through it, and if none does."""
+        """Adds the moves of an operation if a partial sum passes through it, and if none does."""
         through, (result,) = self.through[op], op.outputs
         layouts = self.planned.layouts
         rows = zip(op.inputs, strategy.operands, through.operands, strict=True)
-        for tensor, usual, where in rows:
-            passed = any(tensor is summand for summand in summands)
+        for tensor, usual, needed in rows:
+            passed = any(tensor is operand for operand in partial_operands)
             if usual != layouts[tensor]:
-                self._move_if_whole(self.reads.read(op, tensor, usual), result, times)
-            if where != layouts[tensor] and (strategy.additive or not passed):
-                read = self.reads.read(op, tensor, where)
+                self._move_if_reduced(self.reads.read(op, tensor, usual), result, times)
+            if needed != layouts[tensor] and (strategy.additive or not passed):
+                read = self.reads.read(op, tensor, needed)
                 self._move_if_partial(read, result, tensor if passed else None, times)
 
     def _move_if_partial(
         self, read: Read, reader: Tensor, masked: Tensor | None, times: int
     ) -> None:
-        """A reader that stays partial has a tensor moved, unless that is partial and `masked`."""
+        """Adds the cost of a move if the reader stays partial.
+
+        Args:
+            masked: if given, the move is needed only if this tensor is not partial.
+        """
         cost = 0.0 if read in self.paid else self.reads.cost(read, times)
         if cost:
             node = ("moved", read) if masked is None else ("masked", read, masked)
             self.cut.edge_once(node, CutGraph.SINK if masked is None else masked, cost)
             self.cut.edge(reader, node, INFINITE)
 
-    def _move_if_whole(self, read: Read, reader: Tensor, times: int) -> None:
-        """A reader that does not stay partial has a tensor moved."""
+    def _move_if_reduced(self, read: Read, reader: Tensor, times: int) -> None:
+        """Adds the cost of a move if the reader does not stay partial."""
         cost = 0.0 if read in self.paid else self.reads.cost(read, times)
         if cost:
             node = ("usual", read)
@@ -241,14 +257,14 @@ class _AxisProblem:
                 self._add_linear(op, strategy, times)
             else:
                 for tensor in op.inputs:
-                    self._need_whole(tensor)
+                    self._need_reduced(tensor)
 
     def _add_tensor(self, tensor: Tensor, times: int) -> None:
         if tensor not in self.can:
             return
         if tensor in self.made:
             self.cut.edge(CutGraph.SOURCE, tensor, INFINITE)
-        self.cut.edge(tensor, ("whole", tensor), times * (self._cost(tensor) + START))
+        self.cut.edge(tensor, ("reduced", tensor), times * (self._cost(tensor) + START))
         if self.axis in self.planned.layouts[tensor].split_axes:
             self.cut.edge(tensor, CutGraph.SINK, times * tensor.bytes * _WIDER)
         given = self.planned.given
@@ -259,42 +275,50 @@ class _AxisProblem:
                 self.cut.edge(tensor, CutGraph.SINK, _GIVEN)
 
     def _cost(self, tensor: Tensor) -> float:
-        whole = self.planned.layouts[tensor]
-        summand = whole.drop([self.axis]).add_partial([self.axis])
-        return self.reads.between(tensor, summand, whole)
+        reduced = self.planned.layouts[tensor]
+        partial = reduced.drop([self.axis]).add_partial([self.axis])
+        return self.reads.bytes_between(tensor, partial, reduced)
 
     def _add_linear(self, op: Operation, strategy: Strategy, times: int) -> None:
         (result,) = op.outputs
-        summands = self._summands(op, strategy)
+        partial_operands = self._partial_operands(op, strategy)
         if op in self.through:
-            self._add_reads(op, strategy, summands, times)
+            self._add_reads(op, strategy, partial_operands, times)
         for tensor in op.inputs:
-            if not any(tensor is summand for summand in summands):
+            if not any(tensor is operand for operand in partial_operands):
                 if not (strategy.additive and any(tensor is op.inputs[i] for i in strategy.linear)):
-                    self._need_whole(tensor)
+                    self._need_reduced(tensor)
                 else:
                     self.cut.edge(result, CutGraph.SINK, times * tensor.bytes * _MASK)
-        for tensor in summands:
+        for tensor in partial_operands:
             mask = times * tensor.bytes * _MASK
             self._tie(tensor, result, mask if strategy.additive else INFINITE)
-        if not strategy.additive and sum(op.inputs[i] is summands[0] for i in strategy.linear) > 1:
-            self._need_whole(summands[0])
+        # A product of a tensor with itself is linear in each operand, but not in the tensor.
+        if (
+            not strategy.additive
+            and sum(op.inputs[i] is partial_operands[0] for i in strategy.linear) > 1
+        ):
+            self._need_reduced(partial_operands[0])
             self.cut.edge(result, CutGraph.SINK, INFINITE)
 
-    def _summands(self, op: Operation, strategy: Strategy) -> list[Tensor]:
-        """Returns the operands that may be partial where the result is."""
-        found = [op.inputs[i] for i in strategy.linear if op.inputs[i] in self.can]
-        return found if strategy.additive else found[:1]
+    def _partial_operands(self, op: Operation, strategy: Strategy) -> list[Tensor]:
+        """Returns the operands that may be partial if the result is."""
+        operands = [op.inputs[i] for i in strategy.linear if op.inputs[i] in self.can]
+        return operands if strategy.additive else operands[:1]
 
     def _tie(self, before: Tensor, after: Tensor, mask: float) -> None:
-        """`after` partial takes `before` partial, or masked at a price; whole takes it whole."""
+        """Relates an operand and a result of a linear operation.
+
+        If `after` stays partial, `before` does too, or is masked at the cost of `mask`. If `after`
+        does not stay partial, `before` is needed reduced.
+        """
         self.cut.edge(after, before, mask)
         if before in self.can:
-            self.cut.edge(("whole", before), after, INFINITE)
+            self.cut.edge(("reduced", before), after, INFINITE)
 
-    def _need_whole(self, tensor: Tensor) -> None:
+    def _need_reduced(self, tensor: Tensor) -> None:
         if tensor in self.can:
-            self.cut.edge(("whole", tensor), CutGraph.SINK, INFINITE)
+            self.cut.edge(("reduced", tensor), CutGraph.SINK, INFINITE)
 
     def _add_scan(self, op: Operation, times: int) -> None:
         body: Graph = op.params["body"]
@@ -307,7 +331,7 @@ class _AxisProblem:
             self._add_tensor(tensor, times)
         for position, (outer, inner) in enumerate(zip(op.inputs, body.inputs, strict=True)):
             if inner not in self.can:
-                self._need_whole(outer)
+                self._need_reduced(outer)
             elif consts <= position < consts + carries:
                 self._add_carry(op, outer, inner, times)
                 self._add_carry(op, body.outputs[position - consts], inner, inner_times)
@@ -318,10 +342,10 @@ class _AxisProblem:
             if outer in self.can:
                 self._tie(inner, outer, INFINITE)
             else:
-                self._need_whole(inner)
+                self._need_reduced(inner)
 
     def _add_cond(self, op: Operation, times: int) -> None:
-        self._need_whole(op.inputs[0])
+        self._need_reduced(op.inputs[0])
         for tensor in op.outputs:
             self._add_tensor(tensor, times)
         for body in op.bodies:
@@ -332,32 +356,36 @@ class _AxisProblem:
                 if inner in self.can:
                     self._tie(outer, inner, INFINITE)
                 else:
-                    self._need_whole(outer)
+                    self._need_reduced(outer)
             for inner, outer in zip(body.outputs, op.outputs, strict=True):
                 if outer in self.can:
                     self._add_carry(op, inner, outer, times)
                 else:
-                    self._need_whole(inner)
+                    self._need_reduced(inner)
 
     def _add_closed(self, op: Operation, times: int) -> None:
         for tensor in op.inputs:
-            self._need_whole(tensor)
+            self._need_reduced(tensor)
         for body in op.bodies:
             self._add(body, times)
             for tensor in body.outputs:
-                self._need_whole(tensor)
+                self._need_reduced(tensor)
 
-    def _add_carry(self, op: Operation, tensor: Tensor, taker: Tensor, times: int) -> None:
-        """A carry or a cond's result that stays partial takes what it gets partial, or masked."""
+    def _add_carry(self, op: Operation, tensor: Tensor, target: Tensor, times: int) -> None:
+        """Relates a carry, or the result of a cond (`target`), to a tensor that becomes its value.
+
+        If `target` stays partial, the tensor stays partial too, or is moved and masked.
+        """
         mask, layout = times * tensor.bytes * _MASK, self.planned.layouts[tensor]
         if layout.dim_of(self.axis) is not None:
             read = self.reads.read(op, tensor, layout.drop([self.axis]))
-            self._move_if_partial(read, taker, tensor if tensor in self.can else None, times)
+            self._move_if_partial(read, target, tensor if tensor in self.can else None, times)
         if tensor in self.can:
-            self._tie(tensor, taker, mask)
+            self._tie(tensor, target, mask)
         else:
-            self.cut.edge(taker, CutGraph.SINK, mask)
+            self.cut.edge(target, CutGraph.SINK, mask)
 
-    def _join(self, one: Tensor, other: Tensor) -> None:
-        self.cut.edge(one, other, INFINITE)
-        self.cut.edge(other, one, INFINITE)
+    def _join(self, first: Tensor, second: Tensor) -> None:
+        """Lets both tensors stay partial, or neither."""
+        self.cut.edge(first, second, INFINITE)
+        self.cut.edge(second, first, INFINITE)

@@ -1,7 +1,7 @@
 """Placing: every tensor of a graph gets its layout.
 
-Layouts come from the rules, unless a tensor is stored elsewhere (`storage`), may stay split for
-longer (`postponed`), or has one in a `Placement`.
+Layouts come from the rules, unless a tensor has the layout of storage (`storage`), stays split for
+longer (`postponed`), or has a layout in a `Placement`.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ def place(
         place(graph, layout, Chooser(mesh)).layouts
 
     Args:
-        given: what a `Placement` decides.
+        given: the layouts that a `Placement` gives.
         moved: the layouts of tensors that the forward pass keeps in another layout for the backward
             pass.
         before: the placed graph that this graph was rewritten from; operations that are in both
             keep their strategies.
     """
     given = given or Given()
-    where = {**given.tensors, **dict(_read_by_conditions(graph, given))}
+    fixed = {**given.tensors, **dict(_read_by_conditions(graph, given))}
     store = stored(graph, layout, chooser, choice.keep, choice.reduce_each)
-    store = {t: at for t, at in store.items() if where.get(t, at) == at}
-    special = {**store, **moved, **where}
+    store = {t: stored_as for t, stored_as in store.items() if fixed.get(t, stored_as) == stored_as}
+    special = {**store, **moved, **fixed}
     layouts = {t: special.get(t) or layout.inside(t.shape) for t in _tensors(graph)}
     strategies = strategies_of(graph, chooser, layouts, before)
     constant = constants(graph)
-    late = postponed(graph, layouts, strategies, chooser, special, constant)
-    for op in _operations(graph) if late else ():
-        if any(t in late for t in (*op.inputs, *op.outputs)):
+    split_longer = postponed(graph, layouts, strategies, chooser, special, constant)
+    for op in _operations(graph) if split_longer else ():
+        if any(t in split_longer for t in (*op.inputs, *op.outputs)):
             del strategies[op]
-    layouts.update(late)
+    layouts.update(split_longer)
     return Placed(graph, chooser, layouts, constant, frozenset(store), moved, given, strategies)
 
 
@@ -71,15 +71,19 @@ def strategies_of(
     """Returns the strategies of all operations without bodies.
 
     Args:
-        before: a placed graph whose strategies are used again.
+        before: a placed graph whose strategies are kept if the layouts are the same.
     """
     strategies: dict[Operation, Strategy] = {}
     for block in blocks_of(graph):
-        alike = readers(block)
+        reader_counts = readers(block)
         for op in block.operations:
             if op.name in BODIES:
                 continue
-            known = before.strategies.get(op) if before is not None and op not in alike else None
+            known = (
+                before.strategies.get(op)
+                if before is not None and op not in reader_counts
+                else None
+            )
             if known is not None and before is not None:
                 tensors = (*op.inputs, *op.outputs)
                 if all(before.layouts[t] is layouts[t] for t in tensors):
@@ -87,7 +91,7 @@ def strategies_of(
                     continue
             operands = [layouts[tensor] for tensor in op.inputs]
             results = [layouts[tensor] for tensor in op.outputs]
-            strategies[op] = chooser.strategy(op, operands, results, alike.get(op, 1))
+            strategies[op] = chooser.strategy(op, operands, results, reader_counts.get(op, 1))
     return strategies
 
 

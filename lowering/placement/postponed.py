@@ -14,7 +14,7 @@ A minimum cut decides which tensors stay split. The costs are:
 - A sum over a dim that stays split costs the reduction.
 
 A tensor that stays split has all splits of the rules and more, so a move to it is a free slice.
-Among equally good cuts the one is taken that leaves most tensors in the layout of the rules.
+Among equally good cuts, the one with most tensors in the layout of the rules is chosen.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def postponed(
 
     Args:
         fixed: tensors that keep the layout of the rules, besides those that have names.
-        constant: tensors that each reader makes for itself.
+        constant: tensors that each reader computes for itself.
     """
     stay = _Postponed(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
     bodies = [body for op in graph.operations for body in op.bodies]
@@ -64,12 +64,15 @@ def postponed(
 class _Postponed:
     """The cut of one graph.
 
-    Nodes: a tensor (it stays split), ("from", tensor, layout) (a reader needs it moved there),
-    ("to", tensor, layout) (no reader with a result as the rules say needs it gathered), and
-    ("result", operation) (some operand stays split).
+    Each node is a statement that is true on the source side:
+
+    - a tensor: it stays split,
+    - ("from", tensor, layout): a reader needs it moved to that layout,
+    - ("to", tensor, layout): no reader whose result has the layout of the rules needs it gathered,
+    - ("result", operation): some operand stays split.
 
     Attributes:
-        places: the layouts of tensors if they stay split; for those that may.
+        split_layouts: for tensors that may stay split, their layouts if they do.
         paid: the reads that some reader moves in every cut.
     """
 
@@ -89,8 +92,8 @@ class _Postponed:
         self.chooser = chooser
         self.mesh = chooser.mesh
         self.fixed = fixed
-        self.fixed_by_name = {*results, *graph.names}  # which cannot stay split
-        self.places: dict[Tensor, TensorLayout] = {}
+        self.fixed_by_name = {*results, *graph.names}
+        self.split_layouts: dict[Tensor, TensorLayout] = {}
         self.constant = constant
         self.paid: set[tuple[Tensor, TensorLayout]] = set()
         self.cut = CutGraph()
@@ -98,11 +101,11 @@ class _Postponed:
     def solve(self) -> dict[Tensor, TensorLayout]:
         """Returns the tensors that stay split."""
         self._spread()
-        if not self.places:
+        if not self.split_layouts:
             return {}
         touched = []
         for op in self.graph.operations:
-            if any(t in self.places for t in (*op.inputs, *op.outputs)):
+            if any(t in self.split_layouts for t in (*op.inputs, *op.outputs)):
                 touched.append(op)
             elif op in self.strategies:
                 self.paid.update(zip(op.inputs, self.strategies[op].operands, strict=True))
@@ -111,7 +114,7 @@ class _Postponed:
         for tensor in self.graph.outputs:
             self._needed(tensor, self.layouts[tensor])
         stay = self.cut.source_side()
-        return {tensor: place for tensor, place in self.places.items() if tensor in stay}
+        return {t: layout for t, layout in self.split_layouts.items() if t in stay}
 
     # Which tensors may stay split, and how.
 
@@ -120,140 +123,151 @@ class _Postponed:
             if not op.bodies and op.outputs and op.outputs[0] in self.constant:
                 continue
             if op.primitive.form in _RESHAPED:
-                if self._at(op.inputs[0]).splits:
+                if self._layout_of(op.inputs[0]).splits:
                     self._offer(op.outputs[0], self._reshaped(op))
-            elif op.primitive.positionwise and self._any(op.inputs):
+            elif op.primitive.positionwise and self._any_split(op.inputs):
                 self._offer(op.outputs[0], self._following(op))
 
-    def _offer(self, tensor: Tensor, place: TensorLayout) -> None:
-        """Adds the layout in which a tensor may stay, if it splits further than the rules do."""
-        home = self.layouts[tensor]
-        if tensor in self.fixed_by_name or tensor in self.fixed or place == home:
+    def _offer(self, tensor: Tensor, layout: TensorLayout) -> None:
+        """Adds a layout in which a tensor may stay, if it has all splits of the rules and more."""
+        by_rules = self.layouts[tensor]
+        if tensor in self.fixed_by_name or tensor in self.fixed or layout == by_rules:
             return
-        if all(place.axes(name)[: len(axes)] == axes for name, axes in home.splits):
-            self.places[tensor] = place
+        if all(layout.axes(name)[: len(axes)] == axes for name, axes in by_rules.splits):
+            self.split_layouts[tensor] = layout
 
-    def _any(self, tensors: Sequence[Tensor]) -> bool:
-        return bool(self.places) and any(t in self.places for t in tensors)
+    def _any_split(self, tensors: Sequence[Tensor]) -> bool:
+        return bool(self.split_layouts) and any(t in self.split_layouts for t in tensors)
 
-    def _at(self, tensor: Tensor) -> TensorLayout:
-        return self.places.get(tensor) or self.layouts[tensor]
+    def _layout_of(self, tensor: Tensor) -> TensorLayout:
+        return self.split_layouts.get(tensor) or self.layouts[tensor]
 
     def _reshaped(self, op: Operation) -> TensorLayout:
-        home = tuple(self.layouts[t] for t in op.outputs)
-        return led_by_operand(Case(op, (self._at(op.inputs[0]),), home, self.mesh))
+        results = tuple(self.layouts[t] for t in op.outputs)
+        return led_by_operand(Case(op, (self._layout_of(op.inputs[0]),), results, self.mesh))
 
     def _following(self, op: Operation) -> TensorLayout:
         """Returns the layout of a result with the splits of the rules and those of operands."""
         (result,) = op.outputs
-        place = self.layouts[result]
+        layout = self.layouts[result]
         for tensor in op.inputs:
-            if tensor not in self.places:
+            if tensor not in self.split_layouts:
                 continue
-            for name, axes in self.places[tensor].splits:
-                home = place.axes(name)
+            for name, axes in self.split_layouts[tensor].splits:
+                before = layout.axes(name)
                 dim = result.shape.find(name)
-                if dim is None or dim not in tensor.shape or axes[: len(home)] != home:
+                if dim is None or dim not in tensor.shape or axes[: len(before)] != before:
                     continue
-                if place.split_axes.isdisjoint(axes[len(home) :]):
-                    place = place.split(name, axes)
-        return place
+                if layout.split_axes.isdisjoint(axes[len(before) :]):
+                    layout = layout.split(name, axes)
+        return layout
 
     # The cut.
 
     def _add(self, op: Operation) -> None:
-        moving = [t for t in dict.fromkeys(op.inputs) if t in self.places]
-        known = op.primitive.positionwise
-        if not known:
+        splittable = [t for t in dict.fromkeys(op.inputs) if t in self.split_layouts]
+        if not op.primitive.positionwise:
             strategy = self.strategies.get(op)
-            homes = strategy.operands if strategy else tuple(self.layouts[t] for t in op.inputs)
-            for tensor, where in zip(op.inputs, homes, strict=True):
-                self._needed(tensor, where)
-        elif not moving:
+            usual = strategy.operands if strategy else tuple(self.layouts[t] for t in op.inputs)
+            for tensor, layout in zip(op.inputs, usual, strict=True):
+                self._needed(tensor, layout)
+        elif not splittable:
             self._begin(op)
         else:
-            self._continue(op, moving)
+            self._continue(op, splittable)
 
-    def _needed(self, tensor: Tensor, where: TensorLayout) -> None:
+    def _needed(self, tensor: Tensor, layout: TensorLayout) -> None:
         """Adds a reader that needs a tensor in one layout in every cut."""
-        if tensor in self.places:
-            self._move(tensor, where, CutGraph.SINK)
+        if tensor in self.split_layouts:
+            self._move(tensor, layout, CutGraph.SINK)
 
-    def _move(self, tensor: Tensor, where: TensorLayout, reader: Hashable) -> None:
-        """Adds a reader that needs a tensor moved if the tensor stays split and it does not."""
-        cost = self._sent(tensor, self.places[tensor], where)
-        cost -= self._sent(tensor, self.layouts[tensor], where)
+    def _move(self, tensor: Tensor, layout: TensorLayout, reader: Hashable) -> None:
+        """Adds the cost of moving a tensor that stays split for a reader that does not."""
+        cost = self._sent(tensor, self.split_layouts[tensor], layout)
+        cost -= self._sent(tensor, self.layouts[tensor], layout)
         if cost > 0:
-            node = ("from", tensor, where)
+            node = ("from", tensor, layout)
             self.cut.edge_once(tensor, node, cost)
             self.cut.edge(node, reader, INFINITE)
 
     def _begin(self, op: Operation) -> None:
         """Adds an operation that gathers its operands unless its result stays split."""
         (result,) = op.outputs
-        usual, split = self.strategies[op], self._strategy(op, (), stays=True)
-        for tensor, where in zip(op.inputs, usual.operands, strict=True):
-            cost = self._sent(tensor, self.layouts[tensor], where)
-            if cost and (tensor, where) not in self.paid:
-                node = ("to", tensor, where)
+        usual, split = self.strategies[op], self._strategy(op, stays=True)
+        for tensor, layout in zip(op.inputs, usual.operands, strict=True):
+            cost = self._sent(tensor, self.layouts[tensor], layout)
+            if cost and (tensor, layout) not in self.paid:
+                node = ("to", tensor, layout)
                 self.cut.edge_once(CutGraph.SOURCE, node, cost)
                 self.cut.edge(node, result, INFINITE)
-        self.cut.edge(CutGraph.SOURCE, result, self._left(op, usual, self.layouts[result]))
-        cost = self._left(op, split, self.places[result])
+        self.cut.edge(CutGraph.SOURCE, result, self._result_bytes(op, usual, self.layouts[result]))
+        cost = self._result_bytes(op, split, self.split_layouts[result])
         cost += sum(
-            self._sent(tensor, self.layouts[tensor], where)
-            for tensor, where in zip(op.inputs, split.operands, strict=True)
+            self._sent(tensor, self.layouts[tensor], layout)
+            for tensor, layout in zip(op.inputs, split.operands, strict=True)
         )
         self.cut.edge(result, CutGraph.SINK, cost)
 
-    def _continue(self, op: Operation, moving: Sequence[Tensor]) -> None:
-        """Adds an operation with operands that may stay split: its result may too, or is moved."""
+    def _continue(self, op: Operation, splittable: Sequence[Tensor]) -> None:
+        """Adds an operation with operands that may stay split; its result may stay split too."""
         (result,) = op.outputs
-        stays = result in self.places
+        may_stay = result in self.split_layouts
         usual = self.strategies[op]
-        alone = self._strategy(op, moving, stays=False)
-        along = self._strategy(op, moving, stays=True) if stays else alone
-        rows = zip(op.inputs, alone.operands, along.operands, strict=True)
-        for tensor, where, there in rows:
-            if tensor not in self.places:
+        result_moved = self._strategy(op, stays=False)
+        result_split = self._strategy(op, stays=True) if may_stay else result_moved
+        rows = zip(op.inputs, result_moved.operands, result_split.operands, strict=True)
+        for tensor, if_moved, if_split in rows:
+            if tensor not in self.split_layouts:
                 continue
-            if there != self.places[tensor]:
-                self._move(tensor, there, CutGraph.SINK)
-            elif where != there:
-                self._move(tensor, where, result)
-        base = self._rest(op, usual, moving) + self._left(op, usual, self.layouts[result])
-        last = self._rest(op, alone, moving) + self._left(op, alone, self.layouts[result])
-        node = ("result", op)
-        for tensor in moving:
-            self.cut.edge(tensor, node, INFINITE)
-        if stays:
-            both = self._rest(op, along, moving) + self._left(op, along, self.places[result])
-            self.cut.edge(node, CutGraph.SINK, max(both - base, 0.0))
-            self.cut.edge(node, result, max(last - max(both, base), 0.0))
-        else:
-            self.cut.edge(node, CutGraph.SINK, max(last - base, 0.0))
+            if if_split != self.split_layouts[tensor]:
+                self._move(tensor, if_split, CutGraph.SINK)
+            elif if_moved != if_split:
+                self._move(tensor, if_moved, result)
 
-    def _strategy(self, op: Operation, moving: Sequence[Tensor], stays: bool) -> Strategy:
-        """Returns the strategy if some operands, and perhaps the result, stay split."""
-        operands = tuple(self.places[t] if t in self.places else self.layouts[t] for t in op.inputs)
-        results = tuple(self._at(t) if stays else self.layouts[t] for t in op.outputs)
+        def sent(strategy: Strategy, layout: TensorLayout) -> float:
+            operand_bytes = self._operand_bytes(op, strategy, splittable)
+            return operand_bytes + self._result_bytes(op, strategy, layout)
+
+        # Bytes sent if no operand stays split, and if only operands do.
+        none_split = sent(usual, self.layouts[result])
+        operands_split = sent(result_moved, self.layouts[result])
+        node = ("result", op)
+        for tensor in splittable:
+            self.cut.edge(tensor, node, INFINITE)
+        if may_stay:
+            all_split = sent(result_split, self.split_layouts[result])
+            self.cut.edge(node, CutGraph.SINK, max(all_split - none_split, 0.0))
+            self.cut.edge(node, result, max(operands_split - max(all_split, none_split), 0.0))
+        else:
+            self.cut.edge(node, CutGraph.SINK, max(operands_split - none_split, 0.0))
+
+    def _strategy(self, op: Operation, stays: bool) -> Strategy:
+        """Returns the strategy if all operands that may stay split do.
+
+        Args:
+            stays: whether the result stays split too.
+        """
+        operands = tuple(map(self._layout_of, op.inputs))
+        results = tuple(self._layout_of(t) if stays else self.layouts[t] for t in op.outputs)
         return self.chooser.strategy(op, operands, results)
 
-    def _rest(self, op: Operation, strategy: Strategy, moving: Sequence[Tensor]) -> float:
+    def _operand_bytes(
+        self, op: Operation, strategy: Strategy, splittable: Sequence[Tensor]
+    ) -> float:
         """Returns the bytes sent for operands that cannot stay split."""
         rows = zip(op.inputs, strategy.operands, strict=True)
         return sum(
-            self._sent(t, self.layouts[t], where)
-            for t, where in rows
-            if not any(t is other for other in moving)
+            self._sent(t, self.layouts[t], layout)
+            for t, layout in rows
+            if not any(t is other for other in splittable)
         )
 
-    def _left(self, op: Operation, strategy: Strategy, place: TensorLayout) -> float:
-        """Returns the bytes sent to move an operation's result to its layout."""
+    def _result_bytes(self, op: Operation, strategy: Strategy, layout: TensorLayout) -> float:
+        """Returns the bytes sent to move an operation's result to a layout."""
         (result,) = op.outputs
-        sent = self._sent(result, strategy.results[0], place)
-        if op.name == "window" and place.axes(op.params["dim"]):  # shards exchange elements
-            sent += place.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
+        sent = self._sent(result, strategy.results[0], layout)
+        if op.name == "window" and layout.axes(op.params["dim"]):  # shards exchange elements
+            sent += layout.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
         return sent
 
     def _sent(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:

@@ -1,4 +1,4 @@
-"""Reads: the tensors that operations read in another layout than that of the layout rules.
+"""Reads: the tensors that operations read in another layout than their own.
 
 The cut that decides where partial sums are reduced needs their costs. If a partial sum over an axis
 passes through an operation, the operation may need its other operands gathered over that axis; if
@@ -26,10 +26,15 @@ START = 1024.0
 
 
 class Read(NamedTuple):
-    """A tensor in another layout than its own; `again` if it is gathered again for gradients."""
+    """A tensor that is read in another layout than its own.
+
+    Attributes:
+        layout: the layout in which it is read.
+        again: whether the backward pass gathers it again.
+    """
 
     tensor: Tensor
-    where: TensorLayout
+    layout: TensorLayout
     again: bool
 
 
@@ -54,7 +59,7 @@ class Reads:
                 inputs = op.inputs[1:] if op.name == "cond" else op.inputs
                 captured = op.params.get("consts", len(inputs))
                 for inner, outer in zip(body.inputs[:captured], inputs[:captured], strict=True):
-                    if inner not in self.planned.stored:  # those are moved in the body
+                    if inner not in self.planned.stored:  # stored tensors are moved in the body
                         self.outer[inner] = outer
                         self.times[outer] = times
                 self._survey(body, times * (op.params["dim"].size if op.name == "scan" else 1))
@@ -62,37 +67,37 @@ class Reads:
     @cached_property
     def usual(self) -> dict[Operation, frozenset[Read]]:
         """The reads of operations if no partial sum passes through them."""
-        reads_of = {op: self.of(op, how) for op, how in self.planned.strategies.items()}
+        reads_of = {op: self.of(op, strategy) for op, strategy in self.planned.strategies.items()}
         return {op: reads for op, reads in reads_of.items() if reads}
 
     def of(
-        self, op: Operation, strategy: Strategy, summands: Iterable[Tensor] = ()
+        self, op: Operation, strategy: Strategy, partial_operands: Iterable[Tensor] = ()
     ) -> frozenset[Read]:
-        """Returns the reads of an operation in a strategy, without partial summands."""
+        """Returns the reads of an operation with a strategy, without those of partial operands."""
         layouts = self.planned.layouts
         rows = zip(op.inputs, strategy.operands, strict=True)
-        moved = [(tensor, where) for tensor, where in rows if where != layouts[tensor]]
-        if not moved:  # as of most operations
+        moved = [(tensor, layout) for tensor, layout in rows if layout != layouts[tensor]]
+        if not moved:  # most operations
             return frozenset()
-        partial = set(summands)
+        partial = set(partial_operands)
         return frozenset(self.read(op, *row) for row in moved if row[0] not in partial)
 
-    def read(self, op: Operation, tensor: Tensor, where: TensorLayout) -> Read:
+    def read(self, op: Operation, tensor: Tensor, layout: TensorLayout) -> Read:
         """Returns the read of a tensor in a layout by an operation."""
         again = tensor in self.planned.stored and op.source.backward
         while tensor in self.outer:
             tensor = self.outer[tensor]
-        return Read(tensor, where, again)
+        return Read(tensor, layout, again)
 
     def cost(self, read: Read, times: int) -> float:
-        """Returns the bytes of a read whose reader runs `times` times."""
+        """Returns the bytes that a read sends if its reader runs `times` times."""
         if read.tensor in self.planned.constant:
             return 0.0
-        sent = self.between(read.tensor, self.planned.layouts[read.tensor], read.where)
+        sent = self.bytes_between(read.tensor, self.planned.layouts[read.tensor], read.layout)
         return self.times.get(read.tensor, times) * (sent + START) if sent else 0.0
 
-    def between(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
-        """Returns the bytes of moving a tensor from one layout to another."""
+    def bytes_between(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
+        """Returns the bytes that moving a tensor from one layout to another sends."""
         return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.planned.mesh)
 
     def through(self, op: Operation, axis: str) -> Strategy:

@@ -68,11 +68,19 @@ def tensors_with_paths(graph: Graph) -> Iterator[tuple[Tensor, str]]:
 
 
 class _Storage:
-    """The cut. Nodes: a tensor (it is stored), ("moved", tensor, phase) (no reader needs it moved).
+    """The cut.
+
+    Each node is a statement that is true on the source side:
+
+    - a tensor: it is stored,
+    - ("moved", tensor, phase): no reader of a phase needs it moved out of storage,
+    - ("moved back", tensor, phase): a result of such a reader is stored.
 
     Attributes:
-        places: the layouts of tensors if they are stored; for those that may be.
+        stored_layouts: for tensors that may be stored, their layouts if they are.
         stacks: tensors that a loop slices.
+        paid: the ("moved", tensor, phase) that have been added.
+        related: for each tensor, those that may be stored if it is, with maps between layouts.
     """
 
     def __init__(
@@ -84,7 +92,7 @@ class _Storage:
         self.mesh = chooser.mesh
         self.keep = keep
         self.reduce_each = reduce_each
-        self.places: dict[Tensor, TensorLayout] = {}
+        self.stored_layouts: dict[Tensor, TensorLayout] = {}
         self.stacks: set[Tensor] = set()
         self.paid: set[tuple] = set()
         self.related: dict[Tensor, list[tuple[Tensor, _Map]]] = defaultdict(list)
@@ -94,30 +102,34 @@ class _Storage:
         """Returns the tensors that are stored."""
         self._relate(self.graph)
         self._reach()
-        if not self.places:
+        if not self.stored_layouts:
             return {}
         self._fix()
         self._add(self.graph, 1, phased=True)
         for tensor, path in zip(self.graph.outputs, self.graph.output_paths, strict=False):
-            if tensor in self.places:
-                where = self.layout.assign(tensor.shape, path)
-                if where == self.places[tensor]:
+            if tensor in self.stored_layouts:
+                layout = self.layout.assign(tensor.shape, path)
+                if layout == self.stored_layouts[tensor]:
                     self.cut.edge(CutGraph.SOURCE, tensor, self._cost(tensor, back=True))
                 else:
                     self._read(tensor, 1, 1)
         stored_side = self.cut.source_side()
-        return {tensor: where for tensor, where in self.places.items() if tensor in stored_side}
+        return {
+            tensor: layout
+            for tensor, layout in self.stored_layouts.items()
+            if tensor in stored_side
+        }
 
     # Which tensors may be stored, and where.
 
     def _relate(self, graph: Graph) -> None:
         for op in graph.operations:
-            for one, other, onwards, backwards in _relations(op):
-                self.related[one].append((other, onwards))
-                self.related[other].append((one, backwards))
-            for one, other in _sums(op):
-                self.related[one].append((other, self._added_up(other)))
-                self.related[other].append((one, self._added_up(one)))
+            for first, second, forwards, backwards in _relations(op):
+                self.related[first].append((second, forwards))
+                self.related[second].append((first, backwards))
+            for first, second in _sums(op):
+                self.related[first].append((second, self._sum_layout(second)))
+                self.related[second].append((first, self._sum_layout(first)))
             if op.name == "scan":
                 consts, carries = op.params["consts"], op.params["carries"]
                 self.stacks.update(op.inputs[consts + carries :])
@@ -131,40 +143,43 @@ class _Storage:
         """Spreads the layouts of tensors with paths to related tensors, nearest first."""
         front = []
         for tensor, path in tensors_with_paths(self.graph):
-            where = self.layout.assign(tensor.shape, path)
-            if where != self._whole(tensor):
-                front.append((tensor, where))
+            layout = self.layout.assign(tensor.shape, path)
+            if layout != self._unstored(tensor):
+                front.append((tensor, layout))
         while front:
             following = []
-            for tensor, where in front:
-                if tensor in self.places:
+            for tensor, layout in front:
+                if tensor in self.stored_layouts:
                     continue
-                self.places[tensor] = where
-                for other, of in self.related[tensor]:
-                    place = of(where)
-                    if other not in self.places and place is not None:
-                        following.append((other, place))
+                self.stored_layouts[tensor] = layout
+                for other, layout_of in self.related[tensor]:
+                    other_layout = layout_of(layout)
+                    if other not in self.stored_layouts and other_layout is not None:
+                        following.append((other, other_layout))
             front = following
-        for tensor in [t for t, where in self.places.items() if where == self._whole(t)]:
-            del self.places[tensor]
+        for tensor in [
+            t for t, layout in self.stored_layouts.items() if layout == self._unstored(t)
+        ]:
+            del self.stored_layouts[tensor]
 
-    def _added_up(self, tensor: Tensor) -> _Map:
-        """Returns the map of layouts for the sum that a loop adds up.
+    def _sum_layout(self, tensor: Tensor) -> _Map:
+        """Returns the map of layouts for a running sum of a loop.
 
         The sum may be in storage if each part is reduced into storage at once, or if storage does
         not split it further, so that it is not reduced there.
         """
-        return lambda layout: layout if self._stays(tensor, layout) else None
+        return lambda layout: layout if self._may_store_sum(tensor, layout) else None
 
-    def _stays(self, tensor: Tensor, place: TensorLayout) -> bool:
-        return self.reduce_each or not self._splits_further(tensor, place)
+    def _may_store_sum(self, tensor: Tensor, stored_layout: TensorLayout) -> bool:
+        """Whether a running sum may be stored in a layout."""
+        return self.reduce_each or not self._splits_further(tensor, stored_layout)
 
-    def _splits_further(self, tensor: Tensor, place: TensorLayout) -> bool:
+    def _splits_further(self, tensor: Tensor, stored_layout: TensorLayout) -> bool:
         """Whether storage has splits of a tensor that the rules without a scope lack."""
-        splits = set(self._whole(tensor).splits)
-        return any(split not in splits for split in place.splits)
+        splits = set(self._unstored(tensor).splits)
+        return any(split not in splits for split in stored_layout.splits)
 
-    def _whole(self, tensor: Tensor) -> TensorLayout:
+    def _unstored(self, tensor: Tensor) -> TensorLayout:
         """Returns the layout of a tensor if it is not stored."""
         return self.layout.inside(tensor.shape)
 
@@ -174,13 +189,13 @@ class _Storage:
         inputs = set(self.graph.inputs)
         outputs = set(self.graph.outputs)
         for tensor, path in tensors_with_paths(self.graph):
-            place = self.places.get(tensor)
-            if place is None or (tensor in outputs and tensor not in inputs):
+            stored_layout = self.stored_layouts.get(tensor)
+            if stored_layout is None or (tensor in outputs and tensor not in inputs):
                 continue
             rules = [self.layout.rule_for(name, path) for name in tensor.shape.names]
             if tensor in inputs or any(rule is not None and rule.scope for rule in rules):
                 at = self.layout.assign(tensor.shape, path)
-                if at == place:
+                if at == stored_layout:
                     self.cut.edge(CutGraph.SOURCE, tensor, _FIXED)
                 else:
                     self.cut.edge(tensor, CutGraph.SINK, _FIXED)
@@ -213,24 +228,24 @@ class _Storage:
             return
         result = op.outputs[0]
         for tensor in dict.fromkeys(op.inputs):
-            if tensor not in self.places:
+            if tensor not in self.stored_layouts:
                 continue
-            stored = self.places.get(result)
+            stored = self.stored_layouts.get(result)
             if stored is not None and any(
-                other is result and of(self.places[tensor]) == stored
-                for other, of in self.related[tensor]
+                other is result and layout_of(self.stored_layouts[tensor]) == stored
+                for other, layout_of in self.related[tensor]
             ):
                 self._read(tensor, times, phase, result)
-            elif not self._takes(op, tensor):
+            elif not self._reads_stored(op, tensor):
                 self._read(tensor, times, phase)
-            elif not self._splits_further(tensor, self.places[tensor]):
-                more = self._sent(op, {}) - self._sent(op, {tensor: self.places[tensor]})
+            elif not self._splits_further(tensor, self.stored_layouts[tensor]):
+                more = self._sent(op, {}) - self._sent(op, {tensor: self.stored_layouts[tensor]})
                 self.cut.edge(CutGraph.SOURCE, tensor, times * max(more, 0.0))
 
     def _sent(self, op: Operation, stored: Mapping[Tensor, TensorLayout]) -> float:
         """Returns the bytes an operation sends if the operands `stored` have these layouts."""
-        operands = tuple(stored.get(t) or self._whole(t) for t in op.inputs)
-        results = tuple(self._whole(t) for t in op.outputs)
+        operands = tuple(stored.get(t) or self._unstored(t) for t in op.inputs)
+        results = tuple(self._unstored(t) for t in op.outputs)
         strategy = self.chooser.strategy(op, operands, results)
         rows = [*zip(op.inputs, operands, strategy.operands, strict=True)]
         rows += zip(op.outputs, strategy.results, results, strict=True)
@@ -239,19 +254,23 @@ class _Storage:
             for t, before, after in rows
         )
 
-    def _takes(self, op: Operation, tensor: Tensor) -> bool:
-        """Whether an operation reads a tensor in its stored layout, as a look-up may."""
+    def _reads_stored(self, op: Operation, tensor: Tensor) -> bool:
+        """Whether the strategy of an operation reads a tensor in its stored layout."""
         if op.primitive.form is Form.ELEMENTWISE:
             return False
-        place = self.places[tensor]
-        operands = tuple(place if t is tensor else self._whole(t) for t in op.inputs)
-        results = tuple(self._whole(t) for t in op.outputs)
+        stored_layout = self.stored_layouts[tensor]
+        operands = tuple(stored_layout if t is tensor else self._unstored(t) for t in op.inputs)
+        results = tuple(self._unstored(t) for t in op.outputs)
         strategy = self.chooser.strategy(op, operands, results)
         needed = zip(op.inputs, strategy.operands, strict=True)
-        return all(where == place for one, where in needed if one is tensor)
+        return all(layout == stored_layout for operand, layout in needed if operand is tensor)
 
     def _read(self, tensor: Tensor, times: int, phase: int, result: Tensor | None = None) -> None:
-        """Adds a reader that needs a tensor moved; with a `result`, unless that is stored too."""
+        """Adds a reader that needs a tensor moved.
+
+        Args:
+            result: if given, the tensor is moved unless this one is stored too.
+        """
         moved, back = ("moved", tensor, phase), ("moved back", tensor, phase)
         if moved not in self.paid:
             self.paid.add(moved)
@@ -264,37 +283,43 @@ class _Storage:
 
     def _cost(self, tensor: Tensor, back: bool = False) -> float:
         """Returns the cost of moving a tensor out of storage, or into it (`back`)."""
-        layouts = self.places[tensor], self._whole(tensor)
+        layouts = self.stored_layouts[tensor], self._unstored(tensor)
         size = tensor.dtype.itemsize
         cost = reshard_cost(tensor.shape, size, *(layouts[::-1] if back else layouts), self.mesh)
         return cost + _START if cost else _WORK
 
     def _make(self, op: Operation, tensor: Tensor, times: int) -> None:
-        """Adds the cost that is saved, or added, if an operation makes a tensor in storage."""
-        place = self.places.get(tensor)
-        if place is None:
+        """Adds the cost that is saved, or added, if an operation's result is stored."""
+        stored_layout = self.stored_layouts.get(tensor)
+        if stored_layout is None:
             return
-        whole = self._whole(tensor)
-        rest = place.local(tensor.shape, self.mesh).volume
-        saved = (whole.local(tensor.shape, self.mesh).volume - rest) * tensor.dtype.itemsize * _WORK
+        unstored_layout = self._unstored(tensor)
+        saved_elements = unstored_layout.local(tensor.shape, self.mesh).volume
+        saved_elements -= stored_layout.local(tensor.shape, self.mesh).volume
+        saved = saved_elements * tensor.dtype.itemsize * _WORK
         if not op.bodies and op.primitive.form not in (Form.ELEMENTWISE, Form.SAME):
-            saved += self._saved(op, tensor, whole, place)
+            saved += self._saved(op, tensor, unstored_layout, stored_layout)
         if saved > 0:
             self.cut.edge(CutGraph.SOURCE, tensor, times * saved)
         else:
             self.cut.edge(tensor, CutGraph.SINK, -times * saved)
 
     def _saved(
-        self, op: Operation, tensor: Tensor, whole: TensorLayout, place: TensorLayout
+        self,
+        op: Operation,
+        tensor: Tensor,
+        unstored_layout: TensorLayout,
+        stored_layout: TensorLayout,
     ) -> float:
         """Returns the bytes that are not sent if an operation's result is stored."""
-        operands = tuple(self._whole(t) for t in op.inputs)
+        operands = tuple(self._unstored(t) for t in op.inputs)
 
-        def strategy(where: TensorLayout) -> tuple[Strategy, TensorLayout]:
-            results = tuple(where if t is tensor else self._whole(t) for t in op.outputs)
+        def strategy(layout: TensorLayout) -> tuple[Strategy, TensorLayout]:
+            """Returns the strategy if the result has a layout, and the layout it computes."""
+            results = tuple(layout if t is tensor else self._unstored(t) for t in op.outputs)
             chosen = self.chooser.strategy(op, operands, results)
-            made = zip(op.outputs, chosen.results, strict=True)
-            return chosen, next(left for t, left in made if t is tensor)
+            computed = zip(op.outputs, chosen.results, strict=True)
+            return chosen, next(result for t, result in computed if t is tensor)
 
         def moved(tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
             return reshard_cost(tensor.shape, tensor.dtype.itemsize, before, after, self.mesh)
@@ -303,14 +328,15 @@ class _Storage:
             rows = zip(op.inputs, operands, chosen.operands, strict=True)
             return sum(moved(t, before, after) for t, before, after in rows)
 
-        usual, left = strategy(whole)
-        if any(kind == "varying" for _, kind in left.partial):
+        usual, computed = strategy(unstored_layout)
+        if any(kind == "varying" for _, kind in computed.partial):
             return 0.0
-        saved = moved(tensor, left, whole) - moved(tensor, left, place)
-        if not self._splits_further(tensor, place):
-            other, there = strategy(place)  # operands may need no moves then
-            there_saved = moved(tensor, left, whole) - moved(tensor, there, place)
-            saved = max(saved, there_saved + sent_before(usual) - sent_before(other))
+        saved = moved(tensor, computed, unstored_layout) - moved(tensor, computed, stored_layout)
+        if not self._splits_further(tensor, stored_layout):
+            if_stored, computed_then = strategy(stored_layout)  # operands may need no moves then
+            saved_then = moved(tensor, computed, unstored_layout)
+            saved_then -= moved(tensor, computed_then, stored_layout)
+            saved = max(saved, saved_then + sent_before(usual) - sent_before(if_stored))
         return saved
 
     def _scan(self, op: Operation, times: int, phase: int) -> None:
@@ -320,27 +346,27 @@ class _Storage:
             if position < consts:
                 self._captured(outer, inner, times, phase)
             elif position < consts + carries:
-                where = self.places.get(inner)
+                layout = self.stored_layouts.get(inner)
                 if is_sum(body, position, position - consts) and not (
-                    where is not None and self._stays(inner, where)
+                    layout is not None and self._may_store_sum(inner, layout)
                 ):
                     continue
                 self._tie(outer, inner)
                 self._tie(body.outputs[position - consts], inner)
                 self._tie(op.outputs[position - consts], inner)
-            elif inner in self.places and not self.keep:
+            elif inner in self.stored_layouts and not self.keep:
                 self._tie(outer, inner)
-            elif outer in self.places:
-                self._read(outer, times, phase, inner if inner in self.places else None)
+            elif outer in self.stored_layouts:
+                self._read(outer, times, phase, inner if inner in self.stored_layouts else None)
         for inner, outer in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
-            if inner in self.places:
+            if inner in self.stored_layouts:
                 self._tie(inner, outer)
 
     def _captured(self, outer: Tensor, inner: Tensor, times: int, phase: int) -> None:
         if inner in self.stacks and not self.keep:
             self._tie(outer, inner)
-        elif outer in self.places:
-            self._read(outer, times, phase, inner if inner in self.places else None)
+        elif outer in self.stored_layouts:
+            self._read(outer, times, phase, inner if inner in self.stored_layouts else None)
 
     def _cond(self, op: Operation, times: int, phase: int) -> None:
         for body in op.bodies:
@@ -362,11 +388,13 @@ class _Storage:
             self._tie(tensors[0], tensors[1])
             self._tie(tensors[0], tensors[2])
 
-    def _tie(self, one: Tensor, other: Tensor) -> None:
-        """Ties two tensors: both are stored, or neither, as when one of them cannot be."""
-        for here, there in ((one, other), (other, one)):
-            if here in self.places:
-                self.cut.edge(here, there if there in self.places else CutGraph.SINK, INFINITE)
+    def _tie(self, first: Tensor, second: Tensor) -> None:
+        """Lets both tensors be stored, or neither; neither if one of them cannot be."""
+        for tensor, other in ((first, second), (second, first)):
+            if tensor in self.stored_layouts:
+                self.cut.edge(
+                    tensor, other if other in self.stored_layouts else CutGraph.SINK, INFINITE
+                )
 
 
 _BODIES = {"cond": _Storage._cond, "scan": _Storage._scan, "while_loop": _Storage._while}
@@ -396,27 +424,26 @@ def _carried(scan: Operation, sums: bool) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
-    """Yields pairs of tensors that are stored alike, and the maps between their layouts.
+    """Yields pairs of tensors that may be stored if the other is, and the maps of their layouts.
 
     A loop's running sums are not among them: see `_sums`.
     """
 
-    def alike(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:
-        for one, other in zip(ones, others, strict=True):
-            yield one, other, _same, _same
+    def alike(firsts: Sequence[Tensor], seconds: Sequence[Tensor]) -> Iterator:
+        for first, second in zip(firsts, seconds, strict=True):
+            yield first, second, _same, _same
 
-    def slices(ones: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator:
-        for one, other in zip(ones, others, strict=True):
-            yield one, other, _restricted(other), _same
+    def slices(stacks: Sequence[Tensor], slices_: Sequence[Tensor]) -> Iterator:
+        for stack, slice_ in zip(stacks, slices_, strict=True):
+            yield stack, slice_, _restricted(slice_), _same
 
     params = op.params
     if op.name == "scan":
-        body, consts, end = params["body"], params["consts"], params["consts"] + params["carries"]
-        carries = params["carries"]
+        body, consts, carries = params["body"], params["consts"], params["carries"]
         yield from alike(op.inputs[:consts], body.inputs[:consts])
-        for one, other in _carried(op, sums=False):
-            yield one, other, _same, _same
-        yield from slices(op.inputs[end:], body.inputs[end:])
+        for first, second in _carried(op, sums=False):
+            yield first, second, _same, _same
+        yield from slices(op.inputs[consts + carries :], body.inputs[consts + carries :])
         yield from slices(op.outputs[carries:], body.outputs[carries:])
     elif op.name == "while_loop":
         consts = params["consts"]

@@ -124,9 +124,9 @@ def legal(problem, planned, kept):
     partial = kept | problem.made
     for op, strategy in planned.strategies.items():
         if op.outputs[0] in kept:
-            summands = [t for t in problem._summands(op, strategy) if t in partial]
-            twice = sum(any(op.inputs[i] is t for t in summands) for i in strategy.linear) > 1
-            if not summands or (twice and not strategy.additive):
+            operands = [t for t in problem._partial_operands(op, strategy) if t in partial]
+            twice = sum(any(op.inputs[i] is t for t in operands) for i in strategy.linear) > 1
+            if not operands or (twice and not strategy.additive):
                 return False
     return True
 
