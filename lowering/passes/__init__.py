@@ -31,6 +31,6 @@ PASSES: tuple[Pass, ...] = (overlap, bucket, prefetch, tidy, schedule)
 
 def run_passes(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Returns the program after all passes, in order."""
-    for one in PASSES:
-        program = one(program, options)
+    for pass_ in PASSES:
+        program = pass_(program, options)
     return program

@@ -54,42 +54,49 @@ def in_order(
         priority: the position that each should have if its operands are ready by then, usually its
             position in the block. Equals keep their order.
     """
-    ordered_before = list(instructions)
-    effects = [one for one in ordered_before if one.has_effect]
+    given = list(instructions)
+    effects = [instruction for instruction in given if instruction.has_effect]
     before = dict(zip(effects[1:], effects, strict=False))
-    missing: set[Value | Instruction] = {value for one in ordered_before for value in one.outputs}
+    # Values and effects that instructions may wait for, until they are ordered.
+    missing: set[Value | Instruction] = {
+        value for instruction in given for value in instruction.outputs
+    }
     missing.update(effects)
     waiting: dict[Value | Instruction, list[int]] = defaultdict(list)
-    late: list[tuple[float, int]] = []  # ready, and their turn has passed
+    late: list[tuple[float, int]] = []  # heap of ready instructions whose turn has passed
     ordered: list[Instruction] = []
 
     def wait(n: int) -> bool:
-        """Registers an instruction with one thing that it waits for; returns whether it waits."""
-        one = ordered_before[n]
-        needs = (*one.inputs, before[one]) if one in before else one.inputs
+        """Registers an instruction with a missing need, if it has one; returns whether it has."""
+        instruction = given[n]
+        needs = (
+            (*instruction.inputs, before[instruction])
+            if instruction in before
+            else instruction.inputs
+        )
         if missing.isdisjoint(needs):
             return False
         waiting[next(need for need in needs if need in missing)].append(n)
         return True
 
     def put(n: int) -> None:
-        one = ordered_before[n]
-        ordered.append(one)
-        made: tuple[Value | Instruction, ...] = (*one.outputs, one)
+        instruction = given[n]
+        ordered.append(instruction)
+        made: tuple[Value | Instruction, ...] = (*instruction.outputs, instruction)
         missing.difference_update(made)
         if waiting:
-            for follower in [other for each in made for other in waiting.pop(each, [])]:
+            for follower in [other for need in made for other in waiting.pop(need, [])]:
                 if not wait(follower):
-                    heapq.heappush(late, (priority[ordered_before[follower]], follower))
+                    heapq.heappush(late, (priority[given[follower]], follower))
 
     for n in sorted(
-        range(len(ordered_before)), key=[priority[one] for one in ordered_before].__getitem__
+        range(len(given)), key=[priority[instruction] for instruction in given].__getitem__
     ):
         if not wait(n):
             put(n)
         while late:
             put(heapq.heappop(late)[1])
-    assert len(ordered) == len(ordered_before), "instructions that need each other"
+    assert len(ordered) == len(given), "instructions that need each other"
     return tuple(ordered)
 
 
@@ -99,40 +106,42 @@ def computed_again(block: Block) -> dict[Instruction, Instruction]:
     A replay starts at a barrier. Its instructions are of the forward pass; the gradients that read
     them are of the backward pass.
     """
-    place: dict[Instruction, int] = {}
+    position: dict[Instruction, int] = {}
     barriers: dict[Value, Instruction] = {}
     replays: dict[Instruction, Instruction] = {}
-    for one in block.instructions:
-        if one.op == "barrier":
-            place[one] = len(place)
-            barriers.update(dict.fromkeys(one.outputs, one))
+    for instruction in block.instructions:
+        if instruction.op == "barrier":
+            position[instruction] = len(position)
+            barriers.update(dict.fromkeys(instruction.outputs, instruction))
             continue
-        before = [barriers[value] for value in one.inputs if value in barriers]
-        if before and not one.source.backward:
-            replays[one] = max(before, key=place.__getitem__)
-            barriers.update(dict.fromkeys(one.outputs, replays[one]))
+        before = [barriers[value] for value in instruction.inputs if value in barriers]
+        if before and not instruction.source.backward:
+            replays[instruction] = max(before, key=position.__getitem__)
+            barriers.update(dict.fromkeys(instruction.outputs, replays[instruction]))
     return replays
 
 
 def ready(
-    one: Instruction, maker: Mapping[Value, Instruction], place: Mapping[Instruction, float]
+    instruction: Instruction,
+    maker: Mapping[Value, Instruction],
+    position: Mapping[Instruction, float],
 ) -> tuple[list[Instruction], float]:
-    """Returns the cheap instructions that an instruction needs, and the place of the last other.
+    """Returns the cheap instructions that an instruction needs, and when its other needs are ready.
 
-    Instructions that only move or cast are cheap: they can move together with the instruction. The
-    place is that of the last instruction it needs that is not cheap; -1 if there is none.
+    Cheap instructions only move or cast: they can move together with the instruction. The second
+    result is the position of the last instruction it needs that is not cheap; -1 if there is none.
 
     Args:
         maker: the instruction of the block that makes a value.
-        place: the position of each instruction in the block.
+        position: the position of each instruction in the block.
     """
     moved: dict[Instruction, None] = {}
     last = -1.0
-    waiting = [maker[value] for value in one.inputs if value in maker]
+    waiting = [maker[value] for value in instruction.inputs if value in maker]
     while waiting:
         before = waiting.pop()
         if before.op not in CHEAP:
-            last = max(last, place[before])
+            last = max(last, position[before])
         elif before not in moved:
             moved[before] = None
             waiting += [maker[value] for value in before.inputs if value in maker]

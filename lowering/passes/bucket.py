@@ -49,7 +49,7 @@ def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
         return bucketed
     allowed = max(options.memory, program.peak_bytes)
     while bucketed.peak_bytes > allowed:
-        largest = max(one.payload_bytes for one in bucketed.collectives if one.parts)
+        largest = max(c.payload_bytes for c in bucketed.collectives if c.parts)
         bucketed = _with_buckets(program, largest // 2, rings)
         if bucketed is program:
             break
@@ -62,9 +62,9 @@ def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdP
 
 def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
     alike: dict[Hashable, set[Instruction]] = collections.defaultdict(set)
-    for one in block.instructions:
-        if one.is_collective and not (rings and one.op == "permute"):
-            alike[_key(one)].add(one)
+    for instruction in block.instructions:
+        if instruction.is_collective and not (rings and instruction.op == "permute"):
+            alike[_key(instruction)].add(instruction)
     instructions, replays = block.instructions, computed_again(block)
     for chosen in alike.values():
         if len(chosen) > 1:
@@ -74,13 +74,13 @@ def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
     return replace(block, instructions=instructions)
 
 
-def _key(one: Instruction) -> Hashable:
+def _key(collective: Instruction) -> Hashable:
     """Returns a key that is equal for collectives that can be joined."""
-    axes, (first, *_) = axes_of(one), one.inputs
-    if one.op == "all_reduce":
+    axes, (first, *_) = axes_of(collective), collective.inputs
+    if collective.op == "all_reduce":
         axes = tuple(sorted(axes))
-    rest = {name: value for name, value in shared_parameters(one).items() if name != "axes"}
-    return one.op, axes, first.dtype, exact_key(rest)
+    rest = {name: value for name, value in shared_parameters(collective).items() if name != "axes"}
+    return collective.op, axes, first.dtype, exact_key(rest)
 
 
 def _of_one_key(
@@ -97,20 +97,20 @@ def _of_one_key(
     groups = [group for group in groups if len(group) > 1]
     if not groups:
         return instructions
-    place = {one: n for n, one in enumerate(instructions)}
-    maker = {value: one for one in instructions for value in one.outputs}
-    priority: dict[Instruction, float] = dict(place)
-    replaced = {one for group in groups for one in group}
-    remaining = [one for one in instructions if one not in replaced]
+    position = {instruction: n for n, instruction in enumerate(instructions)}
+    maker = {value: instruction for instruction in instructions for value in instruction.outputs}
+    priority: dict[Instruction, float] = dict(position)
+    replaced = {instruction for group in groups for instruction in group}
+    remaining = [instruction for instruction in instructions if instruction not in replaced]
     for group in groups:
         bucket = joined(group, mesh)
         remaining.append(bucket)
-        priority[bucket] = place[group[-1]]
+        priority[bucket] = position[group[-1]]
         if bucket.op == "all_gather":
-            moved, last = ready(bucket, maker, place)
-            priority[bucket] = max(place[group[0]], last + 0.5)
-            for one in moved:
-                priority[one] = min(priority[one], priority[bucket] - 0.25)
+            moved, last = ready(bucket, maker, position)
+            priority[bucket] = max(position[group[0]], last + 0.5)
+            for instruction in moved:
+                priority[instruction] = min(priority[instruction], priority[bucket] - 0.25)
     return in_order(remaining, priority)
 
 
@@ -118,19 +118,20 @@ def _levels(
     instructions: Sequence[Instruction], chosen: Collection[Instruction]
 ) -> list[list[Instruction]]:
     """Returns the chosen instructions by the number of chosen ones that each depends on."""
-    depth: dict[Value, int] = {}  # of values that depend on some; 0 for all others
+    # The number of chosen instructions in the longest chain before a value; others have none.
+    depth: dict[Value, int] = {}
     levels: list[list[Instruction]] = []
     effect = 0
-    for one in instructions:
-        here = max([depth[value] for value in one.inputs if value in depth], default=0)
-        if one.has_effect:
-            effect = here = max(here, effect)
-        if one in chosen:
-            levels += [[] for _ in range(here + 1 - len(levels))]
-            levels[here].append(one)
-            here += 1
-        if here:
-            depth.update(dict.fromkeys(one.outputs, here))
+    for instruction in instructions:
+        level = max([depth[value] for value in instruction.inputs if value in depth], default=0)
+        if instruction.has_effect:
+            effect = level = max(level, effect)
+        if instruction in chosen:
+            levels += [[] for _ in range(level + 1 - len(levels))]
+            levels[level].append(instruction)
+            level += 1
+        if level:
+            depth.update(dict.fromkeys(instruction.outputs, level))
     return levels
 
 
@@ -142,17 +143,17 @@ def _by_replay(
     Collectives of the backward pass join the last of these; those of the forward pass are apart.
     """
     by_barrier: dict[Instruction, list[Instruction]] = {
-        replays[one]: [] for one in level if one in replays
+        replays[instruction]: [] for instruction in level if instruction in replays
     }
     if not by_barrier:
         return [list(level)]
     *_, last = by_barrier
     forward: list[Instruction] = []
-    for one in level:
-        if one in replays:
-            by_barrier[replays[one]].append(one)
+    for instruction in level:
+        if instruction in replays:
+            by_barrier[replays[instruction]].append(instruction)
         else:
-            (by_barrier[last] if one.source.backward else forward).append(one)
+            (by_barrier[last] if instruction.source.backward else forward).append(instruction)
     return [part for part in (forward, *by_barrier.values()) if part]
 
 
@@ -162,11 +163,11 @@ def _within(
     """Yields the parts of a group: each of at most `limit` bytes, or of one instruction."""
     part: list[Instruction] = []
     total = 0
-    for one in group:
-        size = payload_bytes(one, mesh)
+    for collective in group:
+        size = payload_bytes(collective, mesh)
         if part and limit is not None and total + size > limit:
             yield part
             part, total = [], 0
-        part.append(one)
+        part.append(collective)
         total += size
     yield part

@@ -2,7 +2,7 @@
 
 With an `all_gather` before an einsum all devices wait for all shards. In a ring each device
 multiplies the shard that it has, while it sends the shard to its neighbour. It writes the product
-to the shard's place in the result, or adds products if the gathered dim is contracted. For a
+to the shard's positions in the result, or adds products if the gathered dim is contracted. For a
 `reduce_scatter` the sums travel: each device adds its product for a sum's block, while the next
 product is computed. A ring sends as many bytes as the collective, (n-1)/n of the payload. Two half
 rings run in opposite directions, which uses both directions of the links and halves the steps. Wang
@@ -84,7 +84,7 @@ class _Ring:
         return self.mesh.extent(self.axes)
 
     def starts(self, shift: int) -> tuple[int, ...]:
-        """Returns the start of the shard of the device `shift` places on, by device index."""
+        """Returns, by device index, the start of the shard of the device `shift` further."""
         return tuple((index + shift) % self.size * self.chunk for index in range(self.size))
 
     def small(self, shape: Shape) -> Shape:
@@ -106,12 +106,12 @@ class _Ring:
 
 @lru_cache(maxsize=256)
 def _neighbours(mesh: Mesh, axes: tuple[str, ...], by: int) -> Pairs:
-    """Returns the (source, target) pairs of devices if each sends `by` places on."""
+    """Returns the (source, target) pairs of devices if each sends to the device `by` further."""
     return Pairs(
         sorted(
-            (device, group[(at + by) % len(group)])
+            (device, group[(index + by) % len(group)])
             for group in mesh.groups(*axes)
-            for at, device in enumerate(group)
+            for index, device in enumerate(group)
         )
     )
 
@@ -140,8 +140,8 @@ class _Writer:
         result = ring.value(ring.small(shard.shape), shard, ring.loose(shard.layout))
         return self.write("reshape", (shard,), result, source)
 
-    def cut(self, value: Value, shift: int, source: Source) -> Value:
-        """Returns the piece of a value that belongs to the device `shift` places on."""
+    def slice_piece(self, value: Value, shift: int, source: Source) -> Value:
+        """Returns the piece of a value that belongs to the device `shift` further."""
         ring = self.ring
         if value.shape.find(ring.dim) is None:
             return value
@@ -154,7 +154,7 @@ class _Writer:
         return self.write("local_slice", (value,), result, source, params)
 
     def send(self, piece: Value, by: int, source: Source) -> Value:
-        """Returns the piece that arrives if every device sends its piece `by` places on."""
+        """Returns the piece that arrives if every device sends its piece to the device `by` on."""
         ring = self.ring
         pairs = _neighbours(ring.mesh, ring.axes, by)
         params: Permute = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}
@@ -177,42 +177,50 @@ class _Block:
         self.mesh = mesh
         self.smallest = smallest
         self.intensity = intensity
-        self.place = {one: n for n, one in enumerate(block.instructions)}
-        self.maker = {value: one for one in block.instructions for value in one.outputs}
+        self.position = {instruction: n for n, instruction in enumerate(block.instructions)}
+        self.maker = {
+            value: instruction
+            for instruction in block.instructions
+            for value in instruction.outputs
+        }
         self.readers: dict[Value, list[Instruction]] = defaultdict(list)
-        for one in block.instructions:
-            for value in one.inputs:
-                self.readers[value].append(one)
+        for instruction in block.instructions:
+            for value in instruction.inputs:
+                self.readers[value].append(instruction)
         self.returned = set(block.outputs)
         self.replaced: set[Instruction] = set()
         self.written: list[tuple[float, list[Instruction]]] = []
 
     def run(self) -> Block:
-        for one in self.block.instructions:
-            if one in self.replaced or len(one.outputs) != 1:
+        for instruction in self.block.instructions:
+            if instruction in self.replaced or len(instruction.outputs) != 1:
                 continue
-            if one.op == "all_gather":
-                self._gather(one)
-            elif one.op == "reduce_scatter":
-                self._reduce(one)
+            if instruction.op == "all_gather":
+                self._gather(instruction)
+            elif instruction.op == "reduce_scatter":
+                self._reduce(instruction)
         if not self.written:
             return self.block
-        instructions_left = [one for one in self.block.instructions if one not in self.replaced]
-        priority: dict[Instruction, float] = dict(self.place)
-        for at, instructions in self.written:
-            priority.update(dict.fromkeys(instructions, at))
+        instructions_left = [
+            instruction
+            for instruction in self.block.instructions
+            if instruction not in self.replaced
+        ]
+        priority: dict[Instruction, float] = dict(self.position)
+        for position, instructions in self.written:
+            priority.update(dict.fromkeys(instructions, position))
             instructions_left += instructions
         instructions_left.sort(key=priority.__getitem__)
         return replace(self.block, instructions=in_order(instructions_left, priority))
 
-    def _ring(self, one: Instruction, whole: Value, part: Value) -> _Ring | None:
+    def _ring(self, collective: Instruction, gathered: Value, part: Value) -> _Ring | None:
         """Returns the ring that a collective can be, if its devices share the dim equally."""
-        params = parameters_of(one, SplitDim)
+        params = parameters_of(collective, SplitDim)
         axes, dim = params["axes"], params["dim"]
         ring = _Ring(self.mesh, axes, dim, part.local.get(dim).size)
         outer = self.mesh.extent(part.layout.axes(dim))
         even = part.shape.get(dim).size == outer * ring.chunk
-        even = even and whole.local.get(dim).size == ring.size * ring.chunk
+        even = even and gathered.local.get(dim).size == ring.size * ring.chunk
         small = part.bytes < self.smallest
         return ring if even and not small and 1 < ring.size <= LONGEST else None
 
@@ -223,13 +231,15 @@ class _Block:
     # A gather before products.
 
     def _gather(self, gather: Instruction) -> None:
-        (part,), (whole,) = gather.inputs, gather.outputs
-        ring = self._ring(gather, whole, part)
+        (part,), (gathered,) = gather.inputs, gather.outputs
+        ring = self._ring(gather, gathered, part)
         products = self._products(gather)
         if ring is None or not products or not self._pays(ring, part, products):
             return
         writer = _Writer(ring)
-        needs_whole = whole in self.returned or len(set(self.readers[whole])) > len(products)
+        needs_gathered = gathered in self.returned or len(set(self.readers[gathered])) > len(
+            products
+        )
         pieces: dict[Instruction, list[Value]] = defaultdict(list)
         shards = [(0, writer.piece(part, gather.source))]
         results: dict[Instruction, Value] = {}
@@ -242,31 +252,42 @@ class _Block:
                         following.append((shift - by, writer.send(piece, by, gather.source)))
             for shift, piece in shards:
                 for product in products:
-                    made = self._times(writer, product, whole, piece, shift)
-                    self._place(writer, product, made, shift, pieces, results)
-                if needs_whole:
-                    self._place(writer, gather, piece, shift, pieces, results)
+                    made = self._times(writer, product, gathered, piece, shift)
+                    self._write_piece(writer, product, made, shift, pieces, results)
+                if needs_gathered:
+                    self._write_piece(writer, gather, piece, shift, pieces, results)
             shards = following
         for product, terms in pieces.items():
             writer.add(terms, product.source, product.outputs[0])
-        self._finish(writer, [gather, *products], min(self.place[one] for one in products))
+        self._finish(
+            writer, [gather, *products], min(self.position[instruction] for instruction in products)
+        )
 
     def _products(self, gather: Instruction) -> list[Instruction]:
         """Returns the einsums of a gathered value that need no other value derived from it."""
-        (whole,) = gather.outputs
-        derived = {whole}
+        (gathered,) = gather.outputs
+        derived = {gathered}
         products = []
         last = max(
-            (self.place[one] for one in self.readers[whole] if one.op == "einsum"), default=0
+            (
+                self.position[instruction]
+                for instruction in self.readers[gathered]
+                if instruction.op == "einsum"
+            ),
+            default=0,
         )
-        for one in self.block.instructions[self.place[gather] + 1 : last + 1]:
-            depends = [value for value in one.inputs if value in derived]
+        for instruction in self.block.instructions[self.position[gather] + 1 : last + 1]:
+            depends = [value for value in instruction.inputs if value in derived]
             if not depends:
                 continue
-            fits = one.op == "einsum" and depends == [whole] and one not in self.replaced
-            if fits and self._agrees(one, gather):
-                products.append(one)
-            derived.update(one.outputs)
+            fits = (
+                instruction.op == "einsum"
+                and depends == [gathered]
+                and instruction not in self.replaced
+            )
+            if fits and self._agrees(instruction, gather):
+                products.append(instruction)
+            derived.update(instruction.outputs)
         return products
 
     def _agrees(self, product: Instruction, gather: Instruction) -> bool:
@@ -282,11 +303,11 @@ class _Block:
         return out.shape.find(params["dim"]) is not None or axes <= apart
 
     def _times(
-        self, writer: _Writer, product: Instruction, whole: Value, piece: Value, shift: int
+        self, writer: _Writer, product: Instruction, gathered: Value, piece: Value, shift: int
     ) -> Value:
         """Returns the product with one shard: a block of the result, or one term of the sum."""
         inputs = [
-            piece if value is whole else writer.cut(value, shift, product.source)
+            piece if value is gathered else writer.slice_piece(value, shift, product.source)
             for value in product.inputs
         ]
         return self._einsum(writer, product, inputs)
@@ -296,7 +317,7 @@ class _Block:
         result = ring.value(ring.small(out.shape), out, ring.loose(out.layout))
         return writer.write("einsum", inputs, result, product.source, product.params)
 
-    def _place(
+    def _write_piece(
         self,
         writer: _Writer,
         product: Instruction,
@@ -305,7 +326,7 @@ class _Block:
         pieces: dict[Instruction, list[Value]],
         results: dict[Instruction, Value],
     ) -> None:
-        """Writes a piece to its place in the result, or adds it to the terms of a sum."""
+        """Writes a piece to its positions in the result, or adds it to the terms of a sum."""
         ring, (out,) = writer.ring, product.outputs
         if out.shape.find(ring.dim) is None:
             pieces[product].append(piece)
@@ -331,31 +352,33 @@ class _Block:
     # A reduction after products.
 
     def _reduce(self, scatter: Instruction) -> None:
-        (whole,), (part,) = scatter.inputs, scatter.outputs
-        ring = self._ring(scatter, whole, part)
-        inner = list(self._inner(whole, ring.dim)) if ring else []
-        products = [one for one in inner if one.op == "einsum"]
+        (unreduced,), (part,) = scatter.inputs, scatter.outputs
+        ring = self._ring(scatter, unreduced, part)
+        inner = list(self._inner(unreduced, ring.dim)) if ring else []
+        products = [instruction for instruction in inner if instruction.op == "einsum"]
         if ring is None or not products or not self._pays(ring, part, products):
             return
         writer = _Writer(ring)
         travelling: dict[int, Value] = {}
         lengths = {1: ring.size // 2, -1: (ring.size - 1) // 2}
         for step in range(ring.size // 2):
-            came = {by: writer.send(total, by, scatter.source) for by, total in travelling.items()}
+            received = {
+                by: writer.send(total, by, scatter.source) for by, total in travelling.items()
+            }
             for by, length in lengths.items():  # the shorter ring begins one step later
                 late = step - (lengths[1] - length)
                 if late >= 0:
-                    mine = self._chunk(writer, whole, by * (length - late), inner)
-                    terms = [came[by], mine] if by in came else [mine]
+                    mine = self._chunk(writer, unreduced, by * (length - late), inner)
+                    terms = [received[by], mine] if by in received else [mine]
                     travelling[by] = writer.add(terms, scatter.source)
-        came = {by: writer.send(total, by, scatter.source) for by, total in travelling.items()}
-        own = self._chunk(writer, whole, 0, inner)
-        total = writer.add([own, *came.values()], scatter.source)
+        received = {by: writer.send(total, by, scatter.source) for by, total in travelling.items()}
+        own = self._chunk(writer, unreduced, 0, inner)
+        total = writer.add([own, *received.values()], scatter.source)
         writer.write("reshape", (total,), part, scatter.source)
-        self._finish(writer, [scatter, *inner], self.place[scatter])
+        self._finish(writer, [scatter, *inner], self.position[scatter])
 
     def _inner(self, value: Value, dim: str) -> Iterator[Instruction]:
-        """Yields what can run block by block: einsums, and elementwise instructions of them."""
+        """Yields einsums, and elementwise instructions of them, that can run block by block."""
         maker = self.maker.get(value)
         if maker is None or value in self.returned or len(self.readers[value]) > 1:
             return
@@ -373,22 +396,22 @@ class _Block:
     def _chunk(
         self, writer: _Writer, value: Value, shift: int, inner: Sequence[Instruction]
     ) -> Value:
-        """Returns the block of a value that belongs to the device `shift` places on."""
+        """Returns the block of a value that belongs to the device `shift` further."""
         ring, maker = writer.ring, self.maker.get(value)
         if value.shape.find(ring.dim) is None:
             return value
         if maker is None or maker not in inner:
             source = maker.source if maker else self.readers[value][0].source
-            return writer.cut(value, shift, source)
+            return writer.slice_piece(value, shift, source)
         if maker.op == "einsum":
-            inputs = [writer.cut(operand, shift, maker.source) for operand in maker.inputs]
+            inputs = [writer.slice_piece(operand, shift, maker.source) for operand in maker.inputs]
             return self._einsum(writer, maker, inputs)
         inputs = [self._chunk(writer, operand, shift, inner) for operand in maker.inputs]
         (out,) = maker.outputs
         result = ring.value(ring.small(out.shape), out, ring.loose(out.layout))
         return writer.write(maker.op, inputs, result, maker.source, maker.params)
 
-    def _finish(self, writer: _Writer, replaced: Sequence[Instruction], at: float) -> None:
+    def _finish(self, writer: _Writer, replaced: Sequence[Instruction], position: float) -> None:
         """Replaces instructions by a ring, at position `at`."""
         self.replaced.update(replaced)
-        self.written.append((at, writer.instructions))
+        self.written.append((position, writer.instructions))

@@ -50,14 +50,14 @@ def _fields(record: type) -> dict[str, tuple[Any, bool]]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type, as mypy has it, except that no bool is a whole number."""
+    """Whether a value is of a type, as mypy checks it, except that a bool is no int or float."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
     if origin is Literal:
         return value in inner
     if origin in (Union, types.UnionType):
-        return any(_is(value, one) for one in inner)
+        return any(_is(value, option) for option in inner)
     if origin is tuple:
         if not isinstance(value, tuple):
             return False

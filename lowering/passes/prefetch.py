@@ -32,8 +32,8 @@ def prefetch(program: SpmdProgram, options: Options) -> SpmdProgram:
 
 def _ahead(block: Block, mesh: Mesh) -> Block:
     instructions: list[Instruction] = []
-    for one in block.instructions:
-        instructions += _pipelined(one, mesh) if one.op == "scan" else [one]
+    for instruction in block.instructions:
+        instructions += _pipelined(instruction, mesh) if instruction.op == "scan" else [instruction]
     if len(instructions) == len(block.instructions):
         return block
     return replace(block, instructions=tuple(instructions))
@@ -78,7 +78,7 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
             known[value] = _slice(outer, value, dim, first, scan, before)
         return known[value]
 
-    starts = [out for one in gathers for out in _copied(one, slice_of, before)]
+    starts = [out for gather in gathers for out in _copied(gather, slice_of, before)]
 
     # In the loop: gathers of the next iteration.
     ahead: dict[Value, Value] = {}
@@ -89,10 +89,12 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
             return value
         return ahead.setdefault(value, replace(value))
 
-    following = [out for one in gathers for out in _copied(one, next_of, inside)]
-    replaced = {one.instruction for one in gathers}
-    carried = tuple(out for one in gathers for out in one.instruction.outputs)
-    rest = [part for one in body.instructions for part in _without(one, replaced, mesh)]
+    following = [out for gather in gathers for out in _copied(gather, next_of, inside)]
+    replaced = {gather.instruction for gather in gathers}
+    carried = tuple(out for gather in gathers for out in gather.instruction.outputs)
+    rest = [
+        part for instruction in body.instructions for part in _without(instruction, replaced, mesh)
+    ]
     inner = Block(
         (*body.inputs[:fixed], *carried, *body.inputs[fixed:], *ahead.values()),
         (*inside, *rest),
@@ -114,26 +116,31 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
 
 def _gathers(body: Block, consts: int, fixed: int, mesh: Mesh) -> Iterator[_Gather]:
     """Yields the gathers, or parts of joined ones, that need no result of the body's products."""
-    maker = {value: one for one in body.instructions for value in one.outputs}
+    maker = {
+        value: instruction for instruction in body.instructions for value in instruction.outputs
+    }
     behind = {
         after: before
-        for one in body.instructions
-        if one.op == "barrier"
-        for before, after in zip(one.inputs, one.outputs, strict=True)
+        for instruction in body.instructions
+        if instruction.op == "barrier"
+        for before, after in zip(instruction.inputs, instruction.outputs, strict=True)
     }
     constants, slices = set(body.inputs[:consts]), set(body.inputs[fixed:])
-    for one in body.instructions:
-        if one.op != "all_gather":
+    for instruction in body.instructions:
+        if instruction.op != "all_gather":
             continue
         parts = [
-            (part, _chain(part.inputs[0], maker, behind, constants | slices)) for part in one.parts
+            (part, _chain(part.inputs[0], maker, behind, constants | slices))
+            for part in instruction.parts
         ]
         ahead = [(part, chain) for part, chain in parts if chain is not None]
         instructions = dict.fromkeys(step for _, chain in ahead for step in chain)
         readers = [*(part for part, _ in ahead), *instructions]
         reads = {_before(value, behind) for reader in readers for value in reader.inputs}
         if ahead and reads & slices:
-            chosen = one if len(ahead) == len(parts) else joined([p for p, _ in ahead], mesh)
+            chosen = (
+                instruction if len(ahead) == len(parts) else joined([p for p, _ in ahead], mesh)
+            )
             order = tuple(step for step in body.instructions if step in instructions)
             yield _Gather(chosen, order, behind)
 
@@ -155,16 +162,16 @@ def _chain(
     value = _before(value, behind)
     if value in sources:
         return ()
-    one = maker.get(value)
-    if one is None or one.op not in CHEAP:
+    instruction = maker.get(value)
+    if instruction is None or instruction.op not in CHEAP:
         return None
     steps: tuple[Instruction, ...] = ()
-    for operand in one.inputs:
+    for operand in instruction.inputs:
         before = _chain(operand, maker, behind, sources)
         if before is None:
             return None
         steps += before
-    return (*steps, one)
+    return (*steps, instruction)
 
 
 def _copied(
@@ -177,35 +184,44 @@ def _copied(
         value = _before(value, gather.behind)
         return made[value] if value in made else value_of(value)
 
-    for one in (*gather.chain, gather.instruction):
-        outputs = tuple(replace(value) for value in one.outputs)
-        written.append(replace(one, inputs=tuple(map(of, one.inputs)), outputs=outputs))
-        made.update(zip(one.outputs, outputs, strict=True))
+    for instruction in (*gather.chain, gather.instruction):
+        outputs = tuple(replace(value) for value in instruction.outputs)
+        written.append(
+            replace(instruction, inputs=tuple(map(of, instruction.inputs)), outputs=outputs)
+        )
+        made.update(zip(instruction.outputs, outputs, strict=True))
     return outputs
 
 
-def _without(one: Instruction, gathers: set[Instruction], mesh: Mesh) -> Iterator[Instruction]:
+def _without(
+    instruction: Instruction, gathers: set[Instruction], mesh: Mesh
+) -> Iterator[Instruction]:
     """Yields an instruction without its gathers that are done ahead."""
-    if one.op != "all_gather":
-        yield one
+    if instruction.op != "all_gather":
+        yield instruction
         return
     done = {value for gather in gathers for value in gather.outputs}
-    left = [part for part in one.parts if part.outputs[0] not in done]
-    if len(left) == len(one.parts):
-        yield one
+    left = [part for part in instruction.parts if part.outputs[0] not in done]
+    if len(left) == len(instruction.parts):
+        yield instruction
     elif left:
         yield joined(left, mesh)
 
 
 def _slice(
-    stacked: Value, like: Value, dim: str, at: int, scan: Instruction, written: list[Instruction]
+    stacked: Value,
+    like: Value,
+    dim: str,
+    position: int,
+    scan: Instruction,
+    written: list[Instruction],
 ) -> Value:
     """Writes the instructions that slice a stack before a loop."""
     order = stacked.shape.names
     shape = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.shape)
     local = Shape(Dimension(dim, 1) if d.name == dim else d for d in stacked.local)
     thin = Value(shape, stacked.dtype, stacked.layout, local)
-    params: Window = {"dim": dim, "start": at, "stride": 1, "dilation": 1, "fill": 0}
+    params: Window = {"dim": dim, "start": position, "stride": 1, "dilation": 1, "fill": 0}
     written.append(Instruction("window", (stacked,), (thin,), params, scan.source))
     names = [name for name in order if name != dim]
     thinned = Value(

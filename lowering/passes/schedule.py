@@ -25,8 +25,8 @@ _LONG = kinds_with(lambda kind: kind.long)
 def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Moves collectives to where they can start, gathers only as far as it pays.
 
-    If the peak would grow, and exceed `options.memory` if that is given, gathers stay in place; if
-    it still would, all collectives do.
+    If the peak would grow, and exceed `options.memory` if that is given, gathers are not moved; if
+    it still would, no collective is.
     """
     allowed = max(program.peak_bytes, options.memory or 0)
     for kinds in (COLLECTIVES, [kind for kind in COLLECTIVES if kind != "all_gather"]):
@@ -39,24 +39,26 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
 
 
 def _early(block: Block, kinds: Collection[str]) -> Block:
-    place = {one: n for n, one in enumerate(block.instructions)}
-    maker = {value: one for one in block.instructions for value in one.outputs}
-    first = _first_readers(block, place, maker)
-    long = [n for one, n in place.items() if one.op in _LONG]
-    priority: dict[Instruction, float] = dict(place)
+    position = {instruction: n for n, instruction in enumerate(block.instructions)}
+    maker = {
+        value: instruction for instruction in block.instructions for value in instruction.outputs
+    }
+    first = _first_readers(block, position, maker)
+    long = [n for instruction, n in position.items() if instruction.op in _LONG]
+    priority: dict[Instruction, float] = dict(position)
     earlier = False
-    for one in block.instructions:
-        if one.op not in kinds:
+    for instruction in block.instructions:
+        if instruction.op not in kinds:
             continue
-        moved, begin = ready(one, maker, priority)  # equals come in the order given
-        if one.op == "all_gather":
-            before = bisect.bisect_left(long, first.get(one, len(block.instructions)))
-            begin = max(begin, long[before - 1] - 0.5) if before else place[one]
-        if begin < place[one]:
+        moved, begin = ready(instruction, maker, priority)  # equals come in the order given
+        if instruction.op == "all_gather":
+            before = bisect.bisect_left(long, first.get(instruction, len(block.instructions)))
+            begin = max(begin, long[before - 1] - 0.5) if before else position[instruction]
+        if begin < position[instruction]:
             earlier = True
-            priority[one] = begin
-            for each in moved:
-                priority[each] = min(priority[each], begin)
+            priority[instruction] = begin
+            for companion in moved:
+                priority[companion] = min(priority[companion], begin)
     if not earlier:
         return block
     instructions = in_order(block.instructions, priority)
@@ -66,22 +68,26 @@ def _early(block: Block, kinds: Collection[str]) -> Block:
 
 
 def _first_readers(
-    block: Block, place: Mapping[Instruction, int], maker: Mapping[Value, Instruction]
+    block: Block, position: Mapping[Instruction, int], maker: Mapping[Value, Instruction]
 ) -> dict[Instruction, int]:
-    """Returns the position of each instruction's first reader that does not move itself.
+    """Returns the position of each instruction's first reader that is not moved itself.
 
-    Gathers move, and so do cheap instructions that only lead to gathers; the readers of a moving
-    reader count instead of it.
+    Gathers are moved, and so are cheap instructions that only gathers read; instead of a reader
+    that is moved, its own readers count.
     """
     first: dict[Instruction, int] = {}
-    stays: set[Instruction] = set(maker[value] for value in block.outputs if value in maker)
-    for one in reversed(block.instructions):
-        moves = one.op == "all_gather" or (one.op in CHEAP and one not in stays)
-        at = first.get(one, place[one]) if moves else place[one]
-        for value in one.inputs:
+    not_moved: set[Instruction] = set(maker[value] for value in block.outputs if value in maker)
+    for instruction in reversed(block.instructions):
+        is_moved = instruction.op == "all_gather" or (
+            instruction.op in CHEAP and instruction not in not_moved
+        )
+        first_read = (
+            first.get(instruction, position[instruction]) if is_moved else position[instruction]
+        )
+        for value in instruction.inputs:
             if value in maker:
                 before = maker[value]
-                first[before] = min(first.get(before, at), at)
-                if not moves:
-                    stays.add(before)
+                first[before] = min(first.get(before, first_read), first_read)
+                if not is_moved:
+                    not_moved.add(before)
     return first

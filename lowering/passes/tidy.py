@@ -1,7 +1,8 @@
 """Tidy: removes duplicate instructions, and those that no result or effect needs.
 
 Equal instructions of the same values are done once in a block. A barrier's results count as other
-values than its operands, so values that are to be recomputed or gathered again stay. Effects stay.
+values than its operands, so recomputed values, and values gathered again, are no duplicates.
+Effects are not removed.
 """
 
 from __future__ import annotations
@@ -25,40 +26,40 @@ def _once(block: Block) -> Block:
     known: dict[Hashable, tuple[Value, ...]] = {}
     same: dict[Value, Value] = {}
     remaining = []
-    for one in block.instructions:
-        one = substituted(one, same)
-        key = _key(one)
+    for instruction in block.instructions:
+        instruction = substituted(instruction, same)
+        key = _key(instruction)
         before = known.get(key) if key is not None else None
         if before is not None:
-            same.update(zip(one.outputs, before, strict=True))
+            same.update(zip(instruction.outputs, before, strict=True))
             continue
         if key is not None:
-            known[key] = one.outputs
-        remaining.append(one)
+            known[key] = instruction.outputs
+        remaining.append(instruction)
     if not same:
         return block
     outputs = tuple(same.get(value, value) for value in block.outputs)
     return replace(block, instructions=tuple(remaining), outputs=outputs)
 
 
-def _key(one: Instruction) -> Hashable | None:
+def _key(instruction: Instruction) -> Hashable | None:
     """Returns a key that equal instructions share, or None if an instruction has no equal."""
-    if one.has_effect or one.op == "barrier":
+    if instruction.has_effect or instruction.op == "barrier":
         return None
-    if any(isinstance(value, np.ndarray | Block | dict) for value in one.params.values()):
+    if any(isinstance(value, np.ndarray | Block | dict) for value in instruction.params.values()):
         return None
-    results = tuple((value.shape, value.dtype, value.layout) for value in one.outputs)
-    return one.op, one.inputs, results, exact_key(one.params)
+    results = tuple((value.shape, value.dtype, value.layout) for value in instruction.outputs)
+    return instruction.op, instruction.inputs, results, exact_key(instruction.params)
 
 
 def needed(block: Block) -> Block:
     """Returns a block without instructions that neither its results nor effects need."""
     read = set(block.outputs)
     remaining = []
-    for one in reversed(block.instructions):
-        if one.has_effect or any(value in read for value in one.outputs):
-            read.update(one.inputs)
-            remaining.append(one)
+    for instruction in reversed(block.instructions):
+        if instruction.has_effect or any(value in read for value in instruction.outputs):
+            read.update(instruction.inputs)
+            remaining.append(instruction)
     if len(remaining) == len(block.instructions):
         return block
     return replace(block, instructions=tuple(reversed(remaining)))

@@ -57,27 +57,28 @@ def test_what_is_lowered_is_well_formed():
 
 def test_a_value_is_made_before_it_is_read():
     text = told(with_instructions(lowered(), reversed))
-    assert "reads what has not been made in its block" in text
+    assert "reads a value that is not made before it in its block" in text
     text = told(with_instructions(lowered(), lambda found: found[:-1]))
-    assert text == "a block returns what it has not made"
+    assert text == "a block returns a value that it does not make"
 
 
 def test_a_value_is_made_once():
     text = told(with_instructions(lowered(), lambda found: [*found, found[-1]]))
-    assert "is there already" in text
+    assert "is made twice" in text
 
 
 def test_a_shard_has_the_sizes_that_its_layout_says():
     program = lowered()
     wrong = replace(program.block.inputs[0], layout=TensorLayout())
     block = replace(program.block, inputs=(wrong, program.block.inputs[1]))
-    assert "where its layout replicated leaves other sizes" in told(replace(program, block=block))
+    assert "but its layout replicated gives other sizes" in told(replace(program, block=block))
 
 
 def test_every_end_has_a_path():
     text = told(replace(lowered(), input_paths=(), output_paths=()))
     assert text == (
-        "the program has not one path for each input; the program has not one path for each output"
+        "the program does not have a path for each input; "
+        "the program does not have a path for each output"
     )
 
 
@@ -86,12 +87,12 @@ def test_a_body_fits_the_loop_that_runs_it():
     body = of(program, "scan").params["body"]
     for changed, problem in (
         ({"outputs": ()}, "has a body for another number of operands or results"),
-        ({"outputs": body.inputs[1:2]}, "has carries that change their kind on the way"),
+        ({"outputs": body.inputs[1:2]}, "has carries that change their dims or dtype"),
     ):
         params = {**of(program, "scan").params, "body": replace(body, **changed)}
         assert problem in told(swapped(program, "scan", params=params))
     params = {**of(program, "scan").params, "dim": "columns"}
-    assert "has slices of other sizes inside" in told(swapped(program, "scan", params=params))
+    assert "has a body for slices of other sizes" in told(swapped(program, "scan", params=params))
 
 
 def test_a_collective_leaves_the_layout_that_its_kind_does():
@@ -102,7 +103,7 @@ def test_a_collective_leaves_the_layout_that_its_kind_does():
     assert "leaves partial sums" in told(swapped(program, "all_reduce", outputs=(partial,)))
     narrow = replace(result, dtype=np.dtype("float32"))
     assert "joins several dtypes" in told(swapped(program, "all_reduce", outputs=(narrow,)))
-    assert "has not one result for each operand" in told(
+    assert "does not have a result for each operand" in told(
         swapped(program, "all_reduce", inputs=(value, value))
     )
     params = {"axes": ("data",), "dim": "columns"}
