@@ -36,8 +36,8 @@ class Fusion(enum.Enum):
     """How a compiler fuses an instruction: which of its values are in memory."""
 
     VIEW = "its result is its operand, in the same buffer"
-    PASSING = "its readers compute its result as they read it, if they can"
-    REDUCTION = "it computes operands of kind PASSING as it reads them"
+    FUSED = "its readers compute its result as they read it, if they can"
+    REDUCTION = "it computes operands of fusion FUSED as it reads them"
     PRODUCT = "a single elementwise reader is computed with it"
     ALONE = "it reads its operands from memory, and writes its result there"
 
@@ -148,7 +148,7 @@ def _declare(
         KINDS[name] = Kind(name, parameters, flops, fusion, **facts)  # type: ignore[arg-type]
 
 
-VIEW, PASSING, REDUCTION, PRODUCT, _ = Fusion
+VIEW, FUSED, REDUCTION, PRODUCT, _ = Fusion
 none, per_operand = arithmetic.none, arithmetic.per_operand
 
 
@@ -158,7 +158,7 @@ def of_elementwise(primitive: Primitive) -> Kind:
         primitive.name,
         NoParameters,
         arithmetic.per_result if primitive.work > Work.NONE else none,
-        PASSING,
+        FUSED,
         costly=primitive.work >= Work.DIVISION,
         symbol=primitive.symbol,
         word=primitive.word,
@@ -178,18 +178,18 @@ _declare("slice", records.SplitDim, none, moves=True, reads_part=True, cheap=Tru
 _declare("rename", records.Rename, none, VIEW, cheap=True)
 _declare("reshape", NoParameters, none, VIEW, cheap=True)
 _declare("barrier", records.Barrier, none, VIEW, moves=True, cheap=True, own_line=True)
-_declare("full", records.Full, none, PASSING, constant=True)
-_declare("iota", NoParameters, none, PASSING, constant=True)
-_declare("device_index", records.OverAxes, none, PASSING, constant=True)
+_declare("full", records.Full, none, FUSED, constant=True)
+_declare("iota", NoParameters, none, FUSED, constant=True)
+_declare("device_index", records.OverAxes, none, FUSED, constant=True)
 _declare("literal", records.Data, none, constant=True)
-_declare("broadcast", NoParameters, none, PASSING, cheap=True, into_products=True)
-_declare("transpose", NoParameters, none, PASSING, cheap=True)
-_declare("window", records.Window, none, PASSING, elsewhere=True, reads_part=True)
+_declare("broadcast", NoParameters, none, FUSED, cheap=True, into_products=True)
+_declare("transpose", NoParameters, none, FUSED, cheap=True)
+_declare("window", records.Window, none, FUSED, elsewhere=True, reads_part=True)
 _declare(
     "local_slice",
     records.LocalPositions,
     none,
-    PASSING,
+    FUSED,
     elsewhere=True,
     reads_part=True,
     along="dim",

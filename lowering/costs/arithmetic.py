@@ -1,11 +1,13 @@
 """Arithmetic: the floating-point operations of one instruction on one device, by its kind.
 
-A product counts two flops per multiplication and addition (eight of complex numbers), an
-elementwise instruction one per element of its result, a reduction, a scatter and a cumulative
-operation one per element of their operand (a linear recurrence two). A convolution is a product of
-each element with the windows that meet it (zeros between elements are not counted), and pooling one
-operation for each element in a window. Moving and converting data, comparing, counting and random
-bits count none. Attention counts its products with all scores, hidden ones too.
+* A product counts two flops for a multiplication and an addition; eight for complex numbers.
+* An elementwise instruction counts one per element of its result.
+* A reduction, a scatter and a cumulative operation count one per element of their operand; a linear
+  recurrence counts two.
+* A convolution counts a product of each element with each window that contains it; zeros between
+  elements are not counted. Pooling counts one operation for each element in a window.
+* Attention counts its products with all scores, also with hidden ones.
+* Moving and converting data, comparing, counting and random bits count none.
 
 Linear algebra and Fourier transforms count by their leading terms. Per matrix of m rows and n
 columns, m >= n; Golub and Van Loan 2013, "Matrix computations": sections 3.2 (elimination), 4.2
@@ -35,48 +37,48 @@ if TYPE_CHECKING:
 
 
 def none(instruction: Instruction) -> int:
-    """Moves, compares or counts."""
+    """Returns 0, for instructions that move, compare or count."""
     return 0
 
 
 def per_result(instruction: Instruction) -> int:
-    """One for each element of the result."""
+    """Returns one flop for each element of the result."""
     return instruction.outputs[0].local.volume
 
 
 def per_operand(instruction: Instruction) -> int:
-    """One for each element of the first operand."""
+    """Returns one flop for each element of the first operand."""
     return instruction.inputs[0].local.volume
 
 
 def recurrence(instruction: Instruction) -> int:
-    """A product and a sum for each element."""
+    """Returns a multiplication and an addition for each element."""
     return 2 * instruction.inputs[0].local.volume
 
 
 def einsum(instruction: Instruction) -> int:
-    """A product for each combination of the positions of all dims."""
+    """Returns the flops of a product for each combination of the positions of all dims."""
     sizes = {dim.name: dim.size for value in instruction.inputs for dim in value.local}
-    return _product(instruction) * math.prod(sizes.values())
+    return _flops_per_product(instruction) * math.prod(sizes.values())
 
 
 def convolution(instruction: Instruction) -> int:
-    """A product for each element that a window meets."""
-    return _product(instruction) * _met(instruction)
+    """Returns the flops of a product for each element in each window."""
+    return _flops_per_product(instruction) * _elements_in_windows(instruction)
 
 
 def windows(instruction: Instruction) -> int:
-    """One for each element that a window meets."""
-    return _met(instruction)
+    """Returns one flop for each element in each window."""
+    return _elements_in_windows(instruction)
 
 
 def attention(instruction: Instruction) -> int:
-    """Two products with all scores."""
+    """Returns the flops of two products with all scores."""
     return AttentionSizes.of(instruction).flops(1, 1)
 
 
 def attention_gradient(instruction: Instruction) -> int:
-    """Five products with all scores, of which the scores themselves are computed again."""
+    """Returns the flops of five products with all scores; one of them recomputes the scores."""
     return AttentionSizes.of(instruction).flops(3, 2)
 
 
@@ -94,7 +96,7 @@ _TRANSFORMS = {"fft": 5.0, "ifft": 5.0, "rfft": 2.5, "irfft": 2.5}
 
 
 def factorization(instruction: Instruction) -> int:
-    """Linear algebra: the leading term for each matrix, and for right sides if there are some."""
+    """Returns the leading term of the flops of linear algebra, for matrices and right sides."""
     local, op = instruction.inputs[0].local, instruction.op
     params = parameters_of(instruction, Matrices)
     rows, columns = local.get(params["rows"]).size, local.get(params["columns"]).size
@@ -106,7 +108,7 @@ def factorization(instruction: Instruction) -> int:
 
 
 def transform(instruction: Instruction) -> int:
-    """Fourier transforms along one dim."""
+    """Returns the flops of Fourier transforms along one dim."""
     op = instruction.op
     shape = (instruction.outputs if op == "irfft" else instruction.inputs)[0].local
     if op == "irfft":
@@ -116,14 +118,14 @@ def transform(instruction: Instruction) -> int:
     return int(_TRANSFORMS[op] * shape.volume * math.log2(size))
 
 
-def _product(instruction: Instruction) -> int:
+def _flops_per_product(instruction: Instruction) -> int:
     return 8 if is_complex(instruction.outputs[0].dtype) else 2
 
 
-def _met(instruction: Instruction) -> int:
-    """Returns how many elements all windows of an instruction meet, for all its other dims."""
+def _elements_in_windows(instruction: Instruction) -> int:
+    """Returns the number of elements in all windows, for all positions of the other dims."""
     out = instruction.outputs[0].local
-    slides = parameters_of(instruction, Convolve)["slides"]  # as pooling has them
+    slides = parameters_of(instruction, Convolve)["slides"]  # pooling has these too
     sizes: Sequence[int]
     if instruction.op == "convolve":
         x, window = (value.local for value in instruction.inputs)

@@ -1,7 +1,7 @@
 """Flops: the arithmetic of one device.
 
-`arithmetic` has what an instruction of each kind counts. The body of a scan counts as often as it
-runs, that of a while loop once, and of a cond the branch that has more.
+`arithmetic` has the flops of an instruction of each kind. The body of a scan counts as often as it
+runs, the body of a while loop once. A cond counts the branch with more flops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshdsl.tensors.dtypes import is_differentiable
 def flops(program: SpmdProgram) -> int:
     """Returns the floating-point operations of one device in one run of the program."""
     counted = program.block.counted(instruction_flops)
-    return sum(instruction_flops(one) * times for one, times in counted)
+    return sum(instruction_flops(instruction) * times for instruction, times in counted)
 
 
 def instruction_flops(instruction: Instruction) -> int:

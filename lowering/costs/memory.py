@@ -1,4 +1,4 @@
-"""Memory: the most bytes that one device holds at once, from the lifetimes of a program's values.
+"""Memory: the most bytes that one device uses at once, from the lifetimes of a program's values.
 
 The model is that of a compiler that runs the instructions in the order written:
 
@@ -50,7 +50,7 @@ from meshdsl.lowering.parameters import Loop, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.tracing.source import UNKNOWN, Source
 
-_PASSING = kinds_with(lambda kind: kind.fusion is Fusion.PASSING)
+_FUSIBLE = kinds_with(lambda kind: kind.fusion is Fusion.FUSED)
 _REDUCTIONS = kinds_with(lambda kind: kind.fusion is Fusion.REDUCTION)
 _VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW)
 _ELSEWHERE = kinds_with(lambda kind: kind.elsewhere)
@@ -62,11 +62,13 @@ Target: TypeAlias = Literal["tpu", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """One buffer at the peak: its value, the line that made the value, and its bytes.
+class Buffer:
+    """One buffer at the peak; also those in the body of a running scan.
 
-    `kind` is "input", or "forward" or "backward" by that line. `path` is that of an input. Buffers
-    in the body of a running scan are listed too.
+    Attributes:
+        source: the line that computes the value.
+        kind: "input"; "forward" or "backward", by the line.
+        path: the path of an input.
     """
 
     value: Value
@@ -83,21 +85,21 @@ class Memory:
     Attributes:
         peak_bytes: the memory in use then.
         source: the line whose instruction runs then.
-        held: the live buffers then, largest first; their bytes add up to `peak_bytes`.
+        buffers: the live buffers then, largest first; their bytes add up to `peak_bytes`.
         curve: the bytes in use while each instruction runs, those of bodies included.
     """
 
     peak_bytes: int
     source: Source
-    held: tuple[Held, ...]
+    buffers: tuple[Buffer, ...]
     curve: Mapping[Instruction, int] = field(default_factory=dict, repr=False)
 
     @property
     def by_kind(self) -> Mapping[str, int]:
         """Bytes of inputs, of forward values and of backward values."""
         totals = {"input": 0, "forward": 0, "backward": 0}
-        for one in self.held:
-            totals[one.kind] += one.bytes
+        for buffer in self.buffers:
+            totals[buffer.kind] += buffer.bytes
         return totals
 
 
@@ -114,21 +116,21 @@ def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
     liveness = _Liveness(block, block.outputs, target)
     liveness.owned = list(block.inputs)
     liveness.permanent = set(block.inputs)
-    liveness.places = _places(program)
+    liveness.written_over = _written_over(program)
     curve: dict[Instruction, int] = {}
     peak = liveness.run(0, curve)
     buffers = [
-        Held(value, source, value.bytes, "input", paths[value])
+        Buffer(value, source, value.bytes, "input", paths[value])
         if value in paths
-        else Held(value, source, value.bytes, "backward" if source.backward else "forward")
-        for value, source in peak.held
+        else Buffer(value, source, value.bytes, "backward" if source.backward else "forward")
+        for value, source in peak.buffers
         if value.bytes
     ]
-    ordered = sorted(buffers, key=lambda one: -one.bytes)
+    ordered = sorted(buffers, key=lambda buffer: -buffer.bytes)
     return Memory(peak.bytes, peak.source, tuple(ordered), curve)
 
 
-def _places(program: SpmdProgram) -> dict[Value, Value]:
+def _written_over(program: SpmdProgram) -> dict[Value, Value]:
     """Returns the outputs that can be written over a donated input, with that input."""
     free: dict[tuple, collections.deque[Value]] = collections.defaultdict(collections.deque)
     donated = program.donated
@@ -136,22 +138,22 @@ def _places(program: SpmdProgram) -> dict[Value, Value]:
         if is_donated:
             free[value.shape, value.dtype, value.layout].append(value)
     returned_inputs = set(program.block.inputs)
-    places = {}
+    written_over = {}
     for value in dict.fromkeys(program.block.outputs):
         inputs = free[value.shape, value.dtype, value.layout]
         if inputs and value not in returned_inputs:
-            places[value] = inputs.popleft()
-    return places
+            written_over[value] = inputs.popleft()
+    return written_over
 
 
 @dataclass(frozen=True, slots=True)
 class _Peak:
     bytes: int
     source: Source
-    held: tuple[tuple[Value, Source], ...]
+    buffers: tuple[tuple[Value, Source], ...]
 
 
-_NOTHING = _Peak(0, UNKNOWN, ())
+_NO_BUFFERS = _Peak(0, UNKNOWN, ())
 
 
 class _Liveness:
@@ -160,22 +162,25 @@ class _Liveness:
     Attributes:
         last: the outputs, which are live to the end.
         target: the compiler that decides what is fused.
-        joined: for each instruction, the joined collective that it is a part of, or itself.
+        joined: for each instruction, the joined collective that it is part of, or itself.
         last_reads: for each value, the position of the instruction that reads its buffers last.
-        owned: inputs whose buffers count in this block (others count where they were made).
+        owned: inputs whose buffers count in this block; others count in an outer block.
         permanent: inputs that are never freed.
-        places: outputs that may be written over an input.
-        elsewhere: buffers that count outside of this block.
+        written_over: for outputs that may be written over an input, that input.
+        counted_outside: buffers that count in an outer block.
+        without_buffer: whether a value needs no buffer, since all its readers fuse with it; for
+            values for which this is known.
+        fused: the results that are computed by their readers.
     """
 
     def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
         self.target = target
-        self.joined = _apart(block, target)
+        self.joined = _split_joined(block, target)
         self.block = block = replace(block, instructions=tuple(self.joined))
         self.owned: list[Value] = []
         self.permanent: set[Value] = set()
-        self.places: dict[Value, Value] = {}
-        self.elsewhere: set[Value] = set()
+        self.written_over: dict[Value, Value] = {}
+        self.counted_outside: set[Value] = set()
         self.maker = {v: i for i in block.instructions for v in i.outputs}
         self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
         for instruction in block.instructions:
@@ -184,22 +189,22 @@ class _Liveness:
         self.last = set(last)
         for value in last:
             self.readers[value].append(None)
-        self.passing: dict[Value, bool] = {}
+        self.without_buffer: dict[Value, bool] = {}
         self.fused: set[Value] = set()
         for instruction in reversed(block.instructions):
             if instruction.op in _VIEWS:
                 for value in instruction.outputs:
-                    self._in_passing(value)
-            if _fusible(instruction) and self._in_passing(instruction.outputs[0]):
+                    self._needs_no_buffer(value)
+            if _fusible(instruction) and self._needs_no_buffer(instruction.outputs[0]):
                 self.fused.update(instruction.outputs)
         self.scores = self._scores()
         self.last_reads = self._last_reads()
 
-    def _in_passing(self, value: Value) -> bool:
+    def _needs_no_buffer(self, value: Value) -> bool:
         """Whether all readers of a value fuse with it, so that it has no buffer."""
-        known = self.passing.get(value)
+        known = self.without_buffer.get(value)
         if known is None:
-            known = self.passing[value] = self._computed_by_readers(value)
+            known = self.without_buffer[value] = self._computed_by_readers(value)
         return known
 
     def _computed_by_readers(self, value: Value) -> bool:
@@ -220,7 +225,7 @@ class _Liveness:
             return False
         if reader.op in _VIEWS:
             pairs = zip(reader.inputs, reader.outputs, strict=True)
-            return all(self._in_passing(out) for shown, out in pairs if shown is value)
+            return all(self._needs_no_buffer(out) for shown, out in pairs if shown is value)
         if reader.op == "einsum":
             return self.target == "tpu"
         return reader.op in _REDUCTIONS
@@ -276,7 +281,7 @@ class _Liveness:
             # Entries so far are from later positions.
             if instruction in self.scores:
                 positions.setdefault(self.scores[instruction], position)
-            if not self._passing(instruction):
+            if not self._has_no_buffer(instruction):
                 for value in instruction.inputs:
                     positions.setdefault(value, position)
                 continue
@@ -286,7 +291,7 @@ class _Liveness:
                         positions[value] = max(positions.get(value, -1), positions[output])
         return positions
 
-    def _passing(self, instruction: Instruction) -> bool:
+    def _has_no_buffer(self, instruction: Instruction) -> bool:
         """Whether an instruction is a view or fused with its readers."""
         return instruction.op in _VIEWS or instruction.outputs[0] in self.fused
 
@@ -311,10 +316,10 @@ class _Liveness:
 
     def _in_place(self, value: Value, position: int) -> bool:
         """Whether an output is written over an input that is not read any more."""
-        place = self.places.get(value)
-        return place is not None and self.last_reads.get(place, -1) <= position
+        input_ = self.written_over.get(value)
+        return input_ is not None and self.last_reads.get(input_, -1) <= position
 
-    def _beside(self, instruction: Instruction) -> _Peak:
+    def _extra_buffers(self, instruction: Instruction) -> _Peak:
         """Returns the buffers of an instruction besides operands and results.
 
         They are an attention's blocks of scores, and results of a collective before they are
@@ -322,7 +327,7 @@ class _Liveness:
         """
         values: list[Value] = []
         if not (instruction.is_collective or instruction.op in _ATTENTION):
-            return _NOTHING
+            return _NO_BUFFERS
         if instruction.op in _ATTENTION:
             scores = _scores_of(instruction)
             if instruction not in self.scores:
@@ -330,11 +335,13 @@ class _Liveness:
             if instruction.op == "attention_gradient":
                 values.append(replace(scores, dtype=instruction.inputs[0].dtype))
         else:
-            values = [value for value in instruction.outputs if value in self.places]
+            values = [value for value in instruction.outputs if value in self.written_over]
         extra = tuple((value, instruction.source) for value in values)
         return _Peak(sum(value.bytes for value in values), instruction.source, extra)
 
-    def _starts(self, loop: Instruction, dying: Sequence[Value], position: int) -> set[Value]:
+    def _overwritten_carries(
+        self, loop: Instruction, dying: Sequence[Value], position: int
+    ) -> set[Value]:
         """Returns the buffers of a loop's initial carries that its carries are written over."""
         free = set(dying)
         if loop.op == "cond":
@@ -354,7 +361,7 @@ class _Liveness:
         total = sum(v.bytes for v in live)
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
         for position, instruction in enumerate(self.block.instructions):
-            if self._passing(instruction):
+            if self._has_no_buffer(instruction):
                 continue
             read = self._dying(instruction.inputs, position)
             if (
@@ -366,13 +373,13 @@ class _Liveness:
             dying = [v for v in read if v in live and v not in self.permanent] if read else []
             made = _made(instruction)
             for value in instruction.outputs:
-                if value in self.elsewhere or self._in_place(value, position):
+                if value in self.counted_outside or self._in_place(value, position):
                     del made[value]
             if instruction.op == "attention" and instruction in self.scores:
                 made[self.scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
             if made and instruction.bodies:
-                replaced = self._starts(instruction, dying, position)
+                replaced = self._overwritten_carries(instruction, dying, position)
             elif made:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
@@ -381,21 +388,21 @@ class _Liveness:
             live.add(made)
             for value in made:
                 total += value.bytes
-            inner = self._beside(instruction)
+            inner = self._extra_buffers(instruction)
             if instruction.bodies:
                 inside = _inside(instruction, self.target)
-                peaks = [one.run(base + total, curve) for one in inside]
-                inner = max(peaks, key=lambda p: p.bytes)
+                peaks = [block.run(base + total, curve) for block in inside]
+                inner = max(peaks, key=lambda peak: peak.bytes)
             joined = self.joined[instruction]
             curve[joined] = max(curve.get(joined, 0), base + total + inner.bytes)
             if total + inner.bytes > peak.bytes:
-                peak = _Peak(total + inner.bytes, instruction.source, inner.held)
+                peak = _Peak(total + inner.bytes, instruction.source, inner.buffers)
                 at_peak = live.moment
             for value in (*dying, *made):
                 if value in live and self.last_reads.get(value, -1) <= position:
                     live.drop(value)
                     total -= value.bytes
-        return replace(peak, held=(*live.at(at_peak), *peak.held))
+        return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
 
 
 class _History:
@@ -436,29 +443,39 @@ class _History:
         return live.items()
 
 
-def _apart(block: Block, target: Target) -> dict[Instruction, Instruction]:
+def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction]:
     """Returns a block's instructions, in order, with the instructions that they are part of.
 
     A joined collective is taken apart, tensor by tensor. On TPU the parts of a reduce_scatter run
     by themselves, each as soon as its operand is computed.
     """
-    if all(len(one.parts) == 1 for one in block.instructions if one.is_collective):
+    if all(
+        len(instruction.parts) == 1
+        for instruction in block.instructions
+        if instruction.is_collective
+    ):
         return dict(zip(block.instructions, block.instructions, strict=True))
     rows: list[tuple[float, Instruction, Instruction]] = []
-    made = {v: place for place, one in enumerate(block.instructions) for v in one.outputs}
-    for place, one in enumerate(block.instructions):
-        if not one.is_collective:
-            rows.append((place, one, one))
+    made_at = {
+        v: position
+        for position, instruction in enumerate(block.instructions)
+        for v in instruction.outputs
+    }
+    for position, instruction in enumerate(block.instructions):
+        if not instruction.is_collective:
+            rows.append((position, instruction, instruction))
             continue
-        parts = one.parts
-        early = target == "tpu" and one.op == "reduce_scatter" and len(parts) > 1
+        parts = instruction.parts
+        early = target == "tpu" and instruction.op == "reduce_scatter" and len(parts) > 1
         for part in parts:
-            rows.append((made.get(part.inputs[0], -1) + 0.5 if early else place, part, one))
-    return {part: one for _, part, one in sorted(rows, key=operator.itemgetter(0))}
+            rows.append(
+                (made_at.get(part.inputs[0], -1) + 0.5 if early else position, part, instruction)
+            )
+    return {part: instruction for _, part, instruction in sorted(rows, key=operator.itemgetter(0))}
 
 
 def _fusible(instruction: Instruction) -> bool:
-    return instruction.op in _PASSING
+    return instruction.op in _FUSIBLE
 
 
 def _costly(instruction: Instruction) -> bool:
@@ -502,7 +519,9 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
         for branch in instruction.bodies:
             inner = _Liveness(branch, branch.outputs, target)
             written = ((out, inner._reads([out])) for out in branch.outputs)
-            inner.elsewhere = {b for out, reads in written for b in reads if b.bytes == out.bytes}
+            inner.counted_outside = {
+                b for out, reads in written for b in reads if b.bytes == out.bytes
+            }
             yield inner
         return
     if instruction.op == "while":
@@ -512,5 +531,5 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
     body, carries = params["body"], params["carries"]
     inner = _Liveness(body, body.outputs[:carries], target)
     slices = body.inputs[params["consts"] + carries :]
-    inner.owned = [value for value in slices if not inner._in_passing(value)]
+    inner.owned = [value for value in slices if not inner._needs_no_buffer(value)]
     yield inner

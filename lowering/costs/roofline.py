@@ -5,7 +5,7 @@ the bandwidth of its memory, whichever is longer (Williams et al. 2009, "Rooflin
 count as arithmetic (einsum, convolution, attention, linear algebra, Fourier transforms);
 elementwise work and reductions are assumed to be as fast as memory.
 
-Bytes are those that a compiler that fuses must read and write:
+The bytes are those that a fusing compiler must read and write:
 
 * Renaming, reshaping and barriers cost nothing.
 * An elementwise result whose readers are elementwise instructions or reductions of the same block
@@ -30,13 +30,13 @@ from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.program import Block, Instruction, Value
 
-_FREE = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
-_PASSING = kinds_with(lambda kind: kind.fusion is Fusion.PASSING or kind.constant)
-_PARTS = kinds_with(lambda kind: kind.reads_part)
+_VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
+_FUSIBLE = kinds_with(lambda kind: kind.fusion is Fusion.FUSED or kind.constant)
+_READING_PART = kinds_with(lambda kind: kind.reads_part)
 _REDUCTIONS = kinds_with(lambda kind: kind.fusion is Fusion.REDUCTION)
 _PRODUCTS = kinds_with(lambda kind: kind.fusion is Fusion.PRODUCT)
 _INTO_PRODUCTS = kinds_with(lambda kind: kind.into_products)
-_ADDING = kinds_with(lambda kind: kind.as_fast_as_memory)
+_AS_FAST_AS_MEMORY = kinds_with(lambda kind: kind.as_fast_as_memory)
 _IN_PLACE = kinds_with(lambda kind: kind.in_place)
 _COSTLY = kinds_with(lambda kind: kind.costly)
 
@@ -59,11 +59,15 @@ def local_work(block: Block) -> dict[Instruction, LocalWork]:
     """Returns the work of a block's own instructions; collectives and bodies are left out."""
     fusion = _Fusion(block)
     work = {}
-    for one in block.instructions:
-        if one.is_collective or one.bodies:
+    for instruction in block.instructions:
+        if instruction.is_collective or instruction.bodies:
             continue
-        flops = 0 if _fusible(one) or one.op in _ADDING else instruction_flops(one)
-        work[one] = LocalWork(flops, fusion.bytes_of(one))
+        flops = (
+            0
+            if _fusible(instruction) or instruction.op in _AS_FAST_AS_MEMORY
+            else instruction_flops(instruction)
+        )
+        work[instruction] = LocalWork(flops, fusion.bytes_of(instruction))
     return work
 
 
@@ -71,43 +75,47 @@ class _Fusion:
     """The values of a block that are never written to memory.
 
     Attributes:
-        passing: values that their readers compute from the operands.
-        handed: results of products that are fused with their only reader.
+        fused: values that their readers compute from the operands.
+        fused_products: results of products that are fused with their only reader.
     """
 
     def __init__(self, block: Block) -> None:
-        self.maker = {value: one for one in block.instructions for value in one.outputs}
+        self.maker = {
+            value: instruction
+            for instruction in block.instructions
+            for value in instruction.outputs
+        }
         self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
-        for one in block.instructions:
-            for value in one.inputs:
-                self.readers[value].append(one)
+        for instruction in block.instructions:
+            for value in instruction.inputs:
+                self.readers[value].append(instruction)
         for value in block.outputs:
             self.readers[value].append(None)
-        self.passing: set[Value] = set()
-        self.handed: set[Value] = set()
-        for one in reversed(block.instructions):
-            if one.op in _FREE:
+        self.fused: set[Value] = set()
+        self.fused_products: set[Value] = set()
+        for instruction in reversed(block.instructions):
+            if instruction.op in _VIEWS:
                 continue
-            for value in one.outputs:
+            for value in instruction.outputs:
                 readers = self._through_views(value)
-                if _fusible(one) and self._in_passing(one, readers):
-                    self.passing.add(value)
-                elif one.op in _PRODUCTS and len(readers) == 1 and _is_fusible(readers[0]):
-                    self.handed.add(value)
+                if _fusible(instruction) and self._fuses(instruction, readers):
+                    self.fused.add(value)
+                elif instruction.op in _PRODUCTS and len(readers) == 1 and _is_fusible(readers[0]):
+                    self.fused_products.add(value)
 
     def _through_views(self, value: Value) -> list[Instruction | None]:
         """Returns the readers of a value, also through views; None: a reader outside the block."""
         final_readers: dict[Instruction | None, None] = {}
         for reader in self.readers[value]:
-            if reader is not None and reader.op in _FREE:
-                place = reader.inputs.index(value) if reader.op == "barrier" else 0
-                for out in reader.outputs[place : place + 1]:
+            if reader is not None and reader.op in _VIEWS:
+                position = reader.inputs.index(value) if reader.op == "barrier" else 0
+                for out in reader.outputs[position : position + 1]:
                     final_readers.update(dict.fromkeys(self._through_views(out)))
             else:
                 final_readers[reader] = None
         return list(final_readers)
 
-    def _in_passing(self, maker: Instruction, readers: Iterable[Instruction | None]) -> bool:
+    def _fuses(self, maker: Instruction, readers: Iterable[Instruction | None]) -> bool:
         readers = list(readers)
         if maker.op in _COSTLY and len(readers) > 1:
             return False
@@ -119,19 +127,21 @@ class _Fusion:
             for reader in readers
         )
 
-    def bytes_of(self, one: Instruction) -> int:
+    def bytes_of(self, instruction: Instruction) -> int:
         """Returns the bytes that an instruction reads and writes."""
-        if one.op in _FREE or one.outputs[0] in self.passing:
+        if instruction.op in _VIEWS or instruction.outputs[0] in self.fused:
             return 0
-        if one.op in _IN_PLACE:
-            return 2 * sum(value.bytes for value in self._read(one.inputs[1], set()))
-        written = sum(value.bytes for value in one.outputs if value not in self.handed)
+        if instruction.op in _IN_PLACE:
+            return 2 * sum(value.bytes for value in self._read(instruction.inputs[1], set()))
+        written = sum(
+            value.bytes for value in instruction.outputs if value not in self.fused_products
+        )
         seen: set[Value] = set()
         read = 0
-        for place, value in enumerate(one.inputs):
+        for position, value in enumerate(instruction.inputs):
             size = sum(v.bytes for v in self._read(value, seen))
-            part = place == 0 and one.op in _PARTS
-            read += min(size, one.outputs[0].bytes) if part else size
+            part = position == 0 and instruction.op in _READING_PART
+            read += min(size, instruction.outputs[0].bytes) if part else size
         return read + written
 
     def _read(self, value: Value, seen: set[Value]) -> Iterable[Value]:
@@ -142,16 +152,16 @@ class _Fusion:
         maker = self.maker.get(value)
         if maker is not None and maker.op == "barrier":
             yield from self._read(maker.inputs[maker.outputs.index(value)], seen)
-        elif maker is not None and (maker.op in _FREE or value in self.passing):
+        elif maker is not None and (maker.op in _VIEWS or value in self.fused):
             for operand in maker.inputs:
                 yield from self._read(operand, seen)
-        elif value not in self.handed:
+        elif value not in self.fused_products:
             yield value
 
 
-def _fusible(one: Instruction) -> bool:
-    return one.op in _PASSING
+def _fusible(instruction: Instruction) -> bool:
+    return instruction.op in _FUSIBLE
 
 
-def _is_fusible(one: Instruction | None) -> bool:
-    return one is not None and _fusible(one)
+def _is_fusible(instruction: Instruction | None) -> bool:
+    return instruction is not None and _fusible(instruction)

@@ -31,11 +31,11 @@ LOCAL = ("compute", "memory")
 
 @dataclass(frozen=True)
 class Interval:
-    """A piece of work of a device; the figures are those of one execution.
+    """Consecutive work of a device; the figures are those of one execution.
 
     Attributes:
         kind: `local` work, a collective, or `scan`, `while`, `cond`.
-        name: the last tensor it makes, or the tensors it sends; for a scan, its dim.
+        name: the last tensor that it computes, or the tensors that it sends; for a scan, its dim.
         phase: forward, backward or update.
         count: for a loop, how often it runs the intervals inside; else 1.
         times: seconds by limit: `compute`, `memory` (bandwidth), or mesh axes, as `over model`.
@@ -67,7 +67,7 @@ class Interval:
     @property
     def limit(self) -> str:
         """The limit that takes most of its time."""
-        return max(self.times, key=lambda what: self.times[what], default="memory")
+        return max(self.times, key=lambda limit: self.times[limit], default="memory")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Timeline:
     @property
     def overlapped_seconds(self) -> float:
         """The time of the step, if all collectives overlap with local work."""
-        local = sum(self.times.get(what, 0.0) for what in LOCAL)
-        return max([local, *(t for what, t in self.times.items() if what not in LOCAL)])
+        local = sum(self.times.get(limit, 0.0) for limit in LOCAL)
+        return max([local, *(t for limit, t in self.times.items() if limit not in LOCAL)])
 
     @property
     def limit(self) -> str:
@@ -161,10 +161,14 @@ class _Writer:
     ) -> Iterator[Interval]:
         """Yields the intervals of consecutive instructions."""
 
-        def key(one: Instruction) -> tuple[object, ...]:
-            return (one,) if one.is_collective or one.bodies else (one.source,)
+        def key(instruction: Instruction) -> tuple[object, ...]:
+            return (
+                (instruction,)
+                if instruction.is_collective or instruction.bodies
+                else (instruction.source,)
+            )
 
-        timed = (i for i in instructions if not self._takes_nothing(i))
+        timed = (i for i in instructions if not self._is_free(i))
         for _, run in itertools.groupby(timed, key):
             first, *rest = run
             if first.is_collective:
@@ -174,68 +178,75 @@ class _Writer:
             else:
                 yield self._local([first, *rest], phase)
 
-    def _takes_nothing(self, one: Instruction) -> bool:
-        work = self.work.get(one)
+    def _is_free(self, instruction: Instruction) -> bool:
+        work = self.work.get(instruction)
         return work is not None and not work.flops and not work.bytes
 
     def _local(self, run: list[Instruction], phase: str) -> Interval:
         times: collections.Counter[str] = collections.Counter()
-        for one in run:
-            seconds, limit = self.work[one].seconds(self.hardware, one)
+        for instruction in run:
+            seconds, limit = self.work[instruction].seconds(self.hardware, instruction)
             times[limit] += seconds  # type: ignore[assignment]
-        named = [self.names[v] for one in run for v in one.outputs if v in self.names]
+        named = [
+            self.names[v] for instruction in run for v in instruction.outputs if v in self.names
+        ]
         return Interval(
             kind="local",
             name=named[-1] if named else run[-1].op,
             source=run[0].source,
             phase=phase,
             times=dict(times),
-            flops=sum(self.work[one].flops for one in run),
-            bytes=sum(self.work[one].bytes for one in run),
+            flops=sum(self.work[instruction].flops for instruction in run),
+            bytes=sum(self.work[instruction].bytes for instruction in run),
             held_bytes=self._held_bytes(run),
         )
 
-    def _collective(self, one: Instruction, phase: str) -> Interval:
-        axes = axes_of(one)
-        sent = wire_bytes(one.op, payload_bytes(one, self.mesh), self.mesh.extent(axes))
-        seconds = self.hardware.seconds(one.op, sent, axes, self.mesh)
+    def _collective(self, instruction: Instruction, phase: str) -> Interval:
+        axes = axes_of(instruction)
+        sent = wire_bytes(
+            instruction.op, payload_bytes(instruction, self.mesh), self.mesh.extent(axes)
+        )
+        seconds = self.hardware.seconds(instruction.op, sent, axes, self.mesh)
         return Interval(
-            kind=one.op,
-            name=", ".join(dict.fromkeys(self.names.get(v, "") for v in one.inputs)),
-            source=one.source,
+            kind=instruction.op,
+            name=", ".join(dict.fromkeys(self.names.get(v, "") for v in instruction.inputs)),
+            source=instruction.source,
             phase=phase,
             times={over(axes, self.mesh): seconds},
             axes=axes,
             wire_bytes=sent,
-            held_bytes=self._held_bytes([one]),
+            held_bytes=self._held_bytes([instruction]),
         )
 
-    def _loop(self, one: Instruction, phase: str) -> Interval:
-        bodies = [tuple(self.intervals(b.instructions, b, phase)) for b in one.bodies]
-        if one.op == "cond":
+    def _loop(self, instruction: Instruction, phase: str) -> Interval:
+        bodies = [tuple(self.intervals(b.instructions, b, phase)) for b in instruction.bodies]
+        if instruction.op == "cond":
             inside = max(bodies, key=lambda body: sum(i.seconds for i in body))
         else:
             inside = tuple(itertools.chain(*bodies))
         times: collections.Counter[str] = collections.Counter()
         for interval in inside:
-            for what, seconds in interval.times.items():
-                times[what] += one.runs * seconds  # type: ignore[assignment]
+            for limit, seconds in interval.times.items():
+                times[limit] += instruction.runs * seconds  # type: ignore[assignment]
         return Interval(
-            kind=one.op,
-            name=parameters_of(one, Scan)["dim"] if one.op == "scan" else "",
-            source=one.source,
+            kind=instruction.op,
+            name=parameters_of(instruction, Scan)["dim"] if instruction.op == "scan" else "",
+            source=instruction.source,
             phase=phase,
-            count=one.runs,
+            count=instruction.runs,
             times=dict(times),
-            flops=sum(i.flops for i in inside) * one.runs,
-            bytes=sum(i.bytes for i in inside) * one.runs,
-            wire_bytes=sum(i.wire_bytes for i in inside) * one.runs,
-            held_bytes=self._held_bytes([one]),
+            flops=sum(i.flops for i in inside) * instruction.runs,
+            bytes=sum(i.bytes for i in inside) * instruction.runs,
+            wire_bytes=sum(i.wire_bytes for i in inside) * instruction.runs,
+            held_bytes=self._held_bytes([instruction]),
             inside=inside,
         )
 
     def _held_bytes(self, run: Iterable[Instruction]) -> int | None:
-        return max((self.curve[one] for one in run if one in self.curve), default=None)
+        return max(
+            (self.curve[instruction] for instruction in run if instruction in self.curve),
+            default=None,
+        )
 
 
 def _blocks(block: Block) -> Iterator[Block]:

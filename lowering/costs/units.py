@@ -1,4 +1,4 @@
-"""Units: bytes, counts and times, as people read them."""
+"""Units: bytes, counts and times as short text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def show_bytes(count: float) -> str:
-    """Returns bytes in the largest unit that leaves a whole part: `6.0 MiB`, `256 KiB`, `12 B`."""
+    """Returns bytes in the largest unit of which there is at least one: `6.0 MiB`, `12 B`."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count >= 1024 and len(units) > 1:
         count /= 1024
@@ -26,7 +26,7 @@ def show_flops(count: float) -> str:
 
 
 def show_seconds(count: float) -> str:
-    """Returns a time in the largest unit that leaves a whole part: `349 µs`, `1.2 s`."""
+    """Returns a time in the largest unit of which there is at least one: `349 µs`, `1.2 s`."""
     if count >= 60:
         minutes, rest = divmod(round(count), 60)
         return f"{minutes:,} min {rest} s"
@@ -37,18 +37,18 @@ def show_seconds(count: float) -> str:
     return f"{count * 1e9:.0f} ns"
 
 
-def show_share(part: float) -> str:
-    """Returns a part of a whole in percent: `41 %`, `0.3 %`."""
-    percent = 100 * part
+def show_share(share: float) -> str:
+    """Returns a share in percent: `41 %`, `0.3 %`."""
+    percent = 100 * share
     if 0 < percent < 0.01:
         return "< 0.01 %"
     return f"{percent:.0f} %" if percent >= 10 or not percent else f"{percent:.2g} %"
 
 
 def _scaled(count: float, prefixes: Sequence[str]) -> str:
-    left = list(prefixes)
-    while count >= 1000 and len(left) > 1:
+    remaining = list(prefixes)
+    while count >= 1000 and len(remaining) > 1:
         count /= 1000
-        left.pop(0)
-    prefix = left[0]
+        remaining.pop(0)
+    prefix = remaining[0]
     return f"{count:,.1f}{prefix}" if prefix.strip() else f"{count:,.0f}{prefix}"

@@ -118,7 +118,7 @@ def _levels(
     instructions: Sequence[Instruction], chosen: Collection[Instruction]
 ) -> list[list[Instruction]]:
     """Returns the chosen instructions by the number of chosen ones that each depends on."""
-    # The number of chosen instructions in the longest chain before a value; others have none.
+    # The number of chosen instructions in the longest chain up to a value; if not 0.
     depth: dict[Value, int] = {}
     levels: list[list[Instruction]] = []
     effect = 0

@@ -154,7 +154,7 @@ class _Writer:
         return self.write("local_slice", (value,), result, source, params)
 
     def send(self, piece: Value, by: int, source: Source) -> Value:
-        """Returns the piece that arrives if every device sends its piece to the device `by` on."""
+        """Returns the piece that arrives if every device sends its piece `by` devices on."""
         ring = self.ring
         pairs = _neighbours(ring.mesh, ring.axes, by)
         params: Permute = {"axes": ring.axes, "pairs": pairs, "mesh_axes": ring.mesh.names}

@@ -60,7 +60,7 @@ def account(pair: Pair) -> Account:
     xla = Executable(program, donated, devices, platform="cpu").memory_analysis()
     return Account(
         memory.peak_bytes,
-        sum(held.bytes for held in memory.held if held.kind == "input"),
+        sum(buffer.bytes for buffer in memory.buffers if buffer.kind == "input"),
         xla.peak_memory_in_bytes,
         xla.argument_size_in_bytes,
         seconds,

@@ -28,7 +28,7 @@ from meshdsl.late import late
 from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.costs.memory import Held, Memory
+from meshdsl.lowering.costs.memory import Buffer, Memory
 from meshdsl.lowering.costs.timeline import Timeline, timeline
 from meshdsl.lowering.naming import Names
 from meshdsl.lowering.placement.keeping import Kept
@@ -92,7 +92,7 @@ class Part:
 
     part: str
     name: str
-    held: Held
+    held: Buffer
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _parts(
     shapes = {frozenset(parameter.value.shape) for parameter in parameters}
     outermost = {value: phase for i, phase in phases.items() for value in i.outputs}
     kinds = input_parts(program.input_paths)
-    for buffer in program.memory.held:
+    for buffer in program.memory.buffers:
         if buffer.kind == "input":
             part = kinds[buffer.path]
         elif frozenset(buffer.value.shape) in shapes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.costs.memory import Held
+from meshdsl.lowering.costs.memory import Buffer
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.tensors.dims import Dimension
 
@@ -84,7 +84,7 @@ def share(value: Value, mesh: Mesh) -> float:
     return 1 - used
 
 
-def pads(program: SpmdProgram, named: Iterable[tuple[str, Held]]) -> Pads:
+def pads(program: SpmdProgram, named: Iterable[tuple[str, Buffer]]) -> Pads:
     """Returns the pads of a program.
 
     Args:

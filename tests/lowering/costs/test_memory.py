@@ -155,8 +155,8 @@ def test_a_slice_is_seen_through_the_barrier_of_what_is_computed_again():
         return md.mean(md.cast(x, "float32"))
 
     args = weights_of_layers(layers), md.spec([batch, embed], "bfloat16")
-    held = memory(lambda w, x: md.grad(loss)(w, x), *args).held
-    slices = [h for h in held if h.value.local.names == ("embed", "other")]
+    buffers = memory(lambda w, x: md.grad(loss)(w, x), *args).buffers
+    slices = [h for h in buffers if h.value.local.names == ("embed", "other")]
     assert slices and all(h.value.dtype == "bfloat16" for h in slices)
 
 
@@ -167,7 +167,10 @@ def test_what_a_collective_leaves_is_written_to_the_place_of_an_input_from_its_o
     args = X, X
     layout = "update/batch:data"
     kept = memory(f, *args, mesh="data:4", layout=layout, donate="state")
-    assert {h.path: h.bytes for h in kept.held if h.path} == {"state": BYTES, "update": BYTES // 4}
+    assert {h.path: h.bytes for h in kept.buffers if h.path} == {
+        "state": BYTES,
+        "update": BYTES // 4,
+    }
     # Besides, what is gathered and the shard that it is gathered of.
     assert kept.peak_bytes == BYTES + BYTES // 4 + BYTES // 4 + BYTES
     assert memory(f, *args, donate="state").peak_bytes == 2 * BYTES  # computed in its place
@@ -189,8 +192,8 @@ def test_scores_are_shared_by_an_attention_that_is_computed_again_and_its_gradie
 
     def found(wrap):
         gradient = md.grad(functools.partial(attention_loss, wrap))
-        held = memory(lambda w, x: gradient(w, x), *args).held
-        return sorted(h.bytes for h in held if "memory_length" in h.value.local.names[1:])
+        buffers = memory(lambda w, x: gradient(w, x), *args).buffers
+        return sorted(h.bytes for h in buffers if "memory_length" in h.value.local.names[1:])
 
     # Scores and, where it comes to their gradient, that too: here as wide as the queries.
     assert found(lambda layer: layer)[-2:] == found(md.checkpoint)[-2:] == [scores, scores]
@@ -203,8 +206,9 @@ def test_scores_that_a_gradient_has_read_are_free():
     def loss(ws, x):
         return sum(attention_loss(md.checkpoint, w, x) for w in ws)
 
-    held = memory(lambda ws, x: md.grad(loss)(ws, x), *args).held
-    assert sum("memory_length" in h.value.local.names[1:] for h in held) == 2  # and their gradient
+    buffers = memory(lambda ws, x: md.grad(loss)(ws, x), *args).buffers
+    scores = [b for b in buffers if "memory_length" in b.value.local.names[1:]]
+    assert len(scores) == 2  # and their gradient
 
 
 def test_what_is_computed_before_a_barrier_has_a_buffer_there():
@@ -219,16 +223,16 @@ def test_what_is_computed_before_a_barrier_has_a_buffer_there():
         return md.sum(md.square(x))
 
     ws = [md.spec([embed])] * 4
-    held = memory(lambda ws, x: md.grad(loss)(ws, x), ws, X).held
-    assert sum(h.bytes == BYTES and h.kind == "forward" for h in held) <= 4
+    buffers = memory(lambda ws, x: md.grad(loss)(ws, x), ws, X).buffers
+    assert sum(h.bytes == BYTES and h.kind == "forward" for h in buffers) <= 4
 
 
 def test_the_gradient_of_scores_is_as_narrow_as_the_queries():
     length, kv = md.dims(length=256, kv=64)
     args = md.spec([embed, kv], "bfloat16"), md.spec([length, embed], "bfloat16")
     gradient = md.grad(functools.partial(attention_loss, lambda layer: layer))
-    held = memory(lambda w, x: gradient(w, x), *args).held
-    scores = [h.value.dtype.name for h in held if h.value.local.sizes == (256, 256)]
+    buffers = memory(lambda w, x: gradient(w, x), *args).buffers
+    scores = [h.value.dtype.name for h in buffers if h.value.local.sizes == (256, 256)]
     assert sorted(scores) == ["bfloat16", "float32"]
 
 
@@ -239,12 +243,13 @@ def test_what_is_held_adds_up_and_knows_where_it_comes_from():
         return md.mean(md.square(y))
 
     found = memory(lambda w, x: md.grad(loss)(w, x), md.spec([embed, other]), X)
-    assert sum(held.bytes for held in found.held) == found.peak_bytes
+    assert sum(buffer.bytes for buffer in found.buffers) == found.peak_bytes
     assert sum(found.by_kind.values()) == found.peak_bytes
-    assert {held.path for held in found.held if held.kind == "input"} == {"w", "x"}
-    lines = {held.source.line for held in found.held if held.kind == "forward"}
+    assert {buffer.path for buffer in found.buffers if buffer.kind == "input"} == {"w", "x"}
+    lines = {buffer.source.line for buffer in found.buffers if buffer.kind == "forward"}
     assert loss.__code__.co_firstlineno + 1 in lines
-    assert [held.bytes for held in found.held] == sorted(h.bytes for h in found.held)[::-1]
+    sizes = [buffer.bytes for buffer in found.buffers]
+    assert sizes == sorted(sizes)[::-1]
 
 
 def test_a_stacked_value_is_told_with_the_line_inside_the_loop():
@@ -257,9 +262,9 @@ def test_a_stacked_value_is_told_with_the_line_inside_the_loop():
     def f(x):
         return md.scan(body, x, None, dim=layers)[1]
 
-    held = memory(f, X).held[0]
-    assert held.bytes == 5 * BYTES
-    assert held.source.line == slow.__code__.co_firstlineno + 2
+    buffer = memory(f, X).buffers[0]
+    assert buffer.bytes == 5 * BYTES
+    assert buffer.source.line == slow.__code__.co_firstlineno + 2
 
 
 # Against XLA.
