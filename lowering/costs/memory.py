@@ -9,14 +9,14 @@ The model is that of a compiler that runs the instructions in the order written:
   before a barrier has a buffer there: no compiler fuses it with instructions after the barrier.
 * An elementwise result, or a window of a shard, needs no buffer if all its readers fuse with it:
   elementwise instructions, reductions and products. Each of these computes it again. A fused value
-  keeps its operands alive until it is read. Views count as what they show: for a slice of a stack
-  of float32 weights that is cast for a product, only the cast has a buffer. An elementwise result
+  keeps its operands alive until it is read. A view counts as its operand: for a slice of a stack of
+  float32 weights that is cast for a product, only the cast has a buffer. An elementwise result
   may be written over an operand that is used for the last time.
 * The result of a collective has a buffer beside its operand. A result that is written over a
   donated input is copied there from that buffer, one tensor after the other. Each tensor of a
-  joined reduce_scatter is freed as soon as it is sent: compilers take these apart.
-* Attention needs a block of scores (`lowering.attention_sizes`); its gradient needs another one for
-  their gradient, in the dtype of the queries. Scores that are one block are computed once for a
+  joined reduce_scatter is freed as soon as it is sent, since compilers send its parts separately.
+* Attention needs a block of scores (`lowering.attention_sizes`); its gradient needs another block,
+  for the gradient of the scores, in the dtype of the queries. A single block is computed once for a
   recomputed attention and its gradient, and are live between these.
 * The results of a scan are live while it runs, and so is the peak of its body. The carry is written
   over its start if that is not used again. The body reads one slice of each stacked input at a time
@@ -25,11 +25,11 @@ The model is that of a compiler that runs the instructions in the order written:
 * The results of a cond are live while it runs, since its branches write them, and so is the peak of
   the branch that needs more.
 
-That is XLA's compiler for TPUs. On CPUs, joined collectives stay together, products read their
-operands from memory, and a costly value (exp, tanh, divide, ...) is computed once unless it has a
-single reader. `target` chooses.
+That is XLA's compiler for TPUs. The compiler for CPUs differs: joined collectives are not split,
+products read their operands from memory, and a costly value (exp, tanh, divide, ...) is computed
+once unless it has a single reader. `target` is the compiler.
 
-The model leaves out that compilers reorder (XLA:TPU computes gradients of weights late in the
+The model does not include that compilers reorder (XLA:TPU computes gradients of weights late in the
 backward pass of a layer, and keeps their operands meanwhile), copy into other orders of dims, and
 prefetch. `tests.benchmarks.memory` prints this model beside the TPU compiler's own figures for
 entire training steps. CPUs compute bfloat16 in float32, and need about twice the memory.
@@ -236,7 +236,7 @@ class _Liveness:
         return maker is not None and maker.op not in _VIEWS and maker.op not in _ELSEWHERE
 
     def _through(self, value: Value) -> Sequence[Value] | None:
-        """Returns the values that are read in place of one without a buffer; None: it has one."""
+        """Returns the values that are read instead of a value without buffer; None: it has one."""
         maker = self.maker.get(value)
         if maker is None or not (value in self.fused or maker.op in _VIEWS):
             return None
@@ -371,22 +371,22 @@ class _Liveness:
             ):
                 read.append(self.scores[instruction])
             dying = [v for v in read if v in live and v not in self.permanent] if read else []
-            made = _made(instruction)
+            results = _made(instruction)
             for value in instruction.outputs:
                 if value in self.counted_outside or self._in_place(value, position):
-                    del made[value]
+                    del results[value]
             if instruction.op == "attention" and instruction in self.scores:
-                made[self.scores[instruction]] = instruction.source
+                results[self.scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
-            if made and instruction.bodies:
+            if results and instruction.bodies:
                 replaced = self._overwritten_carries(instruction, dying, position)
-            elif made:
+            elif results:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
                 live.drop(value)
                 total -= value.bytes
-            live.add(made)
-            for value in made:
+            live.add(results)
+            for value in results:
                 total += value.bytes
             inner = self._extra_buffers(instruction)
             if instruction.bodies:
@@ -398,7 +398,7 @@ class _Liveness:
             if total + inner.bytes > peak.bytes:
                 peak = _Peak(total + inner.bytes, instruction.source, inner.buffers)
                 at_peak = live.moment
-            for value in (*dying, *made):
+            for value in (*dying, *results):
                 if value in live and self.last_reads.get(value, -1) <= position:
                     live.drop(value)
                     total -= value.bytes
@@ -446,8 +446,8 @@ class _History:
 def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction]:
     """Returns a block's instructions, in order, with the instructions that they are part of.
 
-    A joined collective is taken apart, tensor by tensor. On TPU the parts of a reduce_scatter run
-    by themselves, each as soon as its operand is computed.
+    A joined collective is split into its parts. On TPU the parts of a reduce_scatter run
+    separately, each as soon as its operand is computed.
     """
     if all(
         len(instruction.parts) == 1

@@ -39,10 +39,10 @@ class Interval:
         phase: forward, backward or update.
         count: for a loop, how often it runs the intervals inside; else 1.
         times: seconds by limit: `compute`, `memory` (bandwidth), or mesh axes, as `over model`.
-        axes: those of a collective.
+        axes: the axes of a collective.
         flops, bytes: operations of products, and bytes moved to and from memory.
         wire_bytes: bytes that the device sends.
-        held_bytes: the most memory that the device uses meanwhile; None if it is not known.
+        memory_bytes: the most memory that the device uses meanwhile; None if it is not known.
         inside: the intervals of a loop's body, or of the branch of a cond that takes longer.
     """
 
@@ -56,7 +56,7 @@ class Interval:
     flops: int = 0
     bytes: int = 0
     wire_bytes: float = 0.0
-    held_bytes: int | None = None
+    memory_bytes: int | None = None
     inside: tuple[Interval, ...] = ()
 
     @property
@@ -66,7 +66,7 @@ class Interval:
 
     @property
     def limit(self) -> str:
-        """The limit that takes most of its time."""
+        """The limit with most of its time."""
         return max(self.times, key=lambda limit: self.times[limit], default="memory")
 
 
@@ -103,7 +103,7 @@ class Timeline:
 
     @property
     def limit(self) -> str:
-        """The limit that takes most of the step: `compute`, `memory`, `over` axes; else empty."""
+        """The limit with most of the step's time: `compute`, `memory`, `over` axes; else empty."""
         return next(iter(self.times), "")
 
     def used(self, flops: float) -> float:
@@ -162,11 +162,8 @@ class _Writer:
         """Yields the intervals of consecutive instructions."""
 
         def key(instruction: Instruction) -> tuple[object, ...]:
-            return (
-                (instruction,)
-                if instruction.is_collective or instruction.bodies
-                else (instruction.source,)
-            )
+            alone = instruction.is_collective or instruction.bodies
+            return (instruction,) if alone else (instruction.source,)
 
         timed = (i for i in instructions if not self._is_free(i))
         for _, run in itertools.groupby(timed, key):
@@ -198,7 +195,7 @@ class _Writer:
             times=dict(times),
             flops=sum(self.work[instruction].flops for instruction in run),
             bytes=sum(self.work[instruction].bytes for instruction in run),
-            held_bytes=self._held_bytes(run),
+            memory_bytes=self._memory_bytes(run),
         )
 
     def _collective(self, instruction: Instruction, phase: str) -> Interval:
@@ -215,7 +212,7 @@ class _Writer:
             times={over(axes, self.mesh): seconds},
             axes=axes,
             wire_bytes=sent,
-            held_bytes=self._held_bytes([instruction]),
+            memory_bytes=self._memory_bytes([instruction]),
         )
 
     def _loop(self, instruction: Instruction, phase: str) -> Interval:
@@ -238,11 +235,11 @@ class _Writer:
             flops=sum(i.flops for i in inside) * instruction.runs,
             bytes=sum(i.bytes for i in inside) * instruction.runs,
             wire_bytes=sum(i.wire_bytes for i in inside) * instruction.runs,
-            held_bytes=self._held_bytes([instruction]),
+            memory_bytes=self._memory_bytes([instruction]),
             inside=inside,
         )
 
-    def _held_bytes(self, run: Iterable[Instruction]) -> int | None:
+    def _memory_bytes(self, run: Iterable[Instruction]) -> int | None:
         return max(
             (self.curve[instruction] for instruction in run if instruction in self.curve),
             default=None,

@@ -1,4 +1,4 @@
-"""The step as intervals: what they add up to, loops told once, and what is held meanwhile."""
+"""The step as intervals: what they add up to, loops told once, and what is used meanwhile."""
 
 import itertools
 
@@ -80,23 +80,23 @@ def test_the_most_that_is_held_is_the_peak():
     program, found = explained()
     curve = program.memory.curve
     assert max(curve.values()) == program.peak_bytes
-    held = [i.held_bytes for i in found.timeline.walk() if i.held_bytes is not None]
-    assert max(held) == program.peak_bytes
-    at_peak = [i for i in found.timeline.walk() if i.held_bytes == program.peak_bytes]
+    used = [i.memory_bytes for i in found.timeline.walk() if i.memory_bytes is not None]
+    assert max(used) == program.peak_bytes
+    at_peak = [i for i in found.timeline.walk() if i.memory_bytes == program.peak_bytes]
     assert program.memory.source in {i.source for i in at_peak}
 
 
 def test_what_is_held_falls_when_activations_are_freed():
     _, found = explained(batch=512)
     loops = [i for i in found.timeline.intervals if i.kind == "scan"]
-    last = [i.held_bytes for i in found.timeline.intervals if i.held_bytes][-1]
-    assert loops[0].held_bytes > 10 * last and loops[1].held_bytes > 10 * last
+    last = [i.memory_bytes for i in found.timeline.intervals if i.memory_bytes][-1]
+    assert loops[0].memory_bytes > 10 * last and loops[1].memory_bytes > 10 * last
 
 
 def test_what_is_held_is_known_inside_of_loops():
     _, found = explained()
     for loop in (i for i in found.timeline.intervals if i.inside):
-        assert max(i.held_bytes or 0 for i in loop.inside) == loop.held_bytes
+        assert max(i.memory_bytes or 0 for i in loop.inside) == loop.memory_bytes
 
 
 def test_of_a_cond_the_branch_that_takes_longer_counts():

@@ -24,7 +24,7 @@ def memory_curve(
     start = 0.0
     for interval in intervals:
         width = 1 / len(intervals) if even else interval.seconds
-        known = interval.held_bytes if interval.held_bytes is not None else known
+        known = interval.memory_bytes if interval.memory_bytes is not None else known
         if known is not None:
             steps.append((start / seconds, (start + width) / seconds, known))
         start += width

@@ -106,7 +106,9 @@ def interval_table(intervals: Sequence[Interval], total_seconds: float) -> Html:
             Cell(show_flops(one.flops) if one.flops else "", one.flops),
             Cell(show_bytes(one.bytes) if one.bytes else "", one.bytes),
             Cell(show_bytes(one.wire_bytes) if one.wire_bytes else "", one.wire_bytes),
-            Cell(show_bytes(one.held_bytes or 0) if one.held_bytes else "", one.held_bytes or 0),
+            Cell(
+                show_bytes(one.memory_bytes or 0) if one.memory_bytes else "", one.memory_bytes or 0
+            ),
             place(one.source, phase=False),
         )
         for n, one in enumerate(intervals, start=1)

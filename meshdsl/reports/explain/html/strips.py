@@ -194,8 +194,8 @@ def tooltip(interval: Interval) -> str:
         facts.append(f"{show_bytes(interval.bytes)} to and from memory")
     if not interval.axes:
         facts.append(f"limited by {called(interval.limit)}")
-    if interval.held_bytes is not None:
-        facts.append(f"{show_bytes(interval.held_bytes)} held")
+    if interval.memory_bytes is not None:
+        facts.append(f"{show_bytes(interval.memory_bytes)} held")
     facts.append(str(interval.source) if interval.source.line else interval.phase)
     return f"{head}: {' · '.join(facts)}"
 
