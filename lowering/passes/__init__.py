@@ -5,8 +5,8 @@ Their order:
 - `overlap` first: rings need each gather and reduction by itself.
 - `bucket` joins the remaining collectives.
 - `prefetch` gathers entire buckets ahead.
-- `tidy` removes duplicates and unneeded instructions that these leave. Before them there are none,
-  since `builder` writes nothing twice.
+- `tidy` removes duplicate and unneeded instructions. The passes before it add them; `builder`
+  writes none.
 - `schedule` orders the instructions.
 
 Every pass returns a well-formed program (`verify`). Every pass returns its own result unchanged.

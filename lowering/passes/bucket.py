@@ -2,11 +2,12 @@
 
 Each collective costs a latency, whatever it sends. So collectives of one op, dtype and kind, over
 the same axes and in the same block, are joined. Those with equally many such collectives before
-them are joined. This leaves the fewest: as many as the longest chain of dependent ones.
+them are joined. So their number is least: that of the longest chain of dependent collectives.
 
-- A joined reduction stands where the last of its operands is ready.
-- A joined gather stands where the first of its results is read, if all operands are ready by then,
-  or can be made ready by moving and casting inputs of the block; else where the last one is ready.
+- A joined reduction is written where the last of its operands is ready.
+- A joined gather is written where the first of its results is read, if all operands are ready by
+  then, or can be made ready by moving and casting inputs of the block; else where the last operand
+  is ready.
 - Collectives of different blocks are not joined.
 - Permutes of rings beside products (`overlap`) are not joined: each has its own time.
 - What a checkpoint recomputes is joined neither with the forward pass nor with another checkpoint's
@@ -38,8 +39,8 @@ from meshdsl.lowering.program import (
 def bucket(program: SpmdProgram, options: Options) -> SpmdProgram:
     """Joins collectives into buckets of at most `options.bucket_bytes` of payload.
 
-    A larger collective stays alone. If buckets raise the peak above `options.memory` and above the
-    peak without them, their limit is halved until they do not.
+    A larger collective is not joined. If buckets raise the peak above `options.memory` and above
+    the peak without them, their limit is halved until they do not.
     """
     limit, rings = options.bucket_bytes, options.overlap
     if limit == 0:
@@ -117,7 +118,7 @@ def _of_one_key(
 def _levels(
     instructions: Sequence[Instruction], chosen: Collection[Instruction]
 ) -> list[list[Instruction]]:
-    """Returns the chosen instructions by the number of chosen ones that each depends on."""
+    """Returns the chosen instructions by the number of chosen instructions before each."""
     # The number of chosen instructions in the longest chain up to a value; if not 0.
     depth: dict[Value, int] = {}
     levels: list[list[Instruction]] = []

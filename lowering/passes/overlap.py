@@ -14,7 +14,7 @@ gathered value, assembled from the same shards. So do einsums that contract the 
 result that is replicated along the ring: its bits must be the same on all devices. A reduction is
 replaced if its operand is an einsum without other readers, or is elementwise of such einsums.
 
-Some collectives stay: those of dims with pads, and those for which a ring does not pay. With small
+Collectives of dims with pads, and those for which a ring does not pay, are not replaced. With small
 shards a ring costs n-1 latencies instead of one. A small product cannot hide the transfer. The
 program of a long ring grows with the number of devices.
 """
@@ -64,8 +64,8 @@ def rings(
     """Returns the program with rings: `rings(f.lower(x), smallest=0, intensity=0)` makes all.
 
     Args:
-        smallest: bytes of a shard; collectives of smaller shards stay.
-        intensity: flops per byte sent; collectives with fewer stay.
+        smallest: bytes of a shard; collectives of smaller shards are not replaced.
+        intensity: flops per byte sent; collectives with fewer are not replaced.
     """
     return each_block(program, lambda block: _Block(block, program.mesh, smallest, intensity).run())
 

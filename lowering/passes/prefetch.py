@@ -1,7 +1,7 @@
 """Prefetch: a loop gathers the weights of the next iteration while it computes the present one.
 
 A scan whose body gathers slices of its inputs waits for them in every iteration: XLA:TPU does not
-move a gather into the previous iteration (it leaves the first of a body exposed). With this pass
+move a gather into the previous iteration (nothing hides the first gather of a body). With this pass
 the body first gathers the slices of the next iteration, and carries them there. Those of the first
 are gathered before the loop. This needs memory for one more layer of gathered weights, and one more
 gather: the last iteration gathers the first slices again. So it is done only on request.
@@ -115,7 +115,7 @@ def _pipelined(scan: Instruction, mesh: Mesh) -> list[Instruction]:
 
 
 def _gathers(body: Block, consts: int, fixed: int, mesh: Mesh) -> Iterator[_Gather]:
-    """Yields the gathers, or parts of joined ones, that need no result of the body's products."""
+    """Yields the gathers, or parts of joined gathers, that need no product of the body."""
     maker = {
         value: instruction for instruction in body.instructions for value in instruction.outputs
     }

@@ -3,7 +3,7 @@
 Lowering writes a collective where its result is first read. This pass moves reductions, and other
 collectives of computed values, to where their operands are ready. It moves a gather before the last
 product, or loop, that precedes its first reader: one of these hides it, and the gathered value is
-live no longer than needed. Instructions that only move or cast operands move along. Readers stay.
+live no longer than needed. Instructions that only move or cast operands move along; readers do not.
 XLA orders instructions again for TPU and GPU. Reports, and backends that run a program as it is
 written, use this order.
 """
