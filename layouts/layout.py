@@ -268,8 +268,8 @@ class Layout:
         deciding = [rule for rule in chosen if rule is not None]
         for rule in sorted(deciding, key=lambda rule: (rule.optional, self._written[rule])):
             if not rule.optional:
-                taken = [axis for axis in rule.axes if axis in rule_of]
-                conflicts += [(axis, (rule_of[axis], rule)) for axis in taken]
+                claimed = [axis for axis in rule.axes if axis in rule_of]
+                conflicts += [(axis, (rule_of[axis], rule)) for axis in claimed]
             splits[rule.dim] = [axis for axis in rule.axes if axis not in rule_of]
             rule_of.update(dict.fromkeys(splits[rule.dim], rule))
         resolved = TensorLayout.of(splits), tuple(conflicts)

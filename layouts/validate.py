@@ -73,7 +73,7 @@ def check_scopes(layout: Layout, mesh: Mesh, paths: Collection[str]) -> None:
 
 
 def misspelt_scopes(layout: Layout, paths: Collection[str]) -> list[str]:
-    """Returns one text per rule whose scope applies to no path of a program, but nearly to one.
+    """Returns one text per rule whose scope is misspelt: it nearly applies to a path of a program.
 
     Other rules that apply to no path are not reported: they may be for another program with the
     same layout.

@@ -96,7 +96,8 @@ class _Regathered:
 
     Attributes:
         home: the stored weight.
-        values: for each value that is moved again, the equal value that was moved before.
+        values: for the result of the barrier, and each value that is moved again from it, the equal
+            value from before the barrier.
         moves: the instructions that move it again.
         spans: for each value that was moved before, the position of its last reader, the position
             at which it is moved again, and its bytes.
