@@ -81,8 +81,10 @@ def choose(
 
 
 def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Choice]]:
-    """Yields lists of choices that may give different programs; a list is tried if none before
-    it has a program that fits."""
+    """Yields lists of choices; a list is tried if no program of the lists before it fits.
+
+    Choices that cannot change the program of this graph are left out.
+    """
     names = {op.name for op in within(graph)}
     sums = any(op.name == "scan" and _has_running_sum(op) for op in within(graph))
     stores = any(rule.scope for rule in layout.rules)

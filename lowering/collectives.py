@@ -71,7 +71,7 @@ def _larger(before: Value, after: Value, params: OverAxes, devices: int) -> int:
 
 
 def _blocks(before: Value, after: Value, params: AllToAll, devices: int) -> int:
-    """The operand's bytes, with pads for as many blocks of `split` as there are devices."""
+    """Returns the operand's bytes, with pads for as many blocks of `split` as there are devices."""
     split = params["split"]
     blocks = devices * after.local.get(split).size
     return before.bytes // before.local.get(split).size * blocks
@@ -89,7 +89,9 @@ def _reduced(before: Value, after: Value, params: AllReduce, mesh: Mesh) -> str:
     split = before.layout.split_axes & set(axes)
     same = before.layout.drop(axes).splits == after.layout.splits
     partial = set(after.layout.partial_axes) & set(axes)
-    return "leaves partial sums" if split or not same or partial else ""
+    if split or not same or partial:
+        return f"leads to {before.layout.drop(axes)}, not to {after.layout}"
+    return ""
 
 
 def _scattered(layout: TensorLayout, params: SplitDim) -> TensorLayout | None:

@@ -65,7 +65,7 @@ class Expressions:
         return names[value], ATOM
 
     def _fold_operands(self, instruction: Instruction) -> None:
-        """Folds operands into an instruction while its formula is short, short ones first."""
+        """Folds operands into an instruction while its formula is short, the shortest first."""
         foldable = (v for v in instruction.inputs if self._may_fold(v, instruction))
         candidates = dict.fromkeys(foldable)
         # The name of the operation, and brackets, are about 12 characters.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.costs.memory import Memory
 
-# The parameters of collectives that name a dim, and how a joined one lists them.
+# The parameters of collectives that name a dim, and their names in a joined collective.
 _LISTED = {name: f"{name}s" for kind in COLLECTIVES.values() for name in kind.dims}
 # Kinds that run each time, in order, whether or not their results are read.
 EFFECTS = kinds_with(lambda kind: kind.effect)
@@ -132,7 +132,7 @@ class Instruction:
 
     @property
     def parts(self) -> tuple[Instruction, ...]:
-        """The collectives of one tensor each that a joined one consists of; else itself."""
+        """The parts of a joined collective, of one tensor each; otherwise only itself."""
         if "sources" not in self.params:
             return (self,)
         own = {name: self.params[many] for name, many in _LISTED.items() if many in self.params}
@@ -231,7 +231,7 @@ class Collective:
         count: how often it runs.
         groups: the devices that exchange data with each other; for a permute, (source, target).
         dims: the dims of the tensor that it moves; of a joined collective, of the largest.
-        parts: the collectives of one tensor each that a joined collective consists of.
+        parts: the parts of a joined collective, of one tensor each.
     """
 
     kind: str

@@ -13,8 +13,8 @@ Record = TypeVar("Record")
 def parameters_of(instruction: Instruction, record: type[Record]) -> Record:
     """Returns the parameters of an instruction as a record: `parameters_of(scan, Scan)["length"]`.
 
-    The record is the one that its kind is declared with, or another one with some of its keys. It
-    is not checked here: `verify` checks it.
+    Its kind is declared with that record, or with a record that has all of its keys. `verify`
+    checks parameters; this function does not.
     """
     return cast(Record, instruction.params)
 

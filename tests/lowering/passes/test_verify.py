@@ -100,7 +100,8 @@ def test_a_collective_leaves_the_layout_that_its_kind_does():
     reduce = of(program, "all_reduce")
     (value,), (result,) = reduce.inputs, reduce.outputs
     partial = replace(result, layout=value.layout)
-    assert "leaves partial sums" in told(swapped(program, "all_reduce", outputs=(partial,)))
+    text = told(swapped(program, "all_reduce", outputs=(partial,)))
+    assert "leads to replicated, not to replicated (partial sum over data)" in text
     narrow = replace(result, dtype=np.dtype("float32"))
     assert "joins several dtypes" in told(swapped(program, "all_reduce", outputs=(narrow,)))
     assert "does not have a result for each operand" in told(
