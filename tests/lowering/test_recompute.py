@@ -95,7 +95,9 @@ def program(form, wrap, mesh, layout, **sizes):
 def beyond(found):
     """Returns the bytes at the peak that are neither inputs nor gradients."""
     return sum(
-        held.bytes for held in found.memory.held if held.value.local.find("batch") is not None
+        buffer.bytes
+        for buffer in found.memory.buffers
+        if buffer.value.local.find("batch") is not None
     )
 
 

@@ -65,9 +65,9 @@ def test_what_is_held_is_listed_once_for_a_block_whose_peak_grows_all_the_way(mo
     )
     program = job(64, "data:8", "batch:data")()
     listed.clear()
-    held = memory(program).held
+    buffers = memory(program).buffers
     assert len(listed) == 1
-    assert sum(one.bytes for one in held) == memory(program).peak_bytes
+    assert sum(buffer.bytes for buffer in buffers) == memory(program).peak_bytes
 
 
 def test_a_cut_takes_as_many_rounds_for_many_layers_as_for_few(monkeypatch):
