@@ -21,6 +21,8 @@ from meshdsl.tracing.source import UNKNOWN, Source
 
 INT32 = np.dtype("int32")
 BOOL = np.dtype("bool")
+# What may move blocks; not a permute, which leaves zeros on devices that are sent nothing.
+_MOVES = frozenset(COLLECTIVES) - {"permute"} | {"slice"}
 
 
 class BlockBuilder:
@@ -44,14 +46,14 @@ class BlockBuilder:
     ) -> tuple[Value, ...]:
         """Writes an instruction and returns its outputs.
 
-        A collective in groups of one device only changes the layout of its operand.
+        A collective, or a slice, in groups of one device only changes the layout of its operand.
 
         Raises:
             ValueError: an instruction of that name is not declared.
         """
         kind_of(op)  # refuses what is not declared
         params = dict(params or {})
-        if op in COLLECTIVES and op != "permute" and self.mesh.extent(params["axes"]) == 1:
+        if op in _MOVES and self.mesh.extent(params["axes"]) == 1:
             # On a mesh of one device JAX binds no axes, so it could not even add up along them.
             op, params = "slice", {"axes": (), "dim": ""}
         key = None if op in EFFECTS else _key(op, inputs, results, params)

@@ -14,7 +14,7 @@ import pytest
 
 import meshdsl as md
 from tests.lowering.plans import collectives, lowered
-from tests.ops.agreement import random
+from tests.ops.agreement import assert_close, random
 
 SIZE, WIDTH = 64, 3
 ROW = WIDTH * 8  # bytes of one position
@@ -166,3 +166,30 @@ def test_a_shift_by_a_tensor_gathers():
         lambda x, at: md.shift(x, "length", at), X, at, layout="length:x", mesh="x:4"
     )
     assert found == ["all_gather x [length=64, width=3]"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ("x:1", "a:x; x/a:-"),
+        ("x:1", "a:x; there/a:-"),
+        ("x:1", "b:x; x/b:-; x/a:x"),
+        ("x:1,y:1", "a:x; x/a:y"),
+        ("x:1,y:1", "a:x+y; x/a:y+x"),
+        ("x:1,y:2", "a:x; b:y; x/a:-"),
+        ("x:1,y:2", "a:y+x; x/a:y"),
+    ],
+)
+def test_layouts_that_differ_in_axes_of_one_device_need_no_moves(mesh, layout):
+    """On a mesh of one device JAX binds no axes: a slice cannot ask for the place along them."""
+    a, b = md.dims(a=4, b=6)
+    x = random([a, b])
+
+    def model(x):
+        return md.cumsum(md.sin(x), "b"), md.name(md.cos(x), "there")
+
+    run = md.jit(model, mesh, layout, backend="jax")
+    for found, expected in zip(run(x), md.jit(model, backend="numpy")(x), strict=True):
+        assert_close(found, expected)
+    sizes = md.Mesh.parse(mesh).sizes
+    assert all(sizes[axis] > 1 for move in run.lower(x).collectives for axis in move.axes)
