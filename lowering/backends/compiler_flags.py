@@ -121,6 +121,7 @@ def unknown(error: Exception, flags: Mapping[str, Flag]) -> str:
 
 
 def _value(text: str) -> Flag:
+    """Returns the value of a text: a bool, an int, a float, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -122,6 +122,7 @@ class Module:
 
     @staticmethod
     def parse(text: str) -> "Module":
+        """Returns the computations of an HLO text."""
         computations: dict[str, dict[str, Line]] = {}
         roots: dict[str, Line] = {}
         name, entry = "", ""
@@ -139,6 +140,7 @@ class Module:
 
 
 def _line(row: str) -> Line | None:
+    """Returns the instruction of a row of text; None: the row has none."""
     head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", row)
     if head is None:
         return None
@@ -215,6 +217,7 @@ def _continues(module: Module, name: str) -> bool:
 
 
 def _repeated(collective: Sent, times: int) -> Sent:
+    """Returns a collective whose executions are multiplied by `times`."""
     return Sent(
         collective.kind,
         collective.groups,
@@ -225,6 +228,7 @@ def _repeated(collective: Sent, times: int) -> Sent:
 
 
 def _collective(module: Module, name: str, line: Line, times: int, devices: int) -> Sent:
+    """Returns a collective with its payloads, from the sizes of its results."""
     base = line.op.removesuffix("-start")
     kind, sizes = KINDS[base], _sizes(line.result)
     if line.op != base and base == "all-gather":

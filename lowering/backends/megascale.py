@@ -53,6 +53,7 @@ def transfer(attributes: str, sent: int) -> Transfer | None:
 
 
 def _groups(text: str) -> frozenset[tuple[int, ...]]:
+    """Returns the groups of members, written as a product or as a list."""
     product = re.match(rf'"{_NUMBERS}x{_NUMBERS}"', text)
     if product:
         slices, chips = (_numbers(part) for part in product.groups())

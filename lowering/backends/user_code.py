@@ -20,10 +20,10 @@ def call(instruction: Instruction, function: Callable, arrays: Sequence[Any]) ->
         results = function(*arrays, **dict(parameters_of(instruction, Local)["params"]))
     except Exception as error:
         name, source = parameters_of(instruction, Local)["definition"].name, instruction.source
-        given = ", ".join(f"{short(a.dtype)}{list(a.shape)}" for a in arrays)
+        arguments = ", ".join(f"{short(a.dtype)}{list(a.shape)}" for a in arrays)
         tensors = ", ".join(str(v.shape) for v in instruction.inputs)
         error.add_note(
-            f"{name} was given {given}, one device's part of {tensors}\n"
+            f"{name} was given {arguments}, one device's part of {tensors}\n"
             f"  at {source}  {source.code}".rstrip()
         )
         raise

@@ -60,12 +60,13 @@ class Attention:
 
     @staticmethod
     def of(xp: OneDevice, instruction: Instruction, inputs: Sequence[Any]) -> Attention:
+        """Returns the operands of an instruction, by name and in the order of products."""
         sizes = AttentionSizes.of(instruction)
         params = parameters_of(instruction, AttentionGradient)
         letters = dict(zip(sizes.lead.names, string.ascii_lowercase, strict=False))
 
-        def subscript(dims: Shape, end: str) -> str:
-            return "".join(letters[name] for name in dims.names) + end
+        def subscript(dims: Shape, last: str) -> str:
+            return "".join(letters[name] for name in dims.names) + last
 
         def lead_of(number: int) -> Shape:
             """Returns the lead dims of an operand."""
@@ -76,8 +77,8 @@ class Attention:
 
         of_k, of_v = lead_of(1), lead_of(2)
         subscripts = {
-            name: subscript(sizes.lead, end)
-            for name, end in zip("qso", ("RE", "RC", "RF"), strict=True)
+            name: subscript(sizes.lead, last)
+            for name, last in zip("qso", ("RE", "RC", "RF"), strict=True)
         }
         subscripts |= {"k": subscript(of_k, "CE"), "v": subscript(of_v, "CF")}
         v = aligned(2, [*of_v, sizes.columns, *sizes.values])
@@ -314,6 +315,6 @@ def gradients(attention: Attention, instruction: Instruction, computed: Sequence
 
 def _as_output(xp: OneDevice, array: Any, dims: Iterable[Dimension], value: Value) -> Any:
     """Returns an array of dims `dims` with the dims of an output, which lacks some of size 1."""
-    kept = Shape(dim for dim in dims if value.local.find(dim.name))
-    order = [kept.position(name) for name in value.local.names]
-    return xp.astype(permuted(xp, xp.reshape(array, kept.sizes), order), value.dtype)
+    present = Shape(dim for dim in dims if value.local.find(dim.name))
+    order = [present.position(name) for name in value.local.names]
+    return xp.astype(permuted(xp, xp.reshape(array, present.sizes), order), value.dtype)

@@ -28,6 +28,7 @@ Arrays = Sequence[Any]
 
 
 def _slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns this device's block of a dim."""
     (out,), axes = instruction.outputs, axes_of(instruction)
     if not axes:
         return inputs[0]
@@ -81,6 +82,7 @@ def _shifted(
 
 
 def _local_slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns a range of positions, from a start that depends on the device."""
     params, (out,) = parameters_of(instruction, LocalPositions), instruction.outputs
     at, start = (
         out.local.position(params["dim"]),
@@ -90,6 +92,7 @@ def _local_slice(machine: OneDeviceMachine, instruction: Instruction, inputs: Ar
 
 
 def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns an operand with a piece, from a start that depends on the device."""
     xp, params, (out,) = machine.xp, parameters_of(instruction, LocalPositions), instruction.outputs
     target, piece = xp.broadcast_to(inputs[0], out.local.sizes), xp.astype(inputs[1], out.dtype)
     start = _own_entry(machine, params["starts"], params["axes"])
@@ -97,12 +100,13 @@ def _local_update(machine: OneDeviceMachine, instruction: Instruction, inputs: A
 
 
 def _update(machine: OneDeviceMachine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns an operand with a piece in it, from a start that is an operand."""
     xp, (x, piece, start) = machine.xp, inputs
     target, part, _ = (value.local for value in instruction.inputs)
     params = parameters_of(instruction, Update)
-    dim, own = params["dim"], params["part"]
-    at, size = target.position(dim), part.get(own).size
-    want = [own if name == dim else name for name in target.names]
+    dim, part_dim = params["dim"], params["part"]
+    at, size = target.position(dim), part.get(part_dim).size
+    want = [part_dim if name == dim else name for name in target.names]
     piece = permuted(xp, piece, permutation(part.names, want))
     # A piece that would exceed the dim changes nothing: the values there are written again.
     first = xp.clip(start, 0, target.get(dim).size - size)

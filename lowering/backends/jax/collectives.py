@@ -57,6 +57,7 @@ def _all_reduce(machine: Machine, instruction: Instruction, inputs: Arrays) -> A
 
 
 def _reduced(instruction: Instruction, x: Any) -> Any:
+    """Returns the sum, max or min of x over devices."""
     params = parameters_of(instruction, AllReduce)
     axes, kind = params["axes"], params["kind"]
     if kind == "sum":

@@ -15,6 +15,7 @@ from meshdsl.lowering.program import Block, Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Emits a loop over slices, which are moved to the front of their stacks."""
     params = parameters_of(instruction, Scan)
     consts, carries, dim = params["consts"], params["carries"], params["dim"]
     fixed = list(inputs[:consts])

@@ -12,6 +12,7 @@ from meshdsl.lowering.program import Instruction
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
+    """Runs a loop over slices, which are moved to the front of their stacks."""
     params = parameters_of(instruction, Scan)
     body = params["body"]
     consts, carries, dim = params["consts"], params["carries"], params["dim"]

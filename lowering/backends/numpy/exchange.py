@@ -31,6 +31,7 @@ def _assemble(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.
 
 
 def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns a range of positions, from a start that depends on the device."""
     params, (out,) = parameters_of(instruction, LocalPositions), instruction.outputs
     at = out.local.position(params["dim"])
     size = out.local[at].size
@@ -43,6 +44,7 @@ def _local_slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> 
 
 
 def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns an operand with a piece, from a start that depends on the device."""
     params, (target, pieces) = parameters_of(instruction, LocalPositions), inputs
     at = instruction.outputs[0].local.position(params["dim"])
     result = target.copy()
@@ -54,6 +56,7 @@ def _local_update(machine: Machine, instruction: Instruction, inputs: Arrays) ->
 
 
 def _slice(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns each device's block of a dim."""
     axes, local = axes_of(instruction), instruction.inputs[0].local
     if not axes:
         return inputs[0]

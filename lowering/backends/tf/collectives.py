@@ -55,6 +55,7 @@ _PACKINGS = {
 
 
 def _emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    """Emits a collective; its small tensors are packed into one buffer."""
     parts = instruction.parts
     if machine.mesh.extent(axes_of(instruction)) == 1:
         return [_without_group(part, x) for part, x in zip(parts, inputs, strict=True)]

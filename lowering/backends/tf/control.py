@@ -19,6 +19,7 @@ from meshdsl.lowering.program import Instruction, Value
 
 
 def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    """Emits a loop over slices, which are moved to the front of their stacks."""
     params = parameters_of(instruction, Scan)
     body = params["body"]
     consts, carries, dim = params["consts"], params["carries"], params["dim"]

@@ -25,6 +25,7 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def _local(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[tf.Tensor]:
+    """Runs the user's function for TensorFlow, or else that for JAX."""
     definition = parameters_of(instruction, Local)["definition"]
     known = dict(definition.emitters)
     if "tf" in known or "jax" not in known:

@@ -40,9 +40,11 @@ class Devices:
     @cached_property
     def everywhere(self) -> tuple[str, ...]:
         """The names of all devices of the mesh, by number."""
-        own, processes = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
+        own_task, processes = f"/task:{self.cluster.index}/", range(len(self.cluster.addresses))
         return tuple(
-            name.replace(own, f"/task:{process}/") for process in processes for name in self.names
+            name.replace(own_task, f"/task:{process}/")
+            for process in processes
+            for name in self.names
         )
 
 
@@ -162,15 +164,16 @@ class Shards:
         }
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        here = self._parts_here()
+        """Returns the stored array, from the shards of this process."""
+        parts = self._parts_here()
         if not self.is_fully_addressable:
             raise ValueError(
-                f"{self!r} is split over processes, and this one holds {len(here)} of its parts; "
+                f"{self!r} is split over processes, and this one holds {len(parts)} of its parts; "
                 "make what is to be read whole, as a result without split dims"
             )
         array, tensors = np.empty(self.shape, self.dtype), self.tensors
         for number, part in enumerate(self.storage.parts):
-            index = here.get(_key(part))
+            index = parts.get(_key(part))
             if index is not None and number == self.devices.numbers[index]:
                 array[part] = tensors[index].numpy()
         return np.asarray(array, dtype)

@@ -1,1 +1,1 @@
-"""What one device computes for each instruction, in JAX, one file per family."""
+"""The emitters of instructions in JAX, one file for each family."""

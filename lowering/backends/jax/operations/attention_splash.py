@@ -69,6 +69,7 @@ def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | Non
 
 
 def _mask(attention: Attention, rows: int, columns: int) -> Any:
+    """Returns the kernel's mask for `causal` and the window."""
     params = attention.params
     causal, window, offset = params["causal"], params["window"], params["offset"]
     if window is not None:
@@ -80,6 +81,7 @@ def _mask(attention: Attention, rows: int, columns: int) -> Any:
 
 
 def _blocks(rows: int, columns: int) -> splash.BlockSizes:
+    """Returns the largest block sizes that divide the lengths."""
     q, kv = (max(b for b in (128, 256, 512) if size % b == 0) for size in (rows, columns))
     return splash.BlockSizes(
         block_q=q,

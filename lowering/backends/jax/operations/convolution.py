@@ -35,6 +35,8 @@ class Merged(NamedTuple):
 
 
 def _merged(shape: Shape, roles: Roles) -> Merged:
+    """Returns the order of dims and the merged axes for the roles of a shape."""
+
     def first(role: int) -> int:
         return min((shape.position(name) for name in roles[role]), default=len(shape))
 
@@ -56,6 +58,7 @@ def _convolve(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
     left = x.local.without(s.x for s in slides).names
     right = filters.local.without(s.window for s in slides).names
     result = out.local.without(s.out for s in slides).names
+    # The roles of dims that no window slides along, by the operands and results that have them.
     group = [n for n in left if n in right and n in result]
     summed = [n for n in left if n in right and n not in result]
     batch = [n for n in left if n not in right]

@@ -23,6 +23,8 @@ from meshdsl.tensors.dtypes import identity, is_differentiable
 
 
 def _cumulative(compute: Callable[..., Any], kind: str) -> Emitter:
+    """Returns the emitter of a cumulative function; `kind` names its neutral element."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         (x,), params = inputs, parameters_of(instruction, Cumulative)
         at, reverse = instruction.inputs[0].local.position(params["dim"]), params["reverse"]

@@ -27,6 +27,7 @@ def _by_zero_is_zero(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _power(x: Any, y: Any) -> Any:
+    """Returns powers; integers to a negative power are 0."""
     if not jnp.issubdtype(y.dtype, jnp.integer):
         return jnp.power(x, y)
     if isinstance(y, np.ndarray) and y.ndim == 0:
@@ -39,11 +40,11 @@ def _power(x: Any, y: Any) -> Any:
         return (
             jnp.where(odd, result * base, result),
             base * base,
-            lax.shift_right_logical(rest, one),
+            lax.shift_right_logical(rest, ones),
         )
 
     x, y = jnp.broadcast_arrays(x, y)
-    one = jnp.ones_like(y)
+    ones = jnp.ones_like(y)
     result, *_ = lax.fori_loop(0, 8 * y.dtype.itemsize, step, (jnp.ones_like(x), x, y))
     return jnp.where(y < 0, 0, result)
 

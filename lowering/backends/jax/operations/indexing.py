@@ -17,6 +17,7 @@ from meshdsl.tensors.dtypes import identity, is_float
 
 
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns the positions of a table at indices; zeros for indices outside of it."""
     table, indices = (v.local for v in instruction.inputs)
     (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
     dim, shared = params["dim"], params["pairs"]
@@ -39,6 +40,8 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
 
 def _scatter(method: str, kind: str) -> Emitter:
+    """Returns the emitter of a scatter; indices outside of the dim are dropped."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         updates, indices = (v.local for v in instruction.inputs)
         (out,), params = instruction.outputs, parameters_of(instruction, Indexed)

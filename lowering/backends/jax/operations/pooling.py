@@ -36,6 +36,8 @@ def _padded(instruction: Instruction, number: int, array: Any, fill: Any) -> Any
 
 
 def _reduction(function: Any, fill: Any) -> Emitter:
+    """Returns the emitter of a reduction of windows; `fill` is its neutral element."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         (out,), params = instruction.outputs, parameters_of(instruction, Pool)
         if function is lax.add and _is_repetition(instruction):
@@ -64,6 +66,7 @@ def _is_repetition(instruction: Instruction) -> bool:
 
 
 def _repeated(instruction: Instruction, array: Any) -> Any:
+    """Returns each element repeated `base` times: the sums of windows as in `_is_repetition`."""
     have, out = instruction.inputs[0].local, instruction.outputs[0].local
     array = align(xp, jnp.asarray(array), have, Shape(have.get(name) for name in out.names))
     padding = [(0, 0, 0)] * array.ndim
@@ -101,9 +104,9 @@ def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     amounts = _taps(instruction, 2, inputs[2], 0) if inputs[2:] else itertools.repeat(1)
     total = jnp.zeros(left.shape, "float32" if out.dtype.itemsize < 4 else out.dtype)
     for right, amount in zip(_taps(instruction, 1, inputs[1], jnp.nan), amounts, strict=False):
-        highest, other = (left, right) if params["extreme"] == 0 else (right, left)
+        highest, candidate = (left, right) if params["extreme"] == 0 else (right, left)
         slack = jnp.asarray(params["slack"], out.dtype) * jnp.abs(highest)
-        equal = (other >= highest - slack) | (other == highest)
+        equal = (candidate >= highest - slack) | (candidate == highest)
         total += jnp.where(equal, amount, 0).astype(total.dtype)
     return total.astype(out.dtype)
 

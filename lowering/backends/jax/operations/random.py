@@ -16,6 +16,7 @@ from meshdsl.lowering.program import Instruction
 
 
 def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns random words of a key for each counter (high, low): pairs, or their xor."""
     key, high, low = inputs
     shape = instruction.outputs[0].local.without(["random_key"])
     high, low = (

@@ -152,6 +152,7 @@ def _add_step(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, None]:
     after = _step(decay, x, offset)
     if not is_complex(x.dtype):
         overflows = ~jnp.isfinite(decay * offset) | (jnp.isfinite(x) & ~jnp.isfinite(after))
+        # Here is the first value that is not finite, and its sign depends on the state before.
         starts = (
             jnp.isfinite(offset)
             & (jnp.isinf(decay) | (jnp.isfinite(decay) & overflows))
@@ -170,6 +171,7 @@ def _add_step(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, None]:
 
 
 def _code(exponent: Any, largest: Any, up: Any, down: Any, stops: Any) -> Any:
+    """Returns the code of a transfer; up and down are its last states after inf and -inf."""
     up, down = (
         jnp.where(v == jnp.inf, transfers.UP, jnp.where(v == -jnp.inf, transfers.DOWN, 0))
         for v in (up, down)

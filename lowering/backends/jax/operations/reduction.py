@@ -16,6 +16,8 @@ from meshdsl.tensors.dtypes import is_differentiable
 
 
 def _reduction(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of a reduction over some dims."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         local = instruction.inputs[0].local
         at = tuple(local.position(n) for n in parameters_of(instruction, Reduction)["over"])
@@ -39,6 +41,8 @@ def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
 
 def _arg(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of argmax or argmin along a dim."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
         return compute(inputs[0], axis=at).astype(jnp.int32)

@@ -66,8 +66,8 @@ def products(factors: Sequence[Any], at: int, reverse: bool) -> tuple[Any, Any]:
         source = positions + distance if reverse else positions - distance
         inside = ((source >= 0) & (source < size)).reshape([-1, *[1] * (like.ndim - at - 1)])
         mantissa, exponent = (jnp.take(v, source, axis=at, mode="clip") for v in values)
-        one = np.ones((), mantissa.dtype)  # neither part of 0.5 * 2**1 changes a factor
-        before = jnp.where(inside, mantissa, one / 2), jnp.where(inside, exponent, 1)
+        ones = np.ones((), mantissa.dtype)  # neither part of 0.5 * 2**1 changes a factor
+        before = jnp.where(inside, mantissa, ones / 2), jnp.where(inside, exponent, 1)
         return multiply(before, values)
 
     start = (jnp.asarray(like), jnp.asarray(factors[1], jnp.int32))
@@ -95,6 +95,7 @@ def out_of_range(products: Any) -> Any:
 
 
 def _scaled_prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> tuple[Any, Any]:
+    """Returns products as (mantissa, exponent), from numbers or from such pairs."""
     local = instruction.inputs[0].local
     over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = frexp(jnp.asarray(inputs[0]))

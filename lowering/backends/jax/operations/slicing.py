@@ -14,6 +14,7 @@ from meshdsl.lowering.program import Instruction
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns positions start + i * stride of the operand after dilation; `fill` elsewhere."""
     (x,), params, (out,) = inputs, parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"])
     stride, dilation = params["stride"], params["dilation"]

@@ -16,6 +16,7 @@ from meshdsl.tensors.dtypes import is_float
 
 
 def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns sorted numbers and their indices; equal elements keep their order."""
     (x,), params = inputs, parameters_of(instruction, Sort)
     at = instruction.inputs[0].local.position(params["dim"])
     indices = lax.broadcasted_iota(jnp.int32, x.shape, at)
@@ -26,6 +27,7 @@ def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
 
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
+    """Returns the largest numbers, in descending order, and their indices."""
     at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"])
     x = jnp.moveaxis(jnp.asarray(inputs[0]), at, -1)
     # Floats are compared as integers: these have no NaN, and only one zero.

@@ -1,1 +1,1 @@
-"""What one device computes for each instruction, in numpy, one file per family."""
+"""The emitters of instructions in numpy, one file for each family."""

@@ -93,8 +93,8 @@ class _Attention:
         array = array.reshape(-1, *dims.sizes)
         missing = [i for i, dim in enumerate(dims) if value.local.find(dim.name) is None]
         array = array.sum(tuple(i + 1 for i in missing))
-        kept = Shape(dim for i, dim in enumerate(dims) if i not in missing)
-        return align(xp, array, kept, value.local).astype(value.dtype)
+        present = Shape(dim for i, dim in enumerate(dims) if i not in missing)
+        return align(xp, array, present, value.local).astype(value.dtype)
 
 
 def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:

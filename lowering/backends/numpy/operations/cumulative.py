@@ -22,6 +22,8 @@ def _shifted(x: np.ndarray, fill: float) -> np.ndarray:
 
 
 def _cumulative(function: Any, kind: str) -> Emitter:
+    """Returns the emitter of a cumulative function; `kind` names its neutral element."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         (x,), params = inputs, parameters_of(instruction, Cumulative)
         at = instruction.inputs[0].local.position(params["dim"]) + 1

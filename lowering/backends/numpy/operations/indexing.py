@@ -29,6 +29,7 @@ def _grid(index: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns the positions of a table at indices; zeros for indices outside of it."""
     table, indices = (v.local for v in instruction.inputs)
     (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
     dim, shared = params["dim"], params["pairs"]
@@ -44,6 +45,8 @@ def _take(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
 
 
 def _scatter(combine: Any, kind: str) -> Emitter:
+    """Returns the emitter of a scatter; indices outside of the dim are dropped."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         updates, indices = (v.local for v in instruction.inputs)
         (out,), params = instruction.outputs, parameters_of(instruction, Indexed)
@@ -64,11 +67,12 @@ def _scatter(combine: Any, kind: str) -> Emitter:
 
 
 def _update(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns an operand with a piece in it; a piece that would exceed the dim is ignored."""
     target, part, _ = (v.local for v in instruction.inputs)
     params = parameters_of(instruction, Update)
-    dim, own = params["dim"], params["part"]
-    at, size = target.position(dim), part.get(own).size
-    want = [own if name == dim else name for name in target.names]
+    dim, part_dim = params["dim"], params["part"]
+    at, size = target.position(dim), part.get(part_dim).size
+    want = [part_dim if name == dim else name for name in target.names]
     result, pieces = inputs[0].copy(), _permuted(inputs[1], part, want)
     for row, piece, start in zip(result, pieces, inputs[2], strict=True):
         if 0 <= start <= row.shape[at] - size:

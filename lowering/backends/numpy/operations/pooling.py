@@ -31,6 +31,8 @@ def _windows(instruction: Instruction, number: int, array: np.ndarray, fill: flo
 
 
 def _reduction(function: Any, fill: Any) -> Emitter:
+    """Returns the emitter of a reduction of windows; `fill` is its neutral element."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         x = wide(inputs[0])
         windows = _windows(instruction, 0, x, fill(x.dtype))
@@ -47,9 +49,9 @@ def _match(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.nda
     (out,), params = instruction.outputs, parameters_of(instruction, WindowMatch)
     left = align(xp, inputs[0], instruction.inputs[0].local, out.local)[..., None]
     right = _windows(instruction, 1, inputs[1], np.nan)
-    highest, other = (left, right) if params["extreme"] == 0 else (right, left)
+    highest, candidate = (left, right) if params["extreme"] == 0 else (right, left)
     slack = np.asarray(params["slack"], out.dtype) * np.abs(highest)
-    equal = (other >= highest - slack) | (other == highest)
+    equal = (candidate >= highest - slack) | (candidate == highest)
     amount = _windows(instruction, 2, inputs[2], 0) if inputs[2:] else np.ones((), out.dtype)
     amounts = wide(np.where(equal, amount, np.zeros((), out.dtype)))
     return amounts.sum(axis=-1, dtype=amounts.dtype).astype(out.dtype)

@@ -47,6 +47,7 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
         after = decay * offset + x
         if not is_complex:
             overflows = ~np.isfinite(decay * offset) | (np.isfinite(x) & ~np.isfinite(after))
+            # Here is the first value that is not finite, and its sign depends on the state before.
             starts = (
                 np.isfinite(offset)
                 & (np.isinf(decay) | (np.isfinite(decay) & overflows))

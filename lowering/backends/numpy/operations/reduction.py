@@ -15,6 +15,8 @@ from meshdsl.lowering.program import Instruction
 
 
 def _reduction(function: Any) -> Emitter:
+    """Returns the emitter of a reduction over some dims."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         local = instruction.inputs[0].local
         at = tuple(local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"])
@@ -37,6 +39,8 @@ def _prod(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndar
 
 
 def _arg(function: Any) -> Emitter:
+    """Returns the emitter of argmax or argmin along a dim."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
         at = instruction.inputs[0].local.position(parameters_of(instruction, AlongDim)["dim"]) + 1
         return function(wide(inputs[0]), axis=at).astype(np.int32)

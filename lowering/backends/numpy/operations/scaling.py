@@ -73,6 +73,7 @@ def out_of_range(products: np.ndarray) -> bool:
 def _scaled_prod(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns products as (mantissa, exponent), from numbers or from such pairs."""
     local = instruction.inputs[0].local
     over = [local.position(n) + 1 for n in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = frexp(inputs[0])

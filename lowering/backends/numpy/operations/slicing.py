@@ -12,6 +12,7 @@ from meshdsl.lowering.program import Instruction
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> np.ndarray:
+    """Returns positions start + i * stride of the operand after dilation; `fill` elsewhere."""
     params, (out,) = parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"]) + 1
     rows = np.moveaxis(inputs[0], at, 0)

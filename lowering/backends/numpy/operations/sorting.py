@@ -28,6 +28,7 @@ def _sort(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np
 
 
 def _top_k(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
+    """Returns the largest numbers, in descending order, and their indices."""
     (x,), params = inputs, parameters_of(instruction, TopK)
     at = instruction.inputs[0].local.position(params["dim"]) + 1
     count = instruction.outputs[0].local.get(params["into"]).size

@@ -116,11 +116,11 @@ class HostLinks:
                 size = self._own_entry(sizes)
                 rows = rows[:size]
             received = self._exchanged(rows, self._keyed(size, self._own_entry(keys)))
-            other = received[
+            partner_row = received[
                 self._own_entry([int(device < partner) for device, partner in numbered])
             ]
             wanted = [d != p and source.get(d) == p for d, p in numbered]
-            result = self._where(wanted, tf.ensure_shape(other, x.shape), result)
+            result = self._where(wanted, tf.ensure_shape(partner_row, x.shape), result)
         return tf.zeros_like(x) if result is None else result
 
     def _where(self, wanted: Sequence[bool], x: tf.Tensor, rest: tf.Tensor | None) -> tf.Tensor:
@@ -148,6 +148,7 @@ class HostLinks:
         return self._keyed(self.mesh.extent(axes), self._own_entry(keys))
 
     def _keyed(self, size: Any, key: tf.Tensor) -> dict[str, Any]:
+        """Returns the parameters of a collective in a group of a size and a key."""
         return {
             "group_size": size,
             "group_key": key,

@@ -1,1 +1,1 @@
-"""What one device computes for each instruction, in TensorFlow, one file per family."""
+"""The emitters of instructions in TensorFlow, one file for each family."""

@@ -82,6 +82,7 @@ def _min(x: tf.Tensor, at: int, reverse: bool) -> tf.Tensor:
 
 
 def _cumulative(compute: Callable[[tf.Tensor, int, bool], tf.Tensor], kind: str) -> Emitter:
+    """Returns the emitter of a cumulative function; `kind` names its neutral element."""
     order = kind if kind in ("max", "min") else "sum"
 
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:

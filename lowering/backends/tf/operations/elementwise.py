@@ -60,6 +60,7 @@ def _logarithm(base: float) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def _hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns sqrt(x² + y²), without overflow or underflow of the squares."""
     x, y = tf.abs(x), tf.abs(y)
     large, small = largest(x, y), least(x, y)
     is_ordinary = (large > 0) & tf.math.is_finite(large)
@@ -73,6 +74,7 @@ def _hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _logaddexp(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns log(exp(x) + exp(y))."""
     large, difference = largest(x, y), x - y
     distance = tf.where(
         x == y, tf.zeros_like(difference), -tf.abs(difference)
@@ -126,6 +128,7 @@ def _remainder_by_infinity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _floor_divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns floor(x / y), exact for floats: x less its remainder is a multiple of y."""
     if not x.dtype.is_floating:
         return tf.math.floordiv(x, y)
     exact = tf.round((x - _remainder(x, y)) / y)
@@ -133,6 +136,7 @@ def _floor_divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns powers; integers to a negative power are 0."""
     if x.dtype.is_floating or x.dtype.is_complex:
         return tf.pow(x, tf.cast(y, x.dtype))
     is_negative = y < 0
@@ -143,9 +147,9 @@ def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def _integer_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Returns powers by repeated squaring, one square for each bit of the exponent."""
     y = tf.cast(y, x.dtype)
-    result, square, one = tf.ones_like(x + y), x, tf.ones_like(y)
+    result, square, ones = tf.ones_like(x + y), x, tf.ones_like(y)
     for bit in range(8 * x.dtype.size - 1):
-        odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(y, one * bit), one) == one
+        odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(y, ones * bit), ones) == ones
         result = tf.where(odd, result * square, result)
         square = square * square
     return result

@@ -117,6 +117,7 @@ def _svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
 
 
 def _tall_svd(x: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Returns u, s and v of matrices with at least as many rows as columns."""
     scale = _scale(x)
     x = x / scale
     s, u, v = tf.linalg.svd(x)
@@ -146,6 +147,7 @@ def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
     orders, inverses = (tf.constant(t, tf.int32) for t in (rounds, np.argsort(rounds)))
 
     def unfinished(sweep: tf.Tensor, both: tf.Tensor) -> tf.Tensor:
+        """Whether two columns of the images are not orthogonal yet, within 20 sweeps."""
         columns = both[..., :height, :]
         products = tf.abs(tf.linalg.matmul(columns, columns, transpose_a=True))
         norms = tf.sqrt(tf.linalg.diag_part(products))
@@ -155,6 +157,8 @@ def _rotated(images: tf.Tensor, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
         return (sweep < 20) & tf.reduce_any(off_diagonal > limit)
 
     def sweep(count: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rotates all pairs of columns once."""
+
         def rotate(k: tf.Tensor, both: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             rotated_columns = _rotated_pairs(tf.gather(both, orders[k], axis=-1), height)
             return k + 1, tf.gather(rotated_columns, inverses[k], axis=-1)

@@ -133,10 +133,10 @@ class _Reduction:
         result = self._combined(half, half, at, count // 2 * step)
         return self._combined(result, x, at, (count - 1) * step) if count % 2 else result
 
-    def _combined(self, x: tf.Tensor, other: tf.Tensor, at: int, step: int) -> tf.Tensor:
+    def _combined(self, x: tf.Tensor, later: tf.Tensor, at: int, step: int) -> tf.Tensor:
         """Combines each position with that of another tensor `step` positions later."""
-        length = min(x.shape[at], other.shape[at] - step)
-        return self.of_two(xp.slice_axis(x, 0, length, at), xp.slice_axis(other, step, length, at))
+        length = min(x.shape[at], later.shape[at] - step)
+        return self.of_two(xp.slice_axis(x, 0, length, at), xp.slice_axis(later, step, length, at))
 
     def emit(self, machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         (out,) = instruction.outputs

@@ -41,6 +41,7 @@ def _bits(word: object) -> tf.Tensor:
 
 
 def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """Returns random words of a key for each counter (high, low): pairs, or their xor."""
     key, high, low = inputs
     shape = instruction.outputs[0].local.without(["random_key"])
     high, low = (

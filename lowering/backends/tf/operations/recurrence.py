@@ -35,14 +35,14 @@ def _recurrence(machine: Machine, instruction: Instruction, inputs: Arrays) -> t
     """Returns the states; the state before the first step is the start, or zero."""
     at, reverse = axis_and_direction(instruction, 1)
     decay, x = _decay_and_x(instruction, inputs)
-    first = _end(x, at, reverse)
+    first = _edge(x, at, reverse)
     start = inputs[2] if len(inputs) > 2 else tf.zeros_like(tf.squeeze(first, at))
     states = _states(machine, decay, x, start, at, reverse)
     if not parameters_of(instruction, Cumulative)["exclusive"]:
         return states
-    kept = xp.slice_axis(states, int(reverse), states.shape[at] - 1, at)
+    previous = xp.slice_axis(states, int(reverse), states.shape[at] - 1, at)
     begin = tf.expand_dims(start, at)
-    return tf.concat([kept, begin] if reverse else [begin, kept], at)
+    return tf.concat([previous, begin] if reverse else [begin, previous], at)
 
 
 def _states(
@@ -130,7 +130,7 @@ def _looped(
             states = tf.raw_ops.InplaceUpdate(x=states, i=at[None], v=recorded[None])
         return [number + 1, states, *after]
 
-    _, states, *end = tf.while_loop(
+    _, states, *last = tf.while_loop(
         lambda number, *_: number < length,
         body,
         [tf.constant(0, tf.int32), blank, *start],
@@ -138,7 +138,7 @@ def _looped(
         maximum_iterations=length,
     )
     states = states.stack() if uses_lists else states
-    return end, tf.ensure_shape(states, [length, *like.shape])
+    return last, tf.ensure_shape(states, [length, *like.shape])
 
 
 def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Sequence[tf.Tensor]:
@@ -146,10 +146,10 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
     at, reverse = axis_and_direction(instruction, 1)
     decay, x = _decay_and_x(instruction, inputs)
     if x.dtype.is_integer:
-        last = [_end(v, at, not reverse) for v in _of_integers(decay, x, at, reverse)]
+        last = [_edge(v, at, not reverse) for v in _of_integers(decay, x, at, reverse)]
         return [tf.squeeze(v, at) for v in reversed(last)]
     scanned = scan(_compose, [*frexp(decay), x], [0.5, 1, 0], at, reverse)
-    last = [tf.squeeze(_end(v, at, not reverse), at) for v in scanned]
+    last = [tf.squeeze(_edge(v, at, not reverse), at) for v in scanned]
 
     def transfer() -> Sequence[tf.Tensor]:
         mantissa, exponent, offset = last
@@ -160,9 +160,9 @@ def _totals(machine: Machine, instruction: Instruction, inputs: Arrays) -> Seque
 
     def loop() -> Sequence[tf.Tensor]:
         blank = tf.zeros_like(last[2])
-        one = tf.ones_like(last[1], tf.int32)
+        ones = tf.ones_like(last[1], tf.int32)
         infinite = tf.constant(float("inf"), x.dtype)
-        start = [blank, blank + infinite, blank - infinite, blank + 0.5, one, one, one < 0]
+        start = [blank, blank + infinite, blank - infinite, blank + 0.5, ones, ones, ones < 0]
         rows = xp.moveaxis(decay, at, 0), xp.moveaxis(x, at, 0)
         offset, up, down, mantissa, exponent, largest, stops = _looped(
             machine, _add_step, start, rows, reverse, True
@@ -180,6 +180,7 @@ def _add_step(carry: Sequence[tf.Tensor], row: Sequence[tf.Tensor]) -> Sequence[
     after = decay * offset + x
     if not x.dtype.is_complex:
         overflows = ~_is_finite(decay * offset) | (_is_finite(x) & ~_is_finite(after))
+        # Here is the first value that is not finite, and its sign depends on the state before.
         starts = (
             _is_finite(offset)
             & (tf.math.is_inf(decay) | (_is_finite(decay) & overflows))
@@ -198,6 +199,7 @@ def _add_step(carry: Sequence[tf.Tensor], row: Sequence[tf.Tensor]) -> Sequence[
 def _code(
     exponent: tf.Tensor, largest: tf.Tensor, up: tf.Tensor, down: tf.Tensor, stops: tf.Tensor
 ) -> tf.Tensor:
+    """Returns the code of a transfer; up and down are its last states after inf and -inf."""
     none = tf.zeros_like(exponent)
     sides = [none, none]
     if not up.dtype.is_complex:
@@ -246,7 +248,7 @@ def _states_before(machine: Machine, instruction: Instruction, inputs: Arrays) -
     return xp.moveaxis(_looped(machine, step, start, rows, reverse, False)[1], 0, at)
 
 
-def _end(x: tf.Tensor, at: int, late: bool) -> tf.Tensor:
+def _edge(x: tf.Tensor, at: int, late: bool) -> tf.Tensor:
     """Returns the first position along an axis, or the last one."""
     return xp.slice_axis(x, x.shape[at] - 1 if late else 0, 1, at)
 

@@ -16,6 +16,8 @@ from meshdsl.tensors.dtypes import is_differentiable, is_float
 
 
 def _reduction(compute: Callable[..., Any]) -> Emitter:
+    """Returns the emitter of a reduction over some dims."""
+
     def emit(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
         local, dtype = instruction.inputs[0].local, instruction.inputs[0].dtype
         at = [local.position(n) for n in parameters_of(instruction, Reduction)["over"]]

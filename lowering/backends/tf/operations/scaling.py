@@ -97,6 +97,7 @@ def _number(value: int, dtype: tf.DType) -> tf.Tensor:
 def _scaled_prod(
     machine: Machine, instruction: Instruction, inputs: Arrays
 ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns products as (mantissa, exponent), from numbers or from such pairs."""
     local = instruction.inputs[0].local
     over = [local.position(name) for name in parameters_of(instruction, Reduction)["over"]]
     mantissa, exponent = frexp(inputs[0])

@@ -25,6 +25,7 @@ def dilated(x: tf.Tensor, at: int, by: int, fill: tf.Tensor) -> tf.Tensor:
 
 
 def _window(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
+    """Returns positions start + i * stride of the operand after dilation; `fill` elsewhere."""
     (x,), params, (out,) = inputs, parameters_of(instruction, Window), instruction.outputs
     at = out.local.position(params["dim"])
     stride, dilation = params["stride"], params["dilation"]
