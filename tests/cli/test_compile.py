@@ -104,7 +104,7 @@ def test_what_does_not_fit_the_tpu_fails_with_both_accounts(capsys):
     assert any("the compiler gave up" in line for line in memory)
     assert "the largest values then:" in memory
     wire = section(report, "on the wire")
-    assert wire[-1] == "by the compiler: not known; libtpu leaves no program that does not fit"
+    assert wire[-1] == "by the compiler: not known; libtpu writes no program that does not fit"
     assert "xla_tpu_enable_latency_hiding_scheduler=true" in section(report, "compiler flags:")
 
 

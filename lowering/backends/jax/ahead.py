@@ -112,7 +112,7 @@ def compile_ahead(program: SpmdProgram, topology: Topology, flags: Mapping[str, 
             memory = _too_large(error)
         seconds = time.perf_counter() - start[0], time.process_time() - start[1]
         if executable is None:
-            reason = "libtpu leaves no program that does not fit"
+            reason = "libtpu writes no program that does not fit"
             return Compiled(*memory, False, None, *seconds, unread=reason)
         wire_bytes, reason = _sent(Path(folder), program.mesh.size)
     peak = executable.memory_analysis().peak_memory_in_bytes

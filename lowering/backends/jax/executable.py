@@ -231,8 +231,8 @@ def check_dtypes(program: SpmdProgram) -> None:
     narrowed = sorted(dtypes & {"float64", "int64", "uint64", "complex128"})
     if narrowed:
         raise ValueError(
-            f"the program uses {', '.join(narrowed)}, which JAX turns into 32 bits unless told "
-            "otherwise: call jax.config.update('jax_enable_x64', True) first, or use 32-bit dtypes"
+            f"the program uses {', '.join(narrowed)}, which JAX turns into 32 bits by "
+            "default: call jax.config.update('jax_enable_x64', True) first, or use 32-bit dtypes"
         )
 
 

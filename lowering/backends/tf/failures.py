@@ -98,12 +98,12 @@ def _position(instructions: Sequence[Instruction], at: int | None, numbers: Sequ
         return f"{_devices(numbers)} {'was' if len(numbers) == 1 else 'were'} in no collective"
     instruction = instructions[at]
     over = ", ".join(axes_of(instruction))
-    return f"{_devices(numbers)} had come to {instruction.op} over {over} at {_line(instruction)}"
+    return f"{_devices(numbers)} had reached {instruction.op} over {over} at {_line(instruction)}"
 
 
 def _unknown(waiting: dict[int | None, list[int]]) -> str:
     """Returns the note for an error that names no instruction."""
-    note = "an operation has failed, and TensorFlow tells only of what that has ended"
+    note = "an operation has failed, and TensorFlow reports only the operations that it ended"
     return f"{note}; {_position((), None, waiting[None])}" if None in waiting else note
 
 
@@ -131,7 +131,7 @@ def _missing_devices(
         groups = [group for group in mesh.groups(*axes) if arrived & set(group)]
         late = sorted({device for group in groups for device in group} - arrived)
         if late:
-            lines.append(f"{_devices(late)} had not come there; every process listens")
+            lines.append(f"{_devices(late)} had not reached it; every process answers")
     return lines
 
 

@@ -168,8 +168,8 @@ class Shards:
         parts = self._parts_here()
         if not self.is_fully_addressable:
             raise ValueError(
-                f"{self!r} is split over processes, and this one holds {len(parts)} of its parts; "
-                "make what is to be read whole, as a result without split dims"
+                f"{self!r} is split over processes, and this process has {len(parts)} of its "
+                "parts: return it without split dims to read all of it"
             )
         array, tensors = np.empty(self.shape, self.dtype), self.tensors
         for number, part in enumerate(self.storage.parts):

@@ -65,7 +65,7 @@ def _leave_to_tensorflow(name: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     if jax.default_backend() == "tpu":
         raise ValueError(
-            f"the TPU {name!r} cannot be TensorFlow's, for JAX has started it in this process: "
+            f"the TPU {name!r} cannot be TensorFlow's: JAX has started it in this process; "
             "begin with jax.config.update('jax_platforms', 'cpu'), or set JAX_PLATFORMS=cpu"
         )
 

@@ -23,8 +23,8 @@ def refuse_effects(program: SpmdProgram) -> None:
         raise ValueError(
             "\n".join(
                 [
-                    f"{program.name} prints, which a program on a TPU cannot: return what is to be "
-                    "seen as a result, or run it on hosts, without --tpu and TPU_NAME",
+                    f"{program.name} prints, which a program on a TPU cannot: return the values "
+                    "as results, or run it on hosts, without --tpu and TPU_NAME",
                     *lines,
                 ]
             )

@@ -120,10 +120,10 @@ def test_a_collective_that_fails_is_told_with_where_each_device_was():
     assert found.value.__cause__ is error
     lines = str(found.value).split("\n  ")
     assert lines[0] == "a collective has failed, and TensorFlow runs no other in this process"
-    assert lines[1].startswith("devices 0, 1 had come to all_reduce over x at ")
+    assert lines[1].startswith("devices 0, 1 had reached all_reduce over x at ")
     assert lines[2:] == [
         "devices 2, 3 were in no collective",
-        "devices 2, 3 had not come there; every process listens",
+        "devices 2, 3 had not reached it; every process answers",
         "TensorFlow says: Collective ops is aborted",
         "start all processes of the job again",
     ]

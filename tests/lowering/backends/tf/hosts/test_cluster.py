@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(st
     assert second.wait(60) == 9
     assert "a collective has failed" in error
     assert f"devices 2, 3 are missing: process 1 at {addresses[1]} does not answer" in error
-    assert "had come to all_reduce over" in error
+    assert "had reached all_reduce over" in error
     assert "TensorFlow says: Collective ops is aborted by: " in error or "RecvAsync" in error
 
 
@@ -123,8 +123,8 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_timeout(hangs, st
     _, processes = start(2, options, {hangs: {"hangs_at": 3}}, timeout=20)
     error = result(processes[1 - hangs])["error"]
     assert processes[hangs].poll() is None
-    assert f"device {1 - hangs} had come to all_reduce over data at " in error
-    assert f"device {hangs} had not come there; every process listens" in error
+    assert f"device {1 - hangs} had reached all_reduce over data at " in error
+    assert f"device {hangs} had not reached it; every process answers" in error
 
 
 def test_without_a_cluster_a_process_is_alone(monkeypatch):

@@ -129,7 +129,7 @@ def test_prints_are_told_with_their_lines():
         refuse_effects(md.jit(lambda x: (md.print("x {}", x), x)[1], "x:2", "a:x").lower(x))
     first, line = str(error.value).split("\n")
     assert first == (
-        "<lambda> prints, which a program on a TPU cannot: return what is to be seen as a result, "
+        "<lambda> prints, which a program on a TPU cannot: return the values as results, "
         "or run it on hosts, without --tpu and TPU_NAME"
     )
     assert line.startswith("  at ") and "tpus/test_devices.py" in line and "md.print(" in line
@@ -167,8 +167,8 @@ def test_a_tpu_that_jax_has_is_told(monkeypatch):
     with pytest.raises(ValueError) as error:
         tpu_devices.connect("one that JAX has")
     assert str(error.value) == (
-        "the TPU 'one that JAX has' cannot be TensorFlow's, for JAX has started it in this "
-        "process: begin with jax.config.update('jax_platforms', 'cpu'), or set JAX_PLATFORMS=cpu"
+        "the TPU 'one that JAX has' cannot be TensorFlow's: JAX has started it in this "
+        "process; begin with jax.config.update('jax_platforms', 'cpu'), or set JAX_PLATFORMS=cpu"
     )
 
 
