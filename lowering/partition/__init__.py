@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from meshdsl.lowering.partition import (
+    checkpoint,
     convolution,
     creation,
     cumulative,
     debug,
     einsum,
     elementwise,
+    factorizations,
     fft,
     indexing,
     joining,
     linalg,
+    literal,
     local,
     pooling,
-    random,
+    random_keys,
     reduction,
     shape,
     slicing,
@@ -25,28 +28,32 @@ from meshdsl.lowering.partition.attention import rules as attention
 from meshdsl.lowering.partition.strategy import Case, Rule, Strategies, Strategy, Work
 from meshdsl.tracing.graph import Operation
 
-RULES: dict[str, Rule] = {
-    **attention.RULES,
-    **convolution.RULES,
-    **creation.RULES,
-    **debug.RULES,
-    **cumulative.RULES,
-    **einsum.RULES,
-    **elementwise.RULES,
-    **fft.RULES,
-    **indexing.RULES,
-    **joining.RULES,
-    **linalg.RULES,
-    **local.RULES,
-    **pooling.RULES,
-    **random.RULES,
-    **reduction.RULES,
-    **shape.RULES,
-    **slicing.RULES,
-    **sorting.RULES,
-}
+FAMILIES = (
+    attention,
+    checkpoint,
+    convolution,
+    creation,
+    cumulative,
+    debug,
+    einsum,
+    elementwise,
+    factorizations,
+    fft,
+    indexing,
+    joining,
+    linalg,
+    literal,
+    local,
+    pooling,
+    random_keys,
+    reduction,
+    shape,
+    slicing,
+    sorting,
+)
+RULES: dict[str, Rule] = {name: rule for family in FAMILIES for name, rule in family.RULES.items()}
 
-__all__ = ["RULES", "Case", "Rule", "Strategies", "Strategy", "Work", "rule_of"]
+__all__ = ["FAMILIES", "RULES", "Case", "Rule", "Strategies", "Strategy", "Work", "rule_of"]
 
 
 def rule_of(op: Operation) -> Rule:
@@ -56,11 +63,24 @@ def rule_of(op: Operation) -> Rule:
         ValueError: it has none; the message names the file to put it in.
     """
     if op.name not in RULES:
-        family = op.primitive.rule.__module__.rpartition(".")[2]
-        where = "BODIES in lowering/writing/bodies.py needs it" if op.bodies else ""
-        where = where or f"add it to RULES in lowering/partition/{family}.py"
+        where = "BODIES in lowering/writing/bodies.py needs it" if op.bodies else _place_for(op)
         raise ValueError(
             f"operation `{op.name}` has no partition rule, which {op.source} needs: {where} "
             "(ARCHITECTURE.md, How to add)"
         )
     return RULES[op.name]
+
+
+def _place_for(op: Operation) -> str:
+    """Returns what to add for an operation without a rule, and to which file.
+
+    A file of rules has the name of the module in `meshdsl.ops` with the shape rules, or of its
+    folder.
+    """
+    files = {family.__name__.split(".")[3]: family.__name__.split(".")[1:] for family in FAMILIES}
+    parts = op.primitive.rule.__module__.split(".")
+    for part in reversed(parts):
+        if part in files:
+            return f"add it to RULES in {'/'.join(files[part])}.py"
+    file = f"lowering/partition/{parts[-1]}.py"
+    return f"add it to RULES in {file}, and the file to FAMILIES in lowering/partition/__init__.py"

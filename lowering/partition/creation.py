@@ -36,20 +36,9 @@ def arange(case: Case) -> Strategy:
     return Strategy((), (layout,), emit)
 
 
-def literal(case: Case) -> Strategy:
-    """Fixed data is whole on every device; taking a shard of it is free."""
-    (out,) = case.operation.outputs
-
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        data = {"data": case.operation.params["data"]}
-        return builder.add("literal", (), [(out.shape, out.dtype, TensorLayout())], data)
-
-    return Strategy((), (TensorLayout(),), emit)
-
-
 def global_index(builder: BlockBuilder, dim: Dimension, layout: TensorLayout) -> Value:
     """Returns the global indices of this device's shard of `dim`: s32[dim]; see `positions`."""
     return builder.positions(dim, layout.axes(dim.name))
 
 
-RULES = {"full": full, "arange": arange, "literal": literal}
+RULES = {"full": full, "arange": arange}

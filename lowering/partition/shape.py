@@ -1,4 +1,4 @@
-"""Partition rules of rename, split, merge, broadcast, transpose, and barrier.
+"""Partition rules of rename, split, merge, broadcast and transpose.
 
 All of them are local wherever the layouts of operand and result allow it: a split dim gives its
 axes to its parts, major first, as far as the sizes divide. Where the two layouts disagree, a
@@ -271,21 +271,10 @@ def _merge_order(case: Case, between: _Between) -> Strategy:
     return Strategy((operand,), (result,), emit, linear=op.linear, fixed=used)
 
 
-def barrier(case: Case) -> Strategy:
-    """A barrier keeps all layouts."""
-
-    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        results = [(v.shape, v.dtype, v.layout) for v in inputs]
-        return builder.add("barrier", inputs, results, {"id": id(case.operation)})
-
-    return Strategy(case.operands, case.operands, emit)
-
-
 RULES: dict[str, Rule] = {
     "rename": reshape,
     "split": reshape,
     "merge": merge_order,
     "broadcast": in_place,
     "transpose": in_place,
-    "barrier": barrier,
 }

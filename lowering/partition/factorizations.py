@@ -1,0 +1,7 @@
+"""Partition rules of factorizations, which are those of linear algebra."""
+
+from __future__ import annotations
+
+from meshdsl.lowering.partition.linalg import linalg
+
+RULES = dict.fromkeys(["qr", "eigh", "svd"], linalg)
