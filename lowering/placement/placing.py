@@ -1,7 +1,7 @@
 """Placing: every tensor of a graph gets its layout.
 
 Layouts come from the rules, unless a tensor has the layout of storage (`storage`), stays split for
-longer (`postponed`), or has a layout in a `Placement`.
+longer (`late_gathers`), or has a layout in a `Placement`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshdsl.lowering.graphs.from_nothing import constants
 from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.partition.attention.rules import readers
 from meshdsl.lowering.placement.choosing import Chooser
-from meshdsl.lowering.placement.postponed import postponed
+from meshdsl.lowering.placement.late_gathers import gathered_late
 from meshdsl.lowering.placement.storage import stored
 from meshdsl.lowering.stages import Given, Placed
 from meshdsl.lowering.writing.bodies import BODIES
@@ -54,7 +54,7 @@ def place(
     layouts = {t: special.get(t) or layout.inside(t.shape) for t in _tensors(graph)}
     strategies = strategies_of(graph, chooser, layouts, before)
     constant = constants(graph)
-    split_longer = postponed(graph, layouts, strategies, chooser, special, constant)
+    split_longer = gathered_late(graph, layouts, strategies, chooser, special, constant)
     for op in _operations(graph) if split_longer else ():
         if any(t in split_longer for t in (*op.inputs, *op.outputs)):
             del strategies[op]

@@ -86,7 +86,7 @@ def test_a_plan_surveys_what_is_made_of_nothing_once(monkeypatch):
     surveys = []
     survey = placing.constants
     monkeypatch.setattr(placing, "constants", lambda graph: surveys.append(graph) or survey(graph))
-    for name in ("reads", "postponed", "partial_sums"):
+    for name in ("reads", "late_gathers", "partial_sums"):
         assert not hasattr(
             importlib.import_module(f"meshdsl.lowering.placement.{name}"), "from_nothing"
         )

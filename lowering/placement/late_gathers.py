@@ -1,4 +1,4 @@
-"""Postponed moves: a tensor stays split for a while, until it is smaller, and is gathered then.
+"""Late gathers: a tensor stays split until it is smaller, and is gathered then.
 
 A dim that is renamed to a name without a rule, or split into parts without one, is not split by the
 layout rules. So its tensor would be gathered at once, before the slice or the sum that makes it
@@ -36,7 +36,7 @@ _RESHAPED = (Form.RENAMED, Form.REGROUPED)
 _Layouts = Mapping[Tensor, TensorLayout]
 
 
-def postponed(
+def gathered_late(
     graph: Graph,
     layouts: _Layouts,
     strategies: Mapping[Operation, Strategy],
@@ -50,18 +50,18 @@ def postponed(
         fixed: tensors that keep the layout of the rules, besides those that have names.
         constant: tensors that each reader computes for itself.
     """
-    stay = _Postponed(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
+    stay = _LateGathers(graph, layouts, strategies, chooser, fixed, constant, ()).solve()
     bodies = [body for op in graph.operations for body in op.bodies]
     while bodies:
         body = bodies.pop()
-        stay |= _Postponed(
+        stay |= _LateGathers(
             body, layouts, strategies, chooser, fixed, constant, body.outputs
         ).solve()
         bodies += [inner for op in body.operations for inner in op.bodies]
     return stay
 
 
-class _Postponed:
+class _LateGathers:
     """The cut of one graph.
 
     Each node is a statement that is true on the source side:

@@ -94,7 +94,7 @@ def test_a_move_that_comes_later_names_the_line_that_needs_it():
         md.spec([batch, length, channels], "float32")
     )
     (move,) = program.collectives
-    assert move.source.file.endswith("test_postponed.py")
+    assert move.source.file.endswith("test_late_gathers.py")
 
 
 @pytest.mark.parametrize("mesh", ["model:3", "model:5", "data:2,model:4"])
