@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.lowering.backends.jax import placing
+from meshdsl.lowering.backends.jax import arguments
 from meshdsl.lowering.backends.numpy.machine import Arrays, Machine
-from meshdsl.lowering.backends.tf import placing as tf_placing
+from meshdsl.lowering.backends.tf import arguments as tf_arguments
 from meshdsl.lowering.communication.exchange import bounds
 from meshdsl.lowering.program import Block, Value
 from meshdsl.tensors.cuts import Cuts, pad
@@ -56,8 +56,8 @@ def poisoned() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "run", run)
         patch.setattr(Machine, "shard", poisoned_shard)
-        patch.setattr(placing, "pad", pad_with_poison)
-        patch.setattr(tf_placing, "pad", pad_with_poison)
+        patch.setattr(arguments, "pad", pad_with_poison)
+        patch.setattr(tf_arguments, "pad", pad_with_poison)
         yield
 
 

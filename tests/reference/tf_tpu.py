@@ -26,8 +26,8 @@ from jax.extend.mlir import ir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshdsl as md
+from meshdsl.lowering.backends.tf.arguments import Storage
 from meshdsl.lowering.backends.tf.hosts.devices import host_devices
-from meshdsl.lowering.backends.tf.placing import Storage
 from meshdsl.lowering.backends.tf.tpus.program import replica
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.running.jit import Jitted

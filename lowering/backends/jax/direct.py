@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl.lowering.backends.jax.placing import Storage
+from meshdsl.lowering.backends.jax.arguments import Storage
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.signature import Trees
 

@@ -1,8 +1,8 @@
 """The JAX backend: a program becomes one `jax.shard_map` with explicit collectives.
 
 `function` is the program as a plain JAX function of global, logical arrays. `Executable` is the
-program compiled for its mesh. Its arrays are as stored, with pads (see `placing`). It moves inputs
-to the devices and reuses donated buffers.
+program compiled for its mesh. Its arrays are as stored, with pads (see `arguments`). It moves
+inputs to the devices and reuses donated buffers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax import lax
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
+from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
 from meshdsl.lowering.backends.jax.direct import (
     accepts,
     arguments_of,
@@ -25,7 +26,6 @@ from meshdsl.lowering.backends.jax.direct import (
 )
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
-from meshdsl.lowering.backends.jax.placing import Storage, as_logical_function, partition_spec
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.tensors.dtypes import is_float

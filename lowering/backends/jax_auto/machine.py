@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.jax.arguments import partition_spec
 from meshdsl.lowering.backends.jax.machine import Arrays, Machine
-from meshdsl.lowering.backends.jax.placing import partition_spec
 from meshdsl.lowering.program import Block, Value
 
 

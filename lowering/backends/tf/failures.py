@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import DeviceError
+from meshdsl.lowering.backends.tf.arguments import Devices
 from meshdsl.lowering.backends.tf.hosts.tokens import instruction as instruction_of
-from meshdsl.lowering.backends.tf.placing import Devices
 from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction
 

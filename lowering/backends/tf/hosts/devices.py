@@ -16,8 +16,8 @@ import jax
 import tensorflow as tf
 
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.tf.arguments import Devices
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster, join
-from meshdsl.lowering.backends.tf.placing import Devices
 
 TIMEOUT = "MESHDSL_COLLECTIVE_TIMEOUT"  # in seconds
 _TIMEOUT = 300.0

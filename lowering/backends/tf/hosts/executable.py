@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from meshdsl.lowering.backends.contract import no_memory_analysis
+from meshdsl.lowering.backends.tf.arguments import Shards, Storage
 from meshdsl.lowering.backends.tf.emit import run, specs
 from meshdsl.lowering.backends.tf.failures import explain_failure
 from meshdsl.lowering.backends.tf.host_optimizer import collects_in_bodies, unoptimized
@@ -25,7 +26,6 @@ from meshdsl.lowering.backends.tf.hosts.links import HostLinks
 from meshdsl.lowering.backends.tf.hosts.order import check_order
 from meshdsl.lowering.backends.tf.hosts.tokens import read, reset, tokens
 from meshdsl.lowering.backends.tf.hosts.watchdog import watched
-from meshdsl.lowering.backends.tf.placing import Shards, Storage
 from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.program import Instruction, SpmdProgram
 from meshdsl.tensors.cuts import Cuts

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.tf.arguments import Devices
 from meshdsl.lowering.backends.tf.hosts.keys import instance_keys
 from meshdsl.lowering.backends.tf.hosts.links import HostLinks
 from meshdsl.lowering.backends.tf.hosts.tokens import tokens
-from meshdsl.lowering.backends.tf.placing import Devices
 from meshdsl.lowering.program import Block, SpmdProgram
 
 _checked: set[tuple[tuple[str, ...], Mesh, tuple[str, ...]]] = set()

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from meshdsl.lowering.backends.contract import no_memory_analysis
+from meshdsl.lowering.backends.tf.arguments import Devices, Shards, Storage
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
 from meshdsl.lowering.backends.tf.namespace import tf_dtype
-from meshdsl.lowering.backends.tf.placing import Devices, Shards, Storage
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.tensors.cuts import Cuts
 from meshdsl.tensors.named_array import NamedArray

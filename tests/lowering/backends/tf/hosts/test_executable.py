@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import meshdsl as md
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.tf.arguments import Shards
 from meshdsl.lowering.backends.tf.hosts import devices as host_devices
 from meshdsl.lowering.backends.tf.hosts.executable import Executable
-from meshdsl.lowering.backends.tf.placing import Shards
 
 batch, embed = md.dims(batch=8, embed=6)
 LAYOUT = "batch:data; params/embed:model"

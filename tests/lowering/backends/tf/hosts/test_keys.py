@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 import meshdsl as md
+from meshdsl.lowering.backends.tf.arguments import Devices
 from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
 from meshdsl.lowering.backends.tf.hosts.keys import NOBODY, group_key, instance_keys
-from meshdsl.lowering.backends.tf.placing import Devices
 
 PLACE = "/job:worker/replica:0/task:{}/device:CPU:{}".format
 X = md.named(np.arange(8.0), ["a"])

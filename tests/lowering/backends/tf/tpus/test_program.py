@@ -16,7 +16,7 @@ from tests.ops.agreement import arrays_of, assert_close, random
 
 pytest.importorskip("tensorflow")
 
-from meshdsl.lowering.backends.tf.placing import Storage
+from meshdsl.lowering.backends.tf.arguments import Storage
 from tests.benchmarks.tf_tpu_bytes import compiled, planned
 from tests.reference import tf_tpu
 
