@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from meshdsl.training.checkpointing.blocks import array_of, blocks_of, covered
-from meshdsl.training.checkpointing.reading import damage_of, entries, reading
+from meshdsl.training.checkpointing.read_errors import damage_of, entries, sorted_errors
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
@@ -184,8 +184,8 @@ class LocalFolder:
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Reads this process's part in its block, as `reading`, and records if it is damaged."""
-        with reading(self.path / str(step)):
+        """Sorts errors of its block, which reads this process's part, and records damage."""
+        with sorted_errors(self.path / str(step)):
             try:
                 yield
             except Exception as error:

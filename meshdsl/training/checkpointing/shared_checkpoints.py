@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from meshdsl.training.checkpointing.disk_errors import Writing, dropped_logs
-from meshdsl.training.checkpointing.reading import entries, reading
+from meshdsl.training.checkpointing.read_errors import entries, sorted_errors
 from meshdsl.training.checkpointing.seals import Damaged, Seals, damage
 from meshdsl.training.processes.joining import everywhere
 
@@ -79,7 +79,7 @@ class SharedFolder:
             ValueError: in every process, if one cannot be read.
         """
         checkpoint = self.path / str(step)
-        with reading(checkpoint):
+        with sorted_errors(checkpoint):
             about = entries(partial(described, checkpoint), ("arrays", "position", "config"))
             if problem := damage(checkpoint):
                 raise Damaged(problem)
@@ -91,7 +91,7 @@ class SharedFolder:
 
         wanted = {path: _abstract(leaf, places[path]) for path, leaf in like.items()}
         restore = ocp.args.Composite(state=ocp.args.StandardRestore(nested(wanted)))
-        with reading(self.path / str(step)):
+        with sorted_errors(self.path / str(step)):
             tree = self._manager.restore(step, args=restore)["state"]
         return {path: _at(tree, path) for path in like}
 

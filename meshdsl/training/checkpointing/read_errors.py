@@ -1,4 +1,4 @@
-"""Reading a checkpoint: distinguishes damage from other failures to read.
+"""Errors of reading a checkpoint: damage is distinguished from other failures to read.
 
 Guarantees:
     A checkpoint is damaged only if a file is missing, cut off or not as it was written. Any other
@@ -26,8 +26,10 @@ _FORMAT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION")
 
 
 @contextmanager
-def reading(checkpoint: Path) -> Iterator[None]:
-    """Reads a checkpoint in its block, in every process; a failure in one is raised in all.
+def sorted_errors(checkpoint: Path) -> Iterator[None]:
+    """Sorts errors of its block, which reads a checkpoint; every process enters it.
+
+    If the block fails in one process, all processes raise the same error.
 
     Raises:
         Damaged: the checkpoint is not as it was saved.

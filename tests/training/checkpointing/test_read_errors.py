@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.training.checkpointing.reading import reading
+from meshdsl.training.checkpointing.read_errors import sorted_errors
 from meshdsl.training.checkpointing.seals import Damaged
 
 MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nand more"
@@ -22,7 +22,7 @@ MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nand more"
 def test_what_fails_elsewhere_is_told_with_the_checkpoint(error, told):
     with (
         pytest.raises(ValueError, match=f"cannot read checkpoint /runs/7: {told}") as raised,
-        reading(Path("/runs/7")),
+        sorted_errors(Path("/runs/7")),
     ):
         raise error
     assert raised.value.__cause__ is error and "and more" not in str(raised.value)
@@ -39,5 +39,5 @@ def test_what_fails_elsewhere_is_told_with_the_checkpoint(error, told):
     ],
 )
 def test_what_is_missing_or_changed_is_damage(error):
-    with pytest.raises(Damaged), reading(Path("/runs/7")):
+    with pytest.raises(Damaged), sorted_errors(Path("/runs/7")):
         raise error
