@@ -20,7 +20,7 @@ from meshdsl.ops.elementwise.special import *
 from meshdsl.ops.products import fft, linalg
 from meshdsl.running.inspection import inspect
 from meshdsl.running.jit import Jitted, jit
-from meshdsl.running.putting import place
+from meshdsl.running.placing import place
 from meshdsl.tensors.dims import Dimension, Shape, dims
 from meshdsl.tensors.idioms import missing
 from meshdsl.tensors.module import Module, static

@@ -52,7 +52,7 @@ RULES = {
             "meshdsl/cli/",
             "meshdsl/reports/",
             "meshdsl/running/jit.py",
-            "meshdsl/running/putting.py",
+            "meshdsl/running/placing.py",
             "meshdsl/running/runnable.py",
         ),
         ("meshdsl.lowering", "meshdsl.models", "tensorflow"),

@@ -1,4 +1,4 @@
-"""Putting arrays on a mesh, before any function is called with them."""
+"""Placing arrays on a mesh, before any function is called with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshdsl.tensors.tensor import Tensor
 
 
 def place(tree: Any, mesh: MeshLike, layout: LayoutLike = "") -> Any:
-    """Returns a tree of arrays, put on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
+    """Places a tree of arrays on a mesh: `x = md.place(x, "data:2,model:4", "batch:data")`.
 
     Operations on them outside of traced functions then run where they are.
 
