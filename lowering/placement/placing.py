@@ -79,15 +79,10 @@ def strategies_of(
         for op in block.operations:
             if op.name in BODIES:
                 continue
-            known = (
-                before.strategies.get(op)
-                if before is not None and op not in reader_counts
-                else None
-            )
-            if known is not None and before is not None:
+            if before is not None and op in before.strategies and op not in reader_counts:
                 tensors = (*op.inputs, *op.outputs)
                 if all(before.layouts[t] is layouts[t] for t in tensors):
-                    strategies[op] = known
+                    strategies[op] = before.strategies[op]
                     continue
             operands = [layouts[tensor] for tensor in op.inputs]
             results = [layouts[tensor] for tensor in op.outputs]
@@ -100,6 +95,8 @@ def _read_by_conditions(graph: Graph, given: Given) -> Iterator[tuple[Tensor, Te
 
     A condition reads the carries where the body has them.
     """
+    if not given.tensors:
+        return
     for block in blocks_of(graph):
         for op in block.operations:
             if op.name == "while_loop":

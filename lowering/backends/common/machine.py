@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from meshdsl.lowering.program import Instruction, Value
 
 
 @dataclass(frozen=True)
-class BaseMachine:
+class BaseMachine(ABC):
     """Emits the instructions of one device of a mesh, or of all devices.
 
     Attributes:
@@ -41,9 +42,9 @@ class BaseMachine:
         """Returns the shape of the array that stands for a value."""
         return value.local.sizes
 
+    @abstractmethod
     def index(self, axes: Sequence[str]) -> Any:
         """Returns a device's index along some axes, major first: an s32 scalar."""
-        raise NotImplementedError
 
 
 class OneDeviceMachine(BaseMachine):
