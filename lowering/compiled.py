@@ -6,6 +6,7 @@ import collections
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.program import Instruction, SpmdProgram, wire_of
 
 
@@ -22,6 +23,7 @@ class Compiled:
         seconds: the wall time of compiling.
         processor_seconds: the time of compiling on all processors together.
         unread: the reason why `sent` is not known.
+        schedule: the time of a step by the compiler's schedule; None if it is not known.
     """
 
     peak_bytes: int
@@ -31,6 +33,7 @@ class Compiled:
     seconds: float
     processor_seconds: float
     unread: str = ""
+    schedule: Schedule | None = None
 
 
 def planned(program: SpmdProgram) -> Mapping[str, float]:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 
 from meshdsl.models.model import Model
 from meshdsl.models.named import MODELS
+from meshdsl.models.own import attribute_of
 from meshdsl.tensors.dims import did_you_mean
 
 NAMES = tuple(MODELS)
@@ -46,22 +40,14 @@ def load(name: str, overrides: str = "") -> Model:
 
 
 def _own(name: str) -> Model:
-    place, _, attribute = name.rpartition(":")
-    module = _from_file(place) if place.endswith(".py") else _from_package(place)
-    if not hasattr(module, attribute):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ValueError(
-            f"{place} has no {attribute!r}{did_you_mean(attribute, public) or '.'} "
-            f"It has {', '.join(public) or 'nothing public'}"
-        )
-    found = getattr(module, attribute)
+    found = attribute_of(name)
     if inspect.isfunction(found):
         signature = inspect.signature(found)
         try:
             signature.bind()
         except TypeError:
             raise ValueError(
-                f"{attribute}{signature} needs arguments; {name} should be a meshdsl.models.Model, "
+                f"{name}{signature} needs arguments; it should be a meshdsl.models.Model, "
                 "or a function without arguments that returns one"
             ) from None
         found = found()
@@ -71,38 +57,3 @@ def _own(name: str) -> Model:
             "function without arguments that returns one"
         )
     return found
-
-
-def _from_file(place: str) -> ModuleType:
-    path = Path(place).expanduser().resolve()
-    if not path.is_file():
-        raise ValueError(f"there is no file {place} (looked for {path})")
-    # Not `path.stem`: a file called random.py must not take the place of the library's.
-    spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _importable_from(path.parent):
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    return module
-
-
-def _from_package(place: str) -> ModuleType:
-    with _importable_from(Path.cwd()):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if not f"{place}.".startswith(f"{error.name}."):
-                raise
-            hint = f"; for a file, write {place}.py" if Path(f"{place}.py").is_file() else ""
-            raise ValueError(f"there is no module {error.name!r} for {place}{hint}") from None
-
-
-@contextmanager
-def _importable_from(folder: Path) -> Iterator[None]:
-    """Lets modules in `folder` be imported, as Python does for the script it runs."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from absl import flags
 
@@ -12,6 +16,12 @@ from meshdsl.cli.planned import training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
+from meshdsl.lowering.backends import BACKENDS
+from meshdsl.models.own import attribute_of
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.backends.compiler_flags import Flag
+    from meshdsl.lowering.compiled import Compiled
 
 _NO_ROOM = 1
 
@@ -30,11 +40,13 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     topology = _topology(values, problems)
     if values.backend != "jax":
         problems.add(f"--backend: {values.backend} is not compiled ahead of time; leave it out")
+    against = _against(values, topology, problems)
     job = jobs.build(values, problems, feeds_text=False)
     assert topology is not None
     program = training_step(job, job.layout)
     used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
     compiled = None
+    others: dict[str, Compiled] = {}
     if topology.is_tpu:
         jobs.use_no_devices()
         from meshdsl.lowering.backends.jax.ahead import compile_ahead
@@ -42,9 +54,40 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         if sys.stderr.isatty():
             print(f"compiling for {topology}; large models take minutes", file=sys.stderr)
         compiled = compile_ahead(program, topology, used)
-    text = report(program, explain(program, topology.name), topology, compiled, show(used))
-    print(text)
+        if against is not None:
+            others[os.path.basename(values.against)] = _compiled_peer(against, job, topology, used)
+    plan = explain(program, topology.name)
+    print(report(program, plan, topology, compiled, show(used), others))
     return 0 if fits(program, topology, compiled) else _NO_ROOM
+
+
+def _against(
+    values: flags.FlagValues, topology: Topology | None, problems: Problems
+) -> str | Callable | None:
+    """Returns what to compare with: the name of a backend, or the user's function."""
+    name = values.against
+    if name is None or isinstance(name, Mistake):
+        return None
+    if topology is not None and not topology.is_tpu:
+        problems.add(f"--against: nothing is compiled for {topology}; leave it out")
+        return None
+    if name in BACKENDS:
+        return str(name)
+    with problems.caught("--against"):
+        return cast("Callable", attribute_of(name))
+    return None
+
+
+def _compiled_peer(
+    peer: str | Callable, job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
+) -> Compiled:
+    """Compiles the program to compare with: as XLA splits it, or plain JAX."""
+    from meshdsl.lowering.backends.jax.ahead import compile_ahead, compile_plain
+
+    if isinstance(peer, str):
+        program = training_step(replace(job, backend=peer), job.layout)
+        return compile_ahead(program, topology, flags, peer)
+    return compile_plain(peer, job.mesh or Mesh(), topology, flags)
 
 
 def _topology(values: flags.FlagValues, problems: Problems) -> Topology | None:

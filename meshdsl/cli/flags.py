@@ -20,6 +20,7 @@ from meshdsl.cli.readers import (
     floating,
     number,
     one_of,
+    peer,
     remat,
     size,
     truth,
@@ -209,6 +210,13 @@ FLAGS: dict[str, Flag] = {
         "v5p:{4x4x4,8x8x8}.",
     ),
     "slices": ("1", whole(1), "Slices of that, joined by a network, along axes marked @dcn."),
+    "against": (
+        None,
+        peer,
+        "A second program for `compile` to compare with: jax_auto (XLA splits the tensors), or "
+        "plain JAX, `my_step.py:program`: given a jax.sharding.Mesh, it returns what jax.jit "
+        "returned, and its arguments.",
+    ),
     "hardware": (
         "v5p",
         one_of(*HARDWARE),

@@ -50,6 +50,16 @@ def backend(text: str) -> str:
     return text
 
 
+def peer(text: str) -> str:
+    """Reads what `compile` compares with: `jax_auto`, or a function of the user's."""
+    if text != "jax_auto" and ":" not in text:
+        raise ValueError(
+            "needs jax_auto, or a function that makes a plain JAX program, as in "
+            f"my_step.py:program, got {text!r}{did_you_mean(text, ['jax_auto'])}"
+        )
+    return text
+
+
 def floating(text: str) -> str:
     """Reads a floating-point dtype; returns its name."""
     if not is_float(dtype := as_dtype(text)):

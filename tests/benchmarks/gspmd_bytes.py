@@ -26,7 +26,7 @@ from jax.sharding import AxisType
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering import attention_sizes, backends
-from meshdsl.lowering.backends.hlo_wire import wire_bytes
+from meshdsl.lowering.backends.hlo.wire import wire_bytes
 from tests.benchmarks.pairs import PAIRS, TOPOLOGY, Pair, jitted
 
 BACKENDS = ("jax", "jax_auto")

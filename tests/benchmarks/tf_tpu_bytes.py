@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import jax
 
 from meshdsl.lowering import attention_sizes
-from meshdsl.lowering.backends.hlo_wire import sent
+from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.program import Instruction, SpmdProgram, payload_bytes, wire_bytes
 from tests.benchmarks.pairs import PAIRS, Pair, Size, jitted
 from tests.reference.tf_tpu import compile_for_tpu, program_text

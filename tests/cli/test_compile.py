@@ -1,6 +1,7 @@
 """`meshdsl compile`: the real TPU compiler's word on a training step, and all that goes wrong."""
 
 import itertools
+import re
 from importlib.util import find_spec
 
 import jax
@@ -94,6 +95,50 @@ def test_a_step_compiled_for_tpus_is_told_beside_its_plan(capsys):
     assert "compiler flags: none" in report
 
 
+def times_of(report):
+    """Returns work, exposed and step of each program of the report, in microseconds."""
+    units = {"ns": 1e-3, "µs": 1, "ms": 1e3, "s": 1e6}
+    lines = section(report, "time of a step on one device, by the compiler's cycles and schedule")
+    times = {}
+    for line in itertools.takewhile(lambda line: not line.startswith("this program"), lines[1:]):
+        name, *cells = re.split(r"  +", line)
+        pairs = [cell.split() for cell in cells[:3]]
+        times[name] = [float(number) * units[unit] for number, unit in pairs]
+    return times, lines
+
+
+PLAIN = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def program(mesh):
+    def step(w, x):
+        return jnp.tanh(x @ w).sum()
+    def spec(sizes, *axes):
+        sharding = NamedSharding(mesh, P(*axes))
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
+    return jax.jit(step), spec((256, 512), "data", "model"), spec((128, 256), "data")
+"""
+
+
+@needs_libtpu
+def test_the_time_of_a_step_stands_beside_the_plans_and_that_of_other_programs(capsys, tmp_path):
+    small = (*SMALL, MESH, LAYOUT, "--topology=v5e:2x4")
+    _, report, _ = answer(capsys, *small, "--against=jax_auto")
+    times, lines = times_of(report)
+    assert list(times) == ["plan, at the peaks", "compiler", "jax_auto"]
+    for work, exposed, step in times.values():
+        assert 0 < work < step and exposed > 0
+        assert step == pytest.approx(work + exposed, rel=0.1)
+    assert any(re.match(r"this program takes \d\.\d\d × jax_auto's time", line) for line in lines)
+    assert re.search(r"\n  model +[\d.]+ .s ", report)  # by axes
+    assert re.search(r"\n  (block|mlp|attention|optim\w*|transformer)\.py:\d+ ", report)  # by lines
+    (tmp_path / "plain.py").write_text(PLAIN)
+    _, report, _ = answer(capsys, *small, f"--against={tmp_path}/plain.py:program")
+    assert list(times_of(report)[0])[-1] == "plain.py:program"
+
+
 @needs_libtpu
 def test_what_does_not_fit_the_tpu_fails_with_both_accounts(capsys):
     large = ("--model_args=layers=1,embed=64,heads=4", "--batch_size=262144", "--length=512")
@@ -136,6 +181,21 @@ def test_without_the_compiler_it_is_named(capsys, monkeypatch):
 
 def test_without_a_topology_there_is_nothing_to_compile_for(capsys):
     assert refused(capsys) == ("--topology says what to compile for, as in --topology=v5p:8x8x8\n")
+
+
+def test_what_to_compare_with_must_be_there(capsys, tmp_path):
+    small = (*SMALL, MESH, LAYOUT)
+    assert (
+        "--against: needs jax_auto, or a function that makes a plain JAX program, as in "
+        "my_step.py:program, got 'jax_outo'. Did you mean `jax_auto`?\n"
+    ) in refused(capsys, *small, "--topology=v5e:2x4", "--against=jax_outo")
+    gpus = refused(capsys, *small, "--topology=h100:8x1", "--against=jax_auto")
+    assert gpus == "--against: nothing is compiled for h100:8x1; leave it out\n"
+    (tmp_path / "plain.py").write_text("def programme(mesh): ...")
+    missing = f"--against={tmp_path}/plain.py:program"
+    assert "has no 'program'. Did you mean `programme`?" in refused(
+        capsys, *small, "--topology=v5e:2x4", missing
+    )
 
 
 def test_all_mistakes_are_told_at_once(capsys):

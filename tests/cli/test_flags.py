@@ -86,6 +86,7 @@ PROMISED = {
     "html": None,
     "compare_layout": None,
     "stage": None,
+    "against": None,
     "hardware": "v5p",
     "topology": None,
     "slices": 1,

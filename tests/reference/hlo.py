@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from meshdsl.lowering.backends.hlo_wire import KINDS
+from meshdsl.lowering.backends.hlo.wire import KINDS
 
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8}
 _OP = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\((.*?)\), (.*)$")

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +21,15 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
+from meshdsl.lowering import backends
 from meshdsl.lowering.backends.compiler_flags import Flag
-from meshdsl.lowering.backends.hlo_wire import sent
-from meshdsl.lowering.backends.jax.executable import Executable
+from meshdsl.lowering.backends.hlo.schedule import schedule
+from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.compiled import Compiled
+from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.program import SpmdProgram
 
 # The last entry lets several processes compile at a time.
@@ -83,54 +86,119 @@ def _without_network() -> Iterator[None]:
             del os.environ[name]
 
 
-def compile_ahead(program: SpmdProgram, topology: Topology, flags: Mapping[str, Flag]) -> Compiled:
-    """Compiles a program for TPU slices.
+def compile_ahead(
+    program: SpmdProgram, topology: Topology, flags: Mapping[str, Flag], backend: str = "jax"
+) -> Compiled:
+    """Compiles a program for a machine of TPUs.
 
         compile_ahead(f.lower(x), Topology.parse("v5p:8x8x8"), RECOMMENDED["v5p"])
 
     Args:
         flags: the compiler's; see `backends.compiler_flags`.
+        backend: `jax`, or `jax_auto` for a program that it has lowered.
 
     Raises:
         ValueError: the mesh does not cover the slices, libtpu is not installed, or it does not know
             a flag.
     """
-    problems = topology.problems(program.mesh)
+    mesh = _mesh(program.mesh, topology)
+    kind = backends.load(backend).Executable
+
+    def compiled(options: Mapping[str, Flag]) -> Any:
+        return kind(program, program.donated, mesh, compiler_options=options)
+
+    return _compile(compiled, program.mesh, topology, flags)
+
+
+def compile_plain(
+    make: Callable[[jax.sharding.Mesh], tuple[Any, ...]],
+    mesh: Mesh,
+    topology: Topology,
+    flags: Mapping[str, Flag],
+) -> Compiled:
+    """Compiles a plain JAX program for a machine of TPUs.
+
+    Args:
+        make: returns what `jax.jit` returned, and its arguments, for the devices of the mesh;
+            arguments may be `jax.ShapeDtypeStruct` with shardings.
+
+    Raises:
+        ValueError: as in `compile_ahead`.
+    """
+    function, *arguments = make(_mesh(mesh, topology))
+    lowered = function.lower(*arguments)
+    return _compile(
+        lambda options: lowered.compile(compiler_options=dict(options)), mesh, topology, flags
+    )
+
+
+def _mesh(mesh: Mesh, topology: Topology) -> jax.sharding.Mesh:
+    """Returns the devices of a mesh on a machine.
+
+    Raises:
+        ValueError: the mesh does not cover it.
+    """
+    problems = topology.problems(mesh)
     if problems:
         raise ValueError("\n".join(problems))
-    mesh = arrange_devices(program.mesh, devices(topology))
-    start = time.perf_counter(), time.process_time()
+    return arrange_devices(mesh, devices(topology))
 
+
+def _compile(
+    compiled: Callable[[Mapping[str, Flag]], Any],
+    mesh: Mesh,
+    topology: Topology,
+    flags: Mapping[str, Flag],
+) -> Compiled:
+    """Returns the compiler's account.
+
+    Args:
+        compiled: compiles with some flags.
+    """
+    start = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         # jaxlib cannot read all programs of libtpu, so the HLO comes from libtpu's dump.
-        options = {**flags, "xla_dump_to": folder}
-        donated = program.donated
         executable, memory = None, (0, 0)
         try:
-            executable = Executable(program, donated, mesh, compiler_options=options)
+            executable = compiled({**flags, "xla_dump_to": folder})
         except jax.errors.JaxRuntimeError as error:
             memory = _too_large(error)
         seconds = time.perf_counter() - start[0], time.process_time() - start[1]
         if executable is None:
             reason = "libtpu writes no program that does not fit"
             return Compiled(*memory, False, None, *seconds, unread=reason)
-        wire_bytes, reason = _sent(Path(folder), program.mesh.size)
+        text, reason = _text(Path(folder))
     peak = executable.memory_analysis().peak_memory_in_bytes
-    return Compiled(peak, None, True, wire_bytes, *seconds, unread=reason)
+    wire_bytes: Mapping[str, float] | None = None
+    times: Schedule | None = None
+    if not reason:
+        try:
+            wire_bytes = _sent(text, mesh.size)
+            times = schedule(text, mesh, topology.hardware)
+        except ValueError as error:
+            reason = str(error)
+    return Compiled(peak, None, True, wire_bytes, *seconds, reason, times)
 
 
-def _sent(folder: Path, count: int) -> tuple[Mapping[str, float] | None, str]:
-    """Returns the bytes that a device sends, by kind of collective, or why they are not known."""
-    files = list(folder.glob("*.after_optimizations.txt"))
-    if len(files) != 1:
-        return None, f"libtpu wrote {len(files)} programs, not one"
-    wire_bytes: dict[str, float] = collections.defaultdict(float)
-    try:
-        for collective in sent(files[0].read_text(), count):
-            wire_bytes[collective.kind] += collective.wire_bytes * collective.count
-    except ValueError as error:
-        return None, str(error)
-    return wire_bytes, ""
+def _text(folder: Path) -> tuple[str, str]:
+    """Returns the program that libtpu wrote, or why there is none.
+
+    Only what it writes after code generation has the compiler's estimates of cycles.
+    """
+    files: list[Path] = []
+    for stage in ("after_codegen", "after_optimizations"):
+        files = list(folder.glob(f"*.{stage}.txt"))
+        if len(files) == 1:
+            return files[0].read_text(), ""
+    return "", f"libtpu wrote {len(files)} programs, not one"
+
+
+def _sent(text: str, devices: int) -> Mapping[str, float]:
+    """Returns what a device sends by the optimised program, by kind."""
+    totals: dict[str, float] = collections.defaultdict(float)
+    for one in sent(text, devices):
+        totals[one.kind] += one.wire_bytes * one.count
+    return totals
 
 
 def _too_large(error: Exception) -> tuple[int, int]:

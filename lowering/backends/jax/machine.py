@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -92,9 +93,14 @@ class Machine(OneDeviceMachine):
 
 
 def _scope(instruction: Instruction) -> str:
-    """Returns the name of an instruction in profiles and HLO: `backward/Attention.query/einsum`."""
+    """Returns the name of an instruction in profiles and HLO, with the user's file and line.
+
+    For example `backward/Attention.query/einsum~transformer.py-88`; `backends.hlo` reads it.
+    XLA drops everything after an `@`.
+    """
     source = instruction.source
-    parts = ["backward" if source.backward else "", source.layer, instruction.op]
+    line = f"{instruction.op}~{os.path.basename(source.file)}-{source.line}"
+    parts = ["backward" if source.backward else "", source.layer, line]
     return "/".join(filter(None, parts))
 
 

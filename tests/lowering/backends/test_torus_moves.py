@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
-from meshdsl.lowering.backends.hlo_wire import sent
+from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax import device_mesh
 from meshdsl.lowering.backends.jax import torus_moves as steps
 from meshdsl.lowering.backends.jax.ahead import devices

@@ -24,7 +24,7 @@ _NUMBERS = r"\{([\d,:]+)\}"
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective across slices; `groups` and `payload` mean the same as in `hlo_wire.Sent`."""
+    """A collective across slices; `groups` and `payload` mean the same as in `wire.Sent`."""
 
     kind: str
     groups: frozenset[tuple[int, ...]]

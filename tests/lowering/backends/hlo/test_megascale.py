@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
-from meshdsl.lowering.backends.hlo_wire import sent
+from meshdsl.lowering.backends.hlo.megascale import transfer
+from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import arrange_devices
-from meshdsl.lowering.backends.megascale import transfer
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 

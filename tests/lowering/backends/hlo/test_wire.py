@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from meshdsl.lowering.backends.hlo_wire import sent, wire_bytes
+from meshdsl.lowering.backends.hlo.wire import sent, wire_bytes
 
 GROUPS = "replica_groups={{0,1,2,3}}"
 
