@@ -143,8 +143,10 @@ def _ending_after(seconds: float, job: JobProcesses | None = None) -> Iterator[N
     """
 
     def end() -> None:
+        # One that ended before this process reached it first looks like one behind a firewall.
         absent = [] if job is None else job.names(job.absent(job.neighbours()))
-        who = f"; {', '.join(absent)} cannot be reached" if absent else ""
+        verb = "has" if len(absent) == 1 else "have"
+        who = f"; {', '.join(absent)} {verb} ended, or cannot be reached" if absent else ""
         _end(
             f"JAX has not connected the processes of the job within {seconds:g} s{who}. See which "
             "of them ended or were not started; --join_timeout waits longer"
