@@ -3,7 +3,7 @@
 The backward loop over layers reads values that the forward loop stacked, and recomputes others. If
 both passes move a value in the same way (the input of a product that is gathered along `length`),
 the forward loop stacks the moved value. If recomputing a value would reduce a partial sum again,
-and the checkpoint keeps collectives (`md.checkpoint(..., collectives=True)`), the forward loop
+and `md.checkpoint(..., collectives=True)` keeps the results of collectives, the forward loop
 stacks the sum. Values are the same if they are computed by the same operations from the same
 values. Stored weights are not shared: they are gathered again (see `storage`).
 """
@@ -90,7 +90,7 @@ class _Sharing:
     def _number(self, key: Hashable) -> int:
         return self.known.setdefault(key, len(self.known))
 
-    # Within one graph: sums that a checkpoint would reduce again.
+    # Within one graph: sums that a recomputation would reduce again.
 
     def _same_graph(
         self, operations: list[Operation], numbers: Mapping[Tensor, int]
@@ -259,9 +259,8 @@ class _Recomputed:
 
     Attributes:
         maker: the operation that makes each tensor.
-        computed: tensors that are recomputed from what a checkpoint kept.
-        keeping: those of checkpoints that keep the results of collectives, with the last barrier
-            before each.
+        computed: tensors that are recomputed from kept values.
+        keeping: those of `md.checkpoint` with `collectives`, with the last barrier before each.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:

@@ -101,7 +101,7 @@ def in_order(
 
 
 def computed_again(block: Block) -> dict[Instruction, Instruction]:
-    """Returns the instructions that checkpoints recompute, with the last barrier before each.
+    """Returns the instructions that are recomputed, with the last barrier before each.
 
     A replay starts at a barrier. Its instructions are of the forward pass; the gradients that read
     them are of the backward pass.

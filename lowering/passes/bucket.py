@@ -10,8 +10,8 @@ them are joined. So their number is least: that of the longest chain of dependen
   is ready.
 - Collectives of different blocks are not joined.
 - Permutes of rings beside products (`overlap`) are not joined: each has its own time.
-- What a checkpoint recomputes is joined neither with the forward pass nor with another checkpoint's
-  collectives: it would be computed, and occupy memory, before it is needed.
+- Collectives of a recomputation are joined neither with the forward pass nor with another
+  recomputation: they would run, and occupy memory, before they are needed.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _levels(
 def _by_replay(
     level: Sequence[Instruction], replays: Mapping[Instruction, Instruction]
 ) -> list[list[Instruction]]:
-    """Returns the parts of a level that may be joined: one for each checkpoint that it replays.
+    """Returns the parts of a level that may be joined: one for each recomputation.
 
     Collectives of the backward pass join the last of these; those of the forward pass are apart.
     """
