@@ -32,24 +32,24 @@ class Shared:
     """A graph in which the backward pass reads what the forward pass kept for it.
 
     Attributes:
-        places: the layouts of the tensors that it keeps.
+        layouts: the layouts of the tensors that it keeps.
     """
 
     graph: Graph
-    places: dict[Tensor, TensorLayout] = field(default_factory=dict)
+    layouts: dict[Tensor, TensorLayout] = field(default_factory=dict)
 
 
 def share(planned: Planned) -> Shared:
     """Returns an equal graph that sends less, by keeping more."""
     shared = Shared(planned.graph)
-    shared.graph = _Sharing(planned, shared.places).rewrite(planned.graph)
+    shared.graph = _Sharing(planned, shared.layouts).rewrite(planned.graph)
     return shared
 
 
 class _Sharing:
-    def __init__(self, planned: Planned, places: dict[Tensor, TensorLayout]) -> None:
+    def __init__(self, planned: Planned, kept_layouts: dict[Tensor, TensorLayout]) -> None:
         self.planned = planned
-        self.places = places
+        self.kept_layouts = kept_layouts
         self.known: dict[Hashable, int] = {}
 
     def rewrite(self, graph: Graph) -> Graph:
@@ -231,7 +231,7 @@ class _Sharing:
             twins.append(twin)
             stacks.append(stack)
             slices.append(piece)
-            self.places[stack] = self.places[piece] = where
+            self.kept_layouts[stack] = self.kept_layouts[piece] = where
             instead.update(dict.fromkeys(readers, piece))
         operations = tuple(
             replace(

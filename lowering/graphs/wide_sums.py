@@ -39,11 +39,11 @@ class Widened:
     """A graph whose partial sums are wide.
 
     Attributes:
-        places: the layouts of the wide tensors.
+        layouts: the layouts of the wide tensors.
     """
 
     graph: Graph
-    places: dict[Tensor, TensorLayout] = field(default_factory=dict)
+    layouts: dict[Tensor, TensorLayout] = field(default_factory=dict)
 
 
 def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Options) -> Widened:
@@ -58,7 +58,7 @@ def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Opti
         The graph, which may have unused operations and tensors if it has changed; see `prune`.
     """
     widened = Widened(planned.graph)
-    widening = _Widening(planned, keep, _NARROW[options.reduce_dtype], widened.places)
+    widening = _Widening(planned, keep, _NARROW[options.reduce_dtype], widened.layouts)
     widened.graph = widening.rewrite(planned.graph)
     return widened
 
@@ -68,7 +68,7 @@ class _Widening:
     planned: Planned
     keep: Mapping[Tensor, frozenset[str]]
     dtypes: frozenset[np.dtype]
-    places: dict[Tensor, TensorLayout]
+    layouts: dict[Tensor, TensorLayout]
     wide: dict[Tensor, Tensor] = field(default_factory=dict)
     instead: dict[Tensor, Tensor] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class _Widening:
         (out,) = op.outputs
         sums = TracedTensor(out.shape, _WIDE, out.source)
         self.wide[out] = sums
-        self.places[sums] = self.planned.layouts[out]
+        self.layouts[sums] = self.planned.layouts[out]
         widened = replace(op, inputs=inputs, outputs=(sums,))
         return [*before, widened, _cast(op, sums, out)]
 

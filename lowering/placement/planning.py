@@ -34,7 +34,7 @@ def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
         shared = share(planned)
         if shared.graph is not planned.graph:
             graph = prune(shared.graph)
-            again = place(graph, layout, chooser, choice, given, shared.places, planned)
+            again = place(graph, layout, chooser, choice, given, shared.layouts, planned)
             planned = _planned(again)
     # Unused options are reported only if the user set them; lowering may try a ring by itself.
     return planned if choice.ring else replace(planned, unused=_unused(planned))
@@ -49,7 +49,7 @@ def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:
     partial = place_reductions(planned)
     wide = widen(planned, partial, planned.chooser.options)
     if wide.graph is not planned.graph:
-        moved = {**planned.moved, **wide.places}
+        moved = {**planned.moved, **wide.layouts}
         placed = place(
             prune(wide.graph), layout, planned.chooser, choice, planned.given, moved, planned
         )

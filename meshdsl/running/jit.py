@@ -134,7 +134,7 @@ def jit(
             whose devices are used, and whose kind lowering then knows; None runs on one device.
         layout: the layout, its text (`"batch:data; d_ff:model"`), or its axes by dim (`{"batch":
             "data"}`). Its dims are checked without a mesh, too.
-        backend: "jax"; "jax_auto" (whole tensors, which XLA splits by the layout and moves as it
+        backend: "jax"; "jax_auto" (global tensors, which XLA splits by the layout and moves as it
             sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
             every device; the reference).
         donate: names of parameters whose buffers the caller gives up.

@@ -1,7 +1,7 @@
 """Bytes on the wire of whole training steps, ours against GSPMD's, by the real TPU compiler.
 
 Each pair of `tests.benchmarks.pairs` is compiled for 64 TPU v5p chips, as our program and as one of
-whole tensors with the same layout (`backend="jax_auto"`), and what a device sends is counted in
+global tensors with the same layout (`backend="jax_auto"`), and what a device sends is counted in
 the optimised HLO. No TPU is needed, only libtpu (`pip install -e '.[tpu]'`). Neither program uses
 fused attention kernels, which GSPMD cannot split, nor blocks of scores: both compute all scores of
 a layer at once, as programs written by hand for GSPMD do. Seconds are of processor time, of all

@@ -24,7 +24,7 @@ FILES = {
 
 
 CASES = [(backend, name) for backend in backends.BACKENDS for name in FILES]
-CASES.remove(("jax_auto", "all_reduce"))  # whole tensors need no collectives
+CASES.remove(("jax_auto", "all_reduce"))  # global tensors need no collectives
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES)
