@@ -33,7 +33,7 @@ def advice(program: SpmdProgram, parts: Sequence[Part]) -> str:
 
 
 def _bytes(parts: Sequence[Part]) -> int:
-    return sum(part.held.bytes for part in parts)
+    return sum(part.buffer.bytes for part in parts)
 
 
 def _about_activations(program: SpmdProgram, activations: Sequence[Part]) -> str:
@@ -46,12 +46,12 @@ def _about_activations(program: SpmdProgram, activations: Sequence[Part]) -> str
             "(--remat=full for language models) computes it again instead: less memory, more time"
         )
     for part in activations:
-        rule = _rule(program, part.held.value)
+        rule = _rule(program, part.buffer.value)
         if rule is not None:
             dim, axis, extent = rule
             named = f"`{part.name}`" if part.name else "the largest value"
             return (
-                f"{named} (made at {part.held.source}) is the same on all {extent} devices of "
+                f"{named} (made at {part.buffer.source}) is the same on all {extent} devices of "
                 f"axis `{axis}`; `{dim}:{axis}?` in the layout splits it there"
             )
     return ""
@@ -64,7 +64,7 @@ def _about_state(program: SpmdProgram, state: Sequence[Part]) -> str:
         if _bytes(own) < _bytes(state) / 4:
             continue
         for part in own:
-            rule = _rule(program, part.held.value)
+            rule = _rule(program, part.buffer.value)
             if rule is not None:
                 dim, axis, extent = rule
                 where = "params" if scope == "parameters" else scope

@@ -163,8 +163,8 @@ def _totals(before: Explanation, after: Explanation) -> list[Total]:
         total("arithmetic", lambda e: e.flops, show_flops),
         total("peak memory", lambda e: e.memory.peak_bytes, show_bytes),
     ]
-    if before.pads.held_bytes or after.pads.held_bytes:
-        totals.append(total("pads at the peak", lambda e: e.pads.held_bytes, show_bytes))
+    if before.pads.peak_bytes or after.pads.peak_bytes:
+        totals.append(total("pads at the peak", lambda e: e.pads.peak_bytes, show_bytes))
     return totals
 
 

@@ -92,7 +92,7 @@ class Part:
 
     part: str
     name: str
-    held: Buffer
+    buffer: Buffer
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Explanation:
         """Bytes per device at the peak, by part; they add up to `memory.peak_bytes`."""
         totals = dict.fromkeys(PARTS, 0)
         for part in self.parts:
-            totals[part.part] += part.held.bytes
+            totals[part.part] += part.buffer.bytes
         return totals
 
     def __str__(self) -> str:
@@ -202,7 +202,7 @@ def explain(
         flops=program.flops,
         advice=advice(program, parts),
         timeline=step,
-        pads=pads(program, [(part.name, part.held) for part in parts]),
+        pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
         notes=program.notes,

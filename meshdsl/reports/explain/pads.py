@@ -57,13 +57,13 @@ class Pads:
     Attributes:
         dims: every dim of the program that is padded, the largest share first.
         tensors: the padded inputs and buffers at the peak, most bytes of pads first.
-        input_bytes: pads of the inputs per device; `held_bytes` of everything at the peak.
+        input_bytes: pads of the inputs per device; `peak_bytes` of everything at the peak.
     """
 
     dims: tuple[PaddedDim, ...]
     tensors: tuple[PaddedTensor, ...]
     input_bytes: float
-    held_bytes: float
+    peak_bytes: float
 
 
 def padded_dims(value: Value, mesh: Mesh) -> list[PaddedDim]:

@@ -96,7 +96,7 @@ def largest_values(
 
 
 def _value(part: Part, explanation: Explanation) -> tuple[str, ...]:
-    buffer = part.held
+    buffer = part.buffer
     kind = _type(buffer.value, explanation).replace(", ", ",")
     return part.name, kind, show_bytes(buffer.bytes), buffer.path or buffer.source.place
 
@@ -125,7 +125,7 @@ def _pads(explanation: Explanation) -> list[str]:
     ]
     if len(pads.dims) > _MOST_VALUES:
         rows.append((f"and {len(pads.dims) - _MOST_VALUES} more", "", "", "", "", ""))
-    total = f"{show_bytes(pads.held_bytes)} of the peak"
+    total = f"{show_bytes(pads.peak_bytes)} of the peak"
     return [f"pads, where sizes do not divide: {total}", *table(rows, right=(2, 3, 4))]
 
 

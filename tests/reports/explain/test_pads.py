@@ -45,7 +45,7 @@ def test_bytes_of_pads_are_told_for_each_tensor_and_together():
         )
     counts = [one.bytes for one in pads.tensors]
     assert counts == sorted(counts, reverse=True) and counts
-    assert 0 < pads.held_bytes < program.peak_bytes
+    assert 0 < pads.peak_bytes < program.peak_bytes
 
 
 def _logical(value):
@@ -54,7 +54,7 @@ def _logical(value):
 
 def test_sizes_that_divide_have_no_pads_and_the_report_says_nothing():
     _, found = explained()
-    assert found.pads.dims == () and found.pads.tensors == () and found.pads.held_bytes == 0
+    assert found.pads.dims == () and found.pads.tensors == () and found.pads.peak_bytes == 0
     assert "pads" not in str(found)
 
 

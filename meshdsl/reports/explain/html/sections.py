@@ -180,17 +180,17 @@ def buffers(explanation: Explanation) -> Html:
     rows: list[list[Cell | Child]] = [
         [
             MEANING[part.part][0],
-            code(part.held.path or part.name),
-            code(type_of(part.held.value, explanation.mesh)),
-            byte_cell(part.held.bytes),
-            Cell(show_share(part.held.bytes / peak), part.held.bytes),
-            place(part.held.source),
+            code(part.buffer.path or part.name),
+            code(type_of(part.buffer.value, explanation.mesh)),
+            byte_cell(part.buffer.bytes),
+            Cell(show_share(part.buffer.bytes / peak), part.buffer.bytes),
+            place(part.buffer.source),
         ]
         for part in explanation.parts[:_MOST_BUFFERS]
     ]
     rest = explanation.parts[_MOST_BUFFERS:]
     if rest:
-        count = sum(part.held.bytes for part in rest)
+        count = sum(part.buffer.bytes for part in rest)
         share = Cell(show_share(count / peak), count)
         rows.append([f"{len(rest)} smaller ones", None, None, byte_cell(count), share, None])
     source = explanation.memory.source
@@ -352,7 +352,7 @@ def pads(explanation: Explanation) -> Html | None:
         table("padded tensors", tensor_columns, tensors) if tensors else None,
         lead=(
             f"Sizes that do not divide by the devices that share them. Of the peak, "
-            f"{show_bytes(wasted.held_bytes)} ({show_share(wasted.held_bytes / peak)}) per device "
+            f"{show_bytes(wasted.peak_bytes)} ({show_share(wasted.peak_bytes / peak)}) per device "
             f"are pads; of the inputs, {show_bytes(wasted.input_bytes)}."
         ),
     )
