@@ -78,7 +78,7 @@ def test_what_does_not_fit_by_the_plan_fails_and_shows_what_is_largest(capsys):
 
 
 @needs_libtpu
-def test_a_step_compiled_for_tpus_is_told_beside_its_plan(capsys):
+def test_a_step_compiled_for_tpus_is_reported_beside_its_plan(capsys):
     code, report, err = answer(
         capsys, *SMALL, MESH, LAYOUT, "--topology=v5e:2x4", "--compiler_flags=none"
     )
@@ -198,7 +198,7 @@ def test_what_to_compare_with_must_be_there(capsys, tmp_path):
     )
 
 
-def test_all_mistakes_are_told_at_once(capsys):
+def test_all_mistakes_are_reported_at_once(capsys):
     message = refused(
         capsys, "--topology=h100:8x2", MESH, "--slices=0", "--compiler_flags=x", "--backend=tf"
     )
@@ -208,7 +208,7 @@ def test_all_mistakes_are_told_at_once(capsys):
     assert "--backend: tf is not compiled ahead of time; leave it out" in message
 
 
-def test_a_machine_that_there_is_not_is_told_with_the_nearest(capsys):
+def test_a_machine_that_there_is_not_is_reported_with_the_nearest(capsys):
     assert refused(capsys, "--topology=v5q:8x8x8").startswith(
         "--topology: unknown topology 'v5q'; choose one of v3, v4, v5e, v5p, v6e, a100, h100, "
         "h200, b200. Did you mean `v5p` or `v5e`?"

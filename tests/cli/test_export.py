@@ -58,7 +58,7 @@ def test_a_folder_of_half_precision(capsys, tmp_path, text):
     assert run(["train", *job, f"--init_from={tmp_path}/b"]) == 0
 
 
-def test_mistakes_are_told(capsys, tmp_path, text):
+def test_mistakes_are_reported(capsys, tmp_path, text):
     def refused(*arguments):
         assert run(arguments) == 2
         return capsys.readouterr().err

@@ -220,7 +220,7 @@ def test_values_are_read_into_what_they_mean():
         ("--layout=batch", "--layout: malformed layout\n  batch\n  ^^^^^\n  `batch` is not of the"),
     ],
 )
-def test_a_mistake_is_told_with_its_flag(argument, problem):
+def test_a_mistake_is_reported_with_its_flag(argument, problem):
     (found,) = problems_of(argument)
     assert found.startswith(problem)
 

@@ -47,7 +47,7 @@ def test_a_constant_loss_scale_may_be_given(policy):
     assert found == LossScaling.constant(128)
 
 
-def test_numbers_for_a_scale_that_is_not_there_are_told():
+def test_numbers_for_a_scale_that_is_not_there_are_reported():
     expected = (
         "--loss_scale: --loss_scale_window, --hysteresis are for a scale that adapts, which there "
         "is for --policy=compute=float16 without --loss_scale"
@@ -102,7 +102,7 @@ def test_the_schedule_is_that_of_optax(arguments, theirs):
         ),
     ],
 )
-def test_flags_that_do_not_fit_the_schedule_are_told(arguments, message):
+def test_flags_that_do_not_fit_the_schedule_are_reported(arguments, message):
     assert refused(*arguments) == message
 
 
@@ -148,7 +148,7 @@ def test_what_is_not_trained_takes_no_optimizer_state():
     assert same == params and 0 < less < optimizer / 4
 
 
-def test_patterns_of_trainable_parameters_that_match_nothing_are_told():
+def test_patterns_of_trainable_parameters_that_match_nothing_are_reported():
     found = built("--trainable=blocks/atention", "--model_args=layers=1,embed=16,heads=2")
     with pytest.raises(ValueError, match=r"trainable: no parameter is meant by .* Did you mean"):
         spec_of(found.recipe.create_state())
@@ -172,5 +172,5 @@ def test_an_optimizer_is_chosen_by_name_and_explain_has_its_memory(name, kind, s
     assert taken <= share * held()[1]
 
 
-def test_an_optimizer_that_there_is_not_is_told():
+def test_an_optimizer_that_there_is_not_is_reported():
     assert refused("--optimizer=mion").startswith("--optimizer: unknown choice 'mion'; choose one")

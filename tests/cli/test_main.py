@@ -54,7 +54,7 @@ def test_an_unknown_command(capsys):
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
-def test_mistakes_of_all_kinds_are_told_together(capsys, command):
+def test_mistakes_of_all_kinds_are_reported_together(capsys, command):
     message = refused(
         capsys,
         command,
@@ -71,7 +71,7 @@ def test_mistakes_of_all_kinds_are_told_together(capsys, command):
     assert "\n  5. --model: unknown model 'gpt_minni'. Did you mean `gpt_mini`" in message
 
 
-def test_missing_data_is_told_with_the_other_mistakes(capsys, tmp_path):
+def test_missing_data_is_reported_with_the_other_mistakes(capsys, tmp_path):
     pattern = f"{tmp_path}/nothing/*.txt"
     message = refused(capsys, "train", f"--data={pattern}", "--model=gpt")
     assert "1. --data: cannot read the text to train on (1 problem)" in message
@@ -123,7 +123,7 @@ def test_a_model_that_does_not_read_text(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
-def test_a_layout_that_does_not_fit_is_told_before_anything_is_allocated(capsys, command):
+def test_a_layout_that_does_not_fit_is_reported_before_anything_is_allocated(capsys, command):
     held = len(jax.live_arrays())
     code, _, message = answer(
         capsys, command, SMALL, "--mesh_shape=data:2,model:3", "--layout=btch:data;hedas:model"
@@ -157,7 +157,7 @@ def test_rematerialisation_of_a_model_that_has_none(capsys):
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
-def test_a_rule_without_effect_is_told_in_one_line(capsys, command, tmp_path):
+def test_a_rule_without_effect_is_reported_in_one_line(capsys, command, tmp_path):
     (tmp_path / "text.txt").write_text("some text " * 500)
     layout = "--layout=batch:data; heads:model; d_ff:model; kv:model?"
     small = f"{SMALL},positions=none"
@@ -172,7 +172,7 @@ def test_a_rule_without_effect_is_told_in_one_line(capsys, command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
-def test_an_option_without_effect_is_told_in_one_line(capsys, command, tmp_path):
+def test_an_option_without_effect_is_reported_in_one_line(capsys, command, tmp_path):
     """Once, although training lowers several programs."""
     (tmp_path / "text.txt").write_text("some text " * 500)
     arguments = [SMALL, "--backend=numpy", f"--data={tmp_path}/*.txt", "--context=gather"]

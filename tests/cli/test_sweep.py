@@ -308,7 +308,7 @@ def test_if_nothing_can_be_measured_it_is_an_error(own, capsys):
     assert "none of 1 candidates could be measured" in told
 
 
-def test_all_mistakes_are_told_at_once(capsys, tmp_path):
+def test_all_mistakes_are_reported_at_once(capsys, tmp_path):
     told = swept(
         capsys,
         "--mesh_shape=data",
@@ -369,11 +369,11 @@ def test_all_mistakes_are_told_at_once(capsys, tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_flag(capsys, arguments, problem):
+def test_a_mistake_is_reported_with_its_flag(capsys, arguments, problem):
     assert swept(capsys, *arguments, code=2).startswith(f"meshdsl sweep: {problem}")
 
 
-def test_a_workdir_in_use_is_told(folder, capsys):
+def test_a_workdir_in_use_is_reported(folder, capsys):
     from meshdsl.reports.sweeps.store import Store
 
     with Store(folder):

@@ -113,7 +113,7 @@ def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):
 
 
 @pytest.mark.parametrize("output", ["nobody reads it", "it is closed"])
-def test_where_nobody_reads_the_run_goes_on_and_its_exit_code_is_told(output, tmp_path, text):
+def test_where_nobody_reads_the_run_goes_on_and_its_exit_code_is_reported(output, tmp_path, text):
     when = ("--steps=9", "--log_every=1", "--exit_at_step=3", f"--workdir={tmp_path}/run")
     command = [*CONSOLE, "train", *SMALL, text, *when]
     reader, writer = os.pipe()
@@ -168,7 +168,7 @@ def test_packed_documents_of_a_mixture_are_split_and_read_by_workers(capsys, tmp
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
-def test_without_a_part_to_validate_with_the_training_loss_is_told(capsys, text):
+def test_without_a_part_to_validate_with_the_training_loss_is_reported(capsys, text):
     arguments = [*SMALL, text, "--steps=2", "--split=1,0", "--backend=numpy"]
     assert run(["train", *arguments]) == 0
     assert "\ntraining loss 5." in capsys.readouterr().out
@@ -179,7 +179,7 @@ def refused(capsys, *arguments):
     return capsys.readouterr().err
 
 
-def test_a_tokenizer_that_does_not_fit_the_model_is_told_at_start(capsys, tmp_path, text):
+def test_a_tokenizer_that_does_not_fit_the_model_is_reported_at_start(capsys, tmp_path, text):
     tokenizer = write_tokenizer(tmp_path / "t.json", ids=[0, 1, 2, 3, 4, 999])
     assert refused(capsys, text, f"--tokenizer={tokenizer}") == (
         f"meshdsl train: --tokenizer: {tokenizer} makes tokens of a vocabulary of 1,000, but "
@@ -199,7 +199,7 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_told_at_start(capsys, tmp_pa
     )
 
 
-def test_a_model_that_packs_nothing_is_told(capsys, tmp_path, text):
+def test_a_model_that_packs_nothing_is_reported(capsys, tmp_path, text):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import replace\n"
         + MODEL.replace("return load(", "return replace(load(").replace(
@@ -214,7 +214,7 @@ def test_a_model_that_packs_nothing_is_told(capsys, tmp_path, text):
     )
 
 
-def test_weights_for_some_of_the_data_are_told_with_other_mistakes(capsys, tmp_path):
+def test_weights_for_some_of_the_data_are_reported_with_other_mistakes(capsys, tmp_path):
     told = refused(capsys, "--data=a.txt:1,b.txt", "--end_token=</s>", "--layout=batch:data")
     assert told.startswith("meshdsl train: 2 problems\n\n  1. --data: `b.txt` has no weight, but")
     assert "\n  2. --layout needs a mesh" in told

@@ -30,7 +30,7 @@ def test_every_task_is_done_once(count):
     assert len(found) == 10
 
 
-def test_a_process_that_dies_is_told_and_the_others_go_on():
+def test_a_process_that_dies_is_reported_and_the_others_go_on():
     found = list(perform(["kill", "a", "exit", "b"], 1, tasks.deadly, None))
     assert found == [
         ("kill", "began kill"),
@@ -44,7 +44,7 @@ def test_a_process_that_dies_is_told_and_the_others_go_on():
     ]
 
 
-def test_a_process_that_cannot_begin_is_told_for_every_task():
+def test_a_process_that_cannot_begin_is_reported_for_every_task():
     found = list(perform(["a", "b"], 1, tasks.unprepared, None))
     assert found == [("a", Died(EXITED.format(4))), ("b", Died(EXITED.format(4)))]
 

@@ -82,7 +82,7 @@ def test_a_split_length_is_not_cut_into_blocks():
     assert rows < length.size and columns == length.size
 
 
-def test_options_that_xla_decides_are_told_and_limits_of_one_device_are_not_those_of_all():
+def test_options_that_xla_decides_are_reported_and_limits_of_one_device_are_not_those_of_all():
     graph = md.jit(attend).trace(*[md.spec(DIMS)] * 3)
     ring = Mesh.parse("context:8"), Layout.parse("length:context; memory_length:context")
     with pytest.warns(OptionWarning) as told:

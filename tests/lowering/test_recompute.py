@@ -115,7 +115,7 @@ def test_numbers_stay_the_same(form, mesh, layout):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("mesh", "layout"), [TENSOR, DATA])
-def test_of_equal_layers_one_is_held_at_a_time(form, mesh, layout):
+def test_of_equal_layers_one_is_live_at_a_time(form, mesh, layout):
     """Apart from what enters each layer, which is all that a checkpoint keeps."""
     wraps = kept, md.checkpoint
     everything, again = (beyond(program(form, wrap, mesh, layout, batch=4096)) for wrap in wraps)

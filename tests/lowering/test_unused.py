@@ -27,7 +27,7 @@ def warned(function, arguments, layout):
     return [(each.category, str(each.message)) for each in told]
 
 
-def test_an_optional_rule_without_effect_is_told_with_the_line_of_the_call():
+def test_an_optional_rule_without_effect_is_reported_with_the_line_of_the_call():
     with pytest.warns(LayoutWarning) as told:
         md.jit(lambda data: data * 2, "m:2", "x:m; y:m?").lower(md.spec([x, y]))
     assert str(told[0].message).startswith(
@@ -36,7 +36,7 @@ def test_an_optional_rule_without_effect_is_told_with_the_line_of_the_call():
     assert told[0].filename == __file__
 
 
-def test_a_rule_that_takes_its_axis_in_one_tensor_is_not_told():
+def test_a_rule_that_takes_its_axis_in_one_tensor_is_not_reported():
     assert warned(products, ARGUMENTS, "x:m; z:m?") == []
     assert len(warned(products, ARGUMENTS, "x:m; y:m?; z:m?")) == 1  # but `z` comes too late
 
@@ -55,7 +55,7 @@ def test_what_is_inside_of_loops_counts():
     assert warned(function, [md.spec([x, y])], "x:m; y:m?") == []
 
 
-def test_a_misspelt_scope_is_told_by_any_program():
+def test_a_misspelt_scope_is_reported_by_any_program():
     ((category, text),) = warned(products, ARGUMENTS, "param/x:m; other/x:m; data/y:m")
     assert category is ScopeWarning
     assert text == "`param/x:m` fits no path of this program. Did you mean `params/x:m`?"
@@ -79,7 +79,7 @@ def test_once_is_enough():
     assert len(told) == 1
 
 
-def test_a_limit_that_nothing_keeps_is_told_with_what_is_needed():
+def test_a_limit_that_nothing_keeps_is_reported_with_what_is_needed():
     arguments = [md.spec([x, y])]
     doubled = md.jit(lambda data: data * 2, "m:2", "x:m", options=Options(memory=10))
     with pytest.warns(OptionWarning) as told:
@@ -96,7 +96,7 @@ def test_a_limit_that_nothing_keeps_is_told_with_what_is_needed():
         enough.lower(*arguments)
 
 
-def test_rules_for_gradients_that_conflict_are_told_with_the_gradient():
+def test_rules_for_gradients_that_conflict_are_reported_with_the_gradient():
     def function(params, data):
         return md.grad(lambda params: md.sum(md.tanh(params["w"] * data)))(params)["w"] * 2
 

@@ -57,7 +57,7 @@ def test_the_memory_model_follows_what_is_computed_in_passing_once():
     assert calls(lambda: memory(many)) < 4.2 * calls(lambda: memory(few))
 
 
-def test_what_is_held_is_listed_once_for_a_block_whose_peak_grows_all_the_way(monkeypatch):
+def test_live_buffers_are_listed_once_for_a_block_whose_peak_grows_all_the_way(monkeypatch):
     listed = []
     at = _History.at
     monkeypatch.setattr(

@@ -40,12 +40,12 @@ def test_flags_stand_beside_those_recommended_or_for_them():
 
 
 @pytest.mark.parametrize("text", ["a", "a=", "=1", "a=1,none"])
-def test_what_is_no_flag_is_told(text):
+def test_what_is_no_flag_is_reported(text):
     with pytest.raises(ValueError, match="needs name=value pairs, as in xla_tpu_enable"):
         parse(text)
 
 
-def test_a_flag_given_twice_is_told():
+def test_a_flag_given_twice_is_reported():
     with pytest.raises(ValueError, match="a is given twice"):
         parse("a=1,a=2")
 

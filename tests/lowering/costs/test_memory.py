@@ -33,7 +33,7 @@ other = md.Dimension("other", 64)
 WEIGHT = 64 * 64 * 4
 
 
-def test_inputs_and_outputs_are_held_together():
+def test_inputs_and_outputs_are_live_together():
     assert memory(lambda x: x + 1, X).peak_bytes == 2 * BYTES
 
 
@@ -236,7 +236,7 @@ def test_the_gradient_of_scores_is_as_narrow_as_the_queries():
     assert sorted(scores) == ["bfloat16", "float32"]
 
 
-def test_what_is_held_adds_up_and_knows_where_it_comes_from():
+def test_live_buffers_add_up_and_know_where_they_come_from():
     def loss(w, x):
         h = md.einsum(x, w, over="embed")
         y = md.einsum(h, w, over="other")
@@ -252,7 +252,7 @@ def test_what_is_held_adds_up_and_knows_where_it_comes_from():
     assert sizes == sorted(sizes)[::-1]
 
 
-def test_a_stacked_value_is_told_with_the_line_inside_the_loop():
+def test_a_stacked_value_is_reported_with_the_line_inside_the_loop():
     layers = md.Dimension("layers", 5)
 
     def body(x, _):

@@ -48,7 +48,7 @@ def test_the_times_add_up_to_the_step():
     assert line.overlapped_seconds >= line.times["over model"]
 
 
-def test_a_loop_is_one_interval_with_its_body_inside_told_once():
+def test_a_loop_is_one_interval_with_its_body_inside_reported_once():
     _, found = explained()
     loops = [i for i in found.timeline.intervals if i.kind == "scan"]
     assert [i.phase for i in loops] == ["forward", "backward"]
@@ -76,7 +76,7 @@ def test_instructions_of_one_line_are_one_interval():
             assert one.source != other.source
 
 
-def test_the_most_that_is_held_is_the_peak():
+def test_the_most_live_bytes_are_the_peak():
     program, found = explained()
     curve = program.memory.curve
     assert max(curve.values()) == program.peak_bytes
@@ -86,14 +86,14 @@ def test_the_most_that_is_held_is_the_peak():
     assert program.memory.source in {i.source for i in at_peak}
 
 
-def test_what_is_held_falls_when_activations_are_freed():
+def test_live_bytes_fall_when_activations_are_freed():
     _, found = explained(batch=512)
     loops = [i for i in found.timeline.intervals if i.kind == "scan"]
     last = [i.memory_bytes for i in found.timeline.intervals if i.memory_bytes][-1]
     assert loops[0].memory_bytes > 10 * last and loops[1].memory_bytes > 10 * last
 
 
-def test_what_is_held_is_known_inside_of_loops():
+def test_live_bytes_are_known_inside_of_loops():
     _, found = explained()
     for loop in (i for i in found.timeline.intervals if i.inside):
         assert max(i.memory_bytes or 0 for i in loop.inside) == loop.memory_bytes
@@ -120,7 +120,7 @@ def test_of_a_while_loop_one_iteration_counts():
     assert loop.seconds == pytest.approx(sum(i.seconds for i in loop.inside)) and loop.inside
 
 
-def test_slower_hardware_takes_longer_and_its_slow_axes_are_told():
+def test_slower_hardware_takes_longer_and_its_slow_axes_are_reported():
     program, _ = explained(mesh="data:4 model:8", layout=MEGATRON, heads=8)
     v5p, h100 = (explain(program, name).timeline for name in ("v5p", "h100"))
     assert v5p.slow == frozenset() and h100.slow == {"data"}

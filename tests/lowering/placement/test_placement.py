@@ -152,7 +152,7 @@ def test_a_tensor_may_stay_partial_by_hand():
     assert str(reduced.dims) == "[]"
 
 
-def test_all_that_does_not_fit_a_program_is_told_at_once():
+def test_all_that_does_not_fit_a_program_is_reported_at_once():
     wrong = Placement.parse(
         """
         in  y             batch:data
@@ -181,7 +181,7 @@ def test_a_tensor_that_is_no_sum_cannot_stay_partial():
         stages("batch:data", Placement.parse("mlp/h.tanh  replicated (partial over model)"))
 
 
-def test_a_malformed_placement_is_told_line_by_line():
+def test_a_malformed_placement_is_reported_line_by_line():
     with pytest.raises(ValueError) as error:
         Placement.parse("x batch:data\nx wide:model\ny\nz batch:data+\nw a:m; b:m")
     assert str(error.value).splitlines() == [

@@ -69,7 +69,7 @@ def test_the_graph_is_that_of_one_run():
     assert all(t.shape.find("steps") is None for t in many.trace(*arguments).inputs)
 
 
-def test_arguments_without_a_slice_for_every_run_are_told():
+def test_arguments_without_a_slice_for_every_run_are_reported():
     many, _ = together()
     with pytest.raises(ValueError) as error:
         many(STATE, md.named(XS[0], [batch, embed]), md.named(RATES[:2], ["steps"]))
@@ -91,7 +91,7 @@ def test_what_is_donated_must_come_back():
         run(STATE, md.named(XS, ["steps", batch, embed]))
 
 
-def test_a_dim_of_the_program_with_the_same_name_is_told():
+def test_a_dim_of_the_program_with_the_same_name_is_reported():
     def stepped(state, x):
         return {"state": state, "y": md.broadcast(x, [md.Dimension("steps", 2), *x.shape])}
 
@@ -107,7 +107,7 @@ def test_a_dim_of_the_program_with_the_same_name_is_told():
         ({"steps_per_call": 2, "check_finite": True}, "check_finite looks at the arguments of one"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(options, told):
+def test_what_cannot_be_asked_for_is_reported(options, told):
     with pytest.raises(ValueError, match=told):
         md.jit(step, **options)
 

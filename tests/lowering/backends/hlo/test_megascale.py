@@ -41,7 +41,7 @@ def test_other_transfers_to_a_host_are_no_matter_between_slices():
     assert transfer("channel_id=2, is_host_transfer=true", 40) is None
 
 
-def test_unknown_kinds_and_members_are_told():
+def test_unknown_kinds_and_members_are_reported():
     with pytest.raises(ValueError, match="a collective across slices of unknown kind: ALL_TO_ONE"):
         transfer(attributes("ALL_TO_ONE", '"{1,2}x{0:7}"'), 40)
     with pytest.raises(ValueError, match="members of unknown form across slices: "):

@@ -108,7 +108,7 @@ def test_how_often_a_loop_runs_is_read_off_its_counter():
     assert sent(module(*lines[:3], known, rest=LOOP), 2)[0].count == 5
 
 
-def test_a_loop_of_unknown_length_that_sends_is_told():
+def test_a_loop_of_unknown_length_that_sends_is_reported():
     lines = (
         "%start = (s32[]{:T(128)}, s32[]{:T(128)}) tuple(%x, %x)",
         "%w = (s32[]{:T(128)}, s32[]{:T(128)}) while(%start), condition=%condition, body=%body",
@@ -117,7 +117,7 @@ def test_a_loop_of_unknown_length_that_sends_is_told():
         sent(module(*lines, rest=LOOP), 2)
 
 
-def test_unknown_kinds_and_groups_are_told():
+def test_unknown_kinds_and_groups_are_reported():
     with pytest.raises(ValueError, match="a collective of unknown kind: ragged-all-to-all"):
         sent(module("%a = f32[8]{0} ragged-all-to-all(%x)"), 2)
     with pytest.raises(ValueError, match="groups of unknown form: <0,1>"):

@@ -67,7 +67,7 @@ def _groups():
 @pytest.mark.parametrize(
     "function, mesh", [(checked, "x:1"), (checked, "x:2"), (checked, "x:4"), (looped, "x:2")]
 )
-def test_an_operation_of_the_user_that_fails_is_told_with_its_line(function, mesh):
+def test_an_operation_of_the_user_that_fails_is_reported_with_its_line(function, mesh):
     """On x:2 and x:4 some devices fail, and the others wait for them in a collective."""
     with pytest.raises(tf.errors.InvalidArgumentError, match="my own check") as error:
         md.jit(function, mesh, "a:x", "tf")(X)
@@ -83,7 +83,7 @@ def test_an_operation_of_the_user_that_fails_is_told_with_its_line(function, mes
     assert still_runs()
 
 
-def test_a_print_that_fails_is_told_with_its_line(monkeypatch):
+def test_a_print_that_fails_is_reported_with_its_line(monkeypatch):
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError("stdout is closed")
@@ -107,7 +107,7 @@ def test_tokens_tell_of_no_collective_after_a_call_and_after_one_that_failed():
     assert tokens.read(held) == [0] * 4
 
 
-def test_a_collective_that_fails_is_told_with_where_each_device_was():
+def test_a_collective_that_fails_is_reported_with_where_each_device_was():
     program = md.jit(total, "x:4", "a:x", "tf").lower(X)
     executable = Executable(program)
     (number,) = [n for n, one in enumerate(executable.instructions) if one.is_collective]
@@ -129,7 +129,7 @@ def test_a_collective_that_fails_is_told_with_where_each_device_was():
     ]
 
 
-def test_what_does_not_fit_is_told_as_such():
+def test_what_does_not_fit_is_reported_as_such():
     error = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
     devices = host_devices.host_devices(Mesh.parse("data:1"))
     with pytest.raises(RuntimeError) as found:

@@ -21,7 +21,7 @@ def test_a_missing_tensorflow_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("found", ["1.15.0", "2.9.3", "2.17.1"])
-def test_a_tensorflow_that_is_too_old_is_told(found, monkeypatch):
+def test_a_tensorflow_that_is_too_old_is_reported(found, monkeypatch):
     monkeypatch.setattr(require, "version", lambda: found)
     with pytest.raises(ValueError) as error:
         require.tensorflow()
@@ -54,6 +54,6 @@ def test_the_command_line_says_that_only_this_backend_takes_the_name_of_a_tpu(ca
     assert os.environ.get("TPU_NAME") == before  # later programs still run on hosts
 
 
-def test_unknown_backends_are_told_with_the_known_ones():
+def test_unknown_backends_are_reported_with_the_known_ones():
     with pytest.raises(ValueError, match="choose one of jax, jax_auto, tf, numpy"):
         md.jit(lambda x: x, backend="tensorflow")

@@ -202,7 +202,7 @@ def test_a_mask_of_length_and_memory_keeps_keys_from_travelling():
         ),
     ],
 )
-def test_options_that_apply_nowhere_are_told(layout, options, told):
+def test_options_that_apply_nowhere_are_reported(layout, options, told):
     with pytest.warns(OptionWarning) as warned:
         moved("x:4", layout, options=options)
     assert [str(one.message) for one in warned] == [told]

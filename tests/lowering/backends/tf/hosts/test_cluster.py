@@ -134,7 +134,7 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
     assert Cluster.read().name("CPU:3") == "/job:localhost/replica:0/task:0/device:CPU:3"
 
 
-def test_an_address_without_a_port_is_told():
+def test_an_address_without_a_port_is_reported():
     with pytest.raises(ValueError, match=r"'10\.0\.0\.2' is no address of a host and its port"):
         listens("10.0.0.2")
 
@@ -166,7 +166,7 @@ def test_processes_that_do_not_answer_are_asked_at_once(monkeypatch):
         ),
     ],
 )
-def test_what_cannot_be_a_cluster_is_told(config, told, monkeypatch):
+def test_what_cannot_be_a_cluster_is_reported(config, told, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(ValueError) as error:
         Cluster.read()
@@ -183,7 +183,7 @@ def test_a_process_that_never_starts_is_named(start):
     assert f"process 1 at {addresses[1]}" in told
 
 
-def test_a_port_in_use_is_told(monkeypatch):
+def test_a_port_in_use_is_reported(monkeypatch):
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()

@@ -104,7 +104,7 @@ def test_half_precision_runs_in_every_part_of_a_step(dtype):
         np.testing.assert_allclose(mine, other, atol=0.02)
 
 
-def test_a_mesh_that_is_larger_than_the_machine_is_told(monkeypatch):
+def test_a_mesh_that_is_larger_than_the_machine_is_reported(monkeypatch):
     monkeypatch.setattr(host_devices, "_started", lambda share: ("CPU", 8))
     with pytest.raises(ValueError) as error:
         host_devices.host_devices(Mesh.parse("data:16"))
@@ -115,7 +115,7 @@ def test_a_mesh_that_is_larger_than_the_machine_is_told(monkeypatch):
     )
 
 
-def test_processes_that_cannot_share_a_mesh_are_told(monkeypatch):
+def test_processes_that_cannot_share_a_mesh_are_reported(monkeypatch):
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_processes_that_cannot_share_a_mesh_are_told(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["soon", "", "0", "-1", "nan", "-inf"])
-def test_a_timeout_that_is_no_number_above_zero_is_told(text, monkeypatch):
+def test_a_timeout_that_is_no_number_above_zero_is_reported(text, monkeypatch):
     monkeypatch.setenv(host_devices.TIMEOUT, text)
     with pytest.raises(ValueError) as error:
         host_devices.timeout()

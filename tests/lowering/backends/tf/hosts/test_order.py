@@ -28,7 +28,7 @@ def test_groups_are_asked_once(monkeypatch):
     assert asked == [("x",), ("other",)]
 
 
-def test_another_order_is_told():
+def test_another_order_is_reported():
     mesh = Mesh.parse("x:2,y:2")
     found = [[0, 1], [0, 1], [3, 2], [3, 2]]
     with pytest.raises(ValueError) as error:

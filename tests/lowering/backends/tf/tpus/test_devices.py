@@ -73,7 +73,7 @@ def test_the_cores_of_a_chip_are_beside_each_other():
             assert (one[:3] == other[:3]).all() and one[3] != other[3]
 
 
-def test_a_tpu_that_is_not_there_is_told_with_what_was_looked_for(monkeypatch):
+def test_a_tpu_that_is_not_there_is_reported_with_what_was_looked_for(monkeypatch):
     monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:9")
     with pytest.raises(ValueError) as error:
         md.jit(lambda x: x + 1, "x:2", "a:x", "tf")(md.named(np.ones(4), ["a"]))
@@ -112,7 +112,7 @@ def test_a_mesh_has_one_strategy(monkeypatch):
     assert len(made) == 2
 
 
-def test_devices_that_are_named_beside_a_tpu_are_told(monkeypatch):
+def test_devices_that_are_named_beside_a_tpu_are_reported(monkeypatch):
     program = md.jit(lambda x: x + 1, "x:2", "a:x").lower(md.named(np.ones(4), ["a"]))
     monkeypatch.setenv("TPU_NAME", "local")
     with pytest.raises(ValueError) as error:
@@ -123,7 +123,7 @@ def test_devices_that_are_named_beside_a_tpu_are_told(monkeypatch):
     )
 
 
-def test_prints_are_told_with_their_lines():
+def test_prints_are_reported_with_their_lines():
     x = md.named(np.ones(4), ["a"])
     with pytest.raises(ValueError) as error:
         refuse_effects(md.jit(lambda x: (md.print("x {}", x), x)[1], "x:2", "a:x").lower(x))
@@ -162,7 +162,7 @@ def test_jax_stays_on_the_cpu_where_tensorflow_has_the_tpu():
     assert in_a_process(code) == ["None", "cpu", "cpu cpu"]
 
 
-def test_a_tpu_that_jax_has_is_told(monkeypatch):
+def test_a_tpu_that_jax_has_is_reported(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with pytest.raises(ValueError) as error:
         tpu_devices.connect("one that JAX has")

@@ -259,7 +259,7 @@ def test_results_of_one_call_are_taken_by_the_next_pads_and_all():
     np.testing.assert_allclose(np.asarray(total), 3 * X.data.sum(), rtol=1e-12)
 
 
-def test_replicas_that_disagree_are_told():
+def test_replicas_that_disagree_are_reported():
     program = tf_tpu.jit(lambda x: x * 2.0, "a:2,b:2", "batch:a").lower(X)
     stored = Storage.of(program.block.outputs[0], program.mesh)
     shards = [np.array(X.data[part]) for part in stored.parts]
