@@ -30,7 +30,11 @@ setup(
     packages=find_packages(include=["meshdsl", "meshdsl.*"]),
     # Static tools do not follow the import hooks of setuptools' default editable mode.
     options={"editable_wheel": {"mode": "compat"}},
-    package_data={"meshdsl": ["py.typed"], "meshdsl.reports.explain.html": ["*.css", "*.js"]},
+    package_data={
+        "meshdsl": ["py.typed"],
+        "meshdsl.layouts": ["tables/*.json"],
+        "meshdsl.reports.explain.html": ["*.css", "*.js"],
+    },
     install_requires=[
         "jax>=0.10,<0.12",
         "numpy>=2.0",

@@ -40,6 +40,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.tensors.dims import did_you_mean
 
 _HOP = 1e-6
+_COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
 # Multiplications of a device in a cycle: matrix units times their rows times their columns.
 _MACS = {
     "v3": 2 * 128**2,
@@ -66,6 +67,7 @@ class Hardware:
         ring: axes whose size is a multiple of this close to a ring on a torus.
         latency: seconds of one hop on a torus, or of one collective on a switch.
         clock: cycles per second of a TPU, in which its compiler estimates; 0 for other devices.
+        asynchronous: the collectives that the compiler lets travel beside work.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Hardware:
     ring: int = 1
     latency: float = 0.0
     clock: float = 0.0
+    asynchronous: frozenset[str] = frozenset()
 
     def peak(self, dtype: np.dtype) -> float:
         """Returns the flops per second of products of a dtype, or of the width nearest to it.
@@ -151,6 +154,7 @@ def _tpu(
         dcn * 1e9,
         latency=_HOP,
         clock=bfloat16 / (2 * _MACS[name]),
+        asynchronous=frozenset(["permute", "all_gather"] if name == "v5e" else ["permute"]),
         **rest,
     )
 
@@ -175,6 +179,7 @@ def _gpu(
         network * 1e9,
         joined=8,
         latency=6.6e-6,
+        asynchronous=frozenset(_COLLECTIVES),
     )
 
 

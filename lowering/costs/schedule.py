@@ -61,12 +61,14 @@ class Schedule:
     Attributes:
         unknown: how often kernels without cycles run, by their scope.
         timed: whether the compiler gave cycles at all.
+        origin: where the costs of its work come from, if not from the compiler that wrote it.
     """
 
     seconds: float
     events: tuple[Event, ...]
     unknown: Mapping[str, int]
     timed: bool
+    origin: str = ""
 
     def walk(self) -> Iterator[tuple[Event, int]]:
         """Yields the events without loops, with how often they run in a step."""

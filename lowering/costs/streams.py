@@ -25,7 +25,7 @@ simulating again only what a change reaches.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
@@ -178,6 +178,29 @@ class Steps:
         return Steps(segments)
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step of a run, in picoseconds.
+
+    Attributes:
+        start: when it begins, after the beginning of its sequence.
+        time: what it takes; of a transfer, on its links.
+        wait: how long the device waits: for the transfer, or in a loop or a branch.
+        inside: one iteration of a loop, or the branch that counts.
+    """
+
+    step: Step
+    start: int
+    time: int
+    wait: int = 0
+    inside: tuple[Moment, ...] = ()
+
+
+def moments(steps: Steps) -> list[Moment]:
+    """Returns a run step by step, without waits; of a loop, its last iteration."""
+    return _Recorder(State()).record(steps)
+
+
 def _changed(segment: Segment, changes: Mapping[Step, Iterable[Step]]) -> Segment:
     steps: list[Step] = []
     for step in segment.steps:
@@ -294,3 +317,30 @@ class _Clock:
             for key, wait in run.waits.items():
                 waits[key] = waits.get(key, 0) + wait * count
         self._adopts(Run(totals, waits, runs[last].state), waits)
+
+
+class _Recorder(_Clock):
+    """A run that writes down when each step begins."""
+
+    def record(self, steps: Steps) -> list[Moment]:
+        found: list[Moment] = []
+        of_key: dict[Key, int] = {}
+        for step in steps.steps:
+            began, before = self.now, self.totals.exposed
+            inner = self._inner()
+            self.run([step])
+            if isinstance(step, Work):
+                found.append(Moment(step, began, step.time))
+            elif isinstance(step, Start):
+                of_key[step.key] = len(found)
+                found.append(Moment(step, self.flights[step.key] - step.time, step.time))
+            elif isinstance(step, Wait):
+                position = of_key[step.key]
+                found[position] = replace(found[position], wait=self.totals.exposed - before)
+            elif isinstance(step, Repeat | Choose):
+                wait = self.totals.exposed - before
+                bodies = [step.body] if isinstance(step, Repeat) else list(step.branches)
+                body = max(bodies, key=lambda body: body.run(inner).totals.time)
+                inside = tuple(_Recorder(inner).record(body))
+                found.append(Moment(step, began, self.now - began, wait, inside))
+        return found

@@ -127,7 +127,7 @@ def test_the_time_of_a_step_stands_beside_the_plans_and_that_of_other_programs(c
     small = (*SMALL, MESH, LAYOUT, "--topology=v5e:2x4")
     _, report, _ = answer(capsys, *small, "--against=jax_auto")
     times, lines = times_of(report)
-    assert list(times) == ["plan, at the peaks", "compiler", "jax_auto"]
+    assert list(times) == ["plan, at the peaks", "simulated", "compiler", "jax_auto"]
     for work, exposed, step in times.values():
         assert 0 < work < step and exposed > 0
         assert step == pytest.approx(work + exposed, rel=0.1)

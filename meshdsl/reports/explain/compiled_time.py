@@ -17,12 +17,16 @@ _MOST_KERNELS = 3
 
 
 def time_of_step(
-    plan: Timeline, compiled: Compiled | None, others: Mapping[str, Compiled]
+    plan: Timeline,
+    simulated: Schedule,
+    compiled: Compiled | None,
+    others: Mapping[str, Compiled],
 ) -> list[str]:
     """Returns the sections' lines; none without a compiler's schedule.
 
     Args:
         plan: the step by the peaks of the hardware.
+        simulated: the step by the costs of operations.
         compiled: the program's.
         others: other programs for the same machine, by what to call them.
     """
@@ -30,14 +34,16 @@ def time_of_step(
     if schedule is None:
         return []
     lines = ["time of a step on one device, by the compiler's cycles and schedule"]
-    lines += _totals(plan, schedule, others)
+    lines += _totals(plan, simulated, schedule, others)
     lines += _unknown(schedule)
     lines += _by("over", _axes(schedule), sends=True)
     lines += _by("line", _sources(schedule), sends=False)
     return lines
 
 
-def _totals(plan: Timeline, schedule: Schedule, others: Mapping[str, Compiled]) -> list[str]:
+def _totals(
+    plan: Timeline, simulated: Schedule, schedule: Schedule, others: Mapping[str, Compiled]
+) -> list[str]:
     known = {name: one.schedule for name, one in others.items() if one.schedule is not None}
     columns: list[tuple[str, ...]] = [
         ("", "work", "+ exposed", "= step", "hidden", "sent", "asynchronous", "beside products")
@@ -55,7 +61,7 @@ def _totals(plan: Timeline, schedule: Schedule, others: Mapping[str, Compiled]) 
             "",
         )
     )
-    for name, one in (("compiler", schedule), *known.items()):
+    for name, one in (("simulated", simulated), ("compiler", schedule), *known.items()):
         columns.append(
             (
                 name,

@@ -29,6 +29,8 @@ from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.memory import Buffer, Memory
+from meshdsl.lowering.costs.schedule import Schedule
+from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.timeline import Timeline, timeline
 from meshdsl.lowering.naming import Names
 from meshdsl.lowering.placement.keeping import Kept
@@ -107,7 +109,8 @@ class Explanation:
         unsure: which of these two, `cond` and `while`, the program has.
         parts: every buffer at the peak, largest first.
         advice: the next thing to try for less memory, or an empty string.
-        timeline: the step as intervals, with the hardware that it is for.
+        timeline: the step as intervals, with the hardware that it is for, at its peaks.
+        simulated: the step as events, by the costs of operations on that hardware.
         pads: what is lost where sizes do not divide.
         faster: the next thing to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
@@ -130,6 +133,7 @@ class Explanation:
     flops: int
     advice: str
     timeline: Timeline
+    simulated: Schedule
     pads: Pads
     faster: str
     alternatives: tuple[Alternative, ...]
@@ -202,6 +206,7 @@ def explain(
         flops=program.flops,
         advice=advice(program, parts),
         timeline=step,
+        simulated=simulate(program, device),
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),

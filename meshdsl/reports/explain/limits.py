@@ -48,6 +48,18 @@ def step_time(explanation: Explanation) -> str:
     return f"{text}; most is spent on {what_limits(timeline)}"
 
 
+def simulated_time(explanation: Explanation) -> str:
+    """Returns one sentence about the simulated time of a step."""
+    schedule = explanation.simulated
+    times = schedule.times
+    text = f"{show_seconds(schedule.seconds)} per step: {show_seconds(times.work)} of work"
+    if explanation.traffic:
+        text += f" and {show_seconds(times.exposed)} of waiting for what is sent"
+    if times.hidden:
+        text += f"; {show_seconds(times.hidden)} of sending is hidden by work"
+    return f"{text}. Costs of work: {schedule.origin}"
+
+
 def too_large(explanation: Explanation) -> str:
     """Returns what to say if the peak is more than a device has, else an empty string."""
     peak, room = explanation.memory.peak_bytes, explanation.timeline.hardware.memory_bytes

@@ -14,7 +14,7 @@ from meshdsl.lowering.costs.units import (
 )
 from meshdsl.lowering.program import Value
 from meshdsl.reports.explain.explanation import PHASES, Explanation, Part, Traffic
-from meshdsl.reports.explain.limits import step_time, too_large
+from meshdsl.reports.explain.limits import simulated_time, step_time, too_large
 from meshdsl.reports.explain.lines import table, wrapped
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
@@ -55,6 +55,7 @@ def head(explanation: Explanation) -> list[str]:
     if explanation.timeline.seconds:
         head = f"at the peaks of {explanation.timeline.hardware.title}: "
         lines += wrapped(head, step_time(explanation), _WIDTH)
+        lines += wrapped("simulated: ", simulated_time(explanation), _WIDTH)
         lines += wrapped("to be faster: ", explanation.faster, _WIDTH)
     for note in explanation.notes:
         lines += wrapped("note: ", note, _WIDTH)

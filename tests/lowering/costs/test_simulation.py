@@ -1,0 +1,136 @@
+"""The simulated time of programs, against closed forms and against the TPU compiler."""
+
+import random
+import time
+from importlib.util import find_spec
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.costs import costs_of
+from meshdsl.layouts.hardware import hardware
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.schedule import WORK
+from meshdsl.lowering.costs.simulation import product_sizes, simulate
+from meshdsl.lowering.options import Options
+from meshdsl.reports.explain.explanation import explain
+from tests.reports.explain.steps import LARGE, explained
+
+V5P = hardware("v5p")
+NEEDS_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
+
+
+def lowered(function, *specs, mesh=None, layout=None, **options):
+    known = Options(**options) if options else None
+    return md.jit(function, mesh, layout, options=known).lower(*specs)
+
+
+def specs(*shapes, dtype="bfloat16"):
+    sizes = {"a": 1024, "b": 2048, "c": 4096}
+    return [md.spec([md.Dimension(n, sizes[n]) for n in shape], dtype) for shape in shapes]
+
+
+def product(x, y):
+    return md.einsum(x, y, over="b")
+
+
+def test_a_product_costs_what_the_table_says():
+    schedule = simulate(lowered(product, *specs("ab", "bc")), V5P)
+    assert schedule.seconds == pytest.approx(costs_of("v5p").product(1024, 2048, 4096), rel=1e-6)
+    (event,) = schedule.events
+    assert event.product and event.source.startswith("test_simulation.py:")
+    assert schedule.origin == costs_of("v5p").origin
+
+
+def test_the_sizes_of_a_product_are_those_of_one_device():
+    x, y = specs("abc", "bca")
+    program = lowered(lambda x, y: md.einsum(x, y, over="b"), x, y, mesh="m:2", layout="a:m")
+    (einsum,) = (i for i in program.block.instructions if i.op == "einsum")
+    assert product_sizes(einsum) == (512 * 4096, 1, 2048, 1)
+
+
+def test_a_synchronous_collective_makes_the_device_wait():
+    program = lowered(product, *specs("ab", "bc"), mesh="m:4", layout="b:m")
+    schedule = simulate(program, V5P)
+    mesh = Mesh.parse("m:4")
+    expected = V5P.seconds("all_reduce", program.wire_bytes, ["m"], mesh)
+    assert schedule.times.exposed == pytest.approx(expected, rel=1e-6)
+    assert schedule.times.wire_bytes == program.wire_bytes
+    assert schedule.asynchronous_bytes == schedule.times.hidden == 0
+    # NCCL's run beside work, but here there is no other work.
+    gpu = simulate(program, hardware("h100"))
+    assert gpu.asynchronous_bytes == program.wire_bytes and gpu.times.hidden == 0
+
+
+def test_a_ring_beside_products_hides_what_it_sends():
+    a, b, c = md.dims(a=65536, b=2048, c=4096)
+    shapes, layout = [md.spec([a, b], "bfloat16"), md.spec([b, c], "bfloat16")], "a:m; c:m?"
+    plain = simulate(lowered(product, *shapes, mesh="m:4", layout=layout), V5P)
+    ring = simulate(lowered(product, *shapes, mesh="m:4", layout=layout, overlap=True), V5P)
+    assert plain.times.hidden == 0 < ring.times.hidden
+    assert ring.times.exposed < 0.5 * plain.times.exposed
+    assert ring.times.wire_bytes == pytest.approx(plain.times.wire_bytes)
+
+
+def test_what_comes_before_and_after_a_transfer_does_not_hide_it():
+    def chain(x, y):
+        return md.sum(product(md.exp(x), y), "c")  # nothing to do while the sums travel
+
+    program = lowered(chain, *specs("ab", "bc"), mesh="m:4", layout="b:m")
+    schedule = simulate(program, hardware("h100"))
+    assert schedule.times.hidden == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("layers", [4, 96])
+def test_depth_costs_nothing_and_counts(layers):
+    size = md.Dimension("n", 512)
+
+    def run(x, w):
+        return md.scan(
+            lambda x, w: (md.tanh(md.einsum(x, w, over="n").rename(m="n")), None), x, w, dim="l"
+        )[0]
+
+    x = md.spec([md.Dimension("a", 256), size])
+    w = md.spec([md.Dimension("l", layers), size, md.Dimension("m", 512)])
+    program = lowered(run, x, w)
+    start = time.process_time()
+    schedule = simulate(program, V5P)
+    assert time.process_time() - start < 0.5
+    (loop,) = (event for event in schedule.events if event.kind == "scan")
+    assert loop.count == layers
+    assert loop.seconds == pytest.approx(layers * sum(e.seconds for e in loop.inside), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cpu", "v3", "v5e", "v5p", "h100"])
+def test_the_time_is_that_of_work_and_waits(name):
+    program, _ = explained(**LARGE)
+    schedule = simulate(program, hardware(name))
+    times = schedule.times
+    assert schedule.seconds == pytest.approx(times.work + times.exposed, rel=1e-6)
+    assert times.wire_bytes == pytest.approx(program.wire_bytes)
+    assert all(event.kind == WORK or event.axes for event, _ in schedule.walk())
+
+
+def test_without_a_table_and_without_overlap_it_is_the_sum_at_the_peaks():
+    program, _ = explained(**LARGE)
+    schedule, line = simulate(program, hardware("v3")), explain(program, "v3").timeline
+    assert not any(event.asynchronous for event, _ in schedule.walk())
+    assert schedule.seconds == pytest.approx(line.seconds, rel=1e-3)
+    assert schedule.origin == "the peaks of TPU v3"
+
+
+@NEEDS_LIBTPU
+@pytest.mark.slow
+@pytest.mark.parametrize("name", random.Random(0).sample(["mlp_tensor", "mlp_data", "mlp_2d"], 2))
+def test_the_compiler_agrees(name):
+    from meshdsl.layouts.topologies import Topology
+    from meshdsl.lowering.backends.compiler_flags import RECOMMENDED
+    from meshdsl.lowering.backends.jax.ahead import compile_ahead
+    from tests.benchmarks.pairs import PAIRS, TOPOLOGY, jitted
+
+    function, arguments = jitted(PAIRS[name])
+    program = function.lower(*arguments)
+    compiled = compile_ahead(program, Topology.parse(TOPOLOGY), RECOMMENDED["v5p"])
+    schedule = simulate(program, V5P)
+    assert schedule.times.exposed == pytest.approx(compiled.schedule.times.exposed, rel=0.05)
+    assert schedule.seconds == pytest.approx(compiled.schedule.seconds, rel=0.1)
