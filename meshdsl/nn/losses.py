@@ -11,7 +11,7 @@ import meshdsl as md
 from meshdsl.nn.precision import at_least_float32
 from meshdsl.ops.elementwise.broadcasting import need_dims
 from meshdsl.ops.operation import checked_by, operation
-from meshdsl.tensors.dims import DimLike, DimsLike
+from meshdsl.tensors.dims import DimLike, DimsLike, name_of
 from meshdsl.tensors.dtypes import is_integer, largest, short
 from meshdsl.tensors.named_array import NamedArray
 
@@ -25,7 +25,7 @@ def _check_known(
     """Raises ValueError if known labels lie outside of the classes."""
     if not isinstance(labels, NamedArray) or not is_integer(labels.dtype):
         return
-    classes = logits.dims.find(over if isinstance(over, str) else over.name)
+    classes = logits.dims.find(name_of(over))
     if classes is None:  # the operation reports it
         return
     data = labels.data

@@ -100,6 +100,8 @@ def route(
     problems = route_misfits(count, choices, groups, chosen_groups, group_score)
     if score not in ("softmax", "sigmoid"):
         problems.append(f"score={score!r}: choose from softmax, sigmoid")
+    if not math.isfinite(scale):
+        problems.append(f"scale={scale}: needs a finite number")
     if problems:
         raise ValueError("; ".join(problems))
     logits = md.einsum(at_least_float32(x), at_least_float32(router), over=over)

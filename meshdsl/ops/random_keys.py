@@ -57,8 +57,9 @@ FOLD_IN = Primitive("fold_in", _fold_rule)
 
 def key(seed: int) -> NamedArray:
     """Returns the key of a seed (0 to 2**64 - 1). `md.random.key(0)`."""
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"a seed is a number from 0 to 2**64 - 1, got {seed}")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"a seed is a whole number from 0 to 2**64 - 1, got {seed!r}")
+    seed = int(seed)
     return NamedArray(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), Shape([KEY]))
 
 

@@ -106,9 +106,7 @@ class Shape(tuple[Dimension, ...]):
         Raises:
             ValueError: there is none of that name (nearest names shown), or its size differs.
         """
-        if isinstance(dim, tuple | list):
-            raise ValueError(_nested(dim))
-        name = dim if isinstance(dim, str) else dim.name
+        name = name_of(dim)
         own = self.find(name)
         if own is None:
             raise ValueError(f"no dim `{name}` in {self}{did_you_mean(name, self.names)}")
@@ -151,6 +149,22 @@ def unused(name: str, *shapes: Shape) -> str:
     while any(shape.find(candidate) is not None for shape in shapes):
         candidate += "_"
     return candidate
+
+
+def name_of(dim: DimLike) -> str:
+    """Returns the name of a dim.
+
+    Raises:
+        ValueError: it is neither a Dimension nor a name, such as the number of an axis.
+    """
+    if isinstance(dim, str):
+        return dim
+    if isinstance(dim, Dimension):
+        return dim.name
+    if isinstance(dim, tuple | list):
+        raise ValueError(_nested(dim))
+    hint = "; dims have names, not numbers" if isinstance(dim, int) else ""
+    raise ValueError(f"a dim is a Dimension or a name, got {dim!r}{hint}")
 
 
 def as_list(dims: DimsLike) -> list[DimLike]:

@@ -80,8 +80,10 @@ def test_the_values_are_the_same_on_every_mesh_layout_and_backend(mesh, layout, 
 
 def test_keys_hold_the_seed_in_two_words():
     assert md.random.key(2**32 + 5).data.tolist() == [1, 5]
-    with pytest.raises(ValueError, match=r"a seed is a number from 0 to 2\*\*64 - 1, got -1"):
+    with pytest.raises(ValueError, match=r"a seed is a whole number from 0 to 2\*\*64 - 1, got -1"):
         md.random.key(-1)
+    with pytest.raises(ValueError, match=r"a seed is a whole number from .* got 'a'"):
+        md.random.key("a")
 
 
 def test_split_keys_are_distinct_and_draw_apart():

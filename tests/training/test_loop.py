@@ -304,9 +304,10 @@ def test_entries_without_names_are_told_together():
     with pytest.raises(ValueError) as error:
         run(batch_dims={"images": ["batch", "pixel"]})
     assert str(error.value) == (
-        "batches: entry `image` of a batch has no dim names: give NamedArrays, or "
-        "batch_dims={'image': [...]}. Did you mean `images`?; entry `answer` of a batch has no "
-        "dim names: give NamedArrays, or batch_dims={'answer': [...]}; `images`, which batch_dims "
+        "batches: entry `image` of a batch has no dim names: give NamedArrays, or Data(batches, "
+        "batch_dims={'image': [...]}). Did you mean `images`?; entry `answer` of a batch has no "
+        "dim names: give NamedArrays, or Data(batches, batch_dims={'answer': [...]}); `images`, "
+        "which batch_dims "
         "has, is not in it"
     )
 
@@ -419,8 +420,8 @@ def test_an_entry_under_another_name_is_reported_with_the_one_that_is_missing():
     with pytest.raises(ValueError) as error:
         run([first, other], steps=2)
     assert str(error.value) == (
-        "batches: entry `label` of a batch has no dim names: give NamedArrays, or "
-        "batch_dims={'label': [...]}; `answer`, which batch_dims has, is not in it"
+        "batches: entry `label` of a batch has no dim names: give NamedArrays, or Data(batches, "
+        "batch_dims={'label': [...]}); `answer`, which batch_dims has, is not in it"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshdsl.ops.creation import as_tensor, zeros
 from meshdsl.ops.operation import operation
-from meshdsl.tensors.dims import DimLike, DimsLike, Shape, as_list, did_you_mean
+from meshdsl.tensors.dims import DimLike, DimsLike, Shape, as_list, did_you_mean, name_of
 from meshdsl.tensors.dtypes import as_dtype, is_differentiable
 from meshdsl.tensors.named_array import Spec
 from meshdsl.tensors.tensor import Tensor
@@ -262,7 +262,7 @@ def local(
 
 
 def _names(dims: DimsLike) -> tuple[str, ...]:
-    return tuple(dim if isinstance(dim, str) else dim.name for dim in as_list(dims))
+    return tuple(name_of(dim) for dim in as_list(dims))
 
 
 def _sized(dims: Any, tensors: Sequence[Tensor]) -> Shape:

@@ -19,7 +19,7 @@ from meshdsl.ops.creation import zeros
 from meshdsl.ops.operation import at_once, reported_as
 from meshdsl.ops.shapes.joint import Joint
 from meshdsl.ops.shapes.shape import RENAME
-from meshdsl.tensors.dims import Dimension, DimLike, Shape, did_you_mean
+from meshdsl.tensors.dims import Dimension, DimLike, Shape, did_you_mean, name_of
 from meshdsl.tensors.dtypes import is_differentiable
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
@@ -123,7 +123,7 @@ def _scan(
 
 
 def _stacked_dim(dim: DimLike, stacked: Sequence[Tensor], xs: Any) -> Dimension:
-    name = dim if isinstance(dim, str) else dim.name
+    name = name_of(dim)
     paths = [path_of(keys, "xs") for keys, _ in jax.tree_util.tree_flatten_with_path(xs)[0]]
     problems = [
         f"{path}: {tensor} has no dim `{name}`{did_you_mean(name, tensor.shape.names)}"

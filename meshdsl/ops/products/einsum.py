@@ -16,7 +16,15 @@ from meshdsl.ops.elementwise.broadcasting import broadcast_shape
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reductions.reduction import sum
 from meshdsl.ops.shapes.shape import broadcast, transpose
-from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list, did_you_mean, misspelt
+from meshdsl.tensors.dims import (
+    Dimension,
+    DimsLike,
+    Shape,
+    as_list,
+    did_you_mean,
+    misspelt,
+    name_of,
+)
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive
@@ -80,7 +88,7 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     which = "over" if out is None else "out"
     problems = []
     for dim in listed:
-        name = dim.name if isinstance(dim, Dimension) else dim
+        name = name_of(dim)
         known = together.find(name)
         if known is None:
             hint = did_you_mean(name, together.names)
@@ -89,7 +97,7 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
             problems.append(
                 f"{which} dim `{name}` has size {dim.size} but the operands have {known.size}"
             )
-    problems += _slips(tensors, {dim if isinstance(dim, str) else dim.name for dim in listed})
+    problems += _slips(tensors, {name_of(dim) for dim in listed})
     if problems:
         raise ValueError("; ".join(problems))
     chosen = together.select(listed)

@@ -10,7 +10,7 @@ from meshdsl.ops.elementwise.broadcasting import outer
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reductions.reduction import sum
 from meshdsl.ops.shapes.shape import rename, transpose
-from meshdsl.tensors.dims import Dimension, DimLike
+from meshdsl.tensors.dims import Dimension, DimLike, name_of
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.tensor import Tensor
 
@@ -42,7 +42,7 @@ def named_like(dim: DimLike, size: int, what: str) -> Dimension:
     """Returns the dim that names `size` things; a Dimension must have that size."""
     if isinstance(dim, Dimension) and dim.size != size:
         raise ValueError(f"{what} has size {size}, but {dim} is to name it")
-    return Dimension(dim if isinstance(dim, str) else dim.name, size)
+    return Dimension(name_of(dim), size)
 
 
 def swap(x: Tensor, rows: str, columns: str) -> Tensor:

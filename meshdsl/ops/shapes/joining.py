@@ -12,7 +12,7 @@ from meshdsl.ops.elementwise.arithmetic import add
 from meshdsl.ops.operation import operation
 from meshdsl.ops.shapes.shape import broadcast, merge
 from meshdsl.ops.shapes.slicing import index, window
-from meshdsl.tensors.dims import Dimension, DimLike, Shape, unused
+from meshdsl.tensors.dims import Dimension, DimLike, Shape, name_of, unused
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
@@ -101,7 +101,7 @@ def concat(tensors: Sequence[Any], dim: DimLike) -> Tensor:
     Their other dims are the same; the result has them in the order of the first tensor.
     """
     first, *_ = parts = _alike(tensors)
-    name = dim if isinstance(dim, str) else dim.name
+    name = name_of(dim)
     rest = first.shape.without([first.shape.get(name).name])
     for number, part in enumerate(parts, 1):
         along = part.shape.get(name)
@@ -118,7 +118,7 @@ def stack(tensors: Sequence[Any], dim: DimLike) -> Tensor:
     That dim leads the result; the others are in the order of the first tensor.
     """
     first, *_ = parts = _alike(tensors)
-    name = dim if isinstance(dim, str) else dim.name
+    name = name_of(dim)
     if name in first.shape.names:
         raise ValueError(f"the tensors have a dim `{name}` already; md.concat joins along it")
     if not isinstance(dim, str) and dim.size != len(parts):

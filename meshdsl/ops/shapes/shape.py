@@ -8,7 +8,7 @@ from typing import Any
 from meshdsl.ops.creation import as_tensor, sized
 from meshdsl.ops.operation import operation
 from meshdsl.ops.reductions.reduction import sum_to
-from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, Shape, as_list
+from meshdsl.tensors.dims import Dimension, DimLike, DimsLike, Shape, as_list, name_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Form, Operation, Primitive, Work
 from meshdsl.tracing.trace import bind_one
@@ -82,7 +82,7 @@ MERGE = Primitive(
 
 
 def _name(dim: DimLike) -> str:
-    return dim if isinstance(dim, str) else dim.name
+    return name_of(dim)
 
 
 @operation
@@ -106,7 +106,7 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     `md.broadcast(x, [batch, length])`.
     """
     x = as_tensor(x)
-    shape = Shape(x.shape.get(d) if isinstance(d, str) else d for d in as_list(dims))
+    shape = Shape(d if isinstance(d, Dimension) else x.shape.get(d) for d in as_list(dims))
     for dim in x.shape:
         if dim.name not in shape.names:
             raise ValueError(f"dim `{dim.name}` of the tensor is missing in {shape}")

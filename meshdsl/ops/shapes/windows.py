@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, Union
 
-from meshdsl.tensors.dims import Dimension, Shape, did_you_mean
+from meshdsl.tensors.dims import Dimension, Shape, did_you_mean, name_of
 from meshdsl.tensors.slide import Slide
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ def by_name(asked: ByDim[T], what: str, example: str) -> dict[str, T]:
     """
     if not isinstance(asked, Mapping):
         raise ValueError(f"{what} is a mapping by dim, as in {example}; got {asked!r}")
-    return {dim if isinstance(dim, str) else dim.name: value for dim, value in asked.items()}
+    return {name_of(dim): value for dim, value in asked.items()}
 
 
 def per_dim(asked: PerDim[Any], names: Iterable[str], what: str, default: Any) -> dict[str, Any]:

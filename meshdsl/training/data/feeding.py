@@ -336,7 +336,7 @@ def _named(batch: Batch, dims: Mapping[str, DimsLike], role: str) -> dict[str, N
             hint = did_you_mean(name, dims)
             problems.append(
                 f"entry `{name}` of a batch has no dim names: give NamedArrays, or "
-                f"batch_dims={{{name!r}: [...]}}{hint}"
+                f"Data(batches, batch_dims={{{name!r}: [...]}}){hint}"
             )
     if problems:
         problems += [
