@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, is_typeddict
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CollectiveKind(Generic[P]):
     """The facts about a kind of collective.
 
     Attributes:
+        name: as its instruction is called.
         transition: how it changes the layout of a tensor, in words.
         parameters: the record of its parameters (`lowering.parameters`).
         joined: the record of a collective that moves several tensors.
@@ -49,16 +50,29 @@ class CollectiveKind(Generic[P]):
         problem: (operand, result, parameters, mesh) -> why this kind does not lead from operand to
             result; empty if it does.
         reduces: whether it combines partial values.
+
+    Raises:
+        ValueError: `parameters` or `joined` is missing, or is no TypedDict.
     """
 
+    name: str
     transition: str
-    parameters: type[P]
-    joined: type
+    parameters: type[P] = object  # type: ignore[assignment]  # no TypedDict, so it is refused
+    joined: type = object
     dims: tuple[str, ...]
     payload: Callable[[Value, Value, P, int], int]
     wire: Callable[[int], float]
     problem: Callable[[Value, Value, P, Mesh], str]
     reduces: bool = False
+
+    def __post_init__(self) -> None:
+        fields = [f for f in ("parameters", "joined") if not is_typeddict(getattr(self, f))]
+        if fields:
+            raise ValueError(
+                f"collective `{self.name}` is declared without a record as {' and '.join(fields)}: "
+                "write a TypedDict in lowering/parameters/collectives.py, and name it in "
+                "COLLECTIVES of lowering/collectives.py"
+            )
 
 
 def _all_but_own(n: int) -> float:
@@ -142,52 +156,60 @@ def _permuted(before: Value, after: Value, params: Permute, mesh: Mesh) -> str:
 
 
 COLLECTIVES: dict[str, CollectiveKind[Any]] = {
-    "all_reduce": CollectiveKind(
-        "partial over axes -> replicated",
-        AllReduce,
-        JoinedAllReduce,
-        (),
-        _larger,
-        lambda n: 2 * _all_but_own(n),
-        _reduced,
-        reduces=True,
-    ),
-    "reduce_scatter": CollectiveKind(
-        "partial sum over axes -> axes appended, minor, to dim",
-        SplitDim,
-        JoinedSplitDim,
-        ("dim",),
-        lambda before, after, params, devices: devices * after.bytes,
-        _all_but_own,
-        _follows(_scattered),
-        reduces=True,
-    ),
-    "all_gather": CollectiveKind(
-        "the trailing axes of dim -> replicated",
-        SplitDim,
-        JoinedSplitDim,
-        ("dim",),
-        lambda before, after, params, devices: devices * before.bytes,
-        _all_but_own,
-        _follows(_gathered),
-    ),
-    "all_to_all": CollectiveKind(
-        "the trailing axes of dim `concat` -> appended to `split`",
-        AllToAll,
-        JoinedAllToAll,
-        ("concat", "split"),
-        _blocks,
-        _all_but_own,
-        _follows(_exchanged),
-    ),
-    "permute": CollectiveKind(
-        "shards move: (source, target) by device number",
-        Permute,
-        JoinedPermute,
-        (),
-        _larger,
-        lambda n: float(n > 1),
-        _permuted,
-    ),
+    kind.name: kind
+    for kind in (
+        CollectiveKind(
+            name="all_reduce",
+            transition="partial over axes -> replicated",
+            parameters=AllReduce,
+            joined=JoinedAllReduce,
+            dims=(),
+            payload=_larger,
+            wire=lambda n: 2 * _all_but_own(n),
+            problem=_reduced,
+            reduces=True,
+        ),
+        CollectiveKind(
+            name="reduce_scatter",
+            transition="partial sum over axes -> axes appended, minor, to dim",
+            parameters=SplitDim,
+            joined=JoinedSplitDim,
+            dims=("dim",),
+            payload=lambda before, after, params, devices: devices * after.bytes,
+            wire=_all_but_own,
+            problem=_follows(_scattered),
+            reduces=True,
+        ),
+        CollectiveKind(
+            name="all_gather",
+            transition="the trailing axes of dim -> replicated",
+            parameters=SplitDim,
+            joined=JoinedSplitDim,
+            dims=("dim",),
+            payload=lambda before, after, params, devices: devices * before.bytes,
+            wire=_all_but_own,
+            problem=_follows(_gathered),
+        ),
+        CollectiveKind(
+            name="all_to_all",
+            transition="the trailing axes of dim `concat` -> appended to `split`",
+            parameters=AllToAll,
+            joined=JoinedAllToAll,
+            dims=("concat", "split"),
+            payload=_blocks,
+            wire=_all_but_own,
+            problem=_follows(_exchanged),
+        ),
+        CollectiveKind(
+            name="permute",
+            transition="shards move: (source, target) by device number",
+            parameters=Permute,
+            joined=JoinedPermute,
+            dims=(),
+            payload=_larger,
+            wire=lambda n: float(n > 1),
+            problem=_permuted,
+        ),
+    )
 }
 REDUCING = frozenset(name for name, kind in COLLECTIVES.items() if kind.reduces)

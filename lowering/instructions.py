@@ -23,7 +23,7 @@ from meshdsl.lowering import parameters as records
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.costs import arithmetic
 from meshdsl.lowering.parameters import NoParameters
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE
 from meshdsl.tracing.graph import Primitive, Work
 
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class Kind:
                 f"instruction `{self.name}` is declared without a record of its parameters: write "
                 "a TypedDict in lowering/parameters, or give NoParameters if it has none"
             )
+        if not callable(self.flops):
+            raise ValueError(
+                f"instruction `{self.name}` is declared without its arithmetic: give a function "
+                "of lowering/costs/arithmetic.py after its record, or `none` if it has none"
+            )
 
     @property
     def is_collective(self) -> bool:
@@ -140,7 +145,11 @@ def record_of(instruction: Instruction) -> type:
 
 
 def _declare(
-    names: str, parameters: type, flops: Flops, fusion: Fusion = Fusion.ALONE, **facts: bool | str
+    names: str,
+    parameters: type,
+    flops: Flops | None = None,  # `Kind` refuses None: so an error names the instruction
+    fusion: Fusion = Fusion.ALONE,
+    **facts: bool | str,
 ) -> None:
     for name in names.split():
         if name in KINDS:

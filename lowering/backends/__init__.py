@@ -25,17 +25,29 @@ def load(name: str) -> Backend:
     """Returns the module of a backend; `contract` says what it has.
 
     Raises:
-        ValueError: no backend has that name, or its folder lacks a part of the contract.
+        ValueError: no backend has that name, or its folder or a part of the contract is missing.
     """
     if name not in BACKENDS:
         hint = did_you_mean(str(name), BACKENDS)
         raise ValueError(f"unknown backend {name!r}; choose one of {', '.join(BACKENDS)}{hint}")
-    backend = importlib.import_module(f"meshdsl.lowering.backends.{name}")
-    lacking = [part for part in ("EMITTERS", "Executable", "runtime") if not hasattr(backend, part)]
+    module = f"meshdsl.lowering.backends.{name}"
+    try:
+        backend = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:  # the backend is there, but not the framework that it imports
+            raise
+        raise ValueError(
+            f"backend {name!r} is listed in BACKENDS of lowering/backends/__init__.py, but has no "
+            f"folder: write lowering/backends/{name}/__init__.py, as "
+            "lowering/backends/contract.py says"
+        ) from None
+    from meshdsl.lowering.backends.contract import missing_parts  # it reads `lowering.program`
+
+    lacking = missing_parts(backend)
     if lacking:
         raise ValueError(
             f"backend {name!r} lacks {', '.join(lacking)}: define them in "
-            f"lowering/backends/{name}/__init__.py, as lowering/backends/contract.py says"
+            f"lowering/backends/{name}, as lowering/backends/contract.py says"
         )
     return cast("Backend", backend)
 

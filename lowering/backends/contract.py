@@ -112,17 +112,22 @@ _EXECUTABLE = ("call_flat", "as_text", "memory_analysis")
 
 
 def missing(backend: Any) -> list[str]:
-    """Returns the parts of the contract that a module lacks, by name.
+    """Returns the parts of the contract that a module lacks, with each emitter, by name."""
+    emitters = getattr(backend, "EMITTERS", KINDS)
+    wanted = set(KINDS) - {"stop_gradient"}  # lowering drops this one
+    lacking = [f"EMITTERS[{name!r}]" for name in sorted(wanted - set(emitters))]
+    lacking += [
+        f"EMITTERS[{name!r}], which is no instruction" for name in set(emitters) - set(KINDS)
+    ]
+    return lacking + missing_parts(backend)
+
+
+def missing_parts(backend: Any) -> list[str]:
+    """Returns the parts that a module lacks, apart from single emitters, by name.
 
     The methods of executables are checked only if `Executable` is a class.
     """
     lacking = [name for name in ("EMITTERS", "Executable", "runtime") if not hasattr(backend, name)]
-    emitters = getattr(backend, "EMITTERS", KINDS)
-    wanted = set(KINDS) - {"stop_gradient"}  # lowering drops this one
-    lacking += [f"EMITTERS[{name!r}]" for name in sorted(wanted - set(emitters))]
-    lacking += [
-        f"EMITTERS[{name!r}], which is no instruction" for name in set(emitters) - set(KINDS)
-    ]
     runtime = getattr(backend, "runtime", None)
     lacking += [f"runtime.{name}" for name in _RUNTIME if runtime and not hasattr(runtime, name)]
     executable = getattr(backend, "Executable", None)

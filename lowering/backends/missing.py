@@ -10,6 +10,7 @@ from meshdsl.lowering.instructions import KINDS
 from meshdsl.lowering.program import Instruction
 
 T = TypeVar("T")
+_RULES = Path(__file__).parents[1] / "partition"
 
 
 def emitter_of(emitters: Mapping[str, T], instruction: Instruction, backend: str) -> T:
@@ -39,4 +40,21 @@ def _table(instruction: Instruction, backend: str) -> str:
         if f'    "{instruction.op}": ' in file.read_text():
             room = "common" if file.parent.name == "common" else f"{backend}/operations"
             return f"EMITTERS in lowering/backends/{room}/{file.name}"
-    return f"EMITTERS in lowering/backends/{backend}/operations, in the file of its family"
+    operations = f"lowering/backends/{backend}/operations"
+    family = _family(instruction.op)
+    if not family:
+        return f"EMITTERS in {operations}, in the file of its family"
+    if (folder / backend / "operations" / f"{family}.py").exists():
+        return f"EMITTERS in {operations}/{family}.py"
+    return (
+        f"EMITTERS in the new file {operations}/{family}.py, and the file to "
+        f"lowering/backends/{backend}/emitters.py"
+    )
+
+
+def _family(name: str) -> str:
+    """Returns the family of the partition rule that writes an instruction; empty if none does."""
+    for file in sorted(_RULES.rglob("*.py")):
+        if f'"{name}"' in file.read_text():
+            return file.relative_to(_RULES).parts[0].removesuffix(".py")
+    return ""

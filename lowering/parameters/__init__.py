@@ -12,9 +12,30 @@ Unless a docstring says otherwise:
 - Axes are listed major first.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from meshdsl.lowering.parameters.collectives import *
 from meshdsl.lowering.parameters.control import *
 from meshdsl.lowering.parameters.data import *
 from meshdsl.lowering.parameters.products import *
 from meshdsl.lowering.parameters.reading import *
 from meshdsl.lowering.parameters.reductions import *
+
+if not TYPE_CHECKING:  # with it, mypy would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Raises AttributeError: no file that is imported here has this record."""
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name.startswith("_"):
+            raise AttributeError(text)
+        for file in sorted(Path(__file__).parent.glob("*.py")):
+            if f"class {name}(" in file.read_text():
+                raise AttributeError(
+                    f"{text}, though lowering/parameters/{file.name} has it: import that file in "
+                    "lowering/parameters/__init__.py"
+                )
+        raise AttributeError(
+            f"{text}: write this record, a TypedDict, in a file of lowering/parameters, which its "
+            "__init__.py imports"
+        )

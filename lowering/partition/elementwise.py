@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshdsl.lowering.partition.strategy import Case, Strategy
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
-from meshdsl.ops.elementwise.arithmetic import ELEMENTWISE
+from meshdsl.ops.elementwise.broadcasting import ELEMENTWISE
 
 
 def elementwise(case: Case) -> Strategy:

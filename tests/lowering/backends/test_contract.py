@@ -9,6 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import backends
 from meshdsl.lowering.backends.contract import missing
+from meshdsl.ops.control import local
 
 X = md.named(np.arange(4, dtype=np.float32), ["a"])
 
@@ -89,6 +90,34 @@ def test_a_backend_in_the_list_whose_folder_lacks_a_part_is_refused_with_its_fil
     module.EMITTERS = {}
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(backends, "BACKENDS", ("show",))
-    lacks = r"backend 'show' lacks Executable, runtime: define them in .*show/__init__\.py"
+    lacks = r"backend 'show' lacks Executable, runtime: define them in lowering/backends/show, "
     with pytest.raises(ValueError, match=lacks):
         backends.load("show")
+    module.runtime = backends.importlib.import_module("meshdsl.lowering.backends.numpy").runtime
+    module.Executable = type("Executable", (), {"as_text": None})
+    lacks = "lacks Executable.call_flat, Executable.memory_analysis: define them in .*show, "
+    with pytest.raises(ValueError, match=lacks):
+        backends.load("show")
+
+
+def test_a_backend_in_the_list_without_a_folder_is_refused_with_the_file_to_write(monkeypatch):
+    monkeypatch.setattr(backends, "BACKENDS", ("show",))
+    missing_folder = r"'show' is listed in BACKENDS of .* no folder: write .*show/__init__\.py"
+    with pytest.raises(ValueError, match=missing_folder):
+        backends.load("show")
+
+
+def test_a_backend_whose_framework_is_not_installed_says_which(monkeypatch):
+    def without(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(backends, "BACKENDS", ("show",))
+    monkeypatch.setattr(backends.importlib, "import_module", without)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'torch'"):
+        backends.load("show")
+
+
+def test_users_give_emitters_for_every_backend_with_emitters_of_its_own():
+    assert set(local.BACKENDS) == set(backends.BACKENDS) - {"jax_auto"}, (
+        "list the backend in BACKENDS of meshdsl/ops/control/local.py"
+    )

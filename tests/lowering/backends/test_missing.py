@@ -8,6 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import backends
+from meshdsl.lowering.backends import missing
 from meshdsl.lowering.backends.jax import collectives as of_jax
 from meshdsl.lowering.backends.missing import emitter_of
 from meshdsl.lowering.backends.tf import collectives as of_tf
@@ -48,6 +49,26 @@ def test_a_new_instruction_goes_to_the_file_of_its_family():
     (one,) = program.block.instructions
     with pytest.raises(ValueError, match="numpy/operations, in the file of its family"):
         emitter_of({}, replace(one, op="no_such"), "numpy")
+
+
+def test_the_family_of_a_new_instruction_is_that_of_the_rule_that_writes_it(monkeypatch, tmp_path):
+    (tmp_path / "attention").mkdir()
+    for file, written in (
+        ("cumulative.py", 'builder.add("log_sums", inputs, results)'),
+        ("attention/rules.py", 'builder.add("log_scores", inputs, results)'),
+        ("logs.py", 'builder.add("log_digits", inputs, results)'),
+    ):
+        (tmp_path / file).write_text(written)
+    monkeypatch.setattr(missing, "_RULES", tmp_path)
+    (exp,) = md.jit(lambda x: md.exp(x)).lower(X).block.instructions
+    new_file = "the new file lowering/backends/numpy/operations/logs.py, and the file to lowering/"
+    for name, file in (
+        ("log_sums", "EMITTERS in lowering/backends/numpy/operations/cumulative.py "),
+        ("log_scores", "EMITTERS in lowering/backends/numpy/operations/attention.py "),
+        ("log_digits", f"EMITTERS in {new_file}backends/numpy/emitters.py "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"add a line to {file}")):
+            emitter_of({}, replace(exp, op=name), "numpy")
 
 
 def test_every_collective_can_travel_with_others_of_its_kind():
