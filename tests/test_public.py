@@ -1,6 +1,8 @@
 """The public names: what `import meshdsl as md` gives, and no more."""
 
 import inspect
+import subprocess
+import sys
 import types
 
 import pytest
@@ -8,8 +10,16 @@ import pytest
 import meshdsl as md
 from meshdsl import ops
 from meshdsl.ops.elementwise import activations, arithmetic, bits, complex_numbers, special
+from meshdsl.ops.operation import at_once, operation
 from meshdsl.tensors.idioms import missing
+from tests.test_house import families, primitives
 
+# Primitives that users reach through the operations that are made of them.
+INTERNAL = frozenset(
+    "attention_gradient barrier convolve kept literal prod_others random_bits scatter_add "
+    "scatter_max scatter_min update window window_match window_max window_sum".split()
+)
+MARKED = [mark(lambda: None).__code__ for mark in (operation, at_once)]
 FUNCTIONS = [n for n in md.__all__ if isinstance(getattr(md, n), types.FunctionType)]
 
 
@@ -25,6 +35,30 @@ def test_what_the_families_of_operations_list_is_public():
     listed = {name for family in families for name in family.__all__}
     forgotten = listed - set(md.__all__)
     assert forgotten == set()
+
+
+def test_every_operation_has_a_public_word():
+    words = {p.word or name: p.rule.__module__ for name, p in primitives().items()}
+    for module in families():
+        functions = filter(inspect.isfunction, vars(module).values())
+        marked = [f for f in functions if f.__code__ in MARKED and f.__module__ == module.__name__]
+        words |= {f.__name__: module.__name__ for f in marked if not f.__name__.startswith("_")}
+    public = set(md.__all__).union(*(room.__all__ for room in (md.fft, md.linalg, md.random)))
+    forgotten = set(words) - public - INTERNAL - {"attention_reference"}
+    assert not forgotten, "; ".join(
+        f"`{word}` of {words[word].replace('.', '/')}.py has no word in `__all__` of "
+        "meshdsl/__init__.py; if that is on purpose, list it in INTERNAL of this test"
+        for word in sorted(forgotten)
+    )
+    assert set(words) >= INTERNAL
+
+
+@pytest.mark.parametrize("line", ["md.softmx", "md.named([0], 'a').dimz"])
+def test_a_wrong_name_gets_one_hint(line):
+    """Python adds a hint of its own to an AttributeError, unless that says that it has no name."""
+    program = f"import meshdsl as md; {line}"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stderr.rstrip().count("Did you mean") == 1, result.stderr
 
 
 def test_a_listed_name_that_no_file_gives_is_answered_with_the_files_to_add_it_to():

@@ -100,8 +100,10 @@ def pull_back(op: Operation, cotangents: Cotangents, wanted: Sequence[bool]) -> 
     """
     rule = op.primitive.gradient
     if rule is None:
+        file = op.primitive.rule.__module__.replace(".", "/")
         raise ValueError(
-            f"{op.name} has no gradient, but one is needed at {op.source}  {op.source.code}; "
-            "wrap its input in md.stop_gradient(...) if it is a constant there"
+            f"{op.name} has no gradient, but one is needed{op.source.at}; wrap its input in "
+            "md.stop_gradient(...) if it is a constant there. To give it one, write gradient=... "
+            f"of its Primitive in {file}.py"
         )
     return list(rule(op, cotangents, wanted))

@@ -152,12 +152,16 @@ def _with_line(text: str) -> str:
 
 
 def missing(name: str, known: Collection[str]) -> AttributeError:
-    """Returns the error for a name that meshdsl lacks: `md.matmul`, `md.softmx`."""
+    """Returns the error for a name that meshdsl lacks: `md.matmul`, `md.softmx`.
+
+    An AttributeError with name=None gets no second hint from Python.
+    """
     if name in known:  # listed in `__all__`, but no module defines it
         return AttributeError(
             f"module 'meshdsl' has no attribute {name!r}, though its __all__ lists it: add it to "
             "__all__ of the file in meshdsl/ops/elementwise that has it, or to the imports and "
-            "__all__ of meshdsl/ops/__init__.py"
+            "__all__ of meshdsl/ops/__init__.py",
+            name=None,
         )
     alias = _NAMES.get(name)
     advice = f"write md.{alias}" if alias else _ADVICE.get(name, "")
@@ -165,7 +169,7 @@ def missing(name: str, known: Collection[str]) -> AttributeError:
         hint = f": {advice}"
     else:
         hint = did_you_mean(name, known)
-    return AttributeError(f"module 'meshdsl' has no attribute {name!r}{hint}")
+    return AttributeError(f"module 'meshdsl' has no attribute {name!r}{hint}", name=None)
 
 
 class Idioms:
@@ -189,10 +193,11 @@ class Idioms:
         if advice is None:
             known = [n for n in dir(type(self)) if not n.startswith("_")]
             hint = did_you_mean(name, known)
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+            text = f"{type(self).__name__} has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=None)
         first, last = (names[0], names[-1]) if names else ("dim", "dim")
         advice = advice.format(dims=names, turned=names[::-1], first=first, last=last)
-        raise AttributeError(_with_line(f"{self!r} has no `.{name}`: {advice}"))
+        raise AttributeError(_with_line(f"{self!r} has no `.{name}`: {advice}"), name=None)
 
     def __matmul__(self, other: Any) -> Any:
         _no_matmul(self, other)

@@ -64,6 +64,11 @@ class Source:
         """`models/transformer.py:18`: the path is shortened, but still identifies the file."""
         return f"{_shorten(self.file)}:{self.line}"
 
+    @property
+    def at(self) -> str:
+        """` at models/transformer.py:18  y = x + 1`, for a message; empty if it is not known."""
+        return f" at {self}  {self.code}".rstrip() if self.file != UNKNOWN.file else ""
+
     def __str__(self) -> str:
         return self.place + (" (backward)" if self.backward else "")
 

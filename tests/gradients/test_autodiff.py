@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.gradients.replay import pull_back
+from meshdsl.tracing.graph import Operation, Primitive, TracedTensor
+from meshdsl.tracing.trace import bind_one
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 
 a, b = md.dims(a=4, b=3)
@@ -143,13 +146,18 @@ def test_the_value_must_be_a_floating_point_scalar():
 
 
 def test_an_operation_without_a_gradient_is_told_with_its_line():
-    from meshdsl.tracing.graph import Primitive
-    from meshdsl.tracing.trace import bind_one
-
     opaque = Primitive("opaque", lambda inputs, params: [(inputs[0].shape, inputs[0].dtype)])
     text = message(md.grad(lambda x: md.sum(bind_one(opaque, (x,)))), random([a]))
     assert "opaque has no gradient, but one is needed at tests/gradients/test_autodiff.py:" in text
     assert "wrap its input in md.stop_gradient(...) if it is a constant there" in text
+    assert "write gradient=... of its Primitive in tests/gradients/test_autodiff.py" in text
+
+
+def test_an_operation_without_a_gradient_and_without_a_line_is_told_without_one():
+    x = TracedTensor(random([a]).dims, np.dtype("float64"))
+    opaque = Primitive("opaque", lambda inputs, params: [(x.shape, x.dtype)])
+    with pytest.raises(ValueError, match="opaque has no gradient, but one is needed; wrap its"):
+        pull_back(Operation(opaque, (x,), (x,)), [x], [True])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from meshdsl.tracing.trace import bind
 from tests.ops.agreement import random
 from tests.test_house import primitives
 
+HERE = "tests/ops/test_facts.py"
 PRIMITIVES = primitives()
 a, b, c, k, n = md.dims(a=4, b=3, c=6, k=3, n=5)
 TWO, TWELVE = md.Dimension("two", 2), md.Dimension("twelve", 12)
@@ -91,7 +92,10 @@ def evaluate(primitive: Primitive, operands: Sequence[Any], params: Any) -> list
 
 
 def sample_of(name: str) -> tuple[Sequence[md.NamedArray], dict[str, Any]]:
-    return elementwise_sample(name) if name in WHOLE else SAMPLES[name]
+    if name in WHOLE:
+        return elementwise_sample(name)
+    assert name in SAMPLES, f"primitive `{name}` has no sample: add one to SAMPLES in {HERE}"
+    return SAMPLES[name]
 
 
 def elementwise_sample(name: str) -> tuple[Sequence[md.NamedArray], dict[str, Any]]:
@@ -138,12 +142,21 @@ def test_every_primitive_that_says_something_is_tried():
         for name, p in PRIMITIVES.items()
         if p.form is not Form.OTHER or p.positionwise or p.combines or p.linear or p.chooses
     }
+    for name in says:
+        assert sample_of(name)
     assert says == set(WHOLE) | set(SAMPLES)
+
+
+def test_a_primitive_without_a_sample_is_named_with_the_file_to_add_it_to():
+    with pytest.raises(
+        AssertionError, match=r"`log_sums` has no sample: .* tests/ops/test_facts\."
+    ):
+        sample_of("log_sums")
 
 
 @pytest.mark.parametrize("name", MOVING)
 def test_what_moves_has_the_elements_of_its_operands_and_no_others(name):
-    primitive, (operands, params) = PRIMITIVES[name], SAMPLES[name]
+    primitive, (operands, params) = PRIMITIVES[name], sample_of(name)
     results = evaluate(primitive, operands, params)
     for before, after in zip(operands[-len(results) :], results, strict=True):
         old, new = np.asarray(before), np.asarray(after)
@@ -188,7 +201,7 @@ def test_what_is_positionwise_follows_its_operands_in_every_dim_that_it_keeps(na
 
 @pytest.mark.parametrize("name", [n for n, p in PRIMITIVES.items() if p.form is Form.REDUCTION])
 def test_a_reduction_reads_the_dims_that_its_result_lacks_in_any_order(name):
-    primitive, (operands, params) = PRIMITIVES[name], SAMPLES[name]
+    primitive, (operands, params) = PRIMITIVES[name], sample_of(name)
     (operand,), (result,) = operands, evaluate(primitive, operands, params)
     assert set(result.dims) < set(operand.dims)
     for dim in operand.dims:
@@ -201,13 +214,14 @@ def test_a_reduction_reads_the_dims_that_its_result_lacks_in_any_order(name):
 
 @pytest.mark.parametrize("name", [n for n, p in PRIMITIVES.items() if p.form is Form.GENERATED])
 def test_what_is_generated_has_no_operands(name):
-    (result,) = evaluate(PRIMITIVES[name], *SAMPLES[name])
-    assert np.asarray(result).shape == SAMPLES[name][1]["shape"].sizes
+    operands, params = sample_of(name)
+    (result,) = evaluate(PRIMITIVES[name], operands, params)
+    assert np.asarray(result).shape == params["shape"].sizes
 
 
 @pytest.mark.parametrize("name", [name for name, p in PRIMITIVES.items() if p.combines])
 def test_results_are_combined_as_operands_are(name):
-    primitive, ((first, *rest), params) = PRIMITIVES[name], SAMPLES[name]
+    primitive, ((first, *rest), params) = PRIMITIVES[name], sample_of(name)
     combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[primitive.combines]
     other = random(first.dims, seed=8)
     both = md.named(combine(first.data, other.data), first.dims)
@@ -263,7 +277,7 @@ def test_what_fills_or_rounds_is_not_linear():
 
 @pytest.mark.parametrize("name", [name for name, p in PRIMITIVES.items() if p.chooses])
 def test_what_chooses_returns_elements_or_places(name):
-    primitive, ((operand,), params) = PRIMITIVES[name], SAMPLES[name]
+    primitive, ((operand,), params) = PRIMITIVES[name], sample_of(name)
     for result in evaluate(primitive, [operand], params):
         found = np.asarray(result)
         sizes = operand.dims.get(params["dim"]).size

@@ -327,9 +327,8 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Se
     definition: Definition = op.params["definition"]
     if definition.gradient is None:
         raise ValueError(
-            f"{definition.name} has no gradient, but one is needed at {op.source}  "
-            f"{op.source.code}; give it one (gradient=...), or wrap its input in "
-            "md.stop_gradient(...) if it is a constant there"
+            f"{definition.name} has no gradient, but one is needed{op.source.at}; give it one "
+            "(gradient=...), or wrap its input in md.stop_gradient(...) if it is a constant there"
         )
     seeds = tuple(
         zeros(t.shape, t.dtype) if c is None else c.transpose(t.shape.names)

@@ -83,8 +83,8 @@ def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> Se
     if not any(on and c is not None for on, c in zip(smooth, cotangents, strict=True)):
         return [None] * len(op.inputs)
     raise ValueError(
-        f"while_loop has no gradient, but one is needed at {op.source}  {op.source.code}; use "
-        "md.scan over a fixed number of steps, or give the loop's start to md.stop_gradient(...)"
+        f"while_loop has no gradient, but one is needed{op.source.at}; use md.scan over a fixed "
+        "number of steps, or give the loop's start to md.stop_gradient(...)"
     )
 
 

@@ -2,8 +2,8 @@
 
 One statement defines such an operation: its name, its slopes, the kinds of dtype it takes, its
 docstring, and facts such as `linear` or `symbol` (`Primitive`). It also needs a word in its file's
-`__all__` and a line in each backend's table. `special`, `bits` and `complex_numbers` define more
-operations.
+`__all__` and in `meshdsl/__init__.py`, and a line in the table of each backend whose framework has
+no function of its name. `special`, `bits` and `complex_numbers` define more operations.
 
 The cotangent of a complex number z is dL/d(real z) - i dL/d(imag z), as JAX has it, so that the
 slope of a function with a complex derivative is that derivative.
@@ -19,8 +19,8 @@ import numpy as np
 
 from meshdsl.ops.creation import as_tensor
 from meshdsl.ops.elementwise.broadcasting import (
-    ELEMENTWISE,
     Unary,
+    add_elementwise,
     as_bool,
     binary,
     bind_elementwise,
@@ -369,7 +369,8 @@ STOP_GRADIENT = Primitive(
     positionwise=True,
     linear=(0,),
 )
-ELEMENTWISE.update(cast=CAST, stop_gradient=STOP_GRADIENT)
+add_elementwise(CAST)
+add_elementwise(STOP_GRADIENT)
 
 
 @operation

@@ -9,8 +9,10 @@ tensors they meet.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ Slope = Callable[..., Tensor]  # (cotangent, output, *inputs) -> the cotangent o
 Result = Callable[[np.dtype], np.dtype]  # dtype of the operands -> dtype of the result
 
 ELEMENTWISE: dict[str, Primitive] = {}  # by name, in the order in which they are defined
+_MODULES: dict[str, ModuleType | None] = {}  # by name, where they are defined
 
 
 def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
@@ -215,9 +218,37 @@ def elementwise(
         ]
 
     facts.update(flat=not any(slopes), form=Form.ELEMENTWISE, positionwise=True)
+    rule.__module__ = _defining_module()
     primitive = Primitive(name, rule, gradient, **facts)
-    ELEMENTWISE[name] = primitive
+    add_elementwise(primitive)
     return primitive
+
+
+def _defining_module() -> str:
+    """Returns the name of the module whose statement defines an operation."""
+    frame = sys._getframe()
+    while frame.f_globals is globals() and frame.f_back:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def add_elementwise(primitive: Primitive) -> None:
+    """Adds an elementwise primitive to `ELEMENTWISE`.
+
+    Raises:
+        ValueError: it has another one of that name; the message names both files.
+    """
+    name, module = primitive.name, primitive.rule.__module__
+    before = _MODULES.get(name)
+    # A module whose import has failed is no longer there, and may be imported again.
+    if name in ELEMENTWISE and before and sys.modules.get(before.__name__) is before:
+        files = [each.replace(".", "/") + ".py" for each in (before.__name__, module)]
+        raise ValueError(
+            f"elementwise operation `{name}` is defined twice, in {' and in '.join(files)}: give "
+            "one of them another name"
+        )
+    ELEMENTWISE[name] = primitive
+    _MODULES[name] = sys.modules.get(module)
 
 
 def unary(

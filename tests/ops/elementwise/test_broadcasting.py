@@ -1,6 +1,8 @@
 """How elementwise operations are made: one statement, one exported name, one line per backend."""
 
 import math
+import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,24 @@ def test_it_needs_no_line_where_the_framework_has_a_function_of_its_name(monkeyp
     found = functions({"sinc": np.sin}, [np], wrap=lambda function: (function,))
     assert (found["sinc"], found["sqrt"]) == (np.sin, (np.sqrt,))
     assert "cbrt" not in functions({}, [jnp.linalg])
+
+
+def test_a_second_operation_of_a_name_is_refused_with_both_files(cube):
+    first = "meshdsl/ops/elementwise/special.py"
+    second = "tests/ops/elementwise/test_broadcasting.py"
+    for name, file in (("erf", first), ("cast", first.replace("special", "arithmetic"))):
+        before = ELEMENTWISE[name]
+        with pytest.raises(ValueError) as caught:
+            unary(name, None, "f", "Something else.")
+        assert f"`{name}` is defined twice, in {file} and in {second}: " in str(caught.value)
+        assert ELEMENTWISE[name] is before
+    with pytest.raises(ValueError, match="`cube` is defined twice"):
+        unary("cube", None, "f", "x ** 3, again.")
+
+
+def test_a_file_whose_import_failed_may_define_its_operations_again(monkeypatch, cube):
+    monkeypatch.setitem(sys.modules, __name__, types.ModuleType(__name__))
+    assert unary("cube", None, "f", "x ** 3.")
 
 
 def test_reports_know_it(cube):
