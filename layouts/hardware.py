@@ -41,6 +41,14 @@ from meshdsl.tensors.dims import did_you_mean
 
 _HOP = 1e-6
 _COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+# As the compiler (libtpu 0.0.52) schedules them with the flags of `backends.compiler_flags`.
+_ASYNCHRONOUS = {
+    "v3": ("permute",),
+    "v4": ("permute", "all_gather"),
+    "v5e": ("permute", "all_gather"),
+    "v5p": ("permute", "all_gather", "reduce_scatter", "all_reduce"),
+    "v6e": ("permute", "all_gather", "reduce_scatter", "all_reduce"),
+}
 # Multiplications of a device in a cycle: matrix units times their rows times their columns.
 _MACS = {
     "v3": 2 * 128**2,
@@ -154,7 +162,7 @@ def _tpu(
         dcn * 1e9,
         latency=_HOP,
         clock=bfloat16 / (2 * _MACS[name]),
-        asynchronous=frozenset(["permute", "all_gather"] if name == "v5e" else ["permute"]),
+        asynchronous=frozenset(_ASYNCHRONOUS[name]),
         **rest,
     )
 

@@ -42,13 +42,23 @@ _FUSED: Mapping[str, Flag] = {
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
     "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
 }
+# Collectives of the SparseCores, beside the work of the TensorCore.
+_OFFLOADED: Mapping[str, Flag] = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    "xla_tpu_enable_all_gather_offload_tracing": True,
+    "xla_tpu_use_tc_device_shape_on_sc": True,
+    "xla_sc_disable_megacore_partitioning": True,
+}
 _GPU: Mapping[str, Flag] = {"xla_gpu_enable_latency_hiding_scheduler": True}
 _CPU_REPLAYS: Mapping[str, Flag] = {
     "xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"
 }
 RECOMMENDED: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     {
-        **dict.fromkeys(("v3", "v4", "v5p", "v6e"), _TPU),
+        **dict.fromkeys(("v3", "v4"), _TPU),
+        **{key: {**_TPU, **_OFFLOADED} for key in ("v5p", "v6e")},
         "v5e": {**_TPU, **_FUSED},
         **dict.fromkeys(("a100", "h100", "h200", "b200"), _GPU),
     }
