@@ -12,6 +12,7 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
+from meshdsl.cli.pages import write_page
 from meshdsl.cli.planned import training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.mesh import Mesh
@@ -58,6 +59,12 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             others[os.path.basename(values.against)] = _compiled_peer(against, job, topology, used)
     plan = explain(program, topology.name)
     print(report(program, plan, topology, compiled, show(used), others))
+    if values.html:
+        from meshdsl.reports.explain.html.page import compile_page
+
+        known = {"compiler": compiled, **others}
+        schedules = {n: c.schedule for n, c in known.items() if c is not None and c.schedule}
+        write_page(values.html, compile_page(plan, {**schedules, "simulated": plan.simulated}))
     return 0 if fits(program, topology, compiled) else _NO_ROOM
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from meshdsl.cli import job as jobs
+from meshdsl.cli.pages import write_page
 from meshdsl.cli.planned import jitted_step, training_step
-from meshdsl.cli.problems import Problems, UsageError
+from meshdsl.cli.problems import Problems
 from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if values.compare_layout:
         shown = compare(report, explain(training_step(job, values.compare_layout), values.hardware))
     if values.html:
-        _write(values.html, page(shown))
+        write_page(values.html, page(shown))
     else:
         print(shown)
 
@@ -61,13 +61,3 @@ def _others(program: SpmdProgram, job: jobs.Job) -> dict[str, SpmdProgram]:
         return training_step(replace(job, options=options), job.layout)
 
     return alternatives(program, job.options, lower)
-
-
-def _write(name: str, text: str) -> None:
-    try:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        reason = (error.strerror or "it cannot be written").lower()
-        raise UsageError([f"--html: cannot write {name}: {reason}"]) from error
-    print(f"{name} is written: open it in a browser")

@@ -195,7 +195,11 @@ FLAGS: dict[str, Flag] = {
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
     **_made("resume", "override", "exit_after_minutes", "exit_at_step", "profile_steps"),
-    "html": (None, str, "File for `explain` to write as one HTML page, instead of text."),
+    "html": (
+        None,
+        str,
+        "File to write as one HTML page: by `explain` instead of text, by `compile` beside it.",
+    ),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "stage": (
         None,

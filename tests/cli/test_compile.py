@@ -64,6 +64,18 @@ def test_gpus_have_the_plan_alone_and_the_report_says_so(capsys):
     assert flags == ["xla_gpu_enable_latency_hiding_scheduler=true"]
 
 
+def test_the_page_has_the_simulated_step_where_there_is_no_compiler(capsys, tmp_path):
+    name = tmp_path / "page.html"
+    code, report, _ = answer(capsys, *SMALL, MESH, LAYOUT, "--topology=h100:8x1", f"--html={name}")
+    assert code == 0 and f"{name} is written" in report
+    page = name.read_text()
+    assert "The step by its schedule" in page and "<b>simulated</b>" in page
+    (tmp_path / "file").write_text("")
+    wrong = f"--html={tmp_path}/file/page.html"
+    code, _, err = answer(capsys, *SMALL, MESH, LAYOUT, "--topology=h100:8x1", wrong)
+    assert code == 2 and "--html: cannot write" in err
+
+
 def test_what_does_not_fit_by_the_plan_fails_and_shows_what_is_largest(capsys):
     code, report, err = answer(
         capsys, "--model=gpt3_175b", "--mesh_shape=data:16,model:8", LAYOUT, "--topology=h100:8x16"
@@ -135,7 +147,12 @@ def test_the_time_of_a_step_stands_beside_the_plans_and_that_of_other_programs(c
     assert re.search(r"\n  model +[\d.]+ .s ", report)  # by axes
     assert re.search(r"\n  (block|mlp|attention|optim\w*|transformer)\.py:\d+ ", report)  # by lines
     (tmp_path / "plain.py").write_text(PLAIN)
-    _, report, _ = answer(capsys, *small, f"--against={tmp_path}/plain.py:program")
+    name = f"{tmp_path}/page.html"
+    plain = f"--against={tmp_path}/plain.py:program"
+    _, report, _ = answer(capsys, *small, plain, f"--html={name}")
+    assert report.endswith(f"{name} is written: open it in a browser\n")
+    page = (tmp_path / "page.html").read_text()
+    assert "The step by its schedule" in page and "<b>plain.py:program</b>" in page
     assert list(times_of(report)[0])[-1] == "plain.py:program"
 
 

@@ -8,7 +8,7 @@ script everything is shown and folds; sorting, filtering and reading the strip n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from meshdsl.reports.explain.comparison import Comparison
 from meshdsl.reports.explain.html import comparing, sections
 from meshdsl.reports.explain.html.elements import Child, Html, joined, tag
+from meshdsl.reports.explain.html.schedules import programs
 
 if TYPE_CHECKING:
+    from meshdsl.lowering.costs.schedule import Schedule
     from meshdsl.reports.explain.explanation import Explanation
 
 
@@ -28,6 +30,26 @@ def page(report: Explanation | Comparison) -> str:
     """
     title = f"{report.name} on {report.mesh}" if report.mesh.axes else report.name
     return document(title, *_content(report))
+
+
+def compile_page(explanation: Explanation, schedules: Mapping[str, Schedule]) -> str:
+    """Returns the page of a program that was compiled: by schedules, then as planned.
+
+    Args:
+        schedules: of the program and of others, by what to call them; the first is drawn at once.
+    """
+    hardware = explanation.timeline.hardware
+    by_schedule = sections.section(
+        "The step by its schedule",
+        programs(schedules, hardware, explanation.mesh),
+        lead=(
+            "One device, from left to right: its work, and its waits for what is sent. What is "
+            "sent beside work takes no room. Work with products has their colour, other work that "
+            "of memory."
+        ),
+    )
+    content = [sections.header(explanation), by_schedule, *sections.everything(explanation)]
+    return document(f"{explanation.name} on {explanation.mesh}", *content)
 
 
 def fragment(report: Explanation | Comparison) -> str:
