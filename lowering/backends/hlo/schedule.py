@@ -13,8 +13,8 @@ estimate gives the cycles of a fusion, a product or a copy ("estimated_cycles");
 * A loop takes its body's time as often as it runs; of a conditional, the longest branch counts.
   What is on its way around a loop does not slow down what the loop sends.
 
-What is not known: the time of kernels, for which the compiler has no cycles (`Schedule.unknown`
-names them), of transfers between a chip's memories, and of the host.
+What is not known: the time of kernels and other work without cycles (`Schedule.unknown` names it),
+of transfers between a chip's memories, and of the host.
 
 Run: python -m meshdsl.lowering.backends.hlo.schedule FILE MESH HARDWARE
 """
@@ -24,7 +24,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshdsl.layouts.hardware import Hardware, hardware
@@ -35,7 +36,8 @@ from meshdsl.lowering.backends.hlo.text import Line, Module
 from meshdsl.lowering.backends.hlo.wire import KINDS, Sent, Walk, marked
 from meshdsl.lowering.costs.schedule import WORK, Event, Schedule
 
-# Lines that take time on the device; all other ones rename, or wait.
+# Lines that work on arrays: without cycles, their time is not known. All other lines without cycles
+# rename, wait, or calculate with scalars.
 _WORKING = frozenset(
     "fusion convolution dot custom-call copy reduce reduce-window select-and-scatter sort scatter "
     "gather concatenate pad slice dynamic-slice dynamic-update-slice transpose fft cholesky "
@@ -63,9 +65,18 @@ def schedule(text: str, mesh: Mesh, kind: Hardware) -> Schedule:
         raise ValueError(f"the compiler of {kind.title} writes no cycles; there is no schedule")
     module = Module.parse(text)
     run = _Run(module, mesh, kind, Walk(module, mesh.size))
-    seconds, events = run.computation(module.entry)
+    entry = run.computation(module.entry)
     run.check()
-    return Schedule(seconds, tuple(events), dict(run.unknown), run.timed)
+    return Schedule(entry.seconds, tuple(entry.events), dict(entry.unknown), run.timed)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One run of a computation; `unknown` as in `Schedule`."""
+
+    seconds: float
+    events: Sequence[Event]
+    unknown: Mapping[str, int]
 
 
 @dataclass
@@ -84,22 +95,16 @@ class _Flight:
 
 @dataclass
 class _Run:
-    """A run of one device through the computations of a module.
-
-    Attributes:
-        unknown: as in `Schedule`; `times` is how often the present computation runs.
-    """
+    """A run of one device through the computations of a module; `timed` as in `Schedule`."""
 
     module: Module
     mesh: Mesh
     hardware: Hardware
     wire: Walk
-    unknown: Counter[str] = field(default_factory=Counter)
     timed: bool = False
-    times: int = 1
 
-    def computation(self, name: str) -> tuple[float, list[Event]]:
-        """Returns the seconds and the events of one run of a computation."""
+    def computation(self, name: str) -> _Result:
+        """Returns one run of a computation."""
         self.wire.reached.add(name)
         return _Device(self, name).run()
 
@@ -137,8 +142,9 @@ class _Device:
         self.free: dict[tuple[str, int], float] = {}
         self.flights: dict[str, _Flight] = {}
         self.prepared: dict[str, Line] = {}
+        self.unknown: Counter[str] = Counter()
 
-    def run(self) -> tuple[float, list[Event]]:
+    def run(self) -> _Result:
         for line in self.outer.module.computations[self.computation].values():
             if line.op == "while":
                 self._loop(line)
@@ -150,58 +156,69 @@ class _Device:
                 self._work(line)
         for name in list(self.flights):  # what the caller waits for
             self._arrives(name)
-        return self.now, self.events
+        return _Result(self.now, self.events, self.unknown)
 
     # Loops and branches.
 
     def _loop(self, line: Line) -> None:
         (body,) = line.named("body")
-        outer = self.outer
-        count = trips(outer.module, self.computation, line)
-        outer.times *= count
-        seconds, inside = outer.computation(body)
-        outer.times //= max(count, 1)
-        self._nested(line, "while", seconds, inside, count)
+        inside = self.outer.computation(body)
+        # How often a loop runs matters only if something in it does.
+        if inside.events or inside.unknown:
+            self._nested(line, inside, trips(self.outer.module, self.computation, line))
 
     def _branches(self, line: Line) -> None:
         runs = [self.outer.computation(name) for name in line.branches]
-        seconds, inside = max(runs, key=lambda run: run[0])
-        self._nested(line, "conditional", seconds, inside, 1)
+        self._nested(line, max(runs, key=lambda run: run.seconds), 1)
 
     def _calls(self, line: Line) -> None:
         for name in line.called:
-            seconds, inside = self.outer.computation(name)
-            self.events += [replace(event, start=event.start + self.now) for event in inside]
-            self.now += seconds
+            inside = self.outer.computation(name)
+            self.events += [replace(event, start=event.start + self.now) for event in inside.events]
+            self._counts_unknown(inside, 1)
+            self.now += inside.seconds
 
-    def _nested(
-        self, line: Line, kind: str, seconds: float, inside: list[Event], count: int
-    ) -> None:
-        exposed = sum(event.exposed for event in inside) * count
-        event = self._event(line, kind, seconds * count)
-        product = any(one.product for one in inside)
+    def _nested(self, line: Line, inside: _Result, count: int) -> None:
+        self._counts_unknown(inside, count)
+        if not inside.events:
+            return
+        seconds = inside.seconds * count
+        exposed = sum(event.exposed for event in inside.events) * count
+        event = self._event(line, line.op, seconds)
+        product = any(one.product for one in inside.events)
         self.events.append(
-            replace(event, exposed=exposed, count=count, inside=tuple(inside), product=product)
+            replace(
+                event, exposed=exposed, count=count, inside=tuple(inside.events), product=product
+            )
         )
-        self._passes(seconds * count, product)
+        self._passes(seconds, product)
+
+    def _counts_unknown(self, inside: _Result, count: int) -> None:
+        for name, times in inside.unknown.items():
+            if count:
+                self.unknown[name] += times * count
 
     # Work.
 
     def _work(self, line: Line) -> None:
-        cycles = line.cycles
-        if line.op not in _WORKING:
-            return
-        if cycles is None:
-            if line.op == "custom-call" and not any(
-                f'"{t}"' in line.attributes for t in _WITHOUT_WORK
-            ):
-                self.outer.unknown[line.scope or line.name] += self.outer.times
+        if line.cycles is None:
+            if self._is_unknown(line):
+                self.unknown[line.scope or line.name] += 1
             return
         self.outer.timed = True
-        seconds = cycles / self.outer.hardware.clock
+        seconds = line.cycles / self.outer.hardware.clock
         product = self._has_product(line)
         self.events.append(replace(self._event(line, WORK, seconds), product=product))
         self._passes(seconds, product)
+
+    def _is_unknown(self, line: Line) -> bool:
+        """Whether a line without cycles takes time."""
+        if line.op == "copy" and re.match(r"\w+\[\]", line.result):
+            return False  # a scalar
+        free = line.op == "custom-call" and any(
+            f'"{target}"' in line.attributes for target in _WITHOUT_WORK
+        )
+        return line.op in _WORKING and not free
 
     def _has_product(self, line: Line) -> bool:
         if line.op in _PRODUCTS:

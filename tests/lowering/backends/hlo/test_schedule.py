@@ -198,6 +198,72 @@ def test_kernels_without_cycles_are_named():
     assert result.unknown == {"attend/splash": 6} and not result.timed
 
 
+KERNEL = '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu", metadata={op_name="attend"}'
+
+
+@pytest.mark.parametrize("op", ["broadcast", "add", "convert", "iota", "some-new-op"])
+def test_every_line_with_cycles_takes_its_time(op):
+    result = timed(work("a", 1), work("b", 5).replace(" fusion(", f" {op}("))
+    assert result.seconds == result.times.work == pytest.approx(6e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("op", ["fusion", "copy", "convolution", "reduce", "dynamic-update-slice"])
+def test_work_without_cycles_is_named(op):
+    result = timed(work("a", 1), f"%b = f32[8]{{0}} {op}(%x), calls=%product")
+    assert result.unknown == {"b": 1}
+
+
+def test_scalars_and_allocations_take_no_time():
+    lines = (
+        "%a = s32[]{:T(128)} copy(%x)",
+        '%b = f32[8]{0} custom-call(), custom_call_target="AllocateBuffer"',
+        "%c = s32[]{:T(128)} add(%x, %x)",
+    )
+    assert timed(*lines).unknown == {}
+
+
+def test_the_fusion_of_a_collective_is_known():
+    called = f"%all-reduce-scatter.1 (p: f32[8]) -> f32[8] {{\n  {GATHER}\n}}\n"
+    line = "%f = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1"
+    result = timed(line, rest=called)
+    assert result.unknown == {} and result.seconds == pytest.approx(GATHER_SECONDS)
+
+
+def test_what_comes_after_a_loop_that_never_runs_counts():
+    body = f"%body (b: (s32[])) -> (s32[]) {{\n  {work('a', 3)}\n}}\n"
+    result = timed(loop(0), KERNEL, work("b", 2), rest=LOOP + body)
+    assert result.unknown == {"attend": 1}
+    assert result.seconds == result.times.work == pytest.approx(2e-6, rel=1e-3)
+
+
+def test_only_the_branch_that_counts_has_unknown_work():
+    rest = (
+        f"%b1 (p: f32[8]) -> f32[8] {{\n  {work('a', 9)}\n}}\n"
+        f"%b2 (p: f32[8]) -> f32[8] {{\n  {KERNEL}\n}}\n"
+    )
+    line = "%c = f32[8]{0} conditional(%x, %y, %z), branch_computations={%b1, %b2}"
+    result = timed(line, rest=rest)
+    assert result.unknown == {} and result.seconds == pytest.approx(9e-6, rel=1e-3)
+
+
+UNCOUNTED = """%condition (c: (s32[])) -> pred[] {
+  %c = (s32[]) parameter(0)
+  ROOT %p = pred[] get-tuple-element(%c), index=0
+}
+"""
+
+
+def test_how_often_a_loop_runs_matters_only_if_something_in_it_does():
+    line = "%w = (s32[]) while(%x), condition=%condition, body=%body"
+    body = "%body (b: (s32[])) -> (s32[]) {\n  %b = (s32[]) parameter(0)\n}\n"
+    result = timed(work("q", 5), line, rest=UNCOUNTED + body)
+    assert result.seconds == pytest.approx(5e-6, rel=1e-3)
+    for inside in (work("a", 3), KERNEL, GATHER):
+        body = f"%body (b: (s32[])) -> (s32[]) {{\n  {inside}\n}}\n"
+        with pytest.raises(ValueError, match="how often w runs is not known"):
+            timed(line, rest=UNCOUNTED + body)
+
+
 def test_sources_are_those_of_scopes_or_of_stack_frames():
     head = (
         '\nFileNames\n1 "/lib/site-packages/jax/lax.py"\n2 "/home/me/train.py"\n'
@@ -246,12 +312,11 @@ def test_time_is_work_and_what_is_exposed(seed):
     plan += [("done", name) for name in open_]
     result = timed(*lines)
 
-    queue, ends, clock, link = [], {}, 0.0, 0.0
+    ends, clock, link = {}, 0.0, 0.0
     for kind, what in plan:
         if kind == "work":
             clock += what
         if kind in ("start", "sync"):
-            queue.append(what)
             link = max(link, clock) + GATHER_SECONDS
             ends[what] = link
         if kind in ("sync", "done"):
