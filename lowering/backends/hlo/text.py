@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"(?:^|\s)%?([\w.\-]+)$")  # after its type, if XLA prints one
+_COMMENT = re.compile(r"/\*.*?\*/")
+_LITERALS = ("constant", "parameter", "iota")
 _BITS = re.compile(r"(?:pred|[a-z]+(\d+))")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
@@ -35,7 +37,10 @@ class Line:
     @cached_property
     def operands(self) -> list[str]:
         """The names of the operands."""
-        return _NAME.findall(self.arguments)
+        if self.op in _LITERALS:
+            return []
+        parts = parts_of(_COMMENT.sub("", self.arguments))
+        return [match.group(1) for part in parts if (match := _NAME.search(part))]
 
     @property
     def called(self) -> list[str]:
@@ -155,6 +160,22 @@ def sizes_of(result: str) -> list[int]:
         bits = int(match.group(1) or 8)
         sizes.append(-(-bits * math.prod(int(size) for size in dims.split(",") if size) // 8))
     return sizes
+
+
+def parts_of(text: str) -> list[str]:
+    """Returns the parts of a list, between the commas that stand in no brackets.
+
+    >>> parts_of("(f32[8,128]{1,0}, u32[]), f32[2]{0:T(8,128)} %x")
+    ['(f32[8,128]{1,0}, u32[])', 'f32[2]{0:T(8,128)} %x']
+    """
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
 
 
 def _line(row: str) -> Line | None:
