@@ -1,8 +1,8 @@
 """Schedule: what one device does in a step, and when, as events; and the totals of their times.
 
-An event is work, or a collective. A loop is one event; those of its body are inside, once, with a
+An event is work, a collective, or a loop; the events of a loop's body are inside, once, with a
 count. Work never waits for work, so the time of a step is that of its work and of its waiting for
-collectives: what is *exposed*. The rest of the collectives' time is *hidden*.
+collectives: what is *exposed*. Work that is done while a collective travels is *hidden* time of it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ class Event:
     """One line of a schedule, or one run of a loop's body; the figures are of one execution.
 
     Attributes:
-        kind: `work`, a kind of collective, `while` or `conditional`.
+        kind: `work`, a kind of collective, or a loop or branch: `while` or `conditional` in a
+            compiled program, `scan`, `while` or `cond` in a simulated one.
         name: the line's, as HLO calls it.
         scope: where it comes from, as JAX calls it; `source`: the file and line, if known.
         start: when it begins, in seconds after the computation that it stands in.
         seconds: what it takes: of work, of the links, or of all runs of a loop.
-        exposed: how long the device waits for it: of a collective, or of all in a loop.
+        exposed: how long the device waits for it: for a collective, or in all runs of a loop.
+        hidden: how long the device works while a collective travels.
         axes: the mesh axes of a collective.
         wire_bytes: the bytes that a device sends.
         asynchronous: whether work may go on meanwhile.
@@ -47,19 +49,15 @@ class Event:
     product: bool = False
     count: int = 1
     inside: tuple[Event, ...] = ()
-
-    @property
-    def hidden(self) -> float:
-        """The time of a collective in which the device works, in seconds."""
-        return max(0.0, self.seconds - self.exposed)
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The time of one device, by the compiler's schedule.
+    """The time of one device, by the compiler's schedule or by a simulation.
 
     Attributes:
-        unknown: how often kernels without cycles run, by their scope.
+        unknown: how often work without cycles runs, by its scope.
         timed: whether the compiler gave cycles at all.
         origin: where the costs of its work come from, if not from the compiler that wrote it.
     """

@@ -11,6 +11,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
+from meshdsl.layouts.mesh import Mesh
+
 _KINDS = {
     "ALL_REDUCE": "all_reduce",
     "ALL_GATHER": "all_gather",
@@ -50,6 +54,34 @@ def transfer(attributes: str, sent: int) -> Transfer | None:
     groups = _groups(attributes.partition("_xla_megascale_target=")[2])
     members = len(next(iter(groups)))
     return Transfer(kind, groups, sent * members if kind == "all_gather" else sent)
+
+
+def numbered(groups: frozenset[tuple[int, ...]], mesh: Mesh) -> frozenset[tuple[int, ...]]:
+    """Returns groups of members as the numbers of devices of a mesh.
+
+    The slow axes of the mesh number the slices, the others the chips of a slice, both row-major.
+    libtpu may number the chips of a slice in another order, but in the same one in every slice: so
+    the axes between slices that a group spans are right, whichever of its chips it is.
+
+    Raises:
+        ValueError: the mesh has no such slice or chip.
+    """
+    slow = [axis for axis in mesh.names if axis in mesh.slow]
+    order = [mesh.names.index(axis) for axis in slow]
+    order += [at for at in range(len(mesh.names)) if at not in order]
+    devices = np.arange(mesh.size).reshape([size for _, size in mesh.axes]).transpose(order)
+    devices = devices.reshape(mesh.extent(slow), -1)
+
+    def number(member: int) -> int:
+        slice_, chip = member // _SLICE - 1, member % _SLICE
+        if not (0 <= slice_ < devices.shape[0] and chip < devices.shape[1]):
+            raise ValueError(
+                f"member {member} is no chip of the {devices.shape[0]} slices of "
+                f"{devices.shape[1]} chips of the mesh {mesh}; mark axes between slices @dcn"
+            )
+        return int(devices[slice_, chip])
+
+    return frozenset(tuple(map(number, group)) for group in groups)
 
 
 def _groups(text: str) -> frozenset[tuple[int, ...]]:

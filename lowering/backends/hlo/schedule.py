@@ -8,8 +8,9 @@ estimate gives the cycles of a fusion, a product or a copy ("estimated_cycles");
 * A collective begins when its line is reached and the links of its axes are free. A permute
   uses one direction of the links, every other kind both.
 * A synchronous collective makes the device wait. An asynchronous one makes it wait at its end, if
-  it still runs then: this wait is *exposed*, the rest of its time is *hidden*. So the time of the
-  program is that of its work and what is exposed.
+  it still runs then: this wait is *exposed*. The work while it travels is *hidden* time. So the
+  time of the program is that of its work and what is exposed.
+* A collective across slices ends where its bytes have been received.
 * A loop takes its body's time as often as it runs; of a conditional, the longest branch counts.
   What is on its way around a loop does not slow down what the loop sends.
 
@@ -32,8 +33,10 @@ from meshdsl.layouts.hardware import Hardware, hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.hlo.groups import spanned_axes
 from meshdsl.lowering.backends.hlo.loops import trips
+from meshdsl.lowering.backends.hlo.megascale import numbered
 from meshdsl.lowering.backends.hlo.text import Line, Module
-from meshdsl.lowering.backends.hlo.wire import KINDS, Sent, Walk, marked
+from meshdsl.lowering.backends.hlo.wire import KINDS, Sent, Walk, continues, marked
+from meshdsl.lowering.costs.links import AxisLink, links_of
 from meshdsl.lowering.costs.schedule import WORK, Event, Schedule
 
 # Lines that work on arrays: without cycles, their time is not known. All other lines without cycles
@@ -45,6 +48,7 @@ _WORKING = frozenset(
 )
 _PRODUCTS = ("convolution", "dot")
 _WITHOUT_WORK = ("AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound", "GetGlobalId")
+_MEETING = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 _PLACE = re.compile(r"~([^/~]+)-(\d+)(?=/|$)")  # as `backends.jax.machine` writes it
 _HIDDEN_FRAMES = re.compile(r"site-packages|/meshdsl/(?:ops|gradients|running|tensors|tracing)/")
 
@@ -81,15 +85,20 @@ class _Result:
 
 @dataclass
 class _Flight:
-    """An asynchronous collective on its way.
+    """A collective on its way.
 
     Attributes:
+        begin: when its links are free for it.
         end: when it has arrived.
         position: that of its event.
+        hidden: the seconds of work while it travels.
+        product: whether this work has a product of matrices.
     """
 
+    begin: float
     end: float
     position: int
+    hidden: float = 0.0
     product: bool = False
 
 
@@ -125,13 +134,15 @@ class _Run:
 
 
 class _Device:
-    """One device in one computation.
+    """One device in one computation, with those that it calls.
 
     Attributes:
         now: seconds since it began.
         free: when the links of an axis are free, by direction (+1, -1).
         flights: collectives on their way, by the name of the line that stands for them.
+        begun: the name of the line in `flights` that began the collective of a channel.
         prepared: starts of collectives that have no operands yet, by name.
+        unknown: as in `Schedule`.
     """
 
     def __init__(self, run: _Run, computation: str) -> None:
@@ -139,12 +150,22 @@ class _Device:
         self.computation = computation
         self.now = 0.0
         self.events: list[Event] = []
-        self.free: dict[tuple[str, int], float] = {}
-        self.flights: dict[str, _Flight] = {}
+        self.free: dict[AxisLink, float] = {}
+        self.flights: dict[str, list[_Flight]] = {}
+        self.begun: dict[str, str] = {}
         self.prepared: dict[str, Line] = {}
         self.unknown: Counter[str] = Counter()
 
     def run(self) -> _Result:
+        self._lines()
+        for name in list(self.flights):  # what the caller waits for
+            self._arrive(name)
+        if self.prepared:
+            name = next(iter(self.prepared))
+            raise ValueError(f"{name} in {self.computation} starts a collective without operands")
+        return _Result(self.now, self.events, self.unknown)
+
+    def _lines(self) -> None:
         for line in self.outer.module.computations[self.computation].values():
             if line.op == "while":
                 self._loop(line)
@@ -154,9 +175,6 @@ class _Device:
                 self._calls(line)
             elif not (self._continues(line) or self._collective(line)):
                 self._work(line)
-        for name in list(self.flights):  # what the caller waits for
-            self._arrives(name)
-        return _Result(self.now, self.events, self.unknown)
 
     # Loops and branches.
 
@@ -172,11 +190,12 @@ class _Device:
         self._nested(line, max(runs, key=lambda run: run.seconds), 1)
 
     def _calls(self, line: Line) -> None:
+        caller = self.computation
         for name in line.called:
-            inside = self.outer.computation(name)
-            self.events += [replace(event, start=event.start + self.now) for event in inside.events]
-            self._counts_unknown(inside, 1)
-            self.now += inside.seconds
+            self.outer.wire.reached.add(name)
+            self.computation = name
+            self._lines()
+        self.computation = caller
 
     def _nested(self, line: Line, inside: _Result, count: int) -> None:
         self._counts_unknown(inside, count)
@@ -191,7 +210,7 @@ class _Device:
                 event, exposed=exposed, count=count, inside=tuple(inside.events), product=product
             )
         )
-        self._passes(seconds, product)
+        self._passes(seconds, seconds - exposed, product)
 
     def _counts_unknown(self, inside: _Result, count: int) -> None:
         for name, times in inside.unknown.items():
@@ -209,7 +228,7 @@ class _Device:
         seconds = line.cycles / self.outer.hardware.clock
         product = self._has_product(line)
         self.events.append(replace(self._event(line, WORK, seconds), product=product))
-        self._passes(seconds, product)
+        self._passes(seconds, seconds, product)
 
     def _is_unknown(self, line: Line) -> bool:
         """Whether a line without cycles takes time."""
@@ -218,7 +237,17 @@ class _Device:
         free = line.op == "custom-call" and any(
             f'"{target}"' in line.attributes for target in _WITHOUT_WORK
         )
-        return line.op in _WORKING and not free
+        moves = line.op == "fusion" and not self._has_product(line) and self._moves(line)
+        return line.op in _WORKING and not free and not moves
+
+    def _moves(self, line: Line) -> bool:
+        """Whether a fusion starts, continues or ends a collective."""
+        module = self.outer.module
+        return any(
+            continues(module, name) or marked(module, name, "AsyncCollectiveStart")
+            for name in line.called
+            if name in module.computations
+        )
 
     def _has_product(self, line: Line) -> bool:
         if line.op in _PRODUCTS:
@@ -230,10 +259,14 @@ class _Device:
             for one in computations.get(name, {}).values()
         )
 
-    def _passes(self, seconds: float, product: bool) -> None:
-        self.now += seconds
-        for flight in self.flights.values():
-            flight.product |= product
+    def _passes(self, seconds: float, work: float, product: bool) -> None:
+        """Lets time pass, in which the device works and perhaps waits in a loop."""
+        before, self.now = self.now, self.now + seconds
+        for flight in (flight for flights in self.flights.values() for flight in flights):
+            beside = min(flight.end, self.now) - max(flight.begin, before)
+            if beside > 0:
+                flight.hidden += beside * work / seconds
+                flight.product |= product
 
     # Collectives.
 
@@ -246,22 +279,31 @@ class _Device:
             self.prepared[line.name] = line
             return True
         asynchronous = line.op.endswith("-start") or line.op == "send"
-        key = line.name
         if line.op == "fusion" and marked(
             self.outer.module, line.called[0], "AsyncCollectiveStart"
         ):
-            asynchronous, key = True, self._channel(line.called[0])
+            asynchronous = True
+            self.begun[self._channel(line.called[0])] = line.name
+        key = self._receiver(line) if line.op == "send" else line.name
         for one in sent:
             self._begin(line, one, key, asynchronous)
+        if not asynchronous:
+            self._arrive(key)
         return line.op != "fusion" or not asynchronous
 
     def _sent(self, line: Line) -> list[Sent]:
         return list(self.outer.wire.line(self.computation, line))
 
     def _begin(self, line: Line, sent: Sent, key: str, asynchronous: bool) -> None:
-        axes = spanned_axes(sent.groups, self.outer.mesh)
-        seconds = self.outer.hardware.seconds(sent.kind, sent.wire_bytes, axes, self.outer.mesh)
-        links = self._links(sent, axes)
+        if not sent.count:
+            return
+        mesh = self.outer.mesh
+        groups = numbered(sent.groups, mesh) if sent.across_slices else sent.groups
+        axes = spanned_axes(groups, mesh)
+        if sent.wire_bytes and not axes:
+            raise ValueError(f"{line.op} {line.name} sends along no axis of the mesh {mesh}")
+        seconds = self.outer.hardware.seconds(sent.kind, sent.wire_bytes, axes, mesh) * sent.count
+        links = links_of(sent.kind, axes, mesh, groups)
         begin = max([self.now, *(self.free.get(link, 0.0) for link in links)])
         end = begin + seconds
         self.free.update(dict.fromkeys(links, end))
@@ -269,33 +311,28 @@ class _Device:
             self._event(line, sent.kind, seconds),
             start=begin,
             axes=axes,
-            wire_bytes=sent.wire_bytes,
+            wire_bytes=sent.wire_bytes * sent.count,
             asynchronous=asynchronous,
         )
         self.events.append(event)
-        # Several collectives of one line arrive together.
-        before = self.flights.get(key)
-        if before is not None:
-            self._arrives(key)
-        self.flights[key] = _Flight(end, len(self.events) - 1)
-        if not asynchronous:
-            self._arrives(key)
+        self.flights.setdefault(key, []).append(_Flight(begin, end, len(self.events) - 1))
 
-    def _links(self, sent: Sent, axes: tuple[str, ...]) -> list[tuple[str, int]]:
-        """Returns the links that a collective uses: both directions, or that of a permute."""
-        if sent.kind == "permute" and len(axes) == 1:
-            position = self.outer.mesh.names.index(axes[0])
-            sizes = [size for _, size in self.outer.mesh.axes]
-            stride, size = 1, sizes[position]
-            for after in sizes[position + 1 :]:
-                stride *= after
-            source, target = next(iter(sent.groups))
-            steps = (target // stride - source // stride) % size
-            return [(axes[0], 1 if steps <= size // 2 else -1)]
-        return [(axis, direction) for axis in axes for direction in (1, -1)]
+    def _receiver(self, send: Line) -> str:
+        """Returns the name of the `recv` that gets what a `send` starts, or its own name."""
+        meeting = _MEETING.search(send.attributes)
+        lines = self.outer.module.computations[self.computation].values()
+        for line in lines if meeting else ():
+            other = _MEETING.search(line.attributes)
+            if line.op == "recv" and other and meeting and other.group(1) == meeting.group(1):
+                return line.name
+        return send.name
 
     def _continues(self, line: Line) -> bool:
-        """Whether a line moves a collective on its way, or waits for it, and nothing else."""
+        """Whether a line moves a collective on its way, or waits for it, and nothing else.
+
+        Raises:
+            ValueError: the collective has not begun.
+        """
         operand = line.operands[0] if line.operands else ""
         if line.op.endswith("-update") and operand in self.prepared:
             for sent in self._sent(self.prepared.pop(operand)):
@@ -305,24 +342,50 @@ class _Device:
             self.flights[line.name] = self.flights.pop(operand)
             return True
         if line.op.endswith("-done") and operand in self.flights:
-            self._arrives(operand)
+            self._arrive(operand)
             return True
-        module = self.outer.module
-        if line.op == "fusion" and marked(module, line.called[0], "AsyncCollectiveDone"):
-            self.outer.wire.reached.add(line.called[0])
-            self._work(line)  # which may have a product, too
-            self._arrives(self._channel(line.called[0]))
+        if line.op.removesuffix("-done") in KINDS and line.op not in KINDS:
+            raise ValueError(f"{line.op} {line.name} ends a collective that has not begun")
+        if line.op == "fusion" and continues(self.outer.module, line.called[0]):
+            self._steps(line)
             return True
         return False
 
-    def _arrives(self, key: str) -> None:
-        flight = self.flights.pop(key, None)
-        if flight is None:
-            return
-        waited = max(0.0, flight.end - self.now)
-        event = self.events[flight.position]
-        self.events[flight.position] = replace(event, exposed=waited, product=flight.product)
-        self.now = max(self.now, flight.end)
+    def _steps(self, line: Line) -> None:
+        """Runs a fusion that continues a collective, or ends it; it may have a product, too."""
+        (name,) = line.called
+        began = self._beginning(line)
+        if began is None:
+            raise ValueError(f"{line.name} calls {name} of a collective that has not begun")
+        self.outer.wire.reached.add(name)
+        self._work(line)
+        if marked(self.outer.module, name, "AsyncCollectiveDone"):
+            self._arrive(began)
+        else:
+            self.flights[line.name] = self.flights.pop(began)
+            self.begun[self._channel(name)] = line.name
+
+    def _beginning(self, line: Line) -> str | None:
+        """Returns the line in `flights` that a fusion continues: by its operands, or channel."""
+        lines = self.outer.module.computations[self.computation]
+        for operand in line.operands:
+            source = lines.get(operand)
+            if source is not None and source.op == "get-tuple-element":
+                operand = source.operands[0]
+            if operand in self.flights:
+                return operand
+        began = self.begun.get(self._channel(line.called[0]), "")
+        return began if began in self.flights else None
+
+    def _arrive(self, key: str) -> None:
+        """Lets the device wait for the collectives of a line."""
+        for flight in self.flights.pop(key, ()):
+            waited = max(0.0, flight.end - self.now)
+            event = self.events[flight.position]
+            self.events[flight.position] = replace(
+                event, exposed=waited, hidden=flight.hidden, product=flight.product
+            )
+            self.now = max(self.now, flight.end)
 
     def _channel(self, computation: str) -> str:
         """Returns what the fusions of one collective have in common."""

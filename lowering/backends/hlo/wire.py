@@ -48,7 +48,8 @@ _CALLS = ("call", "fusion", "async-start", "custom-call-start", "custom-call")
 class Sent:
     """One collective: payloads in bytes by parts, and its executions per run of the program.
 
-    `groups` are the devices that take part together; of a permute, the pairs (source, target).
+    `groups` are the devices that take part together; of a permute, the pairs (source, target). Of a
+    collective across slices they are members, as `megascale` numbers them.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Sent:
     payloads: tuple[int, ...]
     count: int
     line: str
+    across_slices: bool = False
 
     @property
     def wire_bytes(self) -> float:
@@ -126,7 +128,7 @@ class Walk:
         elif line.op == "send":
             hosts = transfer(line.attributes, sizes_of(line.result)[0])
             if hosts is not None:
-                yield Sent(hosts.kind, hosts.groups, (hosts.payload,), times, line.name)
+                yield Sent(hosts.kind, hosts.groups, (hosts.payload,), times, line.name, True)
         elif line.op in _CALLS:
             for callee in line.called:
                 yield from self.computation(callee, times)

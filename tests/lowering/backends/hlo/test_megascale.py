@@ -9,9 +9,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
-from meshdsl.lowering.backends.hlo.megascale import transfer
+from meshdsl.lowering.backends.hlo.megascale import numbered, transfer
+from meshdsl.lowering.backends.hlo.schedule import schedule
 from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax.ahead import devices
 from meshdsl.lowering.backends.jax.torus import arrange_devices
@@ -35,6 +37,14 @@ def test_members_are_places_of_slices_or_listed():
     assert listed.groups == {(100000, 200000), (100001, 200001)}
     pairs = transfer(attributes("ONE_TO_ONE", "{{100000->200000},{200000->100000}}"), 40)
     assert (pairs.kind, pairs.groups) == ("permute", {(100000, 200000), (200000, 100000)})
+
+
+def test_slices_and_chips_have_numbers_in_the_mesh():
+    members = frozenset([(100000, 200000), (100002, 200002)])
+    assert numbered(members, Mesh.parse("slice@dcn:2,data:4")) == {(0, 4), (2, 6)}
+    assert numbered(members, Mesh.parse("data:4,slice@dcn:2")) == {(0, 1), (4, 5)}
+    with pytest.raises(ValueError, match=r"member 30000\d is no chip of the 2 slices of 4 chips"):
+        numbered(frozenset([(100000, 300001)]), Mesh.parse("slice@dcn:2,data:4"))
 
 
 def test_other_transfers_to_a_host_are_no_matter_between_slices():
@@ -71,7 +81,8 @@ BYTES = prod(SHAPE) * 4
 )
 def test_what_libtpu_sends_across_slices_is_counted(send, kind, wire, tmp_path):
     topology = Topology.parse("v5e:2x4", slices=4)
-    mesh = arrange_devices(Mesh.parse("slice@dcn:4,data:8"), devices(topology))
+    axes = Mesh.parse("slice@dcn:4,data:8")
+    mesh = arrange_devices(axes, devices(topology))
     split = P(("slice", "data"))
     run = jax.shard_map(
         lambda x: send(x * 2), mesh=mesh, in_specs=split, out_specs=split, check_vma=False
@@ -84,3 +95,10 @@ def test_what_libtpu_sends_across_slices_is_counted(send, kind, wire, tmp_path):
     found = sent(file.read_text(), 32)
     assert {one.kind for one in found} == {kind}
     assert sum(one.wire_bytes * one.count for one in found) == wire
+
+    (file,) = tmp_path.glob("*.after_codegen.txt")
+    result = schedule(file.read_text(), axes, hardware("v5e"))
+    assert {(event.kind, event.axes) for event, _ in result.collectives} == {(kind, ("slice",))}
+    assert result.times.wire_bytes == wire
+    assert result.times.exposed == pytest.approx(wire / hardware("v5e").network_bandwidth)
+    assert result.seconds == pytest.approx(result.times.work + result.times.exposed)

@@ -106,6 +106,150 @@ def test_permutes_in_both_directions_travel_at_once():
     assert twice.seconds == pytest.approx(2 * MIB / 90e9)
 
 
+SWAP = "source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}"
+
+
+@pytest.mark.parametrize("pairs", [RIGHT, LEFT])
+def test_a_permute_whose_pairs_go_both_ways_uses_both_directions(pairs):
+    lines = done("p", "collective-permute"), done("q", "collective-permute")
+    result = timed(permuted("p", SWAP), permuted("q", pairs), *lines)
+    assert result.seconds == pytest.approx(2 * MIB / 90e9)
+
+
+def test_without_work_nothing_is_hidden():
+    result = timed(started("s"), started("t"), done("t"), done("s"))
+    assert result.times.hidden == 0
+    assert result.times.exposed == pytest.approx(2 * GATHER_SECONDS)
+
+
+def test_waits_of_a_loop_hide_nothing():
+    body = f"%body (b: (s32[])) -> (s32[]) {{\n  {GATHER}\n  {work('a', 1)}\n}}\n"
+    other = f"%t = (f32[{ROWS * 64}]{{0}}, f32[{ROWS * 128}]{{0}}) all-gather-start(%x), {DATA}"
+    result = timed(other, loop(4), done("t"), rest=LOOP + body)
+    assert result.times.hidden == pytest.approx(4e-6, rel=1e-3)
+
+
+def two_gathers(name):
+    both = f"  {GATHER}\n  {GATHER.replace('%g ', '%h ')}\n"
+    return f"%{name} (p: f32[8]) -> f32[8] {{\n{both}}}\n"
+
+
+def test_several_collectives_of_one_line_make_the_device_wait_at_its_end():
+    lines = (
+        "%s = ((f32[8]), f32[8]) async-start(%x), calls=%two",
+        work("a", 100),
+        "%d = f32[8] async-done(%s)",
+    )
+    result = timed(*lines, rest=two_gathers("two"))
+    assert result.times.exposed == 0
+    assert result.times.hidden == pytest.approx(2 * GATHER_SECONDS)
+    assert result.seconds == pytest.approx(100e-6, rel=1e-3)
+
+
+def test_a_loop_in_an_asynchronous_computation_sends_as_often_as_it_runs():
+    inside = f"%body (b: (s32[])) -> (s32[]) {{\n  {GATHER}\n}}\n"
+    inside += f"%wrap (p: f32[8]) -> f32[8] {{\n  {loop(5)}\n}}\n"
+    lines = "%s = ((f32[8]), f32[8]) async-start(%x), calls=%wrap", "%d = f32[8] async-done(%s)"
+    result = timed(*lines, rest=LOOP + inside)
+    assert result.times.wire_bytes == 5 * 0.75 * MIB
+    assert result.seconds == pytest.approx(5 * GATHER_SECONDS)
+
+
+@pytest.mark.parametrize("ends", [(), ("%d = f32[8] custom-call-done(%s)",)])
+def test_a_start_that_gets_no_operands_is_an_error(ends):
+    called = f"%called (p: f32[8]) -> f32[8] {{\n  {GATHER}\n}}\n"
+    start = (
+        '%s = ((), (), (s32[8]{0})) custom-call-start(), custom_call_target="TODO", '
+        "called_computations={%called}"
+    )
+    with pytest.raises(ValueError, match="s in main starts a collective without operands"):
+        timed(start, *ends, rest=called)
+
+
+def test_the_end_of_a_collective_that_has_not_begun_is_an_error():
+    with pytest.raises(ValueError, match="all-gather-done q-done ends a collective that has not b"):
+        timed(started(), done("q"))
+    gather = f"  %g = f32[{ROWS}]{{0}} all-gather(%p), channel_id=7, {MODEL}\n"
+    for name, target in (("async_collective_fusion.1", "More"), ("ended", "AsyncCollectiveDone")):
+        end = f'  %c = f32[8]{{0}} custom-call(%g), custom_call_target="{target}"\n'
+        rest = f"%{name} (p: f32[8]) -> f32[8] {{\n{gather}{end}}}\n"
+        with pytest.raises(ValueError, match=f"f calls {name} of a collective that has not begun"):
+            timed(work("f", 1, callee=name), rest=rest)
+
+
+def test_fusions_continue_the_collective_that_their_operands_come_from():
+    gather = f"  %g = f32[{ROWS}]{{0}} all-gather(%p), channel_id=1, {MODEL}\n"
+    rest = "".join(
+        f"%{name} (p: f32[8]) -> f32[8] {{\n{gather}"
+        f'  %c = f32[8]{{0}} custom-call(%g), custom_call_target="{target}"\n}}\n'
+        for name, target in (("begun", "AsyncCollectiveStart"), ("ended", "AsyncCollectiveDone"))
+    )
+    lines = [
+        f"%{name} = f32[8] fusion(%{of}), kind=kCustom, calls=%{callee}"
+        for name, of, callee in (
+            ("s", "x", "begun"),
+            ("t", "x", "begun"),
+            ("d", "i", "ended"),
+            ("e", "t", "ended"),
+        )
+    ]
+    lines.insert(1, "%i = f32[8] get-tuple-element(%s), index=0")
+    result = timed(*lines[:4], work("a", 1), lines[4], rest=rest)
+    assert result.times.exposed == pytest.approx(2 * GATHER_SECONDS - 1e-6, rel=1e-3)
+    assert result.unknown == {}
+
+
+def test_names_are_read_with_and_without_a_percent_sign():
+    body = f"%body (b: (s32[])) -> (s32[]) {{\n  {work('a', 3)}\n  {GATHER}\n}}\n"
+    lines = (started(), work("c", 1), done(), permuted("p", RIGHT), loop(5))
+    lines = (*lines, done("p", "collective-permute"))
+    text = module(*lines, rest=FUSED + PRODUCT + LOOP + body)
+    signed = schedule(text, MESH, V5P)
+    assert schedule(text.replace("%", ""), MESH, V5P) == signed
+    typed = text.replace("-done(%", f"-done((f32[8]{{0:T(8,128)}}, f32[{ROWS}]{{0}}) %")
+    assert schedule(typed, MESH, V5P) == signed
+
+
+def test_a_call_runs_in_the_same_device():
+    callee = "%callee (p: f32[8]) -> f32[8] {{\n  {}\n}}\n"
+    line = "%c = f32[8] call(%x), to_apply=%callee"
+    beside = timed(started(), line, done(), rest=callee.format(work("z", 3, callee="product")))
+    assert beside.bytes_beside_products == 0.75 * MIB
+    assert beside.times.hidden == pytest.approx(3e-6, rel=1e-3)
+    same_links = timed(started(), line, done(), rest=callee.format(GATHER))
+    assert same_links.seconds == pytest.approx(2 * GATHER_SECONDS)
+
+
+ACROSS = Mesh.parse("slice@dcn:4,data:8")
+
+
+def transferred(kind="send", members="{1:4}x{0:7}", result="f32[262144]{0}"):
+    return (
+        f"%{kind} = ({result}, u32[], token[]) {kind}(%x, %t), frontend_attributes={{"
+        f'_xla_host_transfer_rendezvous="psum.7_0",_xla_megascale_target="{members}",'
+        '_xla_megascale_transfer_type="ALL_REDUCE"}'
+    )
+
+
+def test_a_transfer_across_slices_ends_where_it_has_been_received():
+    ends = "%sd = token[] send-done(%send)", "%rd = (f32[8], token[]) recv-done(%recv)"
+    lines = (transferred("recv"), transferred(), ends[0], work("a", 3), ends[1])
+    result = timed(*lines, mesh=ACROSS)
+    ((event, _),) = result.collectives
+    assert event.axes == ("slice",) and event.asynchronous
+    expected = V5P.seconds("all_reduce", 2 * 3 / 4 * MIB, ["slice"], ACROSS)
+    assert event.seconds == pytest.approx(expected)
+    assert result.seconds == pytest.approx(expected)
+    assert result.times.hidden == pytest.approx(3e-6, rel=1e-3)
+
+
+def test_slices_and_chips_that_the_mesh_does_not_have_are_errors():
+    with pytest.raises(ValueError, match=r"member \d+ is no chip of the 1 slices of 32 chips"):
+        timed(transferred(), mesh=Mesh.parse("data:32"))
+    with pytest.raises(ValueError, match="all-gather g sends along no axis of the mesh model:1"):
+        timed(GATHER, mesh=Mesh.parse("model:1"))
+
+
 LOOP = """%condition (c: (s32[])) -> pred[] {
   %c = (s32[]) parameter(0)
   %i = s32[] get-tuple-element(%c), index=0
