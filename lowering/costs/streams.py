@@ -15,7 +15,8 @@ of what is on its way, has no history in it, and a run from the same state is th
   changed step makes one new segment. The others answer from memory as soon as the state is one
   that they know. The times are the same, to the picosecond, as those of a run from nothing.
 * A loop repeats its body until the state at its end has been there before: from then on its
-  iterations repeat. So a loop costs as much to simulate as its first few iterations.
+  iterations repeat. So a loop costs as much to simulate as its first few iterations. No transfer
+  crosses the end of an iteration or of a branch: its `Wait` stands in the sequence of its `Start`.
 
 The time of the device is that of its work and of its waits (`exposed`). Jia et al. 2019, "Beyond
 Data and Model Parallelism for Deep Neural Networks" (FlexFlow), section 5.3, has the idea of
@@ -24,8 +25,9 @@ simulating again only what a change reaches.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias
@@ -35,6 +37,7 @@ _SEGMENT = 24  # steps
 
 Link: TypeAlias = Hashable
 Key: TypeAlias = Hashable
+Time: TypeAlias = int | Fraction
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -180,24 +183,30 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One step of a run, in picoseconds.
+    """One step of a run, in picoseconds; in a loop, the mean of all its iterations.
+
+    So the moments inside, times the count of the loop, add up to the totals of the run.
 
     Attributes:
         start: when it begins, after the beginning of its sequence.
         time: what it takes; of a transfer, on its links.
         wait: how long the device waits: for the transfer, or in a loop or a branch.
-        inside: one iteration of a loop, or the branch that counts.
+        hidden: how long the device works while the transfer travels.
+        beside: the steps of this work, loops and branches among them.
+        inside: one iteration of a loop, or the branches that count.
     """
 
     step: Step
-    start: int
-    time: int
-    wait: int = 0
+    start: Time
+    time: Time
+    wait: Time = 0
+    hidden: Time = 0
+    beside: tuple[Step, ...] = ()
     inside: tuple[Moment, ...] = ()
 
 
 def moments(steps: Steps) -> list[Moment]:
-    """Returns a run step by step, without waits; of a loop, its last iteration."""
+    """Returns a run step by step, without waits."""
     return _Recorder(State()).record(steps)
 
 
@@ -254,11 +263,8 @@ class _Clock:
         self.totals = self.totals.plus(totals)
 
     def _start(self, step: Start) -> None:
-        begin = max(
-            self.now,
-            *(self.links.get(link, 0) for link in step.links),
-            *(self.flights.get(key, 0) for key in step.after),
-        )
+        links = [self.links.get(link, 0) for link in step.links]
+        begin = max([self.now, *links, *(self.flights.get(key, 0) for key in step.after)])
         end = begin + step.time
         self.links.update(dict.fromkeys(step.links, end))
         self.flights[step.key] = end
@@ -279,68 +285,153 @@ class _Clock:
     def _inner(self) -> State:
         return State(self._state().links)
 
-    def _adopts(self, run: Run, waits: Mapping[Key, int]) -> None:
+    def _adopts(self, run: Run) -> None:
         """Goes on after inner steps."""
         self._passes(run.totals)
         self.links = {link: self.now + rest for link, rest in run.state.links}
-        for key, wait in waits.items():
+        for key, wait in run.waits.items():
             self.waits[key] = self.waits.get(key, 0) + wait
 
     def _choose(self, step: Choose) -> None:
-        runs = [branch.run(self._inner()) for branch in step.branches]
-        longest = max(runs, key=lambda run: run.totals.time)
-        self._adopts(longest, longest.waits)
+        self._adopts(_longest(step, self._inner()).run(self._inner()))
 
     def _repeat(self, step: Repeat) -> None:
-        state = self._inner()
-        seen: dict[State, int] = {}
-        runs: list[Run] = []
-        while len(runs) < step.count and state not in seen:
-            seen[state] = len(runs)
-            runs.append(step.body.run(state))
-            state = State(runs[-1].state.links)
-        if not runs:
-            return
-        # From the iteration that began in this state on, the others repeat.
-        times = [1] * len(runs)
-        last = len(runs) - 1
-        rest = step.count - len(runs)
-        if rest:
-            first = seen[state]
-            period = len(runs) - first
-            for at in range(first, len(runs)):
-                times[at] += rest // period + (at - first < rest % period)
-            last = first + (rest - 1) % period
+        iterations, last = _iterations(step, self._inner())
         totals, waits = Totals(), dict[Key, int]()
-        for run, count in zip(runs, times, strict=True):
+        for _, run, count in iterations:
             totals = totals.plus(run.totals, count)
             for key, wait in run.waits.items():
                 waits[key] = waits.get(key, 0) + wait * count
-        self._adopts(Run(totals, waits, runs[last].state), waits)
+        if iterations:
+            self._adopts(Run(totals, waits, last))
+
+
+def _longest(step: Choose, state: State) -> Steps:
+    """Returns the branch that takes longest."""
+    runs = [branch.run(state) for branch in step.branches]
+    assert not any(run.state.flights for run in runs), "a branch ends before its transfers"
+    times = [run.totals.time for run in runs]
+    return step.branches[times.index(max(times))]
+
+
+def _iterations(step: Repeat, state: State) -> tuple[list[tuple[State, Run, int]], State]:
+    """Returns the iterations of a loop that differ, and the state at its end.
+
+    Each one has the state that it begins in, its run, and how often it occurs.
+    """
+    seen: dict[State, int] = {}
+    runs: list[Run] = []
+    while len(runs) < step.count and state not in seen:
+        seen[state] = len(runs)
+        runs.append(step.body.run(state))
+        assert not runs[-1].state.flights, "an iteration ends before its transfers"
+        state = State(runs[-1].state.links)
+    times = [1] * len(runs)
+    last = len(runs) - 1
+    rest = step.count - len(runs)
+    if rest:  # from the iteration that began in this state on, the others repeat
+        first = seen[state]
+        period = len(runs) - first
+        for at in range(first, len(runs)):
+            times[at] += rest // period + (at - first < rest % period)
+        last = first + (rest - 1) % period
+    end = runs[last].state if runs else state
+    return list(zip(seen, runs, times, strict=True)), end
 
 
 class _Recorder(_Clock):
-    """A run that writes down when each step begins."""
+    """A run that writes down what each step takes."""
 
     def record(self, steps: Steps) -> list[Moment]:
-        found: list[Moment] = []
-        of_key: dict[Key, int] = {}
+        found: list[_Record] = []
+        of_key: dict[Key, _Record] = {}
         for step in steps.steps:
-            began, before = self.now, self.totals.exposed
-            inner = self._inner()
+            before, began, inner = self.totals, self.now, self._inner()
             self.run([step])
-            if isinstance(step, Work):
-                found.append(Moment(step, began, step.time))
-            elif isinstance(step, Start):
-                of_key[step.key] = len(found)
-                found.append(Moment(step, self.flights[step.key] - step.time, step.time))
-            elif isinstance(step, Wait):
-                position = of_key[step.key]
-                found[position] = replace(found[position], wait=self.totals.exposed - before)
-            elif isinstance(step, Repeat | Choose):
-                wait = self.totals.exposed - before
-                bodies = [step.body] if isinstance(step, Repeat) else list(step.branches)
-                body = max(bodies, key=lambda body: body.run(inner).totals.time)
-                inside = tuple(_Recorder(inner).record(body))
-                found.append(Moment(step, began, self.now - began, wait, inside))
-        return found
+            wait = self.totals.exposed - before.exposed
+            if isinstance(step, Wait):
+                of_key.pop(step.key).wait += wait
+                continue
+            one = _Record(step, began, self.now - began)
+            found.append(one)
+            if isinstance(step, Start):
+                one.start, one.time = self.flights[step.key] - step.time, step.time
+                of_key[step.key] = one
+                continue
+            if not isinstance(step, Work):
+                one.wait, one.inside = wait, _inside(step, inner)
+            work = self.totals.work - before.work
+            if work:
+                for flight in of_key.values():
+                    flight.travels_beside(step, began, self.now, work)
+        return [one.moment() for one in found]
+
+
+@dataclass(slots=True)
+class _Record:
+    """A moment that is being written."""
+
+    step: Step
+    start: int
+    time: int
+    wait: int = 0
+    hidden: Time = 0
+    beside: list[Step] = field(default_factory=list)
+    inside: tuple[Moment, ...] = ()
+
+    def travels_beside(self, step: Step, began: int, ended: int, work: int) -> None:
+        """Counts the work of a step while this transfer travels."""
+        together = min(self.start + self.time, ended) - max(self.start, began)
+        if together > 0:
+            self.beside.append(step)
+            # In a loop, work and waits take turns: its share of work counts.
+            whole = isinstance(step, Work)
+            self.hidden += together if whole else Fraction(together * work, ended - began)
+
+    def moment(self) -> Moment:
+        beside = tuple(self.beside)
+        return Moment(self.step, self.start, self.time, self.wait, self.hidden, beside, self.inside)
+
+
+def _inside(step: Repeat | Choose, state: State) -> tuple[Moment, ...]:
+    """Returns the moments in a loop or a branch that begins in a state."""
+    if isinstance(step, Choose):
+        return tuple(_Recorder(state).record(_longest(step, state)))
+    iterations, _ = _iterations(step, state)
+    return _mean([(_Recorder(start).record(step.body), n) for start, _, n in iterations])
+
+
+def _mean(records: Sequence[tuple[Sequence[Moment], int]]) -> tuple[Moment, ...]:
+    """Returns the moments of iterations on average; each one occurs some times."""
+    if len(records) == 1:
+        return tuple(records[0][0])
+    count = sum(times for _, times in records)
+    of_step: dict[Step, list[tuple[Moment, int]]] = {}
+    for found, times in records:
+        for moment in found:
+            of_step.setdefault(moment.step, []).append((moment, times))
+
+    def mean(values: Iterable[tuple[Time, int]], over: int) -> Fraction:
+        return sum((Fraction(value) * times for value, times in values), Fraction()) / over
+
+    # A step of a branch does not occur in every iteration: it takes less of the mean.
+    return tuple(
+        Moment(
+            step,
+            mean([(one.start, times) for one, times in found], sum(times for _, times in found)),
+            mean([(one.time, times) for one, times in found], count),
+            mean([(one.wait, times) for one, times in found], count),
+            mean([(one.hidden, times) for one, times in found], count),
+            tuple(dict.fromkeys(other for one, _ in found for other in one.beside)),
+            _mean_inside([(one.inside, times) for one, times in found], count),
+        )
+        for step, found in of_step.items()
+    )
+
+
+def _mean_inside(records: Sequence[tuple[Sequence[Moment], int]], count: int) -> tuple[Moment, ...]:
+    """Returns the mean of what is inside a step, which does not occur in all iterations."""
+    if not any(found for found, _ in records):
+        return ()
+    missing = count - sum(times for _, times in records)
+    return _mean([*records, ((), missing)] if missing else records)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from meshdsl.lowering.costs.streams import Choose, Repeat, Start, Steps, Wait, Work
+from meshdsl.lowering.costs.streams import Choose, Repeat, Start, Steps, Wait, Work, moments
 
 LINKS = (("data", 1), ("data", -1), ("model", 1), ("model", -1))
 
@@ -141,3 +141,74 @@ def test_a_loop_costs_as_much_as_its_first_iterations():
     totals = steps.run().totals
     assert time.process_time() - start < 1  # it would take days to go through them
     assert (totals.work, totals.exposed) == (20 * 10**12, 10 * 10**12)
+
+
+def added(found, times=1):
+    """Returns the work and the waits of moments, those in loops as often as they run."""
+    work = waits = 0
+    for moment in found:
+        if isinstance(moment.step, Work):
+            work += moment.time * times
+        elif isinstance(moment.step, Start):
+            waits += moment.wait * times
+        else:
+            count = getattr(moment.step, "count", 1)
+            inner = added(moment.inside, times * count)
+            assert inner == (sum(inner) - moment.wait * times, moment.wait * times)
+            assert sum(inner) == moment.time * times
+            work, waits = work + inner[0], waits + inner[1]
+    return work, waits
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_moments_add_up_to_the_totals(seed):
+    steps = Steps.of(drawn(random.Random(seed)))
+    totals = steps.run().totals
+    assert added(moments(steps)) == (totals.work, totals.exposed)
+
+
+def test_an_iteration_that_waits_longer_counts_once():
+    first, second = object(), object()
+    body = Steps.of([Start(second, 10, ("link",)), Wait(second)])
+    steps = Steps.of([Start(first, 1000, ("link",)), Repeat(body, 100), Wait(first)])
+    loop = moments(steps)[1]
+    assert (loop.wait, loop.inside[0].wait, loop.inside[0].time) == (2000, 20, 10)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_hidden_is_the_work_while_a_transfer_travels(seed):
+    """Picosecond by picosecond, without loops."""
+    steps = drawn(random.Random(seed), depth=0, most=30)
+    found = moments(Steps.of(steps))
+    works = [one for one in found if isinstance(one.step, Work)]
+    working = {at for one in works for at in range(one.start, one.start + one.time)}
+    waited = {step.key: at for at, step in enumerate(steps) if isinstance(step, Wait)}
+    for one in found:
+        if isinstance(one.step, Start):
+            travels = range(one.start, one.start + one.time)
+            assert one.hidden == len(working.intersection(travels))
+            assert one.hidden <= one.time
+            beside = [w.step for w in works if {*travels}.intersection(range_of(w))]
+            assert list(one.beside) == beside
+            assert all(steps.index(step) < waited[one.step.key] for step in beside)
+
+
+def range_of(moment):
+    return range(moment.start, moment.start + moment.time)
+
+
+def test_the_waits_of_a_loop_do_not_hide_a_transfer():
+    far, near = object(), object()
+    body = Steps.of([Start(near, 30, ("a",)), Wait(near), Work(10)])
+    steps = Steps.of([Start(far, 10**6, ("b",)), Repeat(body, 5), Wait(far)])
+    assert moments(steps)[0].hidden == 5 * 10
+
+
+def test_a_transfer_without_links_takes_its_time():
+    assert Steps.of([Start("g", 3, ()), Wait("g")]).run().totals.exposed == 3
+
+
+@pytest.mark.parametrize("around", [lambda body: Repeat(body, 2), lambda body: Choose((body,))])
+def test_a_transfer_must_be_waited_for_where_it_starts(around):
+    with pytest.raises(AssertionError, match="ends before its transfers"):
+        Steps.of([around(Steps.of([Start("g", 3, ("a",))]))]).run()
