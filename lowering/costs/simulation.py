@@ -23,13 +23,13 @@ from meshdsl.layouts.costs import ELEMENTWISE, Costs, costs_of
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.costs.links import links_of
 from meshdsl.lowering.costs.roofline import LocalWork, local_work
 from meshdsl.lowering.costs.schedule import WORK, Event, Schedule
 from meshdsl.lowering.costs.streams import (
     PICOSECONDS,
     Choose,
     Key,
-    Link,
     Moment,
     Repeat,
     Start,
@@ -51,6 +51,7 @@ from meshdsl.lowering.program import (
 
 # How many products make scores, or their gradients, and how many read them.
 _PRODUCTS_OF_ATTENTION = {"attention": (1, 1), "attention_gradient": (2, 3)}
+_WITH_PRODUCTS = ("einsum", "convolve", *_PRODUCTS_OF_ATTENTION)
 _PASSES_OVER_SCORES = 3  # they are written, and read for their sum and for the next product
 
 
@@ -60,9 +61,9 @@ def simulate(program: SpmdProgram, hardware: Hardware) -> Schedule:
     origin = costs.origin if costs is not None else f"the peaks of {hardware.title}"
     written = _Writer(program.mesh, hardware, costs)
     steps = written.steps(program.block)
-    events = [written.event(moment) for moment in moments(steps) if moment.step in written.known]
+    events = written.events(moments(steps))
     seconds = steps.run().totals.time / PICOSECONDS
-    return Schedule(seconds, tuple(events), {}, timed=True, origin=origin)
+    return Schedule(seconds, events, {}, timed=True, origin=origin)
 
 
 @dataclass
@@ -115,42 +116,50 @@ class _Writer:
         moved = _PASSES_OVER_SCORES * sizes.scores * SCORES.itemsize
         return into_scores + of_features * from_scores + costs.moved(ELEMENTWISE, moved)
 
-    def transfer(self, instruction: Instruction, key: Key) -> Start:
-        """Returns the start of a collective."""
+    def transfer(self, instruction: Instruction, after: Iterable[Key]) -> Start:
+        """Returns the start of a collective, which begins after some others have arrived."""
         axes = axes_of(instruction)
         sent = wire_bytes(
             instruction.op, payload_bytes(instruction, self.mesh), self.mesh.extent(axes)
         )
         seconds = self.hardware.seconds(instruction.op, sent, axes, self.mesh)
-        step = Start(key, _picoseconds(seconds), tuple(self._links(instruction, axes)))
+        pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
+        links = links_of(instruction.op, axes, self.mesh, pairs)
+        step = Start(instruction, _picoseconds(seconds), links, tuple(after))
         self.known[step] = instruction
         return step
 
-    def _links(self, instruction: Instruction, axes: tuple[str, ...]) -> Iterable[Link]:
-        if instruction.op == "permute" and len(axes) == 1:
-            stride = self.mesh.extent(self.mesh.names[self.mesh.names.index(axes[0]) + 1 :])
-            size = self.mesh.sizes[axes[0]]
-            source, target = next(pair for pair in instruction.params["pairs"])
-            positions = (target // stride - source // stride) % size
-            return [(axes[0], 1 if positions <= size // 2 else -1)]
-        return [(axis, direction) for axis in axes for direction in (1, -1)]
+    def events(self, found: Iterable[Moment]) -> tuple[Event, ...]:
+        """Returns what moments stand for, without loops that do nothing."""
+        return tuple(
+            self.event(moment)
+            for moment in found
+            if moment.inside or not isinstance(moment.step, Repeat | Choose)
+        )
 
     def event(self, moment: Moment) -> Event:
         """Returns what a moment of a run stands for."""
         instruction = self.known[moment.step]
         source = instruction.source
-        start, seconds = moment.start / PICOSECONDS, moment.time / PICOSECONDS
-        exposed = moment.wait / PICOSECONDS
+        start, seconds = float(moment.start / PICOSECONDS), float(moment.time / PICOSECONDS)
+        exposed, hidden = float(moment.wait / PICOSECONDS), float(moment.hidden / PICOSECONDS)
         place = f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source.line else ""
         name = instruction.op
         if instruction.bodies:
-            inside = tuple(self.event(m) for m in moment.inside if m.step in self.known)
-            count = instruction.runs
             return Event(
-                name, name, name, place, start, seconds, exposed, count=count, inside=inside
+                name,
+                name,
+                name,
+                place,
+                start,
+                seconds,
+                exposed,
+                product=self._has_product(moment.step),
+                count=instruction.runs,
+                inside=self.events(moment.inside),
             )
         if not instruction.is_collective:
-            product = instruction.op in ("einsum", "convolve")
+            product = self._has_product(moment.step)
             return Event(WORK, name, name, place, start, seconds, product=product)
         axes = axes_of(instruction)
         sent = wire_bytes(name, payload_bytes(instruction, self.mesh), self.mesh.extent(axes))
@@ -165,15 +174,28 @@ class _Writer:
             axes,
             sent,
             asynchronous=name in self.hardware.asynchronous,
+            product=any(map(self._has_product, moment.beside)),
+            hidden=hidden,
         )
+
+    def _has_product(self, step: Step) -> bool:
+        """Whether work has a product of matrices, by itself or in a loop or a branch."""
+        if isinstance(step, Repeat):
+            return any(map(self._has_product, step.body.steps))
+        if isinstance(step, Choose):
+            return any(self._has_product(one) for branch in step.branches for one in branch.steps)
+        return isinstance(step, Work) and self.known[step].op in _WITH_PRODUCTS
 
 
 class _BlockWriter:
     """Writes the steps of one block.
 
     Attributes:
-        pending: for a value, the transfers that it waits for.
+        pending: for a value, the transfers that it comes from, also those that were waited for: a
+            transfer may stand before this wait.
         ready: for a value, the position among the steps from which on it is there.
+        starts: the transfers that start before the step at a position.
+        started: the position of the start of a transfer.
     """
 
     def __init__(self, outer: _Writer, block: Block) -> None:
@@ -184,6 +206,7 @@ class _BlockWriter:
         self.pending: dict[Value, frozenset[Key]] = {}
         self.ready: dict[Value, int] = {}
         self.starts: dict[int, list[Start]] = {}
+        self.started: dict[Key, int] = {}
         self.waited: set[Key] = set()
 
     def run(self) -> list[Step]:
@@ -214,38 +237,27 @@ class _BlockWriter:
             self._is_ready(instruction)
             return
         # It costs nothing: whoever reads its results waits for its operands.
-        waits = frozenset().union(*(self._pending(value) for value in instruction.inputs))
-        ready = max((self.ready.get(value, 0) for value in instruction.inputs), default=0)
+        waits, ready = self._pending(instruction.inputs), self._ready(instruction.inputs)
         for value in instruction.outputs:
             self.pending[value], self.ready[value] = waits, ready
 
     def _transfer(self, instruction: Instruction) -> None:
         key: Key = instruction
-        start = self.outer.transfer(instruction, key)
-        waits = frozenset().union(*(self._pending(value) for value in instruction.inputs))
+        after = self._pending(instruction.inputs)
+        start = self.outer.transfer(instruction, after)
         if instruction.op not in self.outer.hardware.asynchronous:
-            self._wait(waits)
+            self._wait(after)
             self.steps += [start, Wait(key)]
             self.waited.add(key)
             self._is_ready(instruction)
             return
-        ready = max((self.ready.get(value, 0) for value in instruction.inputs), default=0)
-        after = tuple(key for key in waits if key not in self.waited)
-        if after:  # it starts where the last of them has started, at the earliest
-            ready = max(
-                ready, *(at for at, s in self.starts.items() if {x.key for x in s} & {*after})
-            )
-        start = self._renewed(start, after)
+        # It starts behind those that its operands come from.
+        starts = (self.started.get(other, 0) for other in after)
+        ready = max([self._ready(instruction.inputs), *starts])
         self.starts.setdefault(ready, []).append(start)
+        self.started[key] = ready
         for value in instruction.outputs:
             self.pending[value], self.ready[value] = frozenset([key]), ready
-
-    def _renewed(self, start: Start, after: tuple[Key, ...]) -> Start:
-        if not after:
-            return start
-        later = Start(start.key, start.time, start.links, after)
-        self.outer.known[later] = self.outer.known.pop(start)
-        return later
 
     def _loop(self, instruction: Instruction) -> Step:
         bodies = tuple(self.outer.steps(body) for body in instruction.bodies)
@@ -259,8 +271,11 @@ class _BlockWriter:
         self.outer.known[step] = instruction
         self.steps.append(step)
 
-    def _pending(self, value: Value) -> frozenset[Key]:
-        return self.pending.get(value, frozenset()) - self.waited
+    def _pending(self, values: Iterable[Value]) -> frozenset[Key]:
+        return frozenset().union(*(self.pending.get(value, ()) for value in values))
+
+    def _ready(self, values: Iterable[Value]) -> int:
+        return max((self.ready.get(value, 0) for value in values), default=0)
 
     def _is_ready(self, instruction: Instruction) -> None:
         for value in instruction.outputs:
@@ -269,7 +284,7 @@ class _BlockWriter:
     def _arrive(self, values: Iterable[Value]) -> None:
         """Waits for all transfers that some values need."""
         for value in values:
-            self._wait(self._pending(value))
+            self._wait(self.pending.get(value, ()))
 
     def _wait(self, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -1,5 +1,6 @@
 """The simulated time of programs, against closed forms and against the TPU compiler."""
 
+import dataclasses
 import random
 import time
 from importlib.util import find_spec
@@ -10,9 +11,12 @@ import meshdsl as md
 from meshdsl.layouts.costs import costs_of
 from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs import simulation
 from meshdsl.lowering.costs.schedule import WORK
 from meshdsl.lowering.costs.simulation import product_sizes, simulate
+from meshdsl.lowering.costs.streams import moments
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.reports.explain.explanation import explain
 from tests.reports.explain.steps import LARGE, explained
 
@@ -71,6 +75,8 @@ def test_a_ring_beside_products_hides_what_it_sends():
     assert plain.times.hidden == 0 < ring.times.hidden
     assert ring.times.exposed < 0.5 * plain.times.exposed
     assert ring.times.wire_bytes == pytest.approx(plain.times.wire_bytes)
+    assert plain.bytes_beside_products == 0
+    assert ring.bytes_beside_products == ring.asynchronous_bytes == ring.times.wire_bytes
 
 
 def test_what_comes_before_and_after_a_transfer_does_not_hide_it():
@@ -80,6 +86,49 @@ def test_what_comes_before_and_after_a_transfer_does_not_hide_it():
     program = lowered(chain, *specs("ab", "bc"), mesh="m:4", layout="b:m")
     schedule = simulate(program, hardware("h100"))
     assert schedule.times.hidden == pytest.approx(0, abs=1e-9)
+
+
+def chains(x, y, z):
+    """Two chains of collectives over two axes, with views between, and work beside them."""
+    s = md.einsum(x, y, over="b")
+    t = md.einsum(s.rename(c="b").rename(b="c"), z, over="c")
+    u = md.einsum(md.exp(x), y, over="b").rename(a="e")
+    return t, md.sort(s, "a"), md.sum(u, "c"), md.sort(u, "e")
+
+
+def shuffled(program, draw):
+    """Returns a program with its instructions in another order in which each has its inputs."""
+    made = {value for i in program.block.instructions for value in i.outputs}
+    waiting, known, order = list(program.block.instructions), set(), []
+    while waiting:
+        ready = [i for i in waiting if all(v in known or v not in made for v in i.inputs)]
+        order.append(draw.choice(ready))
+        waiting.remove(order[-1])
+        known.update(order[-1].outputs)
+    return dataclasses.replace(
+        program, block=dataclasses.replace(program.block, instructions=tuple(order))
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_transfer_begins_before_its_operands_have_arrived(seed):
+    a, b, c, d = (md.Dimension(name, 4096) for name in "abcd")
+    shapes = [md.spec(dims, "bfloat16") for dims in ([a, b], [b, c], [c, d])]
+    program = lowered(chains, *shapes, mesh="m:2,n:2", layout="b:m; a:n; e:n")
+    program = shuffled(program, random.Random(seed))
+    writer = simulation._Writer(program.mesh, hardware("h100"), None)
+    found = {writer.known[one.step]: one for one in moments(writer.steps(program.block))}
+    makers = {value: i for i in program.block.instructions for value in i.outputs}
+
+    def there(value):
+        maker = makers.get(value)
+        if maker in found:
+            return found[maker].start + found[maker].time
+        return max(map(there, maker.inputs), default=0) if maker else 0
+
+    assert len({axes_of(i) for i in found if i.is_collective}) == 2
+    for instruction, one in found.items():
+        assert one.start >= max(map(there, instruction.inputs), default=0)
 
 
 @pytest.mark.parametrize("layers", [4, 96])
