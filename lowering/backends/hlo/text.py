@@ -18,7 +18,8 @@ _NAME = re.compile(r"(?:^|\s)%?([\w.\-]+)$")  # after its type, if XLA prints on
 _COMMENT = re.compile(r"/\*.*?\*/")
 _LITERALS = ("constant", "parameter", "iota")
 _BITS = re.compile(r"(?:pred|[a-z]+(\d+))")
-_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([^\]]*)\]")
+_SIZES = re.compile(r"(?:(?:<=)?\d+(?:,|$))*")  # of a bounded dim, the largest
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _NO_CYCLES = 1 << 62  # what the compiler writes where it has no estimate
 _CALLS = ("calls", "to_apply", "called_computations")
@@ -150,15 +151,19 @@ def sizes_of(result: str) -> list[int]:
 
     >>> sizes_of("(bf16[8,128]{1,0}, s4[3], u32[]{:S(2)}, token[])")
     [2048, 2, 4]
+
+    Raises:
+        ValueError: a type, or a size, that is not known.
     """
     sizes = []
     for dtype, dims in _ARRAY.findall(result):
         if dtype == "token":
             continue
         match = _BITS.match(dtype)
-        assert match is not None, dtype
+        if match is None or not _SIZES.fullmatch(dims):
+            raise ValueError(f"an array of unknown form: {dtype}[{dims}]")
         bits = int(match.group(1) or 8)
-        sizes.append(-(-bits * math.prod(int(size) for size in dims.split(",") if size) // 8))
+        sizes.append(-(-bits * math.prod(map(int, re.findall(r"\d+", dims))) // 8))
     return sizes
 
 

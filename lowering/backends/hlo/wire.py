@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from meshdsl.lowering.backends.hlo.groups import Groups, groups_of, pairs_of
 from meshdsl.lowering.backends.hlo.loops import trips
 from meshdsl.lowering.backends.hlo.megascale import transfer
-from meshdsl.lowering.backends.hlo.text import Line, Module, sizes_of
+from meshdsl.lowering.backends.hlo.text import Line, Module, parts_of, sizes_of
 from meshdsl.lowering.program import wire_bytes as wire_bytes_of
 
 KINDS = {
@@ -72,7 +72,8 @@ def sent(text: str, devices: int) -> list[Sent]:
     Of a conditional, those of the branch that sends most.
 
     Raises:
-        ValueError: a kind or form of collective, a form of groups or a loop that is not known.
+        ValueError: a kind or form of collective, of groups, of an array, or a loop that is not
+            known.
     """
     walk = Walk(Module.parse(text), devices)
     collectives = list(walk.computation(walk.module.entry, 1))
@@ -172,11 +173,8 @@ def marked(module: Module, name: str, target: str) -> bool:
 
 def _collective(computation: str, line: Line, times: int, devices: int) -> Sent:
     base = line.op.removesuffix("-start")
-    kind, sizes = KINDS[base], sizes_of(line.result)
-    if line.op != base and base == "all-gather":
-        sizes = sizes[len(sizes) // 2 :]  # operands, then results
+    kind, sizes = KINDS[base], _results(line)
     if kind == "permute":
-        sizes = sizes[:1]  # with the operand before it and counters behind it, if it is a start
         pairs = pairs_of(line.attributes)
         moving = frozenset(pair for pair in pairs if pair[0] != pair[1])
         return Sent(kind, moving or pairs, tuple(sizes) if moving else (0,), times, line.name)
@@ -188,6 +186,24 @@ def _collective(computation: str, line: Line, times: int, devices: int) -> Sent:
     elif base == "all-to-all":
         sizes = [sum(sizes)]
     return Sent(kind, groups, tuple(sizes), times, line.name)
+
+
+def _results(line: Line) -> list[int]:
+    """Returns the bytes of the results of a collective, by parts.
+
+    Raises:
+        ValueError: the form of the results is not known.
+    """
+    if not line.op.endswith("-start") or line.op == "all-reduce-start":
+        return sizes_of(line.result)
+    # Operands, then results, then counters; several operands are a tuple, or stand side by side.
+    parts = parts_of(line.result[1:-1]) if line.result.startswith("(") else []
+    if len(parts) > 1 and parts[0].startswith("("):
+        return sizes_of(parts[1])
+    operands = max(1, len(line.operands))
+    if len(parts) < 2 * operands:
+        raise ValueError(f"a collective whose results are not known: {line.op} {line.result[:120]}")
+    return sizes_of(", ".join(parts[operands : 2 * operands]))
 
 
 def main() -> None:

@@ -32,6 +32,42 @@ def module(*lines, rest=""):
             "permute",
             32,
         ),
+        (
+            "%a = (f32[8]{0}, f32[8]{0}) collective-permute(%x, %y),"
+            " source_target_pairs={{0,1},{1,0}}",
+            "permute",
+            64,
+        ),
+        (
+            "%a = ((f32[8]{0}, f32[8]{0}), (f32[8]{0}, f32[8]{0})) collective-permute-start(%x, %y)"
+            ", source_target_pairs={{0,1},{1,0}}",
+            "permute",
+            64,
+        ),
+        (
+            f"%a = ((f32[8]{{0}}), f32[2]{{0}}) reduce-scatter-start(%x), {GROUPS}",
+            "reduce_scatter",
+            24,
+        ),
+        (f"%a = ((f32[8]{{0}}), f32[8]{{0}}) all-to-all-start(%x), {GROUPS}", "all_to_all", 24),
+        (
+            f"%a = (f32[8]{{0}}, f32[32]{{0}}, u32[], u32[]) all-gather-start(%x), {GROUPS}",
+            "all_gather",
+            96,
+        ),
+        (
+            f"%a = ((f32[8], f32[4]), (f32[32], f32[16])) all-gather-start(%x, %y), {GROUPS}",
+            "all_gather",
+            144,
+        ),
+        (
+            f"%a = (f32[8], f32[4], f32[32], f32[16]) all-gather-start(%x, %y), {GROUPS}",
+            "all_gather",
+            144,
+        ),
+        (f"%a = (f32[8]{{0}}, bf16[8]{{0}}) all-reduce-start(%x, %y), {GROUPS}", "all_reduce", 72),
+        (f"%a = f32[<=8]{{0}} all-reduce(%x), {GROUPS}", "all_reduce", 48),
+        (f"%a = f32[2,<=4]{{1,0}} all-reduce(%x), {GROUPS}", "all_reduce", 48),
         ("%a = f32[8]{0} all-gather(%x), replica_groups={}", "all_gather", 28),
         ("%a = f32[8]{0} all-gather(%x), replica_groups=[2,4]<=[8]", "all_gather", 24),
         ("%a = f32[8]{0} all-gather(%x), replica_groups=[4,2]<=[2,4]T(1,0)", "all_gather", 16),
@@ -122,6 +158,21 @@ def test_unknown_kinds_and_groups_are_reported():
         sent(module("%a = f32[8]{0} ragged-all-to-all(%x)"), 2)
     with pytest.raises(ValueError, match="groups of unknown form: <0,1>"):
         sent(module("%a = f32[8]{0} all-reduce(%x), replica_groups=<0,1>"), 2)
+
+
+@pytest.mark.parametrize("array", ["f32[?]", "f32[8,<=?]", "f32[-1]", "opaque[]"])
+def test_arrays_that_cannot_be_read_are_reported(array):
+    with pytest.raises(ValueError, match="an array of unknown form: "):
+        sent(module(f"%a = {array} all-reduce(%x), {GROUPS}"), 4)
+
+
+@pytest.mark.parametrize("result", ["f32[8]", "(f32[8])", "(f32[8], f32[8], u32[], u32[])"])
+def test_starts_whose_results_cannot_be_told_are_reported(result):
+    start = (
+        f"%a = {result} collective-permute-start(%x, %y, %i, %j), source_target_pairs={{{{0,1}}}}"
+    )
+    with pytest.raises(ValueError, match="a collective whose results are not known: collective-p"):
+        sent(module(start), 4)
 
 
 def test_of_a_conditional_the_branch_counts_that_sends_most():
