@@ -24,6 +24,7 @@ class Compiled:
         processor_seconds: the time of compiling on all processors together.
         unread: the reason why `sent` is not known.
         schedule: the time of a step by the compiler's schedule; None if it is not known.
+        untimed: the reason why `schedule` is not known.
     """
 
     peak_bytes: int
@@ -34,6 +35,7 @@ class Compiled:
     processor_seconds: float
     unread: str = ""
     schedule: Schedule | None = None
+    untimed: str = ""
 
 
 def planned(program: SpmdProgram) -> Mapping[str, float]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
@@ -50,13 +50,18 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     others: dict[str, Compiled] = {}
     if topology.is_tpu:
         jobs.use_no_devices()
-        from meshdsl.lowering.backends.jax.ahead import compile_ahead
+        from meshdsl.lowering.backends.jax.ahead import compile_ahead, plain_program
 
+        peer: str | tuple[Any, ...] | None
+        if against is None or isinstance(against, str):
+            peer = against
+        else:  # before anything is compiled, which takes minutes
+            peer = plain_program(against, job.mesh or Mesh(), topology)
         if sys.stderr.isatty():
             print(f"compiling for {topology}; large models take minutes", file=sys.stderr)
         compiled = compile_ahead(program, topology, used)
-        if against is not None:
-            others[os.path.basename(values.against)] = _compiled_peer(against, job, topology, used)
+        if peer is not None:
+            others[os.path.basename(values.against)] = _compiled_peer(peer, job, topology, used)
     plan = explain(program, topology.name)
     print(report(program, plan, topology, compiled, show(used), others))
     if values.html:
@@ -81,12 +86,18 @@ def _against(
     if name in BACKENDS:
         return str(name)
     with problems.caught("--against"):
-        return cast("Callable", attribute_of(name))
+        found = attribute_of(name)
+        if not callable(found):
+            raise ValueError(
+                f"{name} is of type {type(found).__name__}, not a function that makes a plain JAX "
+                "program"
+            )
+        return cast("Callable", found)
     return None
 
 
 def _compiled_peer(
-    peer: str | Callable, job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
+    peer: str | tuple[Any, ...], job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
 ) -> Compiled:
     """Compiles the program to compare with: as XLA splits it, or plain JAX."""
     from meshdsl.lowering.backends.jax.ahead import compile_ahead, compile_plain

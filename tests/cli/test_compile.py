@@ -167,6 +167,8 @@ def test_what_does_not_fit_the_tpu_fails_with_both_accounts(capsys):
     assert "the largest values then:" in memory
     wire = section(report, "on the wire")
     assert wire[-1] == "by the compiler: not known; libtpu writes no program that does not fit"
+    time = section(report, "time of a step on one device, by the compiler's cycles and schedule")
+    assert time == ["not known; libtpu writes no program that does not fit"]
     assert "xla_tpu_enable_latency_hiding_scheduler=true" in section(report, "compiler flags:")
 
 
@@ -212,6 +214,36 @@ def test_what_to_compare_with_must_be_there(capsys, tmp_path):
     missing = f"--against={tmp_path}/plain.py:program"
     assert "has no 'program'. Did you mean `programme`?" in refused(
         capsys, *small, "--topology=v5e:2x4", missing
+    )
+
+
+def test_what_is_no_function_is_refused(capsys, tmp_path):
+    (tmp_path / "plain.py").write_text("program = 3")
+    told = refused(
+        capsys, *SMALL, MESH, LAYOUT, "--topology=v5e:2x4", f"--against={tmp_path}/plain.py:program"
+    )
+    assert "plain.py:program is of type int, not a function that makes a plain JAX program" in told
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("returned", "made"),
+    [
+        ("jax.jit(lambda x: x)", "PjitFunction"),
+        ("None", "NoneType"),
+        ("(lambda x: x), 3", "tuple of function, int"),
+        ("()", "tuple"),
+    ],
+)
+def test_what_makes_no_program_is_refused_before_anything_is_compiled(
+    capsys, tmp_path, monkeypatch, returned, made
+):
+    (tmp_path / "plain.py").write_text(f"import jax\ndef program(mesh):\n    return {returned}\n")
+    monkeypatch.delattr(ahead, "_compile")
+    against = f"--against={tmp_path}/plain.py:program"
+    assert refused(capsys, *SMALL, MESH, LAYOUT, "--topology=v5e:2x4", against) == (
+        f"program returns a {made}; it must return what jax.jit returned, and the arguments: "
+        "return jax.jit(step), state, batch\n"
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental import topologies
@@ -29,8 +29,9 @@ from meshdsl.lowering.backends.hlo.schedule import schedule
 from meshdsl.lowering.backends.hlo.wire import sent
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.compiled import Compiled
-from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.program import SpmdProgram
+
+T = TypeVar("T")
 
 # The last entry lets several processes compile at a time.
 _NO_TPU = {
@@ -110,22 +111,39 @@ def compile_ahead(
     return _compile(compiled, program.mesh, topology, flags)
 
 
-def compile_plain(
-    make: Callable[[jax.sharding.Mesh], tuple[Any, ...]],
-    mesh: Mesh,
-    topology: Topology,
-    flags: Mapping[str, Flag],
-) -> Compiled:
-    """Compiles a plain JAX program for a machine of TPUs.
+def plain_program(
+    make: Callable[[jax.sharding.Mesh], Any], mesh: Mesh, topology: Topology
+) -> tuple[Any, ...]:
+    """Returns a plain JAX program for a machine of TPUs: what `jax.jit` returned, and arguments.
 
     Args:
-        make: returns what `jax.jit` returned, and its arguments, for the devices of the mesh;
-            arguments may be `jax.ShapeDtypeStruct` with shardings.
+        make: returns it for the devices of the mesh; the arguments may be `jax.ShapeDtypeStruct`
+            with shardings.
+
+    Raises:
+        ValueError: `make` returns something else; or as in `compile_ahead`.
+    """
+    program = make(_mesh(mesh, topology))
+    if not (isinstance(program, tuple) and program and hasattr(program[0], "lower")):
+        made = type(program).__name__
+        if isinstance(program, tuple) and program:
+            made += f" of {', '.join(type(one).__name__ for one in program)}"
+        raise ValueError(
+            f"{getattr(make, '__name__', make)} returns a {made}; it must return what jax.jit "
+            "returned, and the arguments: return jax.jit(step), state, batch"
+        )
+    return program
+
+
+def compile_plain(
+    program: tuple[Any, ...], mesh: Mesh, topology: Topology, flags: Mapping[str, Flag]
+) -> Compiled:
+    """Compiles a plain JAX program, as `plain_program` returns it, for a machine of TPUs.
 
     Raises:
         ValueError: as in `compile_ahead`.
     """
-    function, *arguments = make(_mesh(mesh, topology))
+    function, *arguments = program
     lowered = function.lower(*arguments)
     return _compile(
         lambda options: lowered.compile(compiler_options=dict(options)), mesh, topology, flags
@@ -166,18 +184,22 @@ def _compile(
         seconds = time.perf_counter() - start[0], time.process_time() - start[1]
         if executable is None:
             reason = "libtpu writes no program that does not fit"
-            return Compiled(*memory, False, None, *seconds, unread=reason)
+            return Compiled(*memory, False, None, *seconds, unread=reason, untimed=reason)
         text, reason = _text(Path(folder))
     peak = executable.memory_analysis().peak_memory_in_bytes
-    wire_bytes: Mapping[str, float] | None = None
-    times: Schedule | None = None
-    if not reason:
-        try:
-            wire_bytes = _sent(text, mesh.size)
-            times = schedule(text, mesh, topology.hardware)
-        except ValueError as error:
-            reason = str(error)
-    return Compiled(peak, None, True, wire_bytes, *seconds, reason, times)
+    if reason:
+        return Compiled(peak, None, True, None, *seconds, unread=reason, untimed=reason)
+    wire_bytes, unread = _known(lambda: _sent(text, mesh.size))
+    times, untimed = _known(lambda: schedule(text, mesh, topology.hardware))
+    return Compiled(peak, None, True, wire_bytes, *seconds, unread, times, untimed)
+
+
+def _known(read: Callable[[], T]) -> tuple[T | None, str]:
+    """Returns what is read off a program, or the reason why it is not known."""
+    try:
+        return read(), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _text(folder: Path) -> tuple[str, str]:

@@ -22,7 +22,7 @@ def time_of_step(
     compiled: Compiled | None,
     others: Mapping[str, Compiled],
 ) -> list[str]:
-    """Returns the sections' lines; none without a compiler's schedule.
+    """Returns the sections' lines; none without a compiler.
 
     Args:
         plan: the step by the peaks of the hardware.
@@ -31,9 +31,11 @@ def time_of_step(
         others: other programs for the same machine, by what to call them.
     """
     schedule = compiled.schedule if compiled is not None else None
-    if schedule is None:
+    if compiled is None:
         return []
     lines = ["time of a step on one device, by the compiler's cycles and schedule"]
+    if schedule is None:
+        return lines + wrapped("  not known; ", compiled.untimed, _WIDTH)
     lines += _totals(plan, simulated, schedule, others)
     lines += _unknown(schedule)
     lines += _by("over", _axes(schedule), sends=True)
@@ -81,7 +83,7 @@ def _totals(
                 f"  this program takes {schedule.seconds / one.seconds:.2f} × {name}'s time"
             )
     for name in others.keys() - known.keys():
-        rows += wrapped(f"  {name}: not known; ", others[name].unread, _WIDTH)
+        rows += wrapped(f"  {name}: not known; ", others[name].untimed, _WIDTH)
     return rows
 
 
@@ -96,7 +98,7 @@ def _unknown(schedule: Schedule) -> list[str]:
     if schedule.unknown:
         names = [f"{name} × {count}" for name, count in schedule.unknown.items()]
         more = f" and {len(names) - _MOST_KERNELS} more" if len(names) > _MOST_KERNELS else ""
-        text = f"kernels without cycles, not in it: {', '.join(names[:_MOST_KERNELS])}{more}"
+        text = f"work without cycles, not in it: {', '.join(names[:_MOST_KERNELS])}{more}"
         lines += wrapped("  ", text, _WIDTH)
     return lines
 
