@@ -26,6 +26,15 @@ def test_a_table_says_what_stands_in_it(name):
 
 
 @pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_each_operation_once_and_none_that_nobody_asks_for(name):
+    cycles = json.loads(costs.path_of(name).read_text())["cycles"]
+    assert set(cycles) == {PRODUCTS, ELEMENTWISE}
+    for rows in cycles.values():
+        assert len({tuple(sizes) for *sizes, _ in rows}) == len(rows)
+    assert costs_of(name).origin.endswith(f" {sum(map(len, cycles.values()))} operations")
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_no_product_is_faster_than_the_peak(name):
     table, kind = costs_of(name), hardware(name)
     for size in (1024, 2048, 8192):

@@ -5,14 +5,13 @@ estimate of each is read from what it writes after code generation. No TPU is ne
 
 * Products: [rows, inner] x [inner, columns] in bfloat16, for all sizes of `PRODUCT_SIZES` whose
   operands fit. Larger ones run as fast as the largest.
-* Elementwise work (`x * y + z`) and sums over a minor and a major dim, in float32, by bytes.
+* Elementwise work (`x * y + z`), in float32, by bytes.
 
-Run: python -m meshdsl.lowering.backends.jax.sampling v5p    (writes layouts/costs/v5p.json)
+Run: python -m meshdsl.lowering.backends.jax.sampling v5p    (writes layouts/tables/v5p.json)
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import sys
@@ -36,7 +35,8 @@ from meshdsl.lowering.backends.hlo.text import Module
 from meshdsl.lowering.backends.jax.ahead import devices
 
 PRODUCT_SIZES = (64, 128, 256, 512, 1024, 2048, 8192)
-MOVED_BYTES = tuple(2**power for power in range(14, 31, 2))
+# What is smaller is padded to the first.
+MOVED_BYTES = (2**17, *(2**power for power in range(18, 31, 2)))
 _SMALLEST_SLICE = {"v4": "v4:2x2x1", "v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1"}
 _ROOM = 0.6  # of the memory, for the operands of one program
 _IN_ONE_PROGRAM = 60
@@ -70,25 +70,31 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum("ab,bc->ac", x, y, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
+def _elementwise(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
+    return x * y + z
+
+
 def samples() -> Iterator[Sample]:
     """Yields all operations."""
     for rows, inner, columns in itertools.product(PRODUCT_SIZES, repeat=3):
         shapes = (rows, inner), (inner, columns)
-        yield Sample("products", (rows, inner, columns), shapes, "bfloat16", _product)
+        yield Sample(costs.PRODUCTS, (rows, inner, columns), shapes, "bfloat16", _product)
     for moved in MOVED_BYTES:
         # Three operands and a result, of 4 bytes an element.
-        shape = (max(8, moved // 16 // 1024), 1024)
-        total = 16 * shape[0] * shape[1]
-        yield Sample("elementwise", (total,), (shape,) * 3, "float32", lambda x, y, z: x * y + z)
-        shape = (max(8, moved // 4 // 1024), 1024)
-        total = 4 * shape[0] * shape[1]
-        minor, major = (functools.partial(jnp.sum, axis=axis) for axis in (1, 0))
-        yield Sample("sums over a minor dim", (total,), (shape,), "float32", minor)
-        yield Sample("sums over a major dim", (total,), (shape,), "float32", major)
+        shape = (moved // 16 // 1024, 1024)
+        yield Sample(costs.ELEMENTWISE, (moved,), (shape,) * 3, "float32", _elementwise)
 
 
 def sampled(name: str) -> dict[Sample, int]:
-    """Returns the cycles of all operations on a kind of TPU: `sampled("v5p")`."""
+    """Returns the cycles of all operations on a kind of TPU: `sampled("v5p")`.
+
+    Raises:
+        ValueError: the compiler gives this kind of TPU no cycles, or is not installed.
+    """
+    if name not in _SMALLEST_SLICE:
+        raise ValueError(
+            f"there are no cycles of {name!r}; choose one of {', '.join(_SMALLEST_SLICE)}"
+        )
     topology = Topology.parse(_SMALLEST_SLICE[name])
     device = devices(topology)[0]
     room = _ROOM * hardware(name).memory_bytes
