@@ -39,7 +39,7 @@ from meshdsl.lowering.costs.streams import (
     Work,
     moments,
 )
-from meshdsl.lowering.parameters import axes_of
+from meshdsl.lowering.parameters import Scan, axes_of, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
@@ -101,6 +101,14 @@ class _Writer:
         width = min(instruction.inputs[0].dtype.itemsize, 2)
         return costs.product(rows, inner, columns, width, batch)
 
+    def stacks(self, instruction: Instruction) -> float:
+        """Returns the time in which the stacks of a scan's results are filled with zeros."""
+        if instruction.op != "scan" or self.costs is None:
+            return 0.0
+        results = instruction.outputs[parameters_of(instruction, Scan)["carries"] :]
+        moved = sum(value.bytes for value in results)
+        return self.costs.moved(ELEMENTWISE, moved) if moved else 0.0
+
     def _attention(self, costs: Costs, instruction: Instruction) -> float:
         """Returns the time of attention: its products, and its scores where they reach memory."""
         sizes = AttentionSizes.of(instruction)
@@ -145,6 +153,9 @@ class _Writer:
         exposed, hidden = float(moment.wait / PICOSECONDS), float(moment.hidden / PICOSECONDS)
         place = f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source.line else ""
         name = instruction.op
+        if isinstance(moment.step, Work):
+            product = self._has_product(moment.step)
+            return Event(WORK, name, name, place, start, seconds, product=product)
         if instruction.bodies:
             return Event(
                 name,
@@ -158,9 +169,6 @@ class _Writer:
                 count=instruction.runs,
                 inside=self.events(moment.inside),
             )
-        if not instruction.is_collective:
-            product = self._has_product(moment.step)
-            return Event(WORK, name, name, place, start, seconds, product=product)
         axes = axes_of(instruction)
         sent = wire_bytes(name, payload_bytes(instruction, self.mesh), self.mesh.extent(axes))
         return Event(
@@ -215,6 +223,8 @@ class _BlockWriter:
                 self._transfer(instruction)
             elif instruction.bodies:
                 self._arrive(instruction.inputs)
+                if time := _picoseconds(self.outer.stacks(instruction)):
+                    self._append(Work(time), instruction)
                 self._append(self._loop(instruction), instruction)
                 self._is_ready(instruction)
             else:

@@ -186,3 +186,17 @@ def test_the_compiler_agrees(name):
     schedule = simulate(program, V5P)
     assert schedule.times.exposed == pytest.approx(compiled.schedule.times.exposed, rel=0.05)
     assert schedule.seconds == pytest.approx(compiled.schedule.seconds, rel=0.1)
+
+
+def test_the_stacks_of_a_scans_results_are_filled_first():
+    layers, size = md.dims(l=64, n=4096)
+
+    def run(x):
+        return md.scan(lambda c, x: (c, md.exp(x)), md.zeros([]), x, dim="l")[1]
+
+    schedule = simulate(lowered(run, md.spec([layers, size, md.Dimension("m", 4096)])), V5P)
+    first, loop = schedule.events
+    filled = costs_of("v5p").moved("elementwise", 64 * 4096 * 4096 * 4)
+    assert (first.kind, loop.kind) == (WORK, "scan")
+    assert first.seconds == pytest.approx(filled, rel=1e-6)
+    assert schedule.times.work == pytest.approx(schedule.seconds, rel=1e-6)
