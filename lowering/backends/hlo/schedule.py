@@ -335,8 +335,9 @@ class _Device:
         """
         operand = line.operands[0] if line.operands else ""
         if line.op.endswith("-update") and operand in self.prepared:
-            for sent in self._sent(self.prepared.pop(operand)):
-                self._begin(line, sent, line.name, asynchronous=True)
+            start = self.prepared.pop(operand)  # which has the scope
+            for sent in self._sent(start):
+                self._begin(start, sent, line.name, asynchronous=True)
             return True
         if line.op.endswith("-update") and operand in self.flights:
             self.flights[line.name] = self.flights.pop(operand)

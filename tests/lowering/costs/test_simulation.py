@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 
 import jax
@@ -172,8 +173,9 @@ def test_without_a_table_and_without_overlap_it_is_the_sum_at_the_peaks():
 
 @NEEDS_LIBTPU
 @pytest.mark.slow
-@pytest.mark.parametrize("name", random.Random(0).sample(["mlp_tensor", "mlp_data", "mlp_2d"], 2))
+@pytest.mark.parametrize("name", ["mlp_tensor", "mlp_data", "mlp_2d"])
 def test_the_compiler_agrees(name):
+    """Where nothing is offloaded: the compiler fills the windows of transfers with later work."""
     from meshdsl.layouts.topologies import Topology
     from meshdsl.lowering.backends.compiler_flags import RECOMMENDED
     from meshdsl.lowering.backends.jax.ahead import compile_ahead
@@ -181,9 +183,10 @@ def test_the_compiler_agrees(name):
 
     function, arguments = jitted(PAIRS[name])
     program = function.lower(*arguments)
+    flags = {k: v for k, v in RECOMMENDED["v5p"].items() if "sparse_core" not in k}
     with jax.enable_x64(False):  # counters of loops, as the command line has them
-        compiled = compile_ahead(program, Topology.parse(TOPOLOGY), RECOMMENDED["v5p"])
-    schedule = simulate(program, V5P)
+        compiled = compile_ahead(program, Topology.parse(TOPOLOGY), flags)
+    schedule = simulate(program, replace(V5P, asynchronous=frozenset(["permute"])))
     assert schedule.times.exposed == pytest.approx(compiled.schedule.times.exposed, rel=0.05)
     assert schedule.seconds == pytest.approx(compiled.schedule.seconds, rel=0.1)
 

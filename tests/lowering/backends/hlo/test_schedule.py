@@ -291,7 +291,7 @@ def test_an_offloaded_collective_begins_where_it_gets_its_operands():
     )
     lines = (
         '%s = ((), (), (s32[8]{0})) custom-call-start(), custom_call_target="TODO", '
-        "called_computations={%called}",
+        'called_computations={%called}, metadata={op_name="mlp/all_gather~mlp.py-26/all_gather"}',
         work("a", 2),
         f"%u = ((f32[8]), f32[{ROWS}]{{0}}) custom-call-update(%s, %a)",
         work("b", 3),
@@ -301,6 +301,8 @@ def test_an_offloaded_collective_begins_where_it_gets_its_operands():
     assert result.times.wire_bytes == 0.75 * MIB
     assert result.times.hidden == pytest.approx(3e-6, rel=1e-3)
     assert result.seconds == pytest.approx(2e-6 + GATHER_SECONDS, rel=1e-3)
+    (event,) = (event for event, _ in result.collectives)
+    assert event.source == "mlp.py:26"
 
 
 def test_a_gather_in_steps_beside_products_is_hidden_by_them():
