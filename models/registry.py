@@ -40,9 +40,9 @@ def load(name: str, overrides: str = "") -> Model:
 
 
 def _own(name: str) -> Model:
-    found = attribute_of(name)
-    if inspect.isfunction(found):
-        signature = inspect.signature(found)
+    model = attribute_of(name)
+    if inspect.isfunction(model):
+        signature = inspect.signature(model)
         try:
             signature.bind()
         except TypeError:
@@ -50,10 +50,10 @@ def _own(name: str) -> Model:
                 f"{name}{signature} needs arguments; it should be a meshdsl.models.Model, "
                 "or a function without arguments that returns one"
             ) from None
-        found = found()
-    if not isinstance(found, Model):
+        model = model()
+    if not isinstance(model, Model):
         raise ValueError(
-            f"{name} is a {type(found).__name__}; it should be a meshdsl.models.Model, or a "
+            f"{name} is a {type(model).__name__}; it should be a meshdsl.models.Model, or a "
             "function without arguments that returns one"
         )
-    return found
+    return model

@@ -31,8 +31,8 @@ def links_of(
     directions: Iterable[int] = (1, -1)
     if kind == "permute" and len(axes) == 1:
         moving = [(source, target) for source, target in pairs if source != target]
-        found = {_direction(source, target, axes[0], mesh) for source, target in moving}
-        directions = sorted(found, reverse=True)
+        signs = {_direction(source, target, axes[0], mesh) for source, target in moving}
+        directions = sorted(signs, reverse=True)
     return tuple((axis, direction) for axis in axes for direction in directions)
 
 

@@ -17,7 +17,7 @@ schedule, so that one can be held against the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.layouts.costs import ELEMENTWISE, Costs, costs_of
 from meshdsl.layouts.hardware import Hardware
@@ -45,8 +45,7 @@ from meshdsl.lowering.program import (
     Instruction,
     SpmdProgram,
     Value,
-    payload_bytes,
-    wire_bytes,
+    wire_of,
 )
 
 # How many products make scores, or their gradients, and how many read them.
@@ -127,9 +126,7 @@ class _Writer:
     def transfer(self, instruction: Instruction, after: Iterable[Key]) -> Start:
         """Returns the start of a collective, which begins after some others have arrived."""
         axes = axes_of(instruction)
-        sent = wire_bytes(
-            instruction.op, payload_bytes(instruction, self.mesh), self.mesh.extent(axes)
-        )
+        sent = wire_of(instruction, self.mesh)
         seconds = self.hardware.seconds(instruction.op, sent, axes, self.mesh)
         pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
         links = links_of(instruction.op, axes, self.mesh, pairs)
@@ -137,11 +134,11 @@ class _Writer:
         self.known[step] = instruction
         return step
 
-    def events(self, found: Iterable[Moment]) -> tuple[Event, ...]:
+    def events(self, run: Iterable[Moment]) -> tuple[Event, ...]:
         """Returns what moments stand for, without loops that do nothing."""
         return tuple(
             self.event(moment)
-            for moment in found
+            for moment in run
             if moment.inside or not isinstance(moment.step, Repeat | Choose)
         )
 
@@ -153,34 +150,20 @@ class _Writer:
         exposed, hidden = float(moment.wait / PICOSECONDS), float(moment.hidden / PICOSECONDS)
         place = f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source.line else ""
         name = instruction.op
+        event = Event(name, name, name, place, start, seconds, exposed)
         if isinstance(moment.step, Work):
-            product = self._has_product(moment.step)
-            return Event(WORK, name, name, place, start, seconds, product=product)
+            return replace(event, kind=WORK, product=self._has_product(moment.step))
         if instruction.bodies:
-            return Event(
-                name,
-                name,
-                name,
-                place,
-                start,
-                seconds,
-                exposed,
+            return replace(
+                event,
                 product=self._has_product(moment.step),
                 count=instruction.runs,
                 inside=self.events(moment.inside),
             )
-        axes = axes_of(instruction)
-        sent = wire_bytes(name, payload_bytes(instruction, self.mesh), self.mesh.extent(axes))
-        return Event(
-            name,
-            name,
-            name,
-            place,
-            start,
-            seconds,
-            exposed,
-            axes,
-            sent,
+        return replace(
+            event,
+            axes=axes_of(instruction),
+            wire_bytes=wire_of(instruction, self.mesh),
             asynchronous=name in self.hardware.asynchronous,
             product=any(map(self._has_product, moment.beside)),
             hidden=hidden,

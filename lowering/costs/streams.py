@@ -343,7 +343,7 @@ class _Recorder(_Clock):
     """A run that writes down what each step takes."""
 
     def record(self, steps: Steps) -> list[Moment]:
-        found: list[_Record] = []
+        records: list[_Record] = []
         of_key: dict[Key, _Record] = {}
         for step in steps.steps:
             before, began, inner = self.totals, self.now, self._inner()
@@ -353,7 +353,7 @@ class _Recorder(_Clock):
                 of_key.pop(step.key).wait += wait
                 continue
             one = _Record(step, began, self.now - began)
-            found.append(one)
+            records.append(one)
             if isinstance(step, Start):
                 one.start, one.time = self.flights[step.key] - step.time, step.time
                 of_key[step.key] = one
@@ -364,7 +364,7 @@ class _Recorder(_Clock):
             if work:
                 for flight in of_key.values():
                     flight.travels_beside(step, began, self.now, work)
-        return [one.moment() for one in found]
+        return [record.moment() for record in records]
 
 
 @dataclass(slots=True)
@@ -385,8 +385,8 @@ class _Record:
         if together > 0:
             self.beside.append(step)
             # In a loop, work and waits take turns: its share of work counts.
-            whole = isinstance(step, Work)
-            self.hidden += together if whole else Fraction(together * work, ended - began)
+            only_works = isinstance(step, Work)
+            self.hidden += together if only_works else Fraction(together * work, ended - began)
 
     def moment(self) -> Moment:
         beside = tuple(self.beside)
@@ -407,8 +407,8 @@ def _mean(records: Sequence[tuple[Sequence[Moment], int]]) -> tuple[Moment, ...]
         return tuple(records[0][0])
     count = sum(times for _, times in records)
     of_step: dict[Step, list[tuple[Moment, int]]] = {}
-    for found, times in records:
-        for moment in found:
+    for runs, times in records:
+        for moment in runs:
             of_step.setdefault(moment.step, []).append((moment, times))
 
     def mean(values: Iterable[tuple[Time, int]], over: int) -> Fraction:
@@ -418,20 +418,20 @@ def _mean(records: Sequence[tuple[Sequence[Moment], int]]) -> tuple[Moment, ...]
     return tuple(
         Moment(
             step,
-            mean([(one.start, times) for one, times in found], sum(times for _, times in found)),
-            mean([(one.time, times) for one, times in found], count),
-            mean([(one.wait, times) for one, times in found], count),
-            mean([(one.hidden, times) for one, times in found], count),
-            tuple(dict.fromkeys(other for one, _ in found for other in one.beside)),
-            _mean_inside([(one.inside, times) for one, times in found], count),
+            mean([(one.start, times) for one, times in runs], sum(times for _, times in runs)),
+            mean([(one.time, times) for one, times in runs], count),
+            mean([(one.wait, times) for one, times in runs], count),
+            mean([(one.hidden, times) for one, times in runs], count),
+            tuple(dict.fromkeys(other for one, _ in runs for other in one.beside)),
+            _mean_inside([(one.inside, times) for one, times in runs], count),
         )
-        for step, found in of_step.items()
+        for step, runs in of_step.items()
     )
 
 
 def _mean_inside(records: Sequence[tuple[Sequence[Moment], int]], count: int) -> tuple[Moment, ...]:
     """Returns the mean of what is inside a step, which does not occur in all iterations."""
-    if not any(found for found, _ in records):
+    if not any(runs for runs, _ in records):
         return ()
     missing = count - sum(times for _, times in records)
     return _mean([*records, ((), missing)] if missing else records)

@@ -22,7 +22,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.roofline import local_work
 from meshdsl.lowering.naming import Names
 from meshdsl.lowering.parameters import Scan, axes_of, parameters_of
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, payload_bytes, wire_bytes
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, wire_of
 from meshdsl.tensors.dtypes import BFLOAT16
 from meshdsl.tracing.source import Source
 
@@ -200,9 +200,7 @@ class _Writer:
 
     def _collective(self, instruction: Instruction, phase: str) -> Interval:
         axes = axes_of(instruction)
-        sent = wire_bytes(
-            instruction.op, payload_bytes(instruction, self.mesh), self.mesh.extent(axes)
-        )
+        sent = wire_of(instruction, self.mesh)
         seconds = self.hardware.seconds(instruction.op, sent, axes, self.mesh)
         return Interval(
             kind=instruction.op,

@@ -86,13 +86,13 @@ def _against(
     if name in BACKENDS:
         return str(name)
     with problems.caught("--against"):
-        found = attribute_of(name)
-        if not callable(found):
+        function = attribute_of(name)
+        if not callable(function):
             raise ValueError(
-                f"{name} is of type {type(found).__name__}, not a function that makes a plain JAX "
-                "program"
+                f"{name} is of type {type(function).__name__}, not a function that makes a "
+                "plain JAX program"
             )
-        return cast("Callable", found)
+        return cast("Callable", function)
     return None
 
 
