@@ -59,6 +59,7 @@ setup(
             "pyarrow>=18",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
+            "qwix>=0.1.8",
             "ruff>=0.11",
             "scikit-learn>=1.5",
             "setuptools>=77",

@@ -1,11 +1,22 @@
 """Costs: how long operations of many sizes take on a kind of hardware, from a table.
 
-A table is a file of `layouts/tables`, with its origin in it: for TPUs the compiler's own estimates
-(`meshdsl.lowering.backends.jax.sampling` makes them). What is kept of an operation is its
+A table is a file of `layouts/tables`, with its origin in it: for TPUs the compiler's own estimates,
+in cycles (`meshdsl.lowering.backends.jax.sampling` makes them), for GPUs published measurements, in
+nanoseconds (`tests/benchmarks/gpu_tables.py` makes them). What is kept of an operation is its
 *efficiency*: the least time, by the peaks of the hardware, over the time in the table. Between the
 sizes of the table the logarithm of the efficiency is interpolated along the logarithms of the
 sizes. Beyond the largest size it stays as it is there. Below the smallest one the time stays: a
 smaller operation is padded to it.
+
+The families of a table, and the sizes of an operation in each:
+
+* `products`, in bfloat16: rows, inner, columns.
+* `elementwise`: the bytes moved to and from memory.
+* `attention` and `attention_gradient`, fused kernels in bfloat16, causal: matrices of scores,
+  length, features.
+* `attention_blocks` and `attention_gradient_blocks`, one block of scores of such a kernel, while
+  all cores of the device work: rows (and columns) of the block, features.
+* A collective by its kind, between the devices of one switch: devices, payload in bytes.
 """
 
 from __future__ import annotations
@@ -15,17 +26,23 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 from meshdsl.layouts.hardware import Hardware, hardware
 
 _FOLDER = Path(__file__).resolve().parent / "tables"
-_FORMAT = 1
+_FORMAT = 2
 PRODUCTS = "products"
 ELEMENTWISE = "elementwise"
+ATTENTION = "attention"
+ATTENTION_BLOCKS = "attention_blocks"
+GRADIENT = {ATTENTION: "attention_gradient", ATTENTION_BLOCKS: "attention_gradient_blocks"}
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+CYCLES, NANOSECONDS = "cycles", "nanoseconds"
 _BFLOAT16 = 2  # bytes: the dtype of the products in a table
+_BLOCKS = (128, 256, 512)  # the sides of blocks of scores; a kernel takes the largest that divides
 
 Sizes = tuple[int, ...]
 
@@ -37,12 +54,13 @@ class Family:
     efficiency: Mapping[Sizes, float]
 
     @cached_property
-    def _axes(self) -> tuple[tuple[int, ...], ...]:
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of the table, for each of an operation's sizes."""
         return tuple(tuple(sorted(set(column))) for column in zip(*self.efficiency, strict=True))
 
     def at(self, sizes: Sequence[float]) -> float:
         """Returns the efficiency of an operation, interpolated."""
-        corners = [_between(size, axis) for size, axis in zip(sizes, self._axes, strict=True)]
+        corners = [_between(size, axis) for size, axis in zip(sizes, self.axes, strict=True)]
         total = weight_sum = 0.0
         for corner in itertools.product(*corners):
             weight = math.prod(share for _, share in corner)
@@ -66,6 +84,10 @@ class Costs:
     hardware: Hardware
     origin: str
     families: Mapping[str, Family]
+
+    def on(self, hardware: Hardware) -> Costs:
+        """Returns the same efficiencies for hardware with other peaks."""
+        return replace(self, hardware=hardware)
 
     def product(
         self, rows: int, inner: int, columns: int, width: int = _BFLOAT16, batch: float = 1
@@ -91,9 +113,80 @@ class Costs:
     def moved(self, family: str, moved_bytes: float) -> float:
         """Returns the seconds of work of a family that moves some bytes to and from memory."""
         table = self.families[family]
-        least = min(size for (size,) in table.efficiency)
-        count = max(moved_bytes, least)
+        count = max(moved_bytes, table.axes[0][0])
         return count / self.hardware.memory_bandwidth / table.at([count])
+
+    def attention(
+        self,
+        matrices: int,
+        rows: int,
+        columns: int,
+        features: int,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        gradient: bool = False,
+    ) -> float | None:
+        """Returns the seconds of a fused kernel of attention; None: there is none for these sizes.
+
+        Blocks of scores that are all hidden cost nothing.
+
+        Args:
+            matrices: how many matrices of scores, [rows, columns], there are.
+            gradient: whether it is the kernel of the gradients, rather than that of the result.
+        """
+        if ATTENTION in self.families:
+            family = self.families[GRADIENT[ATTENTION] if gradient else ATTENTION]
+            shown = visible_scores(rows, columns, 1, causal, window)
+            least = _least_of_scores(self.hardware, shown, features, gradient)
+            return matrices * least / family.at([matrices, math.sqrt(rows * columns), features])
+        blocks = [max((b for b in _BLOCKS if size % b == 0), default=0) for size in (rows, columns)]
+        if ATTENTION_BLOCKS not in self.families or not all(blocks):
+            return None
+        family = self.families[GRADIENT[ATTENTION_BLOCKS] if gradient else ATTENTION_BLOCKS]
+        side = max(blocks)
+        shown = visible_scores(rows, columns, side, causal, window)
+        least = _least_of_scores(self.hardware, shown, features, gradient)
+        return matrices * least / family.at([math.sqrt(math.prod(blocks)), features])
+
+    def collective(self, kind: str, devices: int, payload: float) -> float | None:
+        """Returns the seconds of a collective on one switch; None: there is no table of its kind.
+
+        Args:
+            devices: how many devices take part.
+            payload: bytes of the larger of the local operand and result.
+        """
+        family = self.families.get(kind)
+        if family is None:
+            return None
+        size = max(payload, family.axes[1][0])
+        return _least_of_collective(self.hardware, kind, devices, size) / family.at([devices, size])
+
+
+@cache
+def visible_scores(
+    rows: int, columns: int, side: int, causal: bool = False, window: int | None = None
+) -> int:
+    """Returns how many scores of a matrix stand in blocks that are not all hidden.
+
+    >>> visible_scores(1024, 1024, 512, causal=True)
+    786432
+
+    Args:
+        side: the rows and the columns of a block.
+        window: scores at least that far before the diagonal are hidden, and as far behind it.
+    """
+    shown = 0
+    for start in range(0, rows, side):
+        end = min(start + side, rows)
+        low, high = 0, columns
+        if causal:
+            high = min(columns, end)
+        if window is not None:
+            low, high = max(0, start - window + 1), min(high, end + window - 1)
+        if low < high:
+            shown += (end - start) * (min(columns, -(-high // side) * side) - low // side * side)
+    return shown
 
 
 def costs_of(name: str) -> Costs | None:
@@ -106,15 +199,17 @@ def path_of(name: str) -> Path:
     return _FOLDER / f"{name}.json"
 
 
-def to_json(name: str, origin: str, cycles: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """Returns a table as text, one operation in a line: its sizes, and its cycles."""
-    head = {"format": _FORMAT, "hardware": name, "origin": origin}
+def to_json(
+    name: str, origin: str, families: Mapping[str, Sequence[Sequence[int]]], unit: str = CYCLES
+) -> str:
+    """Returns a table as text, one operation in a line: its sizes, and its time."""
+    head = {"format": _FORMAT, "hardware": name, "origin": origin, "unit": unit}
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    lines.append('  "cycles": {')
-    for at, (family, rows) in enumerate(cycles.items()):
+    lines.append('  "families": {')
+    for at, (family, rows) in enumerate(families.items()):
         lines.append(f"    {json.dumps(family)}: [")
         lines.append(",\n".join(f"      {json.dumps(list(row))}" for row in rows))
-        lines.append("    ]" + ("," if at < len(cycles) - 1 else ""))
+        lines.append("    ]" + ("," if at < len(families) - 1 else ""))
     return "\n".join(["{", *lines, "  }", "}", ""])
 
 
@@ -124,17 +219,31 @@ def _read(name: str) -> Costs:
     if table["format"] != _FORMAT:
         raise ValueError(f"{path_of(name)}: format {table['format']}, this version reads {_FORMAT}")
     kind = hardware(name)
-    families = {}
-    for family, rows in table["cycles"].items():
-        efficiency = {}
-        for *sizes, cycles in rows:
-            if family == PRODUCTS:
-                least = _least_of_product(kind, sizes, _BFLOAT16)
-            else:
-                least = sizes[0] / kind.memory_bandwidth
-            efficiency[tuple(sizes)] = least / (cycles / kind.clock)
-        families[family] = Family(efficiency)
+    second = kind.clock if table["unit"] == CYCLES else 1e9
+    families = {
+        family: Family(
+            {tuple(sizes): _least(kind, family, sizes) / (time / second) for *sizes, time in rows}
+        )
+        for family, rows in table["families"].items()
+    }
     return Costs(kind, table["origin"], families)
+
+
+def _least(kind: Hardware, family: str, sizes: Sequence[int]) -> float:
+    """Returns the seconds of an operation of a family by the peaks of the hardware."""
+    if family == PRODUCTS:
+        return _least_of_product(kind, sizes, _BFLOAT16)
+    if family in COLLECTIVES:
+        return _least_of_collective(kind, family, *sizes)
+    gradient = family in GRADIENT.values()
+    if family in (ATTENTION, GRADIENT[ATTENTION]):
+        matrices, length, features = sizes
+        shown = visible_scores(length, length, 1, causal=True)
+        return matrices * _least_of_scores(kind, shown, features, gradient)
+    if family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS]):
+        side, features = sizes
+        return _least_of_scores(kind, side * side, features, gradient)
+    return sizes[0] / kind.memory_bandwidth
 
 
 def _least_of_product(kind: Hardware, sizes: Sequence[int], width: int) -> float:
@@ -147,6 +256,17 @@ def _least_of_product(kind: Hardware, sizes: Sequence[int], width: int) -> float
     moved = width * (rows * inner + inner * columns + rows * columns)
     flops = kind.flops[min(kind.flops, key=lambda known: abs(known - width))]
     return max(2 * rows * inner * columns / flops, moved / kind.memory_bandwidth)
+
+
+def _least_of_scores(kind: Hardware, scores: int, features: int, gradient: bool) -> float:
+    """Returns the seconds of the products of scores: two, or five for the gradients."""
+    return 2 * (5 if gradient else 2) * scores * features / kind.flops[_BFLOAT16]
+
+
+def _least_of_collective(kind: Hardware, name: str, devices: int, payload: float) -> float:
+    """Returns the seconds in which a device sends its share of a collective."""
+    sent = payload * (devices - 1) / devices * (2 if name == "all_reduce" else 1)
+    return sent / kind.link_bandwidth
 
 
 def _between(size: float, known: Sequence[int]) -> list[tuple[int, float]]:

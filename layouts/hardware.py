@@ -24,20 +24,27 @@ reasons that peaks do not show.
 * The clock of a TPU follows from its flops and its matrix units, as the Cloud TPU documentation
   counts them: 940 MHz of v3, 1,050 of v4, 1,503 of v5e, 1,751 of v5p and v6e.
 
+* Products of 8 bits: the data sheets have float8 of Hopper and Blackwell, and int8 alone of A100.
+  The compiler for TPU v5p and v6e (libtpu 0.0.52) gives a product of 4096^3 in float8 the cycles of
+  one in bfloat16, and one in int8 half of these, or three quarters.
+
 float32 products are those of JAX's default precision (`jax.lax.Precision.DEFAULT`): one pass of
 bfloat16 on TPU, TensorFloat-32 on NVIDIA.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import is_float8
 
 _HOP = 1e-6
 _COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
@@ -60,6 +67,12 @@ _MACS = {
 _GIB = 2**30
 
 
+# What products are fused with. `within`: their kernels do elementwise work beside the product, read
+# slices in place and write updates in place; `alone`: with nothing, as products of a library;
+# `least`: with the work that reads their results, as a bound.
+Products = Literal["within", "alone", "least"]
+
+
 @dataclass(frozen=True)
 class Hardware:
     """The peaks of one device; bandwidths are bytes per second that it sends.
@@ -76,6 +89,9 @@ class Hardware:
         latency: seconds of one hop on a torus, or of one collective on a switch.
         clock: cycles per second of a TPU, in which its compiler estimates; 0 for other devices.
         asynchronous: the collectives that the compiler lets travel beside work.
+        float8: whether products of floats of 8 bits are as fast as those of int8. Elsewhere they
+            are products of bfloat16.
+        products: what products of matrices are fused with: see `Products`.
     """
 
     name: str
@@ -91,6 +107,8 @@ class Hardware:
     latency: float = 0.0
     clock: float = 0.0
     asynchronous: frozenset[str] = frozenset()
+    float8: bool = False
+    products: Products = "alone"
 
     def peak(self, dtype: np.dtype) -> float:
         """Returns the flops per second of products of a dtype, or of the width nearest to it.
@@ -99,6 +117,8 @@ class Hardware:
         459000000000000.0
         """
         width = dtype.itemsize // (2 if dtype.kind == "c" else 1)
+        if is_float8(dtype) and not self.float8:
+            width = 2
         return self.flops[min(self.flops, key=lambda known: (abs(known - width), known))]
 
     def slow_axes(self, mesh: Mesh) -> frozenset[str]:
@@ -114,28 +134,52 @@ class Hardware:
                 slow.add(name)
         return frozenset(slow)
 
+    def _near(self, axes: Sequence[str], mesh: Mesh) -> int:
+        """Returns how many devices of a collective are on one switch or slice."""
+        near, span = 1, 1
+        for name, size in reversed(mesh.axes):
+            if name in mesh.slow:
+                continue
+            if name in axes:
+                near *= max(1, min(size, self.joined // span))
+            span *= size
+        return near
+
     def seconds(self, kind: str, wire_bytes: float, axes: Sequence[str], mesh: Mesh) -> float:
         """Returns the least time of one collective.
 
         On a ring of n devices, both directions are used, and each byte crosses one link. Two kinds
         differ: the bytes of an all_to_all cross n/4 links on average, and a permute uses one
         direction. An axis that does not close to a ring has half the bandwidth. Several axes of a
-        torus work at the same time. If the devices are on several switches or networks, all bytes
-        count as crossing between them.
+        torus work at the same time. If the devices are on several switches or slices, what crosses
+        between these is shared by the devices that each of them has in the collective: NCCL has a
+        ring for every network card of a node, and TPUs add up within their slice first. The rest
+        travels on the fast network meanwhile.
 
         Args:
             kind: the kind of the collective.
             wire_bytes: the bytes that one device sends (see `lowering.program.wire_bytes`).
             axes: the mesh axes of the collective.
         """
-        sizes = [mesh.sizes[axis] for axis in axes if mesh.sizes[axis] > 1]
+        sizes = {axis: mesh.sizes[axis] for axis in axes if mesh.sizes[axis] > 1}
         if not sizes:
             return 0.0
-        if self.slow_axes(mesh).intersection(axes):
-            return max(self.latency, wire_bytes / self.network_bandwidth)
-        if not self.torus:
-            return max(self.latency, wire_bytes / self.link_bandwidth)
-        if kind == "permute":
+        slow = self.slow_axes(mesh).intersection(sizes)
+        if not slow:
+            return self._within(kind, wire_bytes, list(sizes.values()))
+        devices, near = math.prod(sizes.values()), self._near(axes, mesh)
+        crossing = wire_bytes
+        if kind == "all_to_all":
+            crossing *= (devices - near) / (devices - 1)
+        elif kind != "permute":
+            crossing *= (1 - near / devices) / (1 - 1 / devices) / near
+        fast = [size for axis, size in sizes.items() if axis not in slow]
+        within = self._within(kind, wire_bytes, fast or [near]) if near > 1 else 0.0
+        return max(self.latency, crossing / self.network_bandwidth, within)
+
+    def _within(self, kind: str, wire_bytes: float, sizes: Sequence[int]) -> float:
+        """Returns the least time of a collective on the fast network, along axes of some sizes."""
+        if not self.torus or kind == "permute":
             return max(self.latency, wire_bytes / self.link_bandwidth)
         n = max(sizes)
         closed = all(size % self.ring == 0 for size in sizes)
@@ -147,7 +191,7 @@ class Hardware:
 
 
 def _tpu(
-    name: str, tflops: float, memory: int, bandwidth: float, link: float, dcn: float, **rest: int
+    name: str, tflops: float, memory: int, bandwidth: float, link: float, dcn: float, **rest: Any
 ) -> Hardware:
     bfloat16 = tflops * 1e12
     int8 = bfloat16 if name in ("v3", "v4") else 2 * bfloat16
@@ -163,6 +207,7 @@ def _tpu(
         latency=_HOP,
         clock=bfloat16 / (2 * _MACS[name]),
         asynchronous=frozenset(_ASYNCHRONOUS[name]),
+        products="within",
         **rest,
     )
 
@@ -188,6 +233,7 @@ def _gpu(
         joined=8,
         latency=6.6e-6,
         asynchronous=frozenset(_COLLECTIVES),
+        float8=name != "a100",
     )
 
 

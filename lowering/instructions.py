@@ -67,6 +67,11 @@ class Kind:
         symbol: it is printed between its operands, or before its only operand.
         word: the word that it is printed with instead of its name.
         scores: it computes scores of attention, block by block (`lowering.attention_sizes`).
+        positionwise: along a dim that its results have and that no parameter names, each position
+            comes from the same position of its operands. So parts of that dim can be computed one
+            by one, by the same instruction.
+        combined: the elementwise kind that combines its results for the parts of a dim that its
+            operands have and its results lack.
         elementwise: it comes from an elementwise operation.
     """
 
@@ -90,6 +95,8 @@ class Kind:
     symbol: str = ""
     word: str = ""
     scores: bool = False
+    positionwise: bool = False
+    combined: str = ""
     elementwise: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -171,6 +178,7 @@ def of_elementwise(primitive: Primitive) -> Kind:
         costly=primitive.work >= Work.DIVISION,
         symbol=primitive.symbol,
         word=primitive.word,
+        positionwise=True,
         elementwise=True,
     )
 
@@ -180,20 +188,29 @@ KINDS["cast"] = replace(KINDS["cast"], parameters=records.Cast, cheap=True, into
 
 # Collectives, and the one local instruction of resharding.
 for _name, _collective in COLLECTIVES.items():
-    _declare(_name, _collective.parameters, none, moves=True, own_line=True)
-_declare("slice", records.SplitDim, none, moves=True, reads_part=True, cheap=True, own_line=True)
+    _declare(_name, _collective.parameters, none, moves=True, own_line=True, positionwise=True)
+_declare(
+    "slice",
+    records.SplitDim,
+    none,
+    moves=True,
+    reads_part=True,
+    cheap=True,
+    own_line=True,
+    positionwise=True,
+)
 
 # Constants, moved data, and views.
-_declare("rename", records.Rename, none, VIEW, cheap=True)
+_declare("rename", records.Rename, none, VIEW, cheap=True, positionwise=True)
 _declare("reshape", NoParameters, none, VIEW, cheap=True)
 _declare("barrier", records.Barrier, none, VIEW, moves=True, cheap=True, own_line=True)
-_declare("full", records.Full, none, FUSED, constant=True)
+_declare("full", records.Full, none, FUSED, constant=True, positionwise=True)
 _declare("iota", NoParameters, none, FUSED, constant=True)
 _declare("device_index", records.OverAxes, none, FUSED, constant=True)
 _declare("literal", records.Data, none, constant=True)
-_declare("broadcast", NoParameters, none, FUSED, cheap=True, into_products=True)
-_declare("transpose", NoParameters, none, FUSED, cheap=True)
-_declare("window", records.Window, none, FUSED, elsewhere=True, reads_part=True)
+_declare("broadcast", NoParameters, none, FUSED, cheap=True, into_products=True, positionwise=True)
+_declare("transpose", NoParameters, none, FUSED, cheap=True, positionwise=True)
+_declare("window", records.Window, none, FUSED, elsewhere=True, reads_part=True, positionwise=True)
 _declare(
     "local_slice",
     records.LocalPositions,
@@ -202,51 +219,92 @@ _declare(
     elsewhere=True,
     reads_part=True,
     along="dim",
+    positionwise=True,
 )
-_declare("local_update", records.LocalPositions, none, in_place=True, along="dim")
-_declare("update", records.Update, none, in_place=True, along="dim")
-_declare("concat", records.AlongDim, none, along="dim")
-_declare("assemble", records.Assemble, none, along="dim")
-_declare("take", records.Indexed, none, reads_part=True, along="dim")
+_declare(
+    "local_update", records.LocalPositions, none, in_place=True, along="dim", positionwise=True
+)
+_declare("update", records.Update, none, in_place=True, along="dim", positionwise=True)
+_declare("concat", records.AlongDim, none, along="dim", positionwise=True)
+_declare("assemble", records.Assemble, none, along="dim", positionwise=True)
+_declare("take", records.Indexed, none, reads_part=True, along="dim", positionwise=True)
 
 # Products.
-_declare("einsum", NoParameters, arithmetic.einsum, PRODUCT, long=True)
-_declare("convolve", records.Convolve, arithmetic.convolution, PRODUCT, long=True)
-_declare("attention", records.Attention, arithmetic.attention, long=True, scores=True)
+_declare(
+    "einsum", NoParameters, arithmetic.einsum, PRODUCT, long=True, positionwise=True, combined="add"
+)
+_declare(
+    "convolve",
+    records.Convolve,
+    arithmetic.convolution,
+    PRODUCT,
+    long=True,
+    positionwise=True,
+    combined="add",
+)
+_declare(
+    "attention", records.Attention, arithmetic.attention, long=True, scores=True, positionwise=True
+)
 _declare(
     "attention_gradient",
     records.AttentionGradient,
     arithmetic.attention_gradient,
     long=True,
     scores=True,
+    positionwise=True,
 )
-_declare("window_sum window_max", records.Pool, arithmetic.windows, as_fast_as_memory=True)
-_declare("window_match", records.WindowMatch, arithmetic.windows, as_fast_as_memory=True)
-_declare("cholesky slogdet solve", records.Matrices, arithmetic.factorization)
-_declare("eigh qr svd", records.Factors, arithmetic.factorization)
-_declare("triangular_solve", records.Triangular, arithmetic.factorization)
-_declare("fft ifft", records.AlongDim, arithmetic.transform, along="dim")
-_declare("rfft irfft", records.HalfSpectrum, arithmetic.transform, along="dim")
+_declare(
+    "window_sum window_max",
+    records.Pool,
+    arithmetic.windows,
+    as_fast_as_memory=True,
+    positionwise=True,
+)
+_declare(
+    "window_match",
+    records.WindowMatch,
+    arithmetic.windows,
+    as_fast_as_memory=True,
+    positionwise=True,
+)
+_declare("cholesky slogdet solve", records.Matrices, arithmetic.factorization, positionwise=True)
+_declare("eigh qr svd", records.Factors, arithmetic.factorization, positionwise=True)
+_declare("triangular_solve", records.Triangular, arithmetic.factorization, positionwise=True)
+_declare("fft ifft", records.AlongDim, arithmetic.transform, along="dim", positionwise=True)
+_declare("rfft irfft", records.HalfSpectrum, arithmetic.transform, along="dim", positionwise=True)
 
 # Reductions, sorting and cumulative operations.
+for _name, _combined in {"sum": "add", "max": "maximum", "min": "minimum"}.items():
+    _declare(
+        _name,
+        records.Reduction,
+        per_operand,
+        REDUCTION,
+        as_fast_as_memory=True,
+        along="over",
+        positionwise=True,
+        combined=_combined,
+    )
 _declare(
-    "sum max min", records.Reduction, per_operand, REDUCTION, as_fast_as_memory=True, along="over"
+    "prod", records.Reduction, per_operand, as_fast_as_memory=True, along="over", positionwise=True
 )
-_declare("prod", records.Reduction, per_operand, as_fast_as_memory=True, along="over")
 _declare("prod_others scaled_prod", records.Reduction, per_operand)
-_declare(
-    "scatter_add scatter_max scatter_min",
-    records.Indexed,
-    per_operand,
-    as_fast_as_memory=True,
-    along="dim",
-)
+for _name, _combined in {"add": "add", "max": "maximum", "min": "minimum"}.items():
+    _declare(
+        f"scatter_{_name}",
+        records.Indexed,
+        per_operand,
+        as_fast_as_memory=True,
+        along="dim",
+        combined=_combined,
+    )
 _declare(
     "cumsum cumprod cummax cummin",
     records.Cumulative,
     per_operand,
     as_fast_as_memory=True,
     along="dim",
+    positionwise=True,
 )
 _declare("cumprod_from", records.Cumulative, per_operand)
 _declare(
@@ -255,19 +313,29 @@ _declare(
     arithmetic.recurrence,
     as_fast_as_memory=True,
     along="dim",
+    positionwise=True,
 )
 _declare("linear_recurrence_from recurrence_totals", records.Cumulative, arithmetic.recurrence)
 _declare("products_before states_before", records.Before, none)
 _declare("products_besides", records.Reduction, none)
 _declare("scale", NoParameters, none)
-_declare("argmax argmin", records.AlongDim, none, along="dim")
-_declare("sort", records.Sort, none, along="dim")
-_declare("top_k", records.TopK, none, along="dim")
+_declare("argmax argmin", records.AlongDim, none, along="dim", positionwise=True)
+_declare("sort", records.Sort, none, along="dim", positionwise=True)
+_declare("top_k", records.TopK, none, along="dim", positionwise=True)
 
 # Random bits, functions of the user's, and printing.
 _declare("threefry2x32", records.RandomBits, none)
 _declare("local", records.Local, none)
 _declare("print", records.Print, none, effect=True)
+
+# Products of rows with the matrices of their groups.
+_declare(
+    "grouped_einsum grouped_outer",
+    records.AlongDim,
+    arithmetic.grouped,
+    long=True,
+    along="dim",
+)
 
 # Instructions with bodies; the work of bodies is counted separately.
 _declare("cond", records.Cond, none, long=True, own_line=True)

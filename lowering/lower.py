@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -24,6 +26,7 @@ from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.passes import run_passes
+from meshdsl.lowering.passes.halves import in_halves
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
@@ -35,6 +38,7 @@ from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified,
 from meshdsl.lowering.unused import paths_of, warn_of_layout, warn_of_options
 from meshdsl.lowering.writing.scope import Scope
 from meshdsl.ops.random import KEY
+from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 from meshdsl.tracing.statements import statement_at
@@ -71,8 +75,8 @@ def lower(
 
     Args:
         donated: for each input, whether an output may be written over it.
-        hardware: the devices that the program is for, which decide how many flops take the time of
-            one byte on the wire.
+        hardware: the devices that the program is for, by whose time lowering decides (see
+            `choices`); `options.hardware` comes first.
         placement: layouts of some tensors, or of all; `layout` decides about the others.
 
     Raises:
@@ -98,8 +102,12 @@ def lower_in_stages(
     simplified = Simplified(simplify(graph), mesh, layout)
     validate(simplified.graph, mesh, layout)
     given = given_by(placement, simplified)
+    if options.hardware is not None:
+        hardware = find_hardware(options.hardware)
+    _check_halves(options, simplified.graph)
 
-    def write(choice: Choice) -> Stages:
+    @cache
+    def whole(choice: Choice) -> Stages:
         chosen = replace(options, prefetch=choice.prefetch)
         if choice.ring:
             chosen = replace(chosen, context="ring")
@@ -115,9 +123,31 @@ def lower_in_stages(
             improved = improved if improved.peak_bytes <= usual.peak_bytes else usual
         return replace(stages, program=improved)
 
-    stages = choose(write, simplified.graph, layout, options)
+    def write(choice: Choice) -> Stages:
+        stages = whole(replace(choice, halves=""))
+        if not choice.halves:
+            return stages
+        return replace(stages, program=in_halves(stages.program, choice.halves))
+
+    # Of other devices at hand than TPUs, simulations have not been held against a compiler.
+    timed = hardware is not None and (hardware.torus > 0 or options.hardware is not None)
+    known = hardware if timed else None
+    stages, decisions = choose(write, simplified.graph, layout, options, known)
+    stages = replace(stages, program=replace(stages.program, decisions=decisions))
     warn_of_options(stages.program, options)
     return stages
+
+
+def _check_halves(options: Options, graph: Graph) -> None:
+    """Raises ValueError if `options.halves` names a dim that the graph lacks."""
+    if options.halves in ("auto", "none"):
+        return
+    names = sorted({name for tensor, _ in tensors_of(graph) for name in tensor.shape.names})
+    if options.halves not in names:
+        raise ValueError(
+            f"halves={options.halves}: the program has no such dim, but {', '.join(names)}; or "
+            f"write auto or none{did_you_mean(options.halves, names)}"
+        )
 
 
 def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Given) -> Stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.tensors.dims import did_you_mean
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
@@ -44,11 +45,18 @@ class Options:
             precision, at twice the bytes; `same`: the dtype of the tensor; `auto`: `float32` for
             float16, since partial sums may exceed its range where their sum does not, and `same`
             for bfloat16, which only loses digits.
+        halves: the dim of which a program computes two halves side by side, so that the collectives
+            of one travel beside the work of the other (see `passes.halves`). `none`: no dim;
+            `auto`: the dim, if any, with which the step is faster by simulation, if the hardware is
+            known.
+        hardware: the name of the hardware that the program is for, as `v5p`, or the file of a
+            calibration; None: that of the TPUs of the mesh, if they are at hand. Where it is known,
+            lowering chooses the fastest program by simulation (see `choices`).
         compiler_flags: (name, value) of flags for the compiler behind the JAX backend, in addition
             to those recommended for its devices; after `("none", True)`, instead of these.
 
     Raises:
-        ValueError: a number of bytes is negative or no integer, or a word is unknown.
+        ValueError: a number of bytes is negative or no integer; a word or the hardware is unknown.
     """
 
     memory: int | None = None
@@ -60,6 +68,8 @@ class Options:
     zigzag: bool = False
     reduce_dtype: ReduceDtype = "auto"
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
+    halves: str = "auto"
+    hardware: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):
@@ -74,6 +84,25 @@ class Options:
             if value not in known:
                 nearest = did_you_mean(str(value), known)
                 raise ValueError(f"{name} is one of {', '.join(known)}, not `{value}`{nearest}")
+        if not (isinstance(self.halves, str) and self.halves.isidentifier()):
+            raise ValueError(f"halves is auto, none or the name of a dim, not {self.halves!r}")
+        if self.hardware is not None:
+            find_hardware(self.hardware)
+
+    @staticmethod
+    def of(options: Options | None) -> Options:
+        """Returns options, the default ones for None.
+
+        Raises:
+            ValueError: they are of another type.
+        """
+        if options is None:
+            return DEFAULT
+        if not isinstance(options, Options):
+            raise ValueError(
+                f"options are given as md.Options(memory=16 * 2**30), not as {options!r}"
+            )
+        return options
 
 
 DEFAULT = Options()

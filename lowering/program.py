@@ -284,6 +284,36 @@ def _unpicklable(definition: Any) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to write a program: `Alternative("kept", 0.0632, 2**31)`.
+
+    Attributes:
+        seconds: the time of a step by simulation.
+        peak_bytes: the memory of one device.
+    """
+
+    name: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What lowering decided by simulated time.
+
+    Attributes:
+        name: what it is about: `weights` or `halves`.
+        chosen, other: the ways to write the program.
+        fits: whether both fit into memory.
+    """
+
+    name: str
+    chosen: Alternative
+    other: Alternative
+    fits: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """The function that a program was lowered from; known only in the process that lowered it.
@@ -310,6 +340,7 @@ class SpmdProgram:
         unused: messages about options without effect.
         notes: messages to the user, for reports.
         kept: the weights that are kept gathered for the backward pass.
+        decisions: what lowering decided by simulated time.
         partitioner: the compiler that decides what is sent; empty if this program decides.
         compiler_flags: the flags that the user sets for the compiler.
         origin: the function that it was lowered from; it is not pickled.
@@ -326,6 +357,7 @@ class SpmdProgram:
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     partitioner: str = ""
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
     origin: Origin = field(default_factory=Origin, repr=False)

@@ -18,6 +18,8 @@ from meshdsl.ops.elementwise.bits import *
 from meshdsl.ops.elementwise.complex_numbers import *
 from meshdsl.ops.elementwise.special import *
 from meshdsl.ops.products import fft, linalg
+from meshdsl.precision.rewriting import with_precision
+from meshdsl.precision.rules import Precision
 from meshdsl.running.inspection import inspect
 from meshdsl.running.jit import Jitted, jit
 from meshdsl.running.placing import place
@@ -44,6 +46,7 @@ __all__ = [
     "Partition",
     "Placement",
     "Policy",
+    "Precision",
     "Shape",
     "Spec",
     "Tensor",
@@ -120,6 +123,7 @@ __all__ = [
     "grad",
     "greater",
     "greater_equal",
+    "grouped_einsum",
     "hard_sigmoid",
     "hard_silu",
     "hard_tanh",
@@ -185,6 +189,7 @@ __all__ = [
     "polygamma",
     "population_count",
     "power",
+    "power_of_two",
     "primitive",
     "print",
     "prod",
@@ -244,6 +249,7 @@ __all__ = [
     "var",
     "where",
     "while_loop",
+    "with_precision",
     "xlog1py",
     "xlogy",
     "zeros",

@@ -43,9 +43,11 @@ class TransformerConfig:
         experts: how many such MLPs a token can be sent to; 0: one MLP for all.
         experts_per_token: how many it is sent to.
         shared_experts: the hidden size, in units of d_ff, of an MLP for all tokens beside them.
-        capacity: tokens that an expert takes, in multiples of an equal share per sequence; the
-            others pass it by. None drops nothing.
+        capacity: tokens that an expert (or a peer) takes, in multiples of an equal share per
+            sequence; the others pass it by. None drops nothing.
         dispatch: how tokens get to experts and back, as in `nn.moe`.
+        expert_peers: with dispatch=sort, among how many devices the layout splits the experts, so
+            that tokens are sent to them; with 1, parameters are sent instead.
         dense_layers: the first layers have one MLP for all tokens instead of experts.
         dense_d_ff: its hidden size; None: that of all experts of a token together.
         router_score, router_normalise, router_scale, router_groups, router_chosen_groups,
@@ -91,6 +93,7 @@ class TransformerConfig:
     shared_experts: int = 0
     capacity: float | None = None
     dispatch: Literal["einsum", "gather", "sort"] = "einsum"
+    expert_peers: int = 1
     dense_layers: int = 0
     dense_d_ff: int | None = None
     router_score: Literal["softmax", "sigmoid"] = "softmax"
@@ -223,8 +226,19 @@ class TransformerConfig:
             problems.append(
                 f"dense_layers={self.dense_layers} of layers={self.layers} leave none for experts"
             )
-        if self.dispatch == "sort" and self.capacity is not None:
-            problems.append(f"dispatch=sort drops nothing; leave capacity={self.capacity:g} out")
+        if self.dispatch == "sort" and self.expert_peers == 1 and self.capacity is not None:
+            problems.append(
+                "dispatch=sort with expert_peers=1 drops nothing; leave "
+                f"capacity={self.capacity:g} out"
+            )
+        if self.expert_peers > 1 and self.dispatch != "sort":
+            problems.append(
+                f"expert_peers={self.expert_peers} needs dispatch=sort, not {self.dispatch}"
+            )
+        elif self.experts % self.expert_peers:
+            problems.append(
+                f"experts={self.experts} do not divide among expert_peers={self.expert_peers}"
+            )
         if self.shared_experts and not self.experts:
             problems.append(
                 f"shared_experts={self.shared_experts} stand beside others; give experts"

@@ -16,11 +16,13 @@ from tests.test_house import families, primitives
 
 # Primitives that users reach through the operations that are made of them.
 INTERNAL = frozenset(
-    "attention_gradient barrier convolve kept literal prod_others random_bits scatter_add "
-    "scatter_max scatter_min update window window_match window_max window_sum".split()
+    "attention_gradient barrier convolve kept literal once_differentiable prod_others quantized "
+    "random_bits scatter_add scatter_max scatter_min update window window_match window_max "
+    "window_sum".split()
 )
 MARKED = [mark(lambda: None).__code__ for mark in (operation, at_once)]
 FUNCTIONS = [n for n in md.__all__ if isinstance(getattr(md, n), types.FunctionType)]
+INTERNAL |= {"grouped_outer"}  # the gradient of `grouped_einsum`
 
 
 def test_the_public_names_are_listed_and_all_there():

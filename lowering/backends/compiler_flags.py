@@ -30,7 +30,11 @@ Flag = bool | int | float | str
 Flags = tuple[tuple[str, Flag], ...]
 NONE = "none"
 
+# Only for programs of ours, which join small collectives themselves (`passes.bucket`). XLA would
+# join the all_reduces of two halves, which are to travel one after the other (`passes.halves`).
+_JOINED: Mapping[str, Flag] = {"xla_jf_crs_combiner_threshold_in_bytes": 0}
 _TPU: Mapping[str, Flag] = {
+    **_JOINED,
     "xla_enable_async_all_gather": True,
     "xla_enable_async_all_reduce": True,
     "xla_enable_async_collective_permute": True,
@@ -47,6 +51,11 @@ _OFFLOADED: Mapping[str, Flag] = {
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
+    # Gathers over axes of the mesh that lie along two or three axes of the torus.
+    "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": True,
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
+    # Without it, the scheduler lets a collective begin only when the one before it has arrived.
+    "xla_tpu_enable_concurrent_sparse_core_offloading": True,
     "xla_tpu_enable_all_gather_offload_tracing": True,
     "xla_tpu_use_tc_device_shape_on_sc": True,
     "xla_sc_disable_megacore_partitioning": True,
@@ -77,6 +86,11 @@ def recommended(device_kind: str, platform: str, replays: bool = False) -> Mappi
         return _GPU
     known = hardware_of(device_kind)
     return RECOMMENDED.get(known.name, {}) if known is not None else {}
+
+
+def of_any_program(flags: Mapping[str, Flag]) -> Mapping[str, Flag]:
+    """Returns flags without those that suit only programs which join collectives themselves."""
+    return {name: value for name, value in flags.items() if name not in _JOINED}
 
 
 def parse(text: str) -> Flags:

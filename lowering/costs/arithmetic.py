@@ -6,6 +6,8 @@
   recurrence counts two.
 * A convolution counts a product of each element with each window that contains it; zeros between
   elements are not counted. Pooling counts one operation for each element in a window.
+* A grouped product counts a product of each row with its group's matrix. A device that has some of
+  the groups counts their share of the rows.
 * Attention counts its products with all scores, also with hidden ones.
 * Moving and converting data, comparing, counting and random bits count none.
 
@@ -60,6 +62,15 @@ def einsum(instruction: Instruction) -> int:
     """Returns the flops of a product for each combination of the positions of all dims."""
     sizes = {dim.name: dim.size for value in instruction.inputs for dim in value.local}
     return _flops_per_product(instruction) * math.prod(sizes.values())
+
+
+def grouped(instruction: Instruction) -> int:
+    """Returns the flops of a product for each row; groups are as large as each other."""
+    dim = parameters_of(instruction, AlongDim)["dim"]
+    values = (*instruction.inputs, *instruction.outputs)
+    sizes = {each.name: each.size for value in values for each in value.local}
+    share = sizes.pop(dim) / next(v.shape.get(dim).size for v in values if v.shape.find(dim))
+    return int(_flops_per_product(instruction) * math.prod(sizes.values()) * share)
 
 
 def convolution(instruction: Instruction) -> int:

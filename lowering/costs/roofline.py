@@ -11,7 +11,8 @@ The bytes are those that a fusing compiler must read and write:
 * An elementwise result whose readers are elementwise instructions or reductions of the same block
   is fused: it is not written, and its readers read its operands. A costly one (exp, tanh, divide,
   ...) is fused only if it has a single reader.
-* A product's result whose only reader is elementwise is fused too: neither written nor read.
+* A product's result whose only reader is elementwise is fused too: neither written nor read. On
+  TPUs the reader is work of the product's kernel, beside it; a library's products are not fused.
 * A look-up or a slice reads as many bytes as its result has. An update in place moves only the
   piece.
 
@@ -25,7 +26,7 @@ import collections
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshdsl.layouts.hardware import Hardware
+from meshdsl.layouts.hardware import Hardware, Products
 from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.program import Block, Instruction, Value
@@ -39,6 +40,7 @@ _INTO_PRODUCTS = kinds_with(lambda kind: kind.into_products)
 _AS_FAST_AS_MEMORY = kinds_with(lambda kind: kind.as_fast_as_memory)
 _IN_PLACE = kinds_with(lambda kind: kind.in_place)
 _COSTLY = kinds_with(lambda kind: kind.costly)
+_SLICES = ("slice", "local_slice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,18 @@ class LocalWork:
         return (computing, "compute") if computing > moving else (moving, "memory")
 
 
-def local_work(block: Block) -> dict[Instruction, LocalWork]:
-    """Returns the work of a block's own instructions; collectives and bodies are left out."""
-    fusion = _Fusion(block)
+def local_work(
+    block: Block, fused: bool = True, products: Products = "least"
+) -> dict[Instruction, LocalWork]:
+    """Returns the work of a block's own instructions; collectives and bodies are left out.
+
+    Args:
+        fused: whether a compiler fuses elementwise work; if not, every instruction reads its
+            operands from memory and writes its results, as in frameworks that run one operation
+            after another.
+        products: what products of matrices are fused with.
+    """
+    fusion = _Fusion(block, fused, products)
     work = {}
     for instruction in block.instructions:
         if instruction.is_collective or instruction.bodies:
@@ -68,6 +79,10 @@ def local_work(block: Block) -> dict[Instruction, LocalWork]:
             else instruction_flops(instruction)
         )
         work[instruction] = LocalWork(flops, fusion.bytes_of(instruction))
+    for instruction, product in fusion.within.items():
+        moved = work[product].bytes + work[instruction].bytes
+        work[product] = LocalWork(work[product].flops, moved)
+        work[instruction] = LocalWork(0, 0)
     return work
 
 
@@ -77,9 +92,12 @@ class _Fusion:
     Attributes:
         fused: values that their readers compute from the operands.
         fused_products: results of products that are fused with their only reader.
+        within: for elementwise work that a product's kernel does, this product.
+        in_place: slices that a product reads where they are, and updates that it writes in place.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, fused: bool, products: Products) -> None:
+        self.into_products = products != "alone"
         self.maker = {
             value: instruction
             for instruction in block.instructions
@@ -93,15 +111,42 @@ class _Fusion:
             self.readers[value].append(None)
         self.fused: set[Value] = set()
         self.fused_products: set[Value] = set()
-        for instruction in reversed(block.instructions):
+        self.within: dict[Instruction, Instruction] = {}
+        self.in_place: set[Instruction] = set()
+        for instruction in reversed(block.instructions) if fused else ():
             if instruction.op in _VIEWS:
                 continue
             for value in instruction.outputs:
                 readers = self._through_views(value)
                 if _fusible(instruction) and self._fuses(instruction, readers):
                     self.fused.add(value)
-                elif instruction.op in _PRODUCTS and len(readers) == 1 and _is_fusible(readers[0]):
-                    self.fused_products.add(value)
+                elif instruction.op in _SLICES:
+                    if products == "within" and all(r and r.op in _PRODUCTS for r in readers):
+                        self.in_place.add(instruction)
+                elif instruction.op in _PRODUCTS and len(readers) == 1 and self.into_products:
+                    if _is_fusible(readers[0]):
+                        self.fused_products.add(value)
+                    if products == "within":
+                        self._does_within(instruction, value, readers[0])
+
+    def _does_within(self, product: Instruction, value: Value, reader: Instruction | None) -> None:
+        """Notes what a product's kernel does with its result, which has a single reader."""
+        while reader is not None and _fusible(reader) and reader.outputs[0] in self.fused:
+            readers = self._through_views(reader.outputs[0])
+            reader = readers[0] if len(readers) == 1 else None
+        if reader is None:
+            return
+        if reader.op in _IN_PLACE and self._behind_views(reader.inputs[1]) is value:
+            self.in_place.add(reader)
+        elif _fusible(reader):
+            self.within.setdefault(reader, product)
+
+    def _behind_views(self, value: Value) -> Value:
+        """Returns the value that views show."""
+        while (maker := self.maker.get(value)) is not None and maker.op in _VIEWS:
+            position = maker.outputs.index(value) if maker.op == "barrier" else 0
+            value = maker.inputs[position]
+        return value
 
     def _through_views(self, value: Value) -> list[Instruction | None]:
         """Returns the readers of a value, also through views; None: a reader outside the block."""
@@ -119,7 +164,7 @@ class _Fusion:
         readers = list(readers)
         if maker.op in _COSTLY and len(readers) > 1:
             return False
-        converts = maker.op in _INTO_PRODUCTS
+        converts = self.into_products and maker.op in _INTO_PRODUCTS
         return all(
             _is_fusible(reader)
             or (reader is not None and reader.op in _REDUCTIONS)
@@ -130,6 +175,8 @@ class _Fusion:
     def bytes_of(self, instruction: Instruction) -> int:
         """Returns the bytes that an instruction reads and writes."""
         if instruction.op in _VIEWS or instruction.outputs[0] in self.fused:
+            return 0
+        if instruction in self.in_place:
             return 0
         if instruction.op in _IN_PLACE:
             return 2 * sum(value.bytes for value in self._read(instruction.inputs[1], set()))

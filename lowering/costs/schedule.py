@@ -8,7 +8,7 @@ collectives: what is *exposed*. Work that is done while a collective travels is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
@@ -60,6 +60,7 @@ class Schedule:
         unknown: how often work without cycles runs, by its scope.
         timed: whether the compiler gave cycles at all.
         origin: where the costs of its work come from, if not from the compiler that wrote it.
+        estimated: the kinds of instructions that these costs lack, and what stands for each.
     """
 
     seconds: float
@@ -67,6 +68,7 @@ class Schedule:
     unknown: Mapping[str, int]
     timed: bool
     origin: str = ""
+    estimated: Mapping[str, str] = field(default_factory=dict)
 
     def walk(self) -> Iterator[tuple[Event, int]]:
         """Yields the events without loops, with how often they run in a step."""
@@ -87,6 +89,12 @@ class Schedule:
     def times(self) -> Times:
         """The totals of a step."""
         return Times.of(self.walk())
+
+    @cached_property
+    def estimated_seconds(self) -> float:
+        """Those of work, and of waits, whose costs are estimated."""
+        found = ((event, times) for event, times in self.walk() if event.name in self.estimated)
+        return sum((e.seconds if e.kind == WORK else e.exposed) * times for e, times in found)
 
     @cached_property
     def asynchronous_bytes(self) -> float:

@@ -7,6 +7,7 @@ where there is none; what a transfer costs, from its links.
 * A transfer that the hardware's compiler writes as asynchronous (`Hardware.asynchronous`) starts
   where its operands are ready, and the device waits for it where it is first read. All other ones
   make the device wait at once.
+* Where the device would wait, other work that is ready goes first (`lowering.costs.filling`).
 * Instructions that cost nothing, such as views and fused elementwise work, hand their operands on
   to their readers.
 
@@ -16,20 +17,25 @@ schedule, so that one can be held against the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.costs import ELEMENTWISE, Costs, costs_of
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.costs.filling import filled
 from meshdsl.lowering.costs.links import links_of
+from meshdsl.lowering.costs.measured import MeasuredCosts
+from meshdsl.lowering.costs.products import GROUPED, product_sizes
 from meshdsl.lowering.costs.roofline import LocalWork, local_work
 from meshdsl.lowering.costs.schedule import WORK, Event, Schedule
 from meshdsl.lowering.costs.streams import (
     PICOSECONDS,
     Choose,
     Key,
+    Link,
     Moment,
     Repeat,
     Start,
@@ -39,30 +45,55 @@ from meshdsl.lowering.costs.streams import (
     Work,
     moments,
 )
-from meshdsl.lowering.parameters import Scan, axes_of, parameters_of
+from meshdsl.lowering.instructions import Fusion, kinds_with
+from meshdsl.lowering.parameters import Attention, Scan, axes_of, parameters_of
 from meshdsl.lowering.program import (
     Block,
     Instruction,
     SpmdProgram,
     Value,
+    wire_bytes,
     wire_of,
 )
+from meshdsl.tensors.dtypes import is_float8
 
 # How many products make scores, or their gradients, and how many read them.
 _PRODUCTS_OF_ATTENTION = {"attention": (1, 1), "attention_gradient": (2, 3)}
-_WITH_PRODUCTS = ("einsum", "convolve", *_PRODUCTS_OF_ATTENTION)
+_WITH_PRODUCTS = ("einsum", "convolve", *GROUPED, *_PRODUCTS_OF_ATTENTION)
+_MASKS_OF_KERNELS = {"segments", "memory_segments"}
+# Kinds whose time is that of elementwise work.
+_AS_ELEMENTWISE = kinds_with(
+    lambda kind: (
+        kind.elementwise
+        or kind.fusion in (Fusion.VIEW, Fusion.FUSED, Fusion.REDUCTION)
+        or (kind.moves or kind.cheap or kind.in_place or kind.constant)
+        or kind.name in ("concat", "assemble")
+    )
+)
 _PASSES_OVER_SCORES = 3  # they are written, and read for their sum and for the next product
 
 
-def simulate(program: SpmdProgram, hardware: Hardware) -> Schedule:
-    """Returns the time of a step: `simulate(f.lower(x), hardware("v5p")).seconds`."""
-    costs = costs_of(hardware.name)
-    origin = costs.origin if costs is not None else f"the peaks of {hardware.title}"
-    written = _Writer(program.mesh, hardware, costs)
-    steps = written.steps(program.block)
+def simulate(program: SpmdProgram, hardware: Hardware, fused: bool = True) -> Schedule:
+    """Returns the time of a step: `simulate(f.lower(x), hardware("v5p")).seconds`.
+
+    Args:
+        fused: whether a compiler fuses elementwise work; False: a framework runs one operation
+            after another.
+    """
+    calibration = calibration_of(hardware.name)
+    if calibration is None:
+        table, measured = costs_of(hardware.name), None
+        costs = table.on(hardware) if table is not None else None
+        origin = costs.origin if costs is not None else f"the peaks of {hardware.title}"
+    else:
+        costs, measured = None, MeasuredCosts(calibration, program.mesh)
+        origin = calibration.origin
+    written = _Writer(program.mesh, hardware, costs, fused, measured)
+    steps = written.program(program.block)
     events = written.events(moments(steps))
     seconds = steps.run().totals.time / PICOSECONDS
-    return Schedule(seconds, events, {}, timed=True, origin=origin)
+    estimated = written.estimated if measured is None else measured.estimated
+    return Schedule(seconds, events, {}, timed=True, origin=origin, estimated=estimated)
 
 
 @dataclass
@@ -70,13 +101,30 @@ class _Writer:
     """Writes the steps of blocks.
 
     Attributes:
+        fused: whether a compiler fuses elementwise work.
+        costs: the table of the hardware; `measured`: its calibration; at most one of them.
         known: what each step stands for, but waits.
+        collectives: the time of each collective, and its links.
+        estimated: the kinds of work that the table lacks, and what stands for each.
     """
 
     mesh: Mesh
     hardware: Hardware
     costs: Costs | None
+    fused: bool = True
+    measured: MeasuredCosts | None = None
     known: dict[Step, Instruction] = field(default_factory=dict)
+    collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
+    estimated: dict[str, str] = field(default_factory=dict)
+
+    def program(self, block: Block) -> Steps:
+        """Returns the steps of a program: those of its block, after its call."""
+        dispatch = 0.0 if self.measured is None else self.measured.dispatch(block)
+        if not dispatch:
+            return self.steps(block)
+        call = Work(_picoseconds(dispatch))
+        self.known[call] = Instruction("call", (), ())
+        return Steps.of([call, *_BlockWriter(self, block).run()])
 
     def steps(self, block: Block) -> Steps:
         """Returns the steps of a block."""
@@ -84,33 +132,58 @@ class _Writer:
 
     def seconds(self, instruction: Instruction, work: LocalWork) -> float:
         """Returns the time of work."""
+        if self.measured is not None:
+            return self.measured.work(instruction, work)
+        if self.costs is not None and instruction.op in _PRODUCTS_OF_ATTENTION:
+            # Hidden scores, which `peak` counts, cost nothing.
+            return self._attention(self.costs, instruction)
         peak, _ = work.seconds(self.hardware, instruction)
         if self.costs is None or not (work.flops or work.bytes):
             return peak
-        if instruction.op == "einsum":
+        if instruction.op in ("einsum", *GROUPED):
             return max(peak, self._product(self.costs, instruction))
-        if instruction.op in _PRODUCTS_OF_ATTENTION:
-            return max(peak, self._attention(self.costs, instruction))
-        moved = self.costs.moved(ELEMENTWISE, work.bytes) if work.bytes else 0.0
+        moved = self.moved(work.bytes)
+        if instruction.op not in _AS_ELEMENTWISE:
+            self.estimated[instruction.op] = (
+                "work at its peak" if peak > moved else "elementwise work on as many bytes"
+            )
         return max(peak, moved)
 
     def _product(self, costs: Costs, instruction: Instruction) -> float:
         batch, rows, inner, columns = product_sizes(instruction)
-        # A TPU multiplies float32 in bfloat16, and rounds the operands where they are made.
-        width = min(instruction.inputs[0].dtype.itemsize, 2)
+        dtype, flops = instruction.inputs[0].dtype, self.hardware.flops
+        # Floats of 8 bits are multiplied in bfloat16 where nothing is made for them.
+        width = 2 if is_float8(dtype) and not self.hardware.float8 else dtype.itemsize
+        if flops.get(width) == flops.get(2):
+            # A TPU multiplies float32 in bfloat16, and rounds the operands where they are made.
+            width = min(width, 2)
         return costs.product(rows, inner, columns, width, batch)
 
     def stacks(self, instruction: Instruction) -> float:
-        """Returns the time in which the stacks of a scan's results are filled with zeros."""
-        if instruction.op != "scan" or self.costs is None:
+        """Returns the time in which the stacks of a scan's results are filled with zeros.
+
+        On TPUs they begin uninitialised.
+        """
+        if instruction.op != "scan" or self.hardware.torus:
             return 0.0
         results = instruction.outputs[parameters_of(instruction, Scan)["carries"] :]
-        moved = sum(value.bytes for value in results)
-        return self.costs.moved(ELEMENTWISE, moved) if moved else 0.0
+        return self.moved(sum(value.bytes for value in results))
+
+    def moved(self, moved_bytes: float) -> float:
+        """Returns the time of elementwise work that moves some bytes to and from memory."""
+        if not moved_bytes:
+            return 0.0
+        if self.measured is not None:
+            return self.measured.sharing * self.measured.moved(moved_bytes)
+        if self.costs is None:
+            return moved_bytes / self.hardware.memory_bandwidth
+        return self.costs.moved(ELEMENTWISE, moved_bytes)
 
     def _attention(self, costs: Costs, instruction: Instruction) -> float:
         """Returns the time of attention: its products, and its scores where they reach memory."""
         sizes = AttentionSizes.of(instruction)
+        if (seconds := _kernel(costs, instruction, sizes)) is not None:
+            return seconds
         width = instruction.inputs[0].dtype.itemsize
         rows, columns = sizes.blocks
         count, features = sizes.scores / (rows * columns), sizes.features.size
@@ -125,14 +198,34 @@ class _Writer:
 
     def transfer(self, instruction: Instruction, after: Iterable[Key]) -> Start:
         """Returns the start of a collective, which begins after some others have arrived."""
-        axes = axes_of(instruction)
-        sent = wire_of(instruction, self.mesh)
-        seconds = self.hardware.seconds(instruction.op, sent, axes, self.mesh)
-        pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
-        links = links_of(instruction.op, axes, self.mesh, pairs)
-        step = Start(instruction, _picoseconds(seconds), links, tuple(after))
+        step = Start(instruction, *self.sent(instruction), tuple(after))
         self.known[step] = instruction
         return step
+
+    def sent(self, instruction: Instruction) -> tuple[int, tuple[Link, ...]]:
+        """Returns the picoseconds of a collective, and the links that it travels on."""
+        if instruction not in self.collectives:
+            axes = axes_of(instruction)
+            if self.measured is not None:
+                seconds = self.measured.transfer(instruction)
+            else:
+                sent = wire_of(instruction, self.mesh)
+                seconds = self._sending(instruction.op, sent, axes)
+            pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
+            links = links_of(instruction.op, axes, self.mesh, pairs)
+            self.collectives[instruction] = _picoseconds(seconds), links
+        return self.collectives[instruction]
+
+    def _sending(self, kind: str, sent: float, axes: Sequence[str]) -> float:
+        """Returns the time of a collective: by the table on one switch, elsewhere by the links."""
+        hardware, devices = self.hardware, self.mesh.extent(axes)
+        on_switch = not hardware.torus and not hardware.slow_axes(self.mesh).intersection(axes)
+        if self.costs is not None and on_switch and devices > 1:
+            payload = sent / wire_bytes(kind, 1.0, devices)
+            measured = self.costs.collective(kind, devices, payload)
+            if measured is not None:
+                return measured
+        return hardware.seconds(kind, sent, axes, self.mesh)
 
     def events(self, run: Iterable[Moment]) -> tuple[Event, ...]:
         """Returns what moments stand for, without loops that do nothing."""
@@ -187,12 +280,17 @@ class _BlockWriter:
         ready: for a value, the position among the steps from which on it is there.
         starts: the transfers that start before the step at a position.
         started: the position of the start of a transfer.
+        times, loops: the work of instructions, and the steps of those with bodies, as far as they
+            are known.
     """
 
     def __init__(self, outer: _Writer, block: Block) -> None:
         self.outer = outer
         self.block = block
-        self.work = local_work(block)
+        products = outer.hardware.products if outer.measured is None else "alone"
+        self.work = local_work(block, outer.fused, products)
+        self.times: dict[Instruction, int] = {}
+        self.loops: dict[Instruction, Step] = {}
         self.steps: list[Step] = []
         self.pending: dict[Value, frozenset[Key]] = {}
         self.ready: dict[Value, int] = {}
@@ -201,14 +299,14 @@ class _BlockWriter:
         self.waited: set[Key] = set()
 
     def run(self) -> list[Step]:
-        for instruction in self.block.instructions:
+        for instruction in filled(self.block, self._cost):
             if instruction.is_collective:
                 self._transfer(instruction)
             elif instruction.bodies:
                 self._arrive(instruction.inputs)
                 if time := _picoseconds(self.outer.stacks(instruction)):
                     self._append(Work(time), instruction)
-                self._append(self._loop(instruction), instruction)
+                self._append(self._repeated(instruction), instruction)
                 self._is_ready(instruction)
             else:
                 self._work(instruction)
@@ -221,9 +319,30 @@ class _BlockWriter:
                 steps.append(step)
         return steps
 
+    def _cost(self, instruction: Instruction) -> tuple[int, tuple[Link, ...]]:
+        """Returns the picoseconds of an instruction, and its links if it travels beside work."""
+        if instruction.is_collective:
+            time, links = self.outer.sent(instruction)
+            return time, links if instruction.op in self.outer.hardware.asynchronous else ()
+        if instruction.bodies:
+            return Steps.of([self._repeated(instruction)]).run().totals.time, ()
+        return self._time(instruction), ()
+
+    def _time(self, instruction: Instruction) -> int:
+        """Returns the picoseconds of work."""
+        if instruction not in self.times:
+            work = self.work.get(instruction)
+            time = _picoseconds(self.outer.seconds(instruction, work)) if work else 0
+            self.times[instruction] = time
+        return self.times[instruction]
+
+    def _repeated(self, instruction: Instruction) -> Step:
+        if instruction not in self.loops:
+            self.loops[instruction] = self._loop(instruction)
+        return self.loops[instruction]
+
     def _work(self, instruction: Instruction) -> None:
-        work = self.work.get(instruction)
-        time = _picoseconds(self.outer.seconds(instruction, work)) if work else 0
+        time = self._time(instruction)
         if time:
             self._arrive(instruction.inputs)
             self._append(Work(time), instruction)
@@ -254,6 +373,11 @@ class _BlockWriter:
 
     def _loop(self, instruction: Instruction) -> Step:
         bodies = tuple(self.outer.steps(body) for body in instruction.bodies)
+        measured = self.outer.measured
+        if measured is not None and (copies := _picoseconds(measured.slices(instruction))):
+            step = Work(copies)
+            self.outer.known[step] = instruction
+            bodies = tuple(Steps.of([step, *body.steps]) for body in bodies)
         if instruction.op == "cond":
             return Choose(bodies)
         if len(bodies) == 1:
@@ -286,22 +410,20 @@ class _BlockWriter:
                 self.steps.append(Wait(key))
 
 
-def product_sizes(instruction: Instruction) -> tuple[int, int, int, int]:
-    """Returns batch, rows, inner and columns of the product that an einsum is on one device."""
-    first, *others = (value.local for value in instruction.inputs)
-    second = others[0] if others else first
-    result = instruction.outputs[0].local
-    sizes: Mapping[str, int] = {d.name: d.size for shape in (first, second) for d in shape}
-    batch = rows = inner = columns = 1
-    for name, size in sizes.items():
-        kept, left, right = name in result.names, name in first.names, name in second.names
-        if left and right:
-            batch, inner = (batch * size, inner) if kept else (batch, inner * size)
-        elif left:
-            rows *= size
-        else:
-            columns *= size
-    return batch, rows, inner, columns
+def _kernel(costs: Costs, instruction: Instruction, sizes: AttentionSizes) -> float | None:
+    """Returns the time of attention in a fused kernel; None: there is none that fits."""
+    params = parameters_of(instruction, Attention)
+    if not set(params["given"]) <= _MASKS_OF_KERNELS or sizes.chosen is not None:
+        return None
+    return costs.attention(
+        sizes.lead.volume,
+        sizes.rows.size,
+        sizes.columns.size,
+        max(sizes.features.size, sizes.values.volume),
+        causal=params["causal"],
+        window=params["window"],
+        gradient=instruction.op == "attention_gradient",
+    )
 
 
 def _picoseconds(seconds: float) -> int:

@@ -44,6 +44,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     against = _against(values, topology, problems)
     job = jobs.build(values, problems, feeds_text=False)
     assert topology is not None
+    job = jobs.on_hardware(job, topology.name)
     program = training_step(job, job.layout)
     used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
     compiled = None
@@ -100,8 +101,10 @@ def _compiled_peer(
     peer: str | tuple[Any, ...], job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
 ) -> Compiled:
     """Compiles the program to compare with: as XLA splits it, or plain JAX."""
+    from meshdsl.lowering.backends.compiler_flags import of_any_program
     from meshdsl.lowering.backends.jax.ahead import compile_ahead, compile_plain
 
+    flags = of_any_program(flags)
     if isinstance(peer, str):
         program = training_step(replace(job, backend=peer), job.layout)
         return compile_ahead(program, topology, flags, peer)

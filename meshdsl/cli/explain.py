@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from meshdsl.cli import job as jobs
+from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.pages import write_page
 from meshdsl.cli.planned import jitted_step, training_step
 from meshdsl.cli.problems import Problems
@@ -34,7 +35,10 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
     if values.stage and values["hardware"].present:
         problems.add("--hardware is for the times of a report, and a stage has none: leave it out")
+    check_machine(values, problems)
     job = jobs.build(values, problems, feeds_text=False)
+    if values["hardware"].present:
+        job = jobs.on_hardware(job, values.hardware)
     if values.stage:
         from meshdsl.reports.stages import show_stage
 

@@ -18,6 +18,7 @@ from meshdsl.cli.readers import (
     Reader,
     backend,
     floating,
+    hardware_name,
     number,
     one_of,
     peer,
@@ -99,7 +100,7 @@ FLAGS: dict[str, Flag] = {
         whole(1),
         "Seconds for which a process may stand still, as on a machine that migrates.",
     ),
-    **_made("policy", "seed"),
+    **_made("policy", "precision", "seed"),
     "data": (
         None,
         str,
@@ -190,7 +191,12 @@ FLAGS: dict[str, Flag] = {
     **_made(
         "checkpoint_every", "keep", "keep_best", "local_checkpoints", "local_every", "init_from"
     ),
-    "out": (None, str, "Where `export` writes: a .safetensors file, or a folder for several."),
+    "out": (
+        None,
+        str,
+        "Where `export` writes: a .safetensors file, or a folder for several; and `calibrate`: a "
+        ".json file.",
+    ),
     "step": (None, whole(0), "Step of the checkpoint to `export`. Default: the latest."),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
@@ -223,10 +229,11 @@ FLAGS: dict[str, Flag] = {
     ),
     "hardware": (
         "v5p",
-        one_of(*HARDWARE),
+        hardware_name,
         "What `explain` and `sweep` take the time of a step for, and what has to fit, without a "
-        "topology.",
+        f"topology: {', '.join(HARDWARE)}, or a file of `calibrate`, mine.json.",
     ),
+    "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (
         "plan",
         one_of("plan", "compile", "run"),

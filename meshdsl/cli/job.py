@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,11 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         backend=values.backend,
         options=Options(**values_of(Options, values)),
     )
+
+
+def on_hardware(job: Job, name: str) -> Job:
+    """Returns a job whose programs are lowered for hardware of a name."""
+    return replace(job, options=replace(job.options, hardware=name))
 
 
 def vocabulary(model: Any) -> int:

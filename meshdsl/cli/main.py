@@ -26,6 +26,7 @@ COMMANDS = {
     "explain": "Show what a training step would do, on any mesh, without running it.",
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
+    "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
     "export": "Write the parameters of a checkpoint as safetensors.",
 }
 EXAMPLE = (

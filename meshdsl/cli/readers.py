@@ -50,6 +50,14 @@ def backend(text: str) -> str:
     return text
 
 
+def hardware_name(text: str) -> str:
+    """Reads the name of a kind of hardware, or that of a file that `calibrate` wrote."""
+    from meshdsl.layouts.calibration import find_hardware
+
+    find_hardware(text)
+    return text
+
+
 def peer(text: str) -> str:
     """Reads what `compile` compares with: `jax_auto`, or a function of the user's."""
     if text != "jax_auto" and ":" not in text:

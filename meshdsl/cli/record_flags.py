@@ -16,6 +16,7 @@ from absl.flags import FlagValues
 from meshdsl.cli.readers import Reader, number, one_of, size, some_of, truth, whole, words_of
 from meshdsl.lowering.backends import compiler_flags
 from meshdsl.lowering.options import Options
+from meshdsl.precision.rules import Precision
 from meshdsl.tensors.policy import Policy
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.data.feeding import Data
@@ -57,6 +58,7 @@ _DEFAULTS = {"clip_norm": "1.0", "eval_every": "100"}
 _READERS: dict[str, Reader] = {
     "clip_norm": number,
     "policy": Policy.parse,
+    "precision": Precision.parse,
     "extra_metrics": some_of(*EXTRA_METRICS),
     "trainable": words_of,
 }
@@ -69,6 +71,7 @@ _HELP = {
 }
 # Commands train on text, and have flags for settings.
 _WORDS = {"held-out batches": "held-out text", "settings": "flags"}
+_OPTIONS_WITHOUT_FLAGS = {"hardware"}  # commands set it: by --hardware, or by --topology
 # `Options` says more of its fields than a line of help has room for.
 _OPTIONS = {
     "memory": "Bytes that a device may hold, as 16GiB. What fits and sends least is chosen.",
@@ -80,13 +83,17 @@ _OPTIONS = {
     "zigzag": "Deal a causal ring's queries out so that all devices have as much to do.",
     "reduce_dtype": "Partial sums of half precision: added up in float32, in the same; auto: "
     "float16 in float32, bfloat16 in the same.",
+    "halves": "Compute two halves of a dim side by side, as batch, so that one half's collectives "
+    "travel beside the other's work; none; auto: if simulated to be faster on --hardware or "
+    "--topology.",
     "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
 }
 
 
 def names_of(record: type) -> dict[str, str]:
     """Returns the fields of a record that have a flag, each with its name."""
-    without, names = _NO_FLAGS.get(record, set()), _NAMES.get(record, {})
+    without = _NO_FLAGS.get(record, _OPTIONS_WITHOUT_FLAGS if record is Options else set())
+    names = _NAMES.get(record, {})
     return {f.name: names.get(f.name, f.name) for f in fields(record) if f.name not in without}
 
 
@@ -148,12 +155,16 @@ def _of_options() -> dict[str, Flag]:
     kinds = typing.get_type_hints(Options)
     flags: dict[str, Flag] = {}
     for field in fields(Options):
+        if field.name in _OPTIONS_WITHOUT_FLAGS:
+            continue
         kind, default = kinds[field.name], field.default
         reader: Reader = size
         if kind is bool:
             reader = truth
         elif typing.get_origin(kind) is Literal:
             reader = one_of(*typing.get_args(kind))
+        elif field.name == "halves":
+            reader = str
         elif field.name == "compiler_flags":
             reader, default = compiler_flags.parse, ""
         text = None if default is None else str(default).lower()

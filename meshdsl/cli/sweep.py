@@ -18,11 +18,12 @@ from typing import Any
 from absl import flags as absl_flags
 
 from meshdsl.cli import flags
+from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.problems import Problems, UsageError
 from meshdsl.cli.sweep_measures import Asked, Setup, Subject, Timed, Turn, prepare
 from meshdsl.cli.sweep_progress import Progress
 from meshdsl.cli.workers import Died, perform
-from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.calibration import calibration_of, find_hardware, is_file_name
 from meshdsl.layouts.topologies import Topology
 from meshdsl.reports.sweeps import candidates, tables
 from meshdsl.reports.sweeps.candidates import Candidate, Reading
@@ -73,6 +74,7 @@ def main(values: absl_flags.FlagValues, problems: Problems) -> None:
 
 def _check(values: absl_flags.FlagValues, problems: Problems, reading: Reading) -> None:
     problems.found += reading.problems
+    check_machine(values, problems)
     if not values.layout:
         problems.add(
             '--layout: give what to sweep, as in --layout="batch:data; heads:{model,-}" (the flag '
@@ -226,6 +228,7 @@ class _Sweep:
         arguments = [one for one in flags.written(values) if _name(one) not in _ASIDE]
         graph = self.subject.jitted.trace(*self.subject.specs)
         facts: list[object] = [sorted(arguments), job.options, values.hardware]
+        facts += [repr(one) for one in [calibration_of(values.hardware)] if one is not None]
         facts += [self.subject.setup.folder is not None]
         if values.measure != "plan":
             import jax
@@ -238,6 +241,8 @@ class _Sweep:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
         estimate = "a lower bound, from published peaks, with nothing overlapped"
+        if is_file_name(values.hardware) and not machines:
+            estimate = "simulated, by what was measured"
         return Heading(
             title=f"{self.subject.job.model.name}: a sweep of {len(self.candidates):,} candidates",
             hardware=", ".join(machines) or find_hardware(values.hardware).title,

@@ -26,7 +26,7 @@ from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.planned import checked_program, jitted_step
 from meshdsl.cli.user_errors import plain_text, user_text
-from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.topologies import Topology
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen

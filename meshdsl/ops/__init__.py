@@ -23,6 +23,7 @@ from meshdsl.ops.indexing import (
 from meshdsl.ops.products.attention import attention
 from meshdsl.ops.products.convolution import conv, conv_transpose
 from meshdsl.ops.products.einsum import einsum
+from meshdsl.ops.products.grouped import grouped_einsum
 from meshdsl.ops.products.pooling import avg_pool, max_pool
 from meshdsl.ops.reductions.counting import (
     bincount,
@@ -81,6 +82,7 @@ __all__ = [
     "einsum",
     "flip",
     "full",
+    "grouped_einsum",
     "histogram",
     "index",
     "linear_recurrence",

@@ -250,10 +250,7 @@ class Jitted(Generic[P, R]):
         self.name = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function)
         self.check_finite = check_finite
-        if not isinstance(options, Options | None):
-            raise ValueError(
-                f"options are given as md.Options(memory=16 * 2**30), not as {options!r}"
-            )
+        Options.of(options)  # raises if it is of another type
         self.options = options
         self.steps_per_call = steps_per_call
         self.placement = None if placement is None else Placement.of(placement)

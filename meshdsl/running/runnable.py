@@ -140,6 +140,21 @@ def hardware_on(devices: jax.sharding.Mesh | None) -> Hardware | None:
     return None if devices is None else hardware_of(devices.devices.flat[0].device_kind)
 
 
+def with_hardware_at_hand(options: Options | None, backend: str) -> Options | None:
+    """Returns options with the hardware of the TPUs at hand.
+
+    They are the given ones if these name hardware, if no TPU is at hand, or if XLA decides.
+    """
+    from meshdsl.lowering import backends
+    from meshdsl.lowering.options import Options
+
+    given = Options.of(options)
+    if backend == "jax_auto" or given.hardware is not None:
+        return options
+    known = hardware_of(backends.load(backend).runtime.device_kind())
+    return options if known is None or not known.torus else replace(given, hardware=known.name)
+
+
 @dataclass(frozen=True)
 class _Inline:
     """A program as a JAX function, in an executable's place."""

@@ -1,4 +1,8 @@
-"""Element types: numpy dtypes (with ml_dtypes' bfloat16), their short names and classes."""
+"""Element types: numpy dtypes (with those of ml_dtypes), their short names and classes.
+
+Floats of 8 bits are for products and for sending: they are cast, moved and multiplied in einsums,
+and no other arithmetic takes them. So they are a kind of their own, apart from floating-point ones.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ import ml_dtypes
 import numpy as np
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+_BY_NAME = {dtype.name: dtype for dtype in (BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2)}
 _SHORT = {
     "bool": "bool",
     "int8": "s8",
@@ -18,6 +25,8 @@ _SHORT = {
     "uint16": "u16",
     "uint32": "u32",
     "uint64": "u64",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
@@ -25,7 +34,7 @@ _SHORT = {
     "complex64": "c64",
     "complex128": "c128",
 }
-_KINDS = {"b": "bool", "i": "integer", "f": "floating-point", "c": "complex"}
+_KINDS = {"b": "bool", "i": "integer", "f": "floating-point", "c": "complex", "e": "8-bit float"}
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -35,7 +44,8 @@ def as_dtype(dtype: Any) -> np.dtype:
         ValueError: the language has no such type; the known ones are listed.
     """
     try:
-        result = BFLOAT16 if dtype == "bfloat16" else None if dtype is None else np.dtype(dtype)
+        known = _BY_NAME.get(dtype) if isinstance(dtype, str) else None
+        result = known or (None if dtype is None else np.dtype(dtype))
     except TypeError:
         result = None
     if result is None or result.name not in _SHORT:
@@ -51,8 +61,14 @@ def short(dtype: np.dtype) -> str:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a dtype is floating-point, bfloat16 included."""
-    return dtype.kind == "f" or dtype == BFLOAT16
+    """Whether a dtype is floating-point, bfloat16 included, floats of 8 bits not."""
+    # ml_dtypes calls float8_e5m2 floating-point, and bfloat16 not.
+    return (dtype.kind == "f" and dtype.itemsize > 1) or dtype == BFLOAT16
+
+
+def is_float8(dtype: np.dtype) -> bool:
+    """Whether a dtype is a float of 8 bits."""
+    return dtype in (FLOAT8_E4M3, FLOAT8_E5M2)
 
 
 def is_complex(dtype: np.dtype) -> bool:
@@ -84,9 +100,12 @@ def complex_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def kind(dtype: np.dtype) -> str:
-    """Returns the letter of a dtype's kind: b(ool), i(nteger), f(loating-point) or c(omplex)."""
+    """Returns the letter of a dtype's kind: b(ool), i(nteger), f(loating-point), c(omplex) or
+    e(ight-bit float)."""
     if is_float(dtype):
         return "f"
+    if is_float8(dtype):
+        return "e"
     return "i" if is_integer(dtype) else dtype.kind
 
 
@@ -95,11 +114,12 @@ def need_kind(dtype: np.dtype, kinds: str, what: str = "tensors") -> None:
     if kind(dtype) not in kinds:
         *most, last = [_KINDS[letter] for letter in kinds]
         wanted = f"{', '.join(most)} or {last}" if most else last
-        raise ValueError(f"needs {wanted} {what}, got {short(dtype)}")
+        hint = "; cast it first, as in md.cast(x, 'bfloat16')" if is_float8(dtype) else ""
+        raise ValueError(f"needs {wanted} {what}, got {short(dtype)}{hint}")
 
 
 def largest(dtype: np.dtype) -> float:
-    """Returns the largest finite number of a floating-point dtype."""
+    """Returns the largest finite number of a floating-point dtype, also of one of 8 bits."""
     return float(ml_dtypes.finfo(dtype).max)
 
 
@@ -133,5 +153,6 @@ def identity(kind: str, dtype: np.dtype) -> float:
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which sums are accumulated: float32 for half precision."""
-    return np.dtype("float32") if is_float(dtype) and dtype.itemsize < 4 else dtype
+    """Returns the dtype in which sums are accumulated: float32 for floats of 8 and 16 bits."""
+    is_narrow = is_float8(dtype) or (is_float(dtype) and dtype.itemsize < 4)
+    return np.dtype("float32") if is_narrow else dtype

@@ -113,7 +113,7 @@ def train(
     feed = Feed(data.batches, data.batch_dims, steps_per_call, data.batch_ramp, recipe.batch_dim)
     held_out = evaluation.named(data.batch_dims, recipe.batch_dim)
     specs = {name: batches.specs() for name, batches in held_out.items()}
-    place = Place(mesh, layout, backend, options)
+    place = Place(mesh, layout, backend, options).on_its_devices()
     programs = Programs(recipe, place, steps_per_call, feed.specs(), specs)
     check_saves_together(programs.step.runtime.process_count(), saving)
     if reporting.profile is not None and programs.step.runtime.profile is None:

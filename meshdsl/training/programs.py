@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +19,7 @@ from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.layouts.validate import LayoutWarning, ScopeWarning, check_scopes
 from meshdsl.ops.random import KEY, key
 from meshdsl.running.jit import Compiled, Jitted, jit
+from meshdsl.running.runnable import with_hardware_at_hand
 from meshdsl.tensors.dims import STEPS
 from meshdsl.tensors.named_array import Spec, spec
 from meshdsl.tensors.tensor import Tensor
@@ -54,6 +55,10 @@ class Place:
             options=self.options,
             steps_per_call=steps_per_call,
         )
+
+    def on_its_devices(self) -> Place:
+        """Returns the place with the hardware of its TPUs, by whose time lowering decides."""
+        return replace(self, options=with_hardware_at_hand(self.options, self.backend))
 
 
 class Programs:

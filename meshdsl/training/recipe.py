@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from meshdsl.optim.from_optax import Transformation
 from meshdsl.optim.optimizer import Optimizer
+from meshdsl.precision.rules import Precision
 from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.training.loss_scaling import LossScaling
@@ -56,6 +57,11 @@ class Recipe:
         'Dtypes, "bfloat16" or "params=float32,compute=bfloat16". Default: the model\'s.',
         default=None,
     )
+    precision: Precision | str | None = setting(
+        "Dtypes of products, by path and operation: mlp:fp8,attention:bf16; - is as it was. "
+        "fp8 and int8 are of 8 bits. Default: those of `policy`.",
+        default=None,
+    )
     microbatches: int = setting(
         "Parts of a batch, computed one after another; gradients are reduced once.",
         Whole(1),
@@ -102,6 +108,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check(self)
         Policy.of(self.policy)
+        Precision.of(self.precision)
         check_clip_norm(self.clip_norm)
         check_metrics(self.extra_metrics)
 
@@ -125,8 +132,9 @@ class Recipe:
             extra_metrics=self.extra_metrics,
             trainable=self.trainable,
             update=self.update,
+            precision=self.precision,
         )
 
     def eval_step(self) -> Callable[[Any, Any], dict[str, Any]]:
         """Returns `eval_step(params, batch) -> metrics`."""
-        return make_eval_step(self.loss, self.policy, self.update is not None)
+        return make_eval_step(self.loss, self.policy, self.update is not None, self.precision)

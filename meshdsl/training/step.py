@@ -15,6 +15,8 @@ from meshdsl.optim.clipping import bad_norm, clip_by_global_norm, global_norm
 from meshdsl.optim.from_optax import Transformation, as_optimizer
 from meshdsl.optim.optimizer import Optimizer
 from meshdsl.optim.schedules import rate_at
+from meshdsl.precision.rewriting import with_precision
+from meshdsl.precision.rules import Precision
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
@@ -63,6 +65,7 @@ def make_train_step(
     extra_metrics: Sequence[str] = (),
     trainable: Trainable | None = None,
     update: Update | None = None,
+    precision: Precision | str | None = None,
 ) -> Callable[[TrainState, Any], StepResult]:
     """Returns `train_step(state, batch) -> (state, metrics)`.
 
@@ -95,6 +98,8 @@ def make_train_step(
             bias, after the optimizer: (params, added) -> params. `added` are the values that the
             loss returns beside its own; they may have dims then, and those with dims are no
             metrics.
+        precision: dtypes of products, by rules: `mlp:fp8,attention:bf16`; see `md.with_precision`.
+            Paths begin with `params`.
 
     Raises:
         ValueError: an extra metric is unknown, or `clip_norm` is not above 0; when traced: the loss
@@ -105,7 +110,7 @@ def make_train_step(
     check_metrics(extra_metrics)
     check_clip_norm(clip_norm)
     chosen = as_optimizer(optimizer)
-    evaluate = _with_policy(loss, policy, update is not None)
+    evaluate = _with_policy(loss, policy, update is not None, precision)
     guarded = skip_nonfinite or loss_scaling is not None
 
     def train_step(state: TrainState, batch: Any) -> StepResult:
@@ -122,10 +127,8 @@ def make_train_step(
         used = grads if clip_norm is None else clip_by_global_norm(grads, clip_norm, norm)[0]
         count = state.updates
         params, moments = chosen.update(used, state.optimizer, params, count)
-        if trainable is not None:
-            params = merged(params, state.params)
-        if update is not None:
-            params = _updated(update, params, more)
+        params = params if trainable is None else merged(params, state.params)
+        params = params if update is None else _updated(update, params, more)
         metrics = {"loss": value, "grad_norm": norm}
         if chosen.learning_rate is not None:
             metrics["learning_rate"] = rate_at(chosen.learning_rate, count)
@@ -150,15 +153,19 @@ def check_clip_norm(clip_norm: float | None) -> None:
 
 
 def make_eval_step(
-    loss: Loss, policy: Policy | str | None = None, dims_allowed: bool = False
+    loss: Loss,
+    policy: Policy | str | None = None,
+    dims_allowed: bool = False,
+    precision: Precision | str | None = None,
 ) -> Callable[[Any, Any], Metrics]:
     """Returns `eval_step(params, batch) -> metrics`: `loss` and what the loss function adds.
 
     Args:
         dims_allowed: whether the values that it adds may have dims, as for `update` of
             `make_train_step`; those with dims are no metrics.
+        precision: dtypes of products, as for `make_train_step`.
     """
-    evaluate = _with_policy(loss, policy, dims_allowed)
+    evaluate = _with_policy(loss, policy, dims_allowed, precision)
 
     def eval_step(params: Any, batch: Any) -> Metrics:
         value, more = evaluate(params, batch)
@@ -167,15 +174,25 @@ def make_eval_step(
     return eval_step
 
 
-def _with_policy(loss: Loss, policy: Policy | str | None, dims_allowed: bool) -> _Evaluated:
+def _with_policy(
+    loss: Loss,
+    policy: Policy | str | None,
+    dims_allowed: bool,
+    precision: Precision | str | None,
+) -> _Evaluated:
     """Returns the loss function with its dtypes, always returning a pair."""
     policy = Policy.of(policy)
+
+    def of_params(params: Any, batch: Any) -> Any:  # products are named after its arguments
+        return loss(params, batch)
+
+    compute = with_precision(of_params, precision)
 
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
         if policy is not None:
             params, batch = policy.to_compute(params), policy.to_compute(batch)
         try:
-            result = loss(params, batch)
+            result = compute(params, batch)
         except KeyError as error:
             _note_entry(error, batch)
             raise

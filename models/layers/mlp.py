@@ -47,15 +47,17 @@ class Experts(md.Module):
     choices: int = md.static()
     capacity: float | None = md.static()
     dispatch: Literal["einsum", "gather", "sort"] = md.static()
+    peers: int = md.static()  # with dispatch "sort"
     options: tuple[tuple[str, Any], ...] = md.static()  # of `nn.route`
 
     def __call__(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses]:
         routing = nn.route(x, self.router, self.choices, bias=self.bias, **dict(self.options))
         slots = None
         if self.capacity is not None:
-            share = x.shape.get("length").size * self.choices / self.router.shape.get("routed").size
+            queues = self.peers if self.dispatch == "sort" else routing.experts
+            share = x.shape.get("length").size * self.choices / queues
             slots = math.ceil(self.capacity * share)
-        y = nn.moe(x, routing, self.experts, slots, dispatch=self.dispatch)
+        y = nn.moe(x, routing, self.experts, slots, dispatch=self.dispatch, peers=self.peers)
         return (y if self.shared is None else y + self.shared(x)), routing.losses
 
 
@@ -84,6 +86,7 @@ def init_mlp(
         choices=config.experts_per_token,
         capacity=config.capacity,
         dispatch=config.dispatch,
+        peers=config.expert_peers,
         options=config.router_options,
     )
 

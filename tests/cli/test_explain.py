@@ -128,8 +128,9 @@ def test_a_second_layout_needs_a_mesh_and_has_to_fit_too(capsys):
 
 def test_unknown_hardware_is_reported_with_the_known_ones(capsys):
     assert refused(capsys, "--hardware=v5x") == (
-        "meshdsl explain: --hardware: unknown choice 'v5x'; choose one of v3, v4, v5e, v5p, v6e, "
-        "a100, h100, h200, b200, cpu. Did you mean `v5p` or `v5e`?\n"
+        "meshdsl explain: --hardware: unknown hardware 'v5x'; choose one of v3, v4, v5e, v5p, v6e, "
+        "a100, h100, h200, b200, cpu, or a file of `meshdsl calibrate --out=mine.json`. Did you "
+        "mean `v5p` or `v5e`?\n"
     )
 
 

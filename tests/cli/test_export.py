@@ -66,7 +66,8 @@ def test_mistakes_are_reported(capsys, tmp_path, text):
     assert refused("export", "--out=a.safetensors", "--max_shard_size=1MB", "--dtype=int4") == (
         "meshdsl export: 3 problems\n\n"
         "  1. --dtype: unknown dtype 'int4'; choose one of bool, int8, int16, int32, int64, uint8, "
-        "uint16, uint32, uint64, float16, bfloat16, float32, float64, complex64, complex128\n"
+        "uint16, uint32, uint64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
+        "complex64, complex128\n"
         "  2. --workdir says whose checkpoint to export, as in --workdir=runs/first\n"
         "  3. --max_shard_size: a.safetensors is one file; give a folder for several\n"
     )

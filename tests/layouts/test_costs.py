@@ -1,14 +1,28 @@
 """Tables of costs: what they say at their own sizes, between them and beyond them."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshdsl.layouts import costs
-from meshdsl.layouts.costs import ELEMENTWISE, PRODUCTS, costs_of
+from meshdsl.layouts.costs import (
+    ATTENTION,
+    ATTENTION_BLOCKS,
+    COLLECTIVES,
+    ELEMENTWISE,
+    GRADIENT,
+    PRODUCTS,
+    costs_of,
+    visible_scores,
+)
 from meshdsl.layouts.hardware import HARDWARE, hardware
 
 TABLES = ("v4", "v5e", "v5p", "v6e")
+GPUS = ("a100", "h100", "h200", "b200")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -17,21 +31,22 @@ def test_a_table_says_what_stands_in_it(name):
     text = json.loads(costs.path_of(name).read_text())
     assert text["hardware"] == name and text["origin"] == table.origin
     assert table.origin.startswith("estimated_cycles of libtpu ")
-    rows = text["cycles"][PRODUCTS]
+    rows = text["families"][PRODUCTS]
     assert len(rows) >= 300
     for *sizes, cycles in rows:
         assert table.product(*sizes) * kind.clock == pytest.approx(cycles)
-    for size, cycles in text["cycles"][ELEMENTWISE]:
+    for size, cycles in text["families"][ELEMENTWISE]:
         assert table.moved(ELEMENTWISE, size) * kind.clock == pytest.approx(cycles)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_has_each_operation_once_and_none_that_nobody_asks_for(name):
-    cycles = json.loads(costs.path_of(name).read_text())["cycles"]
-    assert set(cycles) == {PRODUCTS, ELEMENTWISE}
-    for rows in cycles.values():
+    families = json.loads(costs.path_of(name).read_text())["families"]
+    kernels = {ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS]}
+    assert set(families) == {PRODUCTS, ELEMENTWISE, *kernels}
+    for rows in families.values():
         assert len({tuple(sizes) for *sizes, _ in rows}) == len(rows)
-    assert costs_of(name).origin.endswith(f" {sum(map(len, cycles.values()))} operations")
+    assert costs_of(name).origin.endswith(f" {sum(map(len, families.values()))} operations")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -66,15 +81,111 @@ def test_a_batch_of_products_starts_once():
     assert 9 * large < table.product(4096, 4096, 4096, batch=10) <= 10 * large
 
 
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_attention_takes_its_visible_blocks(name, gradient):
+    table, kind = costs_of(name), hardware(name)
+    text = json.loads(costs.path_of(name).read_text())["families"]
+    family = GRADIENT[ATTENTION_BLOCKS] if gradient else ATTENTION_BLOCKS
+    for side, features, cycles in text[family]:
+        length = 3 * side  # of which the table's blocks are the largest
+        full = table.attention(8, length, length, features, gradient=gradient)
+        causal = table.attention(8, length, length, features, causal=True, gradient=gradient)
+        assert full * kind.clock == pytest.approx(8 * 9 * cycles)
+        assert causal * kind.clock == pytest.approx(8 * 6 * cycles)
+        flops = 2 * (5 if gradient else 2) * 8 * length**2 * features
+        assert full > flops / kind.flops[2]
+
+
+def test_no_kernel_fits_lengths_between_blocks():
+    assert costs_of("v5p").attention(8, 1000, 1024, 128) is None
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.none() | st.integers(1, 30),
+)
+def test_the_visible_scores_are_those_of_blocks_with_one(rows, columns, side, causal, window):
+    row, column = np.indices((rows, columns))
+    hidden = np.zeros((rows, columns), bool)
+    if causal:
+        hidden |= column > row
+    if window is not None:
+        hidden |= np.abs(row - column) >= window
+    shown = 0
+    for i in range(0, rows, side):
+        for j in range(0, columns, side):
+            block = hidden[i : i + side, j : j + side]
+            shown += block.size * (not block.all())
+    assert visible_scores(rows, columns, side, causal, window) == shown
+
+
+def test_other_peaks_scale_what_a_table_says():
+    table = costs_of("v5p")
+    faster = replace(table.hardware, flops={2: 2 * 459e12}, memory_bandwidth=2 * 2765e9)
+    twice = table.on(faster)
+    assert twice.product(4096, 4096, 4096) == pytest.approx(table.product(4096, 4096, 4096) / 2)
+    assert twice.moved(ELEMENTWISE, 2**24) == pytest.approx(table.moved(ELEMENTWISE, 2**24) / 2)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_table_of_a_gpu_says_what_stands_in_it(name):
+    table = costs_of(name)
+    text = json.loads(costs.path_of(name).read_text())
+    assert text["hardware"] == name and text["unit"] == "nanoseconds"
+    assert "aiconfigurator" in table.origin and "cudnn-frontend" in table.origin
+    families = text["families"]
+    gradient = GRADIENT[ATTENTION]
+    assert set(families) == {PRODUCTS, ELEMENTWISE, ATTENTION, gradient, *COLLECTIVES}
+    for *sizes, time in families[PRODUCTS]:
+        assert table.product(*sizes) * 1e9 == pytest.approx(time)
+    for size, time in families[ELEMENTWISE]:
+        assert table.moved(ELEMENTWISE, size) * 1e9 == pytest.approx(time)
+    for matrices, length, features, time in [*families[ATTENTION], *families[gradient]]:
+        found = {
+            table.attention(matrices, length, length, features, causal=True, gradient=back) * 1e9
+            for back in (False, True)
+        }
+        assert any(one == pytest.approx(time) for one in found)
+    for kind in COLLECTIVES:
+        for devices, payload, time in families[kind]:
+            assert table.collective(kind, devices, payload) * 1e9 == pytest.approx(time)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_measured_operations_lie_between_the_peaks_and_half_of_them(name):
+    table, kind = costs_of(name), hardware(name)
+    for size in (4096, 8192, 16384):
+        assert 0.5 < 2 * size**3 / kind.flops[2] / table.product(size, size, size) < 1
+    assert 0.6 < 2**27 / kind.memory_bandwidth / table.moved(ELEMENTWISE, 2**27) < 1
+    sent = 2**30 * 7 / 8
+    assert 0.6 < sent / kind.link_bandwidth / table.collective("all_gather", 8, 2**30) < 1
+    for gradient, flops in ((False, 2), (True, 5)):
+        seconds = table.attention(64, 8192, 8192, 128, causal=True, gradient=gradient)
+        assert 0.4 < flops * 64 * 8192**2 * 128 / kind.flops[2] / seconds < 0.9
+
+
+def test_a_small_collective_takes_as_long_as_the_smallest_one():
+    table = costs_of("h100")
+    assert table.collective("all_reduce", 8, 8) == table.collective("all_reduce", 8, 1024)
+    assert table.collective("permute", 8, 1024) is None  # NCCL's transfers are not in it
+    three = table.collective("all_gather", 3, 2**26)
+    low, high = (table.collective("all_gather", n, 2**26) for n in (2, 4))
+    assert low < three < high
+
+
 def test_hardware_without_a_table_has_no_costs():
-    assert {name for name in HARDWARE if costs_of(name) is not None} == {*TABLES}
+    assert {name for name in HARDWARE if costs_of(name) is not None} == {*TABLES, *GPUS}
 
 
 def test_a_table_of_another_format_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(costs, "_FOLDER", tmp_path)
     costs._read.cache_clear()
-    (tmp_path / "v3.json").write_text(json.dumps({"format": 2, "hardware": "v3"}))
-    with pytest.raises(ValueError, match=r"v3\.json: format 2, this version reads 1"):
+    (tmp_path / "v3.json").write_text(json.dumps({"format": 1, "hardware": "v3"}))
+    with pytest.raises(ValueError, match=r"v3\.json: format 1, this version reads 2"):
         costs_of("v3")
     rows = {ELEMENTWISE: [[16384, 2000]], PRODUCTS: [[64, 64, 64, 9]]}
     text = costs.to_json("v3", "here", rows)

@@ -39,6 +39,10 @@ def test_the_names_are_these_and_others_are_refused():
         ("b200", "bfloat16", 2250),
         ("v3", "bfloat16", 61.5),  # one of two cores
         ("v3", "int8", 61.5),
+        ("v5p", "int8", 918),
+        ("v5p", "float8_e4m3fn", 459),  # computed as bfloat16
+        ("a100", "float8_e5m2", 312),
+        ("h100", "float8_e5m2", 1978.9),
         ("cpu", "float32", 0.08),
         ("cpu", "bfloat16", 0.08),  # computed as float32
         ("cpu", "float64", 0.04),
@@ -105,10 +109,39 @@ def test_axes_of_a_torus_work_side_by_side_and_those_of_a_switch_do_not():
 
 
 def test_what_crosses_the_slow_network_takes_its_time():
-    for axes in (["slice"], ["slice", "data"]):
-        assert V5P.seconds("all_reduce", 1e9, axes, MESH) == pytest.approx(1e9 / 6.25e9)
+    assert V5P.seconds("all_reduce", 1e9, ["slice"], MESH) == pytest.approx(1e9 / 6.25e9)
     wide = Mesh.parse("data:4,model:8")
     assert hardware("a100").seconds("all_reduce", 1e9, ["data"], wide) == pytest.approx(1 / 25)
+
+
+@pytest.mark.parametrize("nodes", [2, 16])
+def test_the_devices_of_a_node_share_what_crosses_between_nodes(nodes):
+    h100, mesh = hardware("h100"), Mesh.parse(f"data:{8 * nodes}")
+    devices, payload = 8 * nodes, 1e9
+    # A node receives what the others have, by all of its cards.
+    missing = payload * (nodes - 1) / nodes
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        ways = 2 if kind == "all_reduce" else 1
+        sent = ways * payload * (devices - 1) / devices
+        expected = max(ways * missing / (8 * 50e9), sent / 450e9)
+        assert h100.seconds(kind, sent, ["data"], mesh) == pytest.approx(expected)
+    # Of an all_to_all, each device sends to all that are on other nodes.
+    sent = payload * (devices - 1) / devices
+    assert h100.seconds("all_to_all", sent, ["data"], mesh) == pytest.approx(missing / 50e9)
+    assert h100.seconds("permute", payload, ["data"], mesh) == pytest.approx(payload / 50e9)
+
+
+def test_slices_share_what_crosses_between_them():
+    sent = 2 * 1e9 * 15 / 16  # of an all_reduce over 2 slices of 8
+    found = V5P.seconds("all_reduce", sent, ["slice", "data"], MESH)
+    assert found == pytest.approx(1e9 / 8 / 6.25e9)
+
+
+def test_two_axes_of_a_node_and_one_across_nodes():
+    mesh = Mesh.parse("data:4,pair:2,model:4")  # nodes of 8: pair and model
+    sent = 1e9 * 7 / 8  # of an all_gather over data and pair: two devices of each node
+    found = hardware("h100").seconds("all_gather", sent, ["data", "pair"], mesh)
+    assert found == pytest.approx(1e9 * 3 / 4 / (2 * 50e9))
 
 
 def test_a_small_collective_takes_a_microsecond_per_hop():

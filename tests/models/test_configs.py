@@ -104,8 +104,12 @@ def test_kinds_that_do_not_go_together_are_told():
     assert message(experts=2, experts_per_token=3) == "experts_per_token=3 of experts=2: too many"
     assert message(shared_experts=2) == "shared_experts=2 stand beside others; give experts"
     assert message(experts=4, dispatch="sort", capacity=1.5) == (
-        "dispatch=sort drops nothing; leave capacity=1.5 out"
+        "dispatch=sort with expert_peers=1 drops nothing; leave capacity=1.5 out"
     )
+    assert message(experts=4, dispatch="sort", expert_peers=3) == (
+        "experts=4 do not divide among expert_peers=3"
+    )
+    assert message(experts=4, expert_peers=2) == "expert_peers=2 needs dispatch=sort, not einsum"
     with pytest.raises(
         ValueError, match=r"mask_token=90 is not in the vocab=64; chosen=0: a share"
     ):

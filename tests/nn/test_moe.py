@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl import nn
+from meshdsl.lowering.costs.flops import instruction_flops
 from tests.ops.agreement import message
 
 BATCH, LENGTH, EMBED, D_FF, EXPERTS = 4, 6, 8, 12, 4
@@ -27,9 +28,10 @@ class Experts(md.Module):
         return nn.mlp(x, self.w_in, self.w_out, activation=md.relu)
 
 
-def layer(x, router, w_in, w_out, slots=None, dispatch="einsum", choices=2):
+def layer(x, router, w_in, w_out, slots=None, dispatch="einsum", choices=2, peers=1):
     routing = nn.route(x, router, choices)
-    return nn.moe(x, routing, Experts(w_in, w_out), slots, dispatch=dispatch), routing.losses
+    y = nn.moe(x, routing, Experts(w_in, w_out), slots, dispatch=dispatch, peers=peers)
+    return y, routing.losses
 
 
 def arguments():
@@ -63,9 +65,12 @@ def expected(slots=LENGTH, choices=2):
 
 
 @pytest.mark.parametrize("choices", [1, 2, 4])
-@pytest.mark.parametrize("dispatch", WAYS)
-def test_without_a_limit_each_token_reaches_all_its_experts(dispatch, choices):
-    found = md.jit(lambda *a: layer(*a, dispatch=dispatch, choices=choices)[0])(*arguments())
+@pytest.mark.parametrize(
+    "way",
+    [*({"dispatch": way} for way in WAYS), *({"dispatch": "sort", "peers": n} for n in (2, 4))],
+)
+def test_without_a_limit_each_token_reaches_all_its_experts(way, choices):
+    found = md.jit(lambda *a: layer(*a, **way, choices=choices)[0])(*arguments())
     np.testing.assert_allclose(found, expected(choices=choices), rtol=1e-9, atol=1e-9)
 
 
@@ -76,15 +81,76 @@ def test_with_a_limit_those_late_in_the_queue_pass_the_expert_by(dispatch):
     np.testing.assert_allclose(found, expected(2), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("slots", [1, 5, 12])
-def test_blocks_of_any_size_hold_all_sorted_tokens(slots):
-    found = md.jit(lambda *a: layer(*a, slots, "sort")[0])(*arguments())
-    np.testing.assert_allclose(found, expected(), rtol=1e-9, atol=1e-9)
+def test_sorting_computes_a_product_for_each_choice_and_no_more():
+    program = md.jit(lambda *a: layer(*a, dispatch="sort")[0]).lower(*arguments())
+    products = [i for i in program.block.instructions if i.op == "grouped_einsum"]
+    assert len(products) == 2
+    assert {instruction_flops(i) for i in products} == {2 * BATCH * LENGTH * 2 * EMBED * D_FF}
 
 
-def weighted_sum(dispatch, slots):
+def test_experts_may_have_parameters_that_they_share():
+    x, router, _, _ = arguments()
+    square = md.named(W_IN[:, :, :EMBED], ["experts", "embed", "out"])
+    shared = md.named(np.arange(8.0), ["out"])
+
+    class Square(md.Module):
+        w: md.Tensor  # experts, embed, out
+        scale: md.Tensor  # out
+
+        def __call__(self, x):
+            return (md.einsum(x, self.w, over="embed") * self.scale).rename(out="embed")
+
+    def both(x, router, w, scale):
+        routing = nn.route(x, router, 2)
+        return [nn.moe(x, routing, Square(w, scale), dispatch=way) for way in WAYS]
+
+    first, *others = md.jit(both)(x, router, square, shared)
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-9, atol=1e-9)
+
+
+def expected_of_peers(peers, slots):
+    """Returns the layer's result: a peer takes so many choices of a sequence, first ones first."""
+    y = np.zeros_like(X)
+    for row in range(BATCH):
+        logits = X[row] @ ROUTER
+        chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        ranked = np.argsort(-chance, axis=1)[:, :2]
+        queues = Counter()
+        for choice in range(2):
+            for token in range(LENGTH):
+                expert = ranked[token, choice]
+                peer = expert // (EXPERTS // peers)
+                queues[peer] += 1
+                if queues[peer] <= slots:
+                    made = np.maximum(X[row, token] @ W_IN[expert], 0) @ W_OUT[expert]
+                    weight = chance[token, expert] / chance[token, ranked[token]].sum()
+                    y[row, token] += weight * made
+    return y
+
+
+@pytest.mark.parametrize(("peers", "slots"), [(2, 5), (2, 9), (4, 2), (2, 12)])
+def test_those_late_in_the_queue_of_a_peer_pass_it_by(peers, slots):
+    found = md.jit(lambda *a: layer(*a, slots, "sort", peers=peers)[0])(*arguments())
+    np.testing.assert_allclose(found, expected_of_peers(peers, slots), rtol=1e-9, atol=1e-9)
+    dropped = not np.allclose(found, expected())
+    assert dropped == (slots < 9 if peers == 2 else True)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+@pytest.mark.parametrize("layout", [PARALLEL["layout"], "batch:data; d_ff:expert"])
+@pytest.mark.parametrize("slots", [None, 5])
+def test_peers_have_the_same_gradients_on_every_layout_and_backend(slots, layout, backend):
+    gradient = md.grad(weighted_sum("sort", slots, peers=2), (0, 1, 2, 3))
+    plain = md.jit(gradient, backend="numpy")(*arguments())
+    where = PARALLEL | {"layout": layout, "backend": backend}
+    for one, other in zip(md.jit(gradient, **where)(*arguments()), plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def weighted_sum(dispatch, slots, **options):
     def total(*args):
-        y, losses = layer(*args, slots, dispatch)
+        y, losses = layer(*args, slots, dispatch, **options)
         return md.sum(md.sin(y)) + losses.balance + losses.z
 
     return total
@@ -136,6 +202,18 @@ def test_experts_on_an_axis_of_their_own_move_tokens_twice_there_and_twice_back(
     assert max(c.payload_bytes for c in others) <= 8 * EMBED * D_FF * EXPERTS
 
 
+def test_tokens_are_gathered_for_their_peers_or_sent_to_them():
+    def of_tokens(slots):
+        program = md.jit(
+            lambda *a: layer(*a, slots, "sort", peers=2)[0], backend="numpy", **PARALLEL
+        ).lower(*arguments())
+        large = [c for c in program.collectives if c.payload_bytes >= LENGTH * EMBED * 8]
+        return [(c.kind, c.axes) for c in large]
+
+    assert of_tokens(None) == [("all_gather", ("expert",)), ("reduce_scatter", ("expert",))]
+    assert of_tokens(7) == [("all_to_all", ("expert",))] * 2
+
+
 def test_losses_of_the_router():
     _, losses = md.jit(layer)(*arguments())
     logits = X @ ROUTER
@@ -154,6 +232,15 @@ def test_mistakes_are_told():
     )
     assert "dispatch='mail': choose from einsum, gather, sort" in message(
         lambda *a: layer(*a, dispatch="mail")[0], x, router, w_in, w_out
+    )
+    assert "dispatch='sort' with peers=1 drops nothing; leave slots=3 out" in message(
+        lambda *a: layer(*a, slots=3, dispatch="sort")[0], x, router, w_in, w_out
+    )
+    assert "4 experts do not divide among peers=3" in message(
+        lambda *a: layer(*a, dispatch="sort", peers=3)[0], x, router, w_in, w_out
+    )
+    assert "peers=2 needs dispatch='sort', not 'gather'" in message(
+        lambda *a: layer(*a, dispatch="gather", peers=2)[0], x, router, w_in, w_out
     )
     assert "give a md.Module that holds them" in message(
         lambda x, router: nn.moe(x, nn.route(x, router, 2), lambda x: x, dispatch="sort"), x, router

@@ -28,6 +28,7 @@ PLACES = md.named(np.array([3, 0, 1, 3, 2], np.int32), [n])
 ALONG_B = {"dim": "b", "reverse": False, "exclusive": False}
 CUT, d = md.dims(c=4, d=4)
 SQUARE = md.named(random([a, d], seed=13).data + 4 * np.eye(4), [a, d])
+X_OF_GROUPS = random([a, b, c], seed=14)
 SLIDES = {"slides": (Slide("c", "k", "c"),), "sizes": (3,), "out": Shape([a, CUT])}
 
 # An application of each primitive that says something: its operands and parameters.
@@ -37,6 +38,8 @@ SAMPLES: dict[str, tuple[Sequence[md.NamedArray], dict[str, Any]]] = {
     "barrier": ((X, Y), {}),
     "name": ((X,), {"name": "called"}),
     "check_finite": ((X,), {}),
+    "quantized": ((X, Y, X, Y, Z, Z, X), {}),
+    "once_differentiable": ((X, Y), {}),
     "kept": ((X, Y), {"primitive": PRIMITIVES["exp"], "params": {}, "outputs": 1}),
     "rename": ((X,), {"names": {"a": "z"}}),
     "broadcast": ((X,), {"shape": Shape([c, b, a])}),
@@ -65,6 +68,14 @@ SAMPLES: dict[str, tuple[Sequence[md.NamedArray], dict[str, Any]]] = {
     "concat": ((X, random([md.Dimension("a", 5), b], seed=6)), {"dim": "a"}),
     "stack": ((X, random([a, b], seed=7)), {"dim": "copies"}),
     "take": ((X, PLACES), {"dim": "a"}),
+    "grouped_einsum": (
+        (random([n, b]), X_OF_GROUPS, PLACES),
+        {"dim": "a", "out": Shape([n, c])},
+    ),
+    "grouped_outer": (
+        (random([n, b]), random([n, c], seed=15), PLACES),
+        {"dim": "a", "out": X_OF_GROUPS.dims},
+    ),
     "window_match": (
         (random([a, CUT]), Z, random([a, c], seed=11)),
         {**SLIDES, "slack": 0.5, "extreme": 0},

@@ -300,6 +300,24 @@ def take(author: Author) -> None:
     author.keep(md.take(table, indices, author.one(free)), author.bounds[table])
 
 
+def grouped(author: Author) -> None:
+    pair = author.operands(2)
+    if pair is None or not author.integers:
+        return
+    (x, w), group = pair, author.one(author.integers)
+    free = w.shape.without([*x.shape.names, *group.shape.names]).names
+    every = together([x, w, group])
+    if not free or every.volume > VOLUME:
+        return
+    dim = author.one(free)
+    dims = every.without([dim])
+    keep = dims.without(author.subset(dims.names))
+    out = [keep[i] for i in author.rng.permutation(len(keep))]
+    count = dims.volume // keep.volume
+    result = md.grouped_einsum(x, w, group, dim, out=out) * (1 / count)
+    author.keep(result, author.bounds[x] * author.bounds[w])
+
+
 def one_hot(author: Author) -> None:
     if not author.integers:
         return
@@ -357,6 +375,7 @@ OPERATIONS = {
     broadcast: 1.0,
     create: 1.0,
     take: 1.5,
+    grouped: 1.0,
     one_hot: 1.0,
     draw: 1.0,
 }

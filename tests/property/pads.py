@@ -23,7 +23,7 @@ from meshdsl.tensors.cuts import Cuts, pad
 # What these put into pads counts: it is how pads are masked and windows filled, and what has been
 # masked is moved within a rule. Pads that they only pass on are poisoned already.
 _MASKS = frozenset(
-    "select assemble full literal permute all_gather local_slice rename transpose broadcast "
+    "select assemble full literal permute all_gather local_slice concat rename transpose broadcast "
     "reshape".split()
 )
 # Integers are indices within a shard too, which no one masks; these only move data.

@@ -109,7 +109,7 @@ def _options(rng: np.random.Generator) -> Options:
     changes: dict[str, Any] = {}
     for field in fields(Options):
         kind = kinds[field.name]
-        if field.name == "compiler_flags" or rng.random() < 0.5:
+        if field.name in ("compiler_flags", "halves", "hardware") or rng.random() < 0.5:
             continue
         if kind is bool:
             changes[field.name] = bool(rng.random() < 0.7)
@@ -117,6 +117,10 @@ def _options(rng: np.random.Generator) -> Options:
             changes[field.name] = str(rng.choice(typing.get_args(kind)))
         else:  # bytes: none at all, some, or more than there are
             changes[field.name] = int(rng.choice([0, 100, 1000, 10_000, 100_000]))
+    apart = rng.spawn(1)[0]  # so that cases keep their numbers
+    if apart.random() < 0.5:
+        changes["hardware"] = str(apart.choice(["v4", "v5e", "v5p", "h100"]))
+    changes["halves"] = str(apart.choice(["auto", "none"]))
     return Options(**changes)
 
 

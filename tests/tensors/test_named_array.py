@@ -92,8 +92,8 @@ def test_data_that_are_no_numbers_are_told():
         md.named([[1], [1, 2]], ["a", "b"])
     with pytest.raises(ValueError, match=r"named: a key of jax\.random is no array"):
         md.named(jax.random.key(0), [])
-    with pytest.raises(ValueError, match=r"named: unknown dtype .*float8_e4m3fn"):
-        md.named(jnp.ones(3, jnp.float8_e4m3fn), ["a"])
+    with pytest.raises(ValueError, match=r"named: unknown dtype .*float8_e4m3b11fnuz"):
+        md.named(jnp.ones(3, jnp.float8_e4m3b11fnuz), ["a"])
     with pytest.raises(
         ValueError, match=r"has names; rename its dims, as in x.rename\(old='new'\)"
     ):

@@ -49,6 +49,9 @@ class Namespace(Protocol):
     def einsum(self, equation: str, factors: Sequence[Any], dtype: np.dtype, /) -> Any:
         """Returns a product of factors in `dtype`, summed in a dtype at least as wide as theirs."""
 
+    def numbers(self, x: Any, dtype: np.dtype, /) -> Any:
+        """Returns x, whose numbers a framework may keep as their bits."""
+
 
 class OneDevice(Namespace, Protocol):
     """The functions of a backend whose arrays are the shards of one device."""

@@ -72,7 +72,11 @@ def _device_index(machine: BaseMachine, instruction: Instruction, inputs: Arrays
 def _einsum(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> Any:
     shapes, (out,) = [value.local for value in instruction.inputs], instruction.outputs
     letters = equation(shapes, out.local, machine.xp.LEAD)
-    return machine.xp.einsum(letters, inputs, out.dtype)
+    factors = [
+        machine.xp.numbers(x, value.dtype)
+        for x, value in zip(inputs, instruction.inputs, strict=True)
+    ]
+    return machine.xp.einsum(letters, factors, out.dtype)
 
 
 EMITTERS: Mapping[str, Emitter] = {

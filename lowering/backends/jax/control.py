@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,8 +51,31 @@ def _scan(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     start = [*_arrays(inputs[consts : consts + carries]), *token]
     # Operands that are read ahead come last.
     xs = [array for n, array in enumerate(stacked) if n not in ahead], steps
-    carry, ys = lax.scan(body, start, xs, length=length, reverse=params["reverse"])
+    loop = _unfilled_scan if machine.unfilled else lax.scan
+    carry, ys = loop(body, start, xs, length=length, reverse=params["reverse"])
     return machine.resume([*carry[:carries], *ys, *carry[carries:]], token)
+
+
+def _unfilled_scan(
+    body: Callable, start: Sequence[jax.Array], xs: Any, *, length: int, reverse: bool
+) -> tuple[Any, list[jax.Array]]:
+    """Runs a scan whose stacks of results begin uninitialised: its iterations write all of them."""
+    # `lax.scan` fills them with zeros before the loop, and the compiler of TPUs keeps that. For a
+    # stack of gradients it takes as long as one more pass over all of them.
+    slices = jax.tree.map(lambda stack: jax.typeof(stack[0]), xs)
+    _, rows = jax.eval_shape(body, list(start), slices)
+    empty = [lax.empty((length, *row.shape), row.dtype) for row in rows]
+
+    def step(state: Any, row: Any) -> Any:
+        carry, stacks = state
+        position, slices = row
+        carry, results = body(carry, slices)
+        pairs = zip(stacks, results, strict=True)
+        return (carry, [lax.dynamic_update_index_in_dim(s, r, position, 0) for s, r in pairs]), None
+
+    positions = jnp.arange(length, dtype=jnp.int32)
+    state, _ = lax.scan(step, (list(start), empty), (positions, xs), length=length, reverse=reverse)
+    return state
 
 
 def _rounded(body: Block) -> list[bool]:

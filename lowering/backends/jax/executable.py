@@ -83,8 +83,7 @@ class Executable:
         avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
         if compiler_options is None:
             device = mesh.devices.flat[0]
-            default = recommended(device.device_kind, device.platform, program.block.replays)
-            compiler_options = chosen(program.compiler_flags, default)
+            compiler_options = chosen(program.compiler_flags, self.recommended(device))
         options: Any = dict(compiler_options) or None
         try:
             self.compiled = jitted.lower(*self._arguments(avals)).compile(options)
@@ -95,6 +94,10 @@ class Executable:
         # JAX does not check the dtype of an input that the program does not use.
         dropped = len(jax.tree.leaves(self.compiled.input_shardings)) < len(self.inputs)
         self.direct: Callable | None = None if self._trees is None or dropped else self.compiled
+
+    def recommended(self, device: Any) -> Mapping[str, Flag]:
+        """Returns the compiler's flags for a device."""
+        return recommended(device.device_kind, device.platform, self.program.block.replays)
 
     def _jitted(
         self, mesh: jax.sharding.Mesh, platform: str | None, donated: Sequence[int]
@@ -124,7 +127,7 @@ class Executable:
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
         """Returns the program as a jittable function of global arrays as stored."""
-        return _stored_function(self.program, mesh, platform)
+        return _stored_function(self.program, mesh, platform, compiled=True)
 
     def call_flat(self, leaves: Sequence[Any]) -> Sequence[jax.Array]:
         """Runs the program; arrays on other devices, or stored in another form, are converted.
@@ -163,16 +166,24 @@ def function(
 
 
 def _stored_function(
-    program: SpmdProgram, mesh: jax.sharding.Mesh | None, platform: str | None
+    program: SpmdProgram,
+    mesh: jax.sharding.Mesh | None,
+    platform: str | None,
+    compiled: bool = False,
 ) -> Callable:
-    """Returns the program as a jittable function of global arrays as stored."""
+    """Returns the program as a jittable function of global arrays as stored.
+
+    Args:
+        compiled: whether it is compiled as it is. Otherwise callers may differentiate it.
+    """
     check_dtypes(program)
     block = program.block
     target = mesh.devices.flat[0].platform if mesh else jax.default_backend()
     kernels = target if platform is None else platform
 
     def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        machine = Machine(program.mesh, EMITTERS, kernels, torus=target == "tpu")
+        torus = target == "tpu"
+        machine = Machine(program.mesh, EMITTERS, kernels, torus, unfilled=torus and compiled)
         results = machine.run(block, arrays)
         return tuple(_detached(block, results) if machine.torus else results)
 

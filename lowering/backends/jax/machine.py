@@ -30,6 +30,8 @@ class Machine(OneDeviceMachine):
     Attributes:
         platform: the platform whose fused kernels are used.
         torus: whether the devices are TPUs; see `torus_moves.steps`.
+        unfilled: whether a loop's stacks of results begin uninitialised, instead of with zeros. JAX
+            cannot differentiate such a loop without a copy of its stacks in every iteration.
         token: the result of the last effect, an s32 scalar; empty: there was none. The next effect
             has it as an operand, and so runs after it.
     """
@@ -39,6 +41,7 @@ class Machine(OneDeviceMachine):
 
     platform: str = "cpu"
     torus: bool = False
+    unfilled: bool = False
     token: list[Any] = field(default_factory=list)
 
     def index(self, axes: Sequence[str]) -> Any:

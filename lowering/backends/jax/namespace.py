@@ -31,7 +31,7 @@ from jax.numpy import subtract as difference
 __all__ = ["LEAD", "abs", "arange", "as_factor", "asarray", "astype", "broadcast_to", "clip"]
 __all__ += ["concat", "difference", "einsum", "entry", "exp", "full", "log", "max", "maximum"]
 __all__ += ["min", "moveaxis", "pad", "pad_axis", "permute_dims", "reshape", "slice_axis", "split"]
-__all__ += ["sum", "tanh", "update_axis", "where"]
+__all__ += ["numbers", "sum", "tanh", "update_axis", "where"]
 
 LEAD = 0
 
@@ -58,11 +58,17 @@ def concat(arrays: Sequence[Any], at: int) -> Any:
 
 def einsum(equation: str, factors: Sequence[Any], dtype: np.dtype) -> Any:
     wider = None if factors[0].dtype == dtype else dtype
+    if factors[0].dtype == np.int8 and dtype.kind != "i":  # devices add up integers
+        return jnp.einsum(equation, *factors, preferred_element_type=np.int32).astype(dtype)
     return jnp.einsum(equation, *factors, preferred_element_type=wider)
 
 
 def full(sizes: Sequence[int], value: Any, dtype: np.dtype) -> Any:
     return lax.full(sizes, asarray(value, dtype), dtype)
+
+
+def numbers(x: Any, dtype: np.dtype) -> Any:
+    return x
 
 
 def permute_dims(x: Any, order: Sequence[int]) -> Any:

@@ -7,17 +7,20 @@ estimate of each is read from what it writes after code generation. No TPU is ne
   operands fit. Larger ones run as fast as the largest.
 * Elementwise work (`x * y + z`), in float32, by bytes.
 
+`sampling_attention` beside it does the same for fused kernels.
+
 Run: python -m meshdsl.lowering.backends.jax.sampling v5p    (writes layouts/tables/v5p.json)
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +40,7 @@ from meshdsl.lowering.backends.jax.ahead import devices
 PRODUCT_SIZES = (64, 128, 256, 512, 1024, 2048, 8192)
 # What is smaller is padded to the first.
 MOVED_BYTES = (2**17, *(2**power for power in range(18, 31, 2)))
-_SMALLEST_SLICE = {"v4": "v4:2x2x1", "v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1"}
+SMALLEST_SLICE = {"v4": "v4:2x2x1", "v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1"}
 _ROOM = 0.6  # of the memory, for the operands of one program
 _IN_ONE_PROGRAM = 60
 _SCOPE = "sample{}_"
@@ -91,11 +94,11 @@ def sampled(name: str) -> dict[Sample, int]:
     Raises:
         ValueError: the compiler gives this kind of TPU no cycles, or is not installed.
     """
-    if name not in _SMALLEST_SLICE:
+    if name not in SMALLEST_SLICE:
         raise ValueError(
-            f"there are no cycles of {name!r}; choose one of {', '.join(_SMALLEST_SLICE)}"
+            f"there are no cycles of {name!r}; choose one of {', '.join(SMALLEST_SLICE)}"
         )
-    topology = Topology.parse(_SMALLEST_SLICE[name])
+    topology = Topology.parse(SMALLEST_SLICE[name])
     device = devices(topology)[0]
     room = _ROOM * hardware(name).memory_bytes
     cycles: dict[Sample, int] = {}
@@ -147,11 +150,19 @@ def main() -> None:
     table: dict[str, list[list[int]]] = {}
     for sample, count in cycles.items():
         table.setdefault(sample.family, []).append([*sample.sizes, count])
-    origin = f"estimated_cycles of libtpu {version('libtpu')}, {len(cycles)} operations"
-    path = costs.path_of(name)
-    path.write_text(costs.to_json(name, origin, table))
+    write_table(name, table)
     seconds = time.process_time() - start
-    print(f"{path}: {len(cycles)} operations in {seconds:.0f} s of processor time")
+    print(f"{costs.path_of(name)}: {seconds:.0f} s of processor time")
+
+
+def write_table(name: str, families: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    """Writes some families of operations into the table of a kind of TPU; the others stay."""
+    path = costs.path_of(name)
+    known = json.loads(path.read_text())["families"] if path.is_file() else {}
+    table = {**known, **families}
+    count = sum(map(len, table.values()))
+    origin = f"estimated_cycles of libtpu {version('libtpu')}, {count} operations"
+    path.write_text(costs.to_json(name, origin, table))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ compiled for the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import jax as of_jax
+from meshdsl.lowering.backends.compiler_flags import Flag, of_any_program
 from meshdsl.lowering.backends.jax.executable import check_dtypes, device_mesh
 from meshdsl.lowering.backends.jax_auto.emitters import EMITTERS
 from meshdsl.lowering.backends.jax_auto.machine import GlobalMachine
@@ -20,6 +22,10 @@ from meshdsl.lowering.program import SpmdProgram
 
 class Executable(of_jax.Executable):
     """A program of global tensors compiled for the devices of its mesh; see the jax backend's."""
+
+    def recommended(self, device: Any) -> Mapping[str, Flag]:
+        """Returns the compiler's flags for a device."""
+        return of_any_program(super().recommended(device))
 
     def traceable(self, mesh: jax.sharding.Mesh, platform: str | None) -> Callable:
         """Returns the program as a jittable function of global arrays."""

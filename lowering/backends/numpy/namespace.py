@@ -11,7 +11,7 @@ from numpy import broadcast_to, concat, full, permute_dims, reshape
 from meshdsl.tensors.dtypes import accumulator
 
 __all__ = ["arange", "asarray", "astype", "broadcast_to", "concat", "einsum", "full", "wide"]
-__all__ += ["LEAD", "permute_dims", "reshape"]
+__all__ += ["LEAD", "numbers", "permute_dims", "reshape"]
 
 LEAD = 1
 
@@ -29,9 +29,16 @@ def astype(x: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def einsum(equation: str, factors: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    # Half precision is summed in float32, and rounded once.
-    product = np.einsum(equation, *map(wide, factors), optimize=len(factors) > 1)
+    # Half precision is summed in float32, and rounded once. Sums of products of 8 bits, which may
+    # be wider than their factors, are exact in float64.
+    exact = all(x.itemsize == 1 for x in factors) and dtype.itemsize > 1
+    widened = [x.astype(np.float64) if exact else wide(x) for x in factors]
+    product = np.einsum(equation, *widened, optimize=len(factors) > 1)
     return product.astype(dtype)
+
+
+def numbers(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return x
 
 
 def wide(x: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from meshdsl.lowering.backends.tf.hosts.cluster import Cluster
 from meshdsl.lowering.program import Value
 from meshdsl.tensors.cuts import Cuts, pad, padded_size
 from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import is_float8
 from meshdsl.tensors.named_array import NamedArray
 
 
@@ -115,7 +116,9 @@ class Storage:
             key = id(shard), "" if "CPU" in name else name  # CPUs share their memory
             if key not in tensors:
                 with tf.device(name):
-                    tensors[key] = tf.constant(shard)
+                    tensors[key] = tf.constant(
+                        shard.view(np.uint8) if is_float8(self.dtype) else shard
+                    )
             placed.append(tensors[key])
         return placed
 
@@ -175,7 +178,8 @@ class Shards:
         for number, part in enumerate(self.storage.parts):
             index = parts.get(_key(part))
             if index is not None and number == self.devices.numbers[index]:
-                array[part] = tensors[index].numpy()
+                shard = tensors[index].numpy()
+                array[part] = shard.view(self.dtype) if is_float8(self.dtype) else shard
         return np.asarray(array, dtype)
 
     def __repr__(self) -> str:

@@ -17,7 +17,11 @@ from tensorflow import reduce_min as min
 from tensorflow import reduce_sum as sum
 from tensorflow.math import log
 
+from meshdsl.lowering.backends.tf.operations.float8 import to_numbers
+from meshdsl.tensors.dtypes import is_float8
+
 __all__ = ["LEAD", "abs", "arange", "as_factor", "asarray", "astype", "broadcast_to", "clip"]
+__all__ += ["numbers"]
 __all__ += ["concat", "difference", "einsum", "entry", "exp", "full", "log", "max", "maximum"]
 __all__ += ["min", "moveaxis", "pad", "pad_axis", "permute_dims", "reshape", "slice_axis", "split"]
 __all__ += ["sum", "tanh", "tf_dtype", "update_axis", "where"]
@@ -26,8 +30,15 @@ LEAD = 0
 
 
 def tf_dtype(dtype: np.dtype) -> tf.DType:
-    """Returns TensorFlow's dtype for one of numpy."""
-    return tf.dtypes.as_dtype(dtype.name)
+    """Returns TensorFlow's dtype for one of numpy.
+
+    Floats of 8 bits are kept as their bits (`operations.float8`).
+    """
+    return tf.uint8 if is_float8(dtype) else tf.dtypes.as_dtype(dtype.name)
+
+
+def numbers(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
+    return to_numbers(x, dtype) if is_float8(dtype) else x
 
 
 def as_factor(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -39,7 +50,8 @@ def arange(size: int) -> tf.Tensor:
 
 
 def asarray(value: Any, dtype: np.dtype) -> tf.Tensor:
-    return tf.constant(np.asarray(value).astype(dtype))
+    array = np.asarray(value).astype(dtype)
+    return tf.constant(array.view(np.uint8) if is_float8(dtype) else array)
 
 
 def astype(x: tf.Tensor, dtype: np.dtype) -> tf.Tensor:
@@ -52,7 +64,10 @@ def clip(x: tf.Tensor, least: int, most: int) -> tf.Tensor:
 
 def einsum(equation: str, factors: Sequence[tf.Tensor], dtype: np.dtype) -> tf.Tensor:
     # TensorFlow has no product in a wider dtype than the factors', so these are cast.
-    return tf.einsum(equation, *(tf.cast(x, dtype) for x in factors), optimize="optimal")
+    small = factors[0].dtype == tf.int8 and dtype.itemsize > 1
+    sums = np.dtype("int32") if small else dtype
+    widened = (tf.cast(x, sums) for x in factors)
+    return astype(tf.einsum(equation, *widened, optimize="optimal"), dtype)
 
 
 def full(sizes: Sequence[int], value: Any, dtype: np.dtype) -> tf.Tensor:

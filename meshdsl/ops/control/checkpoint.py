@@ -179,7 +179,7 @@ def _is_product(op: Operation) -> bool:
     if op.name == "einsum":
         contracted = {name for t in op.inputs for name in t.shape.names}
         return not contracted <= {*op.outputs[0].shape.names}
-    return op.name in ("convolve", "attention")
+    return op.name in ("convolve", "attention", "grouped_einsum")
 
 
 def _showing(graph: Graph, choice: _Choice) -> Graph:

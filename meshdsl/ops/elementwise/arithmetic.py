@@ -90,6 +90,7 @@ __all__ = [
     "negative",
     "not_equal",
     "power",
+    "power_of_two",
     "reciprocal",
     "remainder",
     "round",
@@ -191,6 +192,14 @@ floor = unary("floor", None, "f", "Returns the largest whole number not above x.
 ceil = unary("ceil", None, "f", "Returns the smallest whole number not below x.", work=STEP)
 trunc = unary("trunc", None, "f", "Returns x without its fraction.", work=STEP)
 round = unary("round", None, "f", "Returns the nearest whole number, halves to even.", work=STEP)
+power_of_two = unary(
+    "power_of_two",
+    None,
+    "f",
+    "Returns the largest power of two that is not above |x|; 0 of 0 and of subnormal numbers of "
+    "float32 and float64, infinity of infinity and NaN.",
+    work=STEP,
+)
 isfinite = unary(
     "isfinite", None, "fc", "Returns where x is not infinite or NaN.", work=STEP, result=as_bool
 )

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ops.elementwise.broadcasting import broadcast_shape
+from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import operation
+from meshdsl.ops.products.grouped import GROUPED_EINSUM
 from meshdsl.ops.reductions.reduction import sum
 from meshdsl.ops.shapes.shape import broadcast, transpose
 from meshdsl.tensors.dims import (
@@ -25,20 +27,20 @@ from meshdsl.tensors.dims import (
     misspelt,
     name_of,
 )
-from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.dtypes import is_float8, short
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive
+from meshdsl.tracing.graph import Aval, Operation, Primitive, TracedTensor
 from meshdsl.tracing.trace import bind_one, is_derived
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     x, y = inputs
-    if x.dtype != y.dtype:
+    if x.dtype != y.dtype and not (is_float8(x.dtype) and is_float8(y.dtype)):
         raise ValueError(f"dtypes differ: {short(x.dtype)} and {short(y.dtype)}; cast one of them")
     if x.dtype == np.bool_:
         raise ValueError("needs numbers, got bool; cast first, as in md.cast(x, 'float32')")
     broadcast_shape(inputs)
-    return [(params["out"], x.dtype)]
+    return [(params["out"], params.get("dtype", x.dtype))]
 
 
 def _gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -68,6 +70,9 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     Each dim that is summed over must be in at least two of several tensors: otherwise a slip in a
     name would sum two dims, each alone. Sum a dim of a single tensor first:
     `md.einsum(md.sum(x, "length"), w, over="embed")`.
+
+    A product of vectors with matrices that `md.take` looks up, one for each vector, makes no copies
+    of the matrices: it is `md.grouped_einsum`.
 
     Args:
         out: the dims to keep, in order; the others are summed over.
@@ -164,8 +169,36 @@ def _contract(tensors: list[Tensor], keep: Shape) -> Tensor:
         needed = {*keep.names, *(name for t in rest for name in t.shape.names)}
         product = _in_order((tensors[i], tensors[j]))
         result = keep if not rest else Shape(dim for dim in product if dim.name in needed)
-        tensors = [bind_one(EINSUM, (tensors[i], tensors[j]), {"out": result}), *rest]
+        tensors = [_product(tensors[i], tensors[j], result), *rest]
     return tensors[0]
+
+
+def _product(x: Tensor, y: Tensor, out: Shape) -> Tensor:
+    """Returns the product of two tensors; one with looked-up matrices is a grouped product."""
+    for vectors, matrices in ((x, y), (y, x)):
+        look_up = _look_up_of_matrices(vectors, matrices, out)
+        if look_up is not None:
+            w, group = look_up.inputs
+            params = {"dim": look_up.params["dim"], "out": out}
+            return bind_one(GROUPED_EINSUM, (vectors, w, group), params)
+    return bind_one(EINSUM, (x, y), {"out": out})
+
+
+def _look_up_of_matrices(x: Tensor, y: Tensor, out: Shape) -> Operation | None:
+    """Returns the look-up that makes y, if each of its matrices meets a single vector of x.
+
+    Then the copies of the matrices would take longer than the products.
+    """
+    op = y.trace.makers.get(y) if isinstance(y, TracedTensor) and y.trace is not None else None
+    if op is None or op.primitive is not TAKE:
+        return None
+    w, group = op.inputs
+    dim, rows = op.params["dim"], group.shape
+    matrix = w.shape.without([dim, *rows.names])
+    of_matrix, of_x, kept = ({*shape.names} for shape in (matrix, x.shape.without(rows.names), out))
+    meet = {*rows.names} & {*x.shape.names} and dim not in {*rows.names, *x.shape.names}
+    inner = of_matrix - kept
+    return op if meet and inner and of_x == inner and of_matrix & kept else None
 
 
 def _cheapest_pair(tensors: Sequence[Tensor]) -> tuple[int, int]:

@@ -89,7 +89,8 @@ class Joint:
 
         A tensor is recomputed where its operation is cheap and this reads fewer bytes: its operands
         are read anyway, are available (`at_hand`), are constants, or are smaller together than the
-        tensor.
+        tensor. So is a tensor behind several cheap operations, such as a weight that is cast and
+        then quantized, if that reads fewer bytes of what is not available.
 
         Args:
             outputs: what the backward part returns.
@@ -105,6 +106,15 @@ class Joint:
         for op in self.forward:
             if _cheap(op) and all(t in free for t in op.inputs):
                 free.update(op.outputs)
+        needed: dict[Tensor, int] = {}  # the bytes that are not available behind cheap operations
+        for tensor in order:
+            if tensor in at_hand or tensor in free:
+                needed[tensor] = 0
+            elif tensor in maker and _cheap(maker[tensor]):
+                operands = dict.fromkeys(maker[tensor].inputs)
+                needed[tensor] = min(tensor.bytes, sum(needed[t] for t in operands))
+            else:
+                needed[tensor] = tensor.bytes
         again: set[Tensor] = set()
         for tensor in sorted(maker, key=lambda t: -order[t]):
             if tensor not in read or not _cheap(maker[tensor]):
@@ -112,11 +122,12 @@ class Joint:
             missing = {
                 t for t in maker[tensor].inputs if not (t in read or t in at_hand or t in free)
             }
-            if sum(t.bytes for t in missing) < tensor.bytes:
-                again.add(tensor)
-                read.discard(tensor)
+            if sum(t.bytes for t in missing) < tensor.bytes or needed[tensor] < tensor.bytes:
+                # The operation makes all of its results again, also those of no interest before.
+                again.update(maker[tensor].outputs)
+                read.difference_update(maker[tensor].outputs)
                 read.update(maker[tensor].inputs)
-        repeated = tuple(op for op in self.forward if op.outputs[0] in again)
+        repeated = tuple(op for op in self.forward if op.outputs and op.outputs[0] in again)
         return sorted(read, key=lambda t: order[t]), (*repeated, *self.backward)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from meshdsl.late import late
-from meshdsl.layouts.hardware import hardware as find_hardware
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.memory import Buffer, Memory
@@ -45,6 +45,7 @@ from meshdsl.lowering.program import (
 )
 from meshdsl.reports.explain.advice import advice
 from meshdsl.reports.explain.alternatives import Alternative, compared
+from meshdsl.reports.explain.decisions import in_words
 from meshdsl.reports.explain.limits import faster
 from meshdsl.reports.explain.pads import Pads, pads
 from meshdsl.tensors.dims import Shape
@@ -175,11 +176,11 @@ def explain(
         print(explain(f.lower(x), hardware="h100"))
 
     Args:
-        hardware: a name of `layouts.hardware`, for the time of a step.
+        hardware: for the time of a step, a name of `layouts.hardware` or a calibration's file.
         others: the same program by other options, each with the flag that asks for it.
 
     Raises:
-        ValueError: the hardware is not known.
+        ValueError: the hardware is not known, or its file cannot be read.
     """
     names = Names(program)
     phases = dict(_phases(program.block))
@@ -210,7 +211,7 @@ def explain(
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
-        notes=program.notes,
+        notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
     )
 

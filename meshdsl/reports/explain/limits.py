@@ -57,7 +57,15 @@ def simulated_time(explanation: Explanation) -> str:
         text += f" and {show_seconds(times.exposed)} of waiting for what is sent"
     if times.hidden:
         text += f"; {show_seconds(times.hidden)} of sending is hidden by work"
-    return f"{text}. Costs of work: {schedule.origin}"
+    text += f". Costs of work: {schedule.origin}"
+    if schedule.estimated:
+        by: dict[str, list[str]] = {}
+        for op, instead in sorted(schedule.estimated.items()):
+            by.setdefault(instead, []).append(op)
+        kinds = "; ".join(f"{', '.join(ops)} as {instead}" for instead, ops in by.items())
+        share = show_share(schedule.estimated_seconds / schedule.seconds)
+        text += f". Not among them, and estimated: {kinds} ({share} of the step)"
+    return text
 
 
 def too_large(explanation: Explanation) -> str:

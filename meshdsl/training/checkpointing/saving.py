@@ -52,7 +52,9 @@ class Saving:
     local_every: int | None = setting("Steps between two of those.", Whole(1), default=None)
     resume: bool = setting("Go on from the latest checkpoint in the workdir.", TRUTH, default=True)
     override: bool = setting(
-        "Go on although settings differ from the checkpoint's.", TRUTH, default=False
+        "Go on although settings differ from a checkpoint's, or the machine from a calibration's.",
+        TRUTH,
+        default=False,
     )
     config: Mapping[str, Any] = setting(
         "The settings of the job, by name; stored with every checkpoint.", default_factory=dict

@@ -14,6 +14,7 @@ from meshdsl.layouts.topologies import FAMILIES, Topology
 from meshdsl.lowering.backends.compiler_flags import (
     RECOMMENDED,
     chosen,
+    of_any_program,
     parse,
     recommended,
     show,
@@ -59,6 +60,14 @@ def test_every_machine_has_its_flags():
     )
     assert recommended("NVIDIA H200", "gpu", replays=True) == RECOMMENDED["h200"]
     assert recommended("NVIDIA H200", "gpu") == RECOMMENDED["h200"]
+
+
+def test_only_programs_that_join_collectives_themselves_keep_xla_from_it():
+    flags = RECOMMENDED["v5p"]
+    assert flags["xla_jf_crs_combiner_threshold_in_bytes"] == 0
+    rest = of_any_program(flags)
+    assert set(flags) - set(rest) == {"xla_jf_crs_combiner_threshold_in_bytes"}
+    assert all(rest[name] == flags[name] for name in rest)
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")

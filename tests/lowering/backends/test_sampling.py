@@ -1,12 +1,22 @@
 """The operations whose cycles make a table of costs."""
 
+import itertools
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import jax
 import pytest
 
-from meshdsl.layouts.costs import ELEMENTWISE, PRODUCTS, path_of
-from meshdsl.lowering.backends.jax.sampling import sampled, samples
+from meshdsl.layouts import costs
+from meshdsl.layouts.costs import ATTENTION_BLOCKS, ELEMENTWISE, GRADIENT, PRODUCTS, path_of
+from meshdsl.lowering.backends.jax import sampling
+from meshdsl.lowering.backends.jax.sampling import sampled, samples, write_table
+from meshdsl.lowering.backends.jax.sampling_attention import FEATURES, SIDES, bundles
+
+NEEDS_LIBTPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu")
 
 
 def test_every_operation_is_sampled_once():
@@ -24,9 +34,57 @@ def test_elementwise_work_moves_the_bytes_of_its_sizes():
 
 
 def test_the_tables_have_what_is_sampled():
-    rows = json.loads(path_of("v5p").read_text())["cycles"]
+    rows = json.loads(path_of("v5p").read_text())["families"]
     found = {(family, tuple(sizes)) for family in rows for *sizes, _ in rows[family]}
-    assert found == {(sample.family, sample.sizes) for sample in samples()}
+    blocks = {
+        (family, sizes)
+        for family in (ATTENTION_BLOCKS, GRADIENT[ATTENTION_BLOCKS])
+        for sizes in itertools.product(SIDES, FEATURES)
+    }
+    assert found == {(sample.family, sample.sizes) for sample in samples()} | blocks
+
+
+def test_a_table_keeps_the_families_that_are_not_sampled_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(costs, "_FOLDER", tmp_path)
+    monkeypatch.setattr(sampling, "version", lambda name: "0.0")
+    write_table("v5p", {PRODUCTS: [[64, 64, 64, 9]]})
+    write_table("v5p", {ATTENTION_BLOCKS: [[128, 64, 7], [128, 128, 8]]})
+    table = json.loads((tmp_path / "v5p.json").read_text())
+    assert table["families"] == {
+        PRODUCTS: [[64, 64, 64, 9]],
+        ATTENTION_BLOCKS: [[128, 64, 7], [128, 128, 8]],
+    }
+    assert table["origin"].endswith(", 3 operations") and table["unit"] == "cycles"
+
+
+def test_the_bundles_of_kernels_are_read_by_their_names(tmp_path):
+    for kernel, count in (("fwd_residuals", 10), ("dq_no_residuals", 20), ("dkv", 30)):
+        file = tmp_path / f"17-splash_mha_{kernel}.1-71-schedule-analysis_final_bundles.txt"
+        file.write_text(f"Schedule analysis:\n\ttotal scheduled bundles:    {count}\n")
+    assert bundles(tmp_path) == {"fwd": 10, "dq": 20, "dkv": 30}
+    file.write_text("Schedule analysis:\n")
+    with pytest.raises(ValueError, match=r"dkv.*: there is no number of bundles in this schedule"):
+        bundles(tmp_path)
+
+
+@NEEDS_LIBTPU
+def test_the_compiler_schedules_the_kernels_of_attention(tmp_path):
+    """In a process of its own: the compiler reads where to write once, when it is first used."""
+    code = (
+        "from meshdsl.lowering.backends.jax import sampling_attention as s; "
+        "s._compile('v5e', 128, 128)"
+    )
+    flags = f"--xla_jf_dump_to={tmp_path} --xla_jf_dump_llo_text=true"
+    env = {**os.environ, "LIBTPU_INIT_ARGS": flags}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, capture_output=True)
+    found = bundles(tmp_path)
+    (forward,) = (row[-1] for row in _rows(ATTENTION_BLOCKS) if row[:2] == [128, 128])
+    (backward,) = (row[-1] for row in _rows(GRADIENT[ATTENTION_BLOCKS]) if row[:2] == [128, 128])
+    assert found["fwd"] == forward and found["dq"] + found["dkv"] == backward
+
+
+def _rows(family):
+    return json.loads(path_of("v5e").read_text())["families"][family]
 
 
 def test_a_kind_of_tpu_without_cycles_is_named():

@@ -117,3 +117,76 @@ def test_the_slower_of_arithmetic_and_memory_counts(size, limit):
     assert what == limit
     arithmetic = 2 * size**3 / v5p.peak(np.dtype("float32"))
     assert seconds == pytest.approx(max(arithmetic, 3 * 4 * size**2 / v5p.memory_bandwidth))
+
+
+def test_without_a_compiler_every_instruction_reads_and_writes_memory():
+    def f(x):
+        return md.sum(md.exp(x * x + 1), "column")
+
+    block = md.jit(f).lower(md.spec([row, column])).block
+    moved = {i.op: w.bytes for i, w in local_work(block, fused=False).items() if w.bytes}
+    size = 4 * 64 * 128
+    assert moved["multiply"] in (2 * size, 3 * size)  # x is read once or twice
+    assert moved["exp"] == 2 * size
+    assert moved["sum"] == size + 4 * 64
+    assert sum(moved.values()) > sum(w.bytes for w in local_work(block).values())
+
+
+def value(*dims):
+    """Returns a local value of float32."""
+    shape = Shape(dims)
+    return Value(shape, np.dtype("float32"), TensorLayout(), shape)
+
+
+def test_the_kernel_of_a_product_does_the_work_beside_it():
+    half = md.Dimension("inner", 128)
+    given, part, other = value(row, inner), value(row, half), value(half, column)
+    product, added, result = (value(row, column) for _ in range(3))
+    more = value(row, column)
+    instructions = (
+        Instruction("local_slice", (given,), (part,)),
+        Instruction("einsum", (part, other), (product,)),
+        Instruction("tanh", (product,), (added,)),
+        Instruction("add", (added, more), (result,)),
+    )
+    block = Block((given, other, more), instructions, (result,))
+    bound, within, alone = (
+        {i.op: w.bytes for i, w in local_work(block, products=way).items() if w.bytes}
+        for way in ("least", "within", "alone")
+    )
+    read, size = 4 * (64 * 128 + 128 * 128), 4 * 64 * 128
+    # The slice is read where it is, and the sum is written without the product before it.
+    assert within == {"einsum": read + 2 * size}
+    # A library's product reads a copy, and writes a result that is read again.
+    assert alone == {"local_slice": 2 * size, "einsum": read + size, "add": 3 * size}
+    assert sum(within.values()) < sum(bound.values()) < sum(alone.values())
+    (flops,) = (w.flops for w in local_work(block, products="within").values() if w.flops)
+    assert flops == 2 * 64 * 128 * 128
+
+
+def test_a_product_writes_into_the_place_of_an_update():
+    half = md.Dimension("row", 32)
+    given, result = value(row, column), value(row, column)
+    x, y, piece = value(half, inner), value(inner, column), value(half, column)
+    instructions = (
+        Instruction("einsum", (x, y), (piece,)),
+        Instruction("local_update", (given, piece), (result,)),
+    )
+    block = Block((given, x, y), instructions, (result,))
+    for way, moved in (("within", 0), ("alone", 2 * 4 * 32 * 128)):
+        product, update = local_work(block, products=way).values()
+        assert product.bytes == 4 * (32 * 256 + 256 * 128 + 32 * 128)
+        assert update.bytes == moved
+
+
+def test_a_product_with_two_readers_is_written_for_both():
+    x, y, z = value(row, inner), value(inner, column), value(row, column)
+    once, twice = value(row, column), value(row, column)
+    instructions = (
+        Instruction("einsum", (x, y), (z,)),
+        Instruction("exp", (z,), (once,)),
+        Instruction("tanh", (z,), (twice,)),
+    )
+    block = Block((x, y), instructions, (once, twice))
+    size = 4 * 64 * 128
+    assert [w.bytes for w in local_work(block, products="within").values()][1:] == [2 * size] * 2

@@ -14,8 +14,9 @@ from meshdsl.layouts.costs import costs_of
 from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs import simulation
+from meshdsl.lowering.costs.products import product_sizes
 from meshdsl.lowering.costs.schedule import WORK
-from meshdsl.lowering.costs.simulation import product_sizes, simulate
+from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.streams import moments
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import axes_of
@@ -49,11 +50,55 @@ def test_a_product_costs_what_the_table_says():
     assert schedule.origin == costs_of("v5p").origin
 
 
+def attended(causal):
+    """Returns the gradients of attention of 2 x 4 heads of 1,024 positions."""
+    names = {"over": "m", "length": "l", "features": "f"}
+    x = md.spec(md.dims(b=2, h=4, l=1024, f=128), "bfloat16")
+
+    def loss(qkv):
+        q, k, v = qkv[0], qkv[1].rename(l="m"), qkv[2].rename(l="m")
+        return md.sum(md.cast(md.attention(q, k, v, causal=causal, **names), "float32"))
+
+    return lowered(md.grad(loss), (x, x, x))
+
+
+def test_attention_costs_what_the_table_says_of_its_kernels():
+    table = costs_of("v5p")
+    for causal in (False, True):
+        found = {
+            event.name: event.seconds
+            for event, _ in simulate(attended(causal), V5P).walk()
+            if event.name in ("attention", "attention_gradient")
+        }
+        forward = table.attention(8, 1024, 1024, 128, causal=causal)
+        backward = table.attention(8, 1024, 1024, 128, causal=causal, gradient=True)
+        assert found["attention"] == pytest.approx(forward, rel=1e-6)
+        assert found["attention_gradient"] == pytest.approx(backward, rel=1e-6)
+
+
 def test_the_sizes_of_a_product_are_those_of_one_device():
     x, y = specs("abc", "bca")
     program = lowered(lambda x, y: md.einsum(x, y, over="b"), x, y, mesh="m:2", layout="a:m")
     (einsum,) = (i for i in program.block.instructions if i.op == "einsum")
     assert product_sizes(einsum) == (512 * 4096, 1, 2048, 1)
+
+
+def test_a_grouped_product_is_one_product_for_each_group():
+    """64 groups on each of two devices; each device has half of the 1024 rows."""
+    rows, groups = md.dims(rows=1024, groups=128)
+    x, w = md.spec([rows, *md.dims(b=2048)]), md.spec([groups, *md.dims(b=2048, c=4096)])
+    group = md.spec([rows], "int32")
+
+    def gradient(x, w, group):
+        return md.grad(
+            lambda w: md.sum(md.sin(md.grouped_einsum(x, w, group, "groups", over="b")))
+        )(w)
+
+    program = lowered(gradient, x, w, group, mesh="m:2", layout="groups:m")
+    sizes = {i.op: product_sizes(i) for i in program.block.instructions if "grouped" in i.op}
+    assert sizes["grouped_einsum"] == (64, 8, 2048, 4096)
+    assert sizes["grouped_outer"] == (64, 2048, 8, 4096)
+    assert sum(event.product for event in simulate(program, V5P).events) == 2
 
 
 def test_a_synchronous_collective_makes_the_device_wait():
@@ -67,6 +112,35 @@ def test_a_synchronous_collective_makes_the_device_wait():
     # NCCL's run beside work, but here there is no other work.
     gpu = simulate(program, hardware("h100"))
     assert gpu.asynchronous_bytes == program.wire_bytes and gpu.times.hidden == 0
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_collectives_of_one_switch_cost_what_was_measured(kind):
+    h100, table = hardware("h100"), costs_of("h100")
+
+    def gather(x):
+        return md.exp(x.rename(a="e"))
+
+    function, shapes = (
+        (gather, specs("ab")) if kind == "all_gather" else (product, specs("ab", "bc"))
+    )
+    layout = "a:m" if kind == "all_gather" else "b:m"
+    for mesh, expected in (
+        ("m:8", table.collective(kind, 8, 2 * 1024 * (2048 if kind == "all_gather" else 4096))),
+        ("m:16", None),
+    ):
+        program = lowered(function, *shapes, mesh=mesh, layout=layout)
+        (event,) = (e for e, _ in simulate(program, h100).collectives)
+        assert event.kind == kind
+        if expected is None:  # across two nodes: by the links
+            expected = h100.seconds(kind, program.wire_bytes, ["m"], Mesh.parse(mesh))
+        assert event.seconds == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_gpu_multiplies_float32_in_tensorfloat():
+    program = lowered(product, *specs("ab", "bc", dtype="float32"))
+    seconds = simulate(program, hardware("h100")).seconds
+    assert seconds == pytest.approx(costs_of("h100").product(1024, 2048, 4096, 4), rel=1e-5)
 
 
 def test_a_ring_beside_products_hides_what_it_sends():
@@ -165,7 +239,8 @@ def test_the_time_is_that_of_work_and_waits(name):
 
 def test_without_a_table_and_without_overlap_it_is_the_sum_at_the_peaks():
     program, _ = explained(**LARGE)
-    schedule, line = simulate(program, hardware("v3")), explain(program, "v3").timeline
+    bound = replace(V3, products="least")
+    schedule, line = simulate(program, bound), explain(program, "v3").timeline
     assert not any(event.asynchronous for event, _ in schedule.walk())
     assert schedule.seconds == pytest.approx(line.seconds, rel=1e-3)
     assert schedule.origin == "the peaks of TPU v3"
@@ -191,15 +266,32 @@ def test_the_compiler_agrees(name):
     assert schedule.seconds == pytest.approx(compiled.schedule.seconds, rel=0.1)
 
 
-def test_the_stacks_of_a_scans_results_are_filled_first():
+def test_the_stacks_of_a_scans_results_are_filled_first_but_on_tpus():
     layers, size = md.dims(l=64, n=4096)
 
     def run(x):
         return md.scan(lambda c, x: (c, md.exp(x)), md.zeros([]), x, dim="l")[1]
 
-    schedule = simulate(lowered(run, md.spec([layers, size, md.Dimension("m", 4096)])), V5P)
-    first, loop = schedule.events
-    filled = costs_of("v5p").moved("elementwise", 64 * 4096 * 4096 * 4)
+    program = lowered(run, md.spec([layers, size, md.Dimension("m", 4096)]))
+    first, loop = simulate(program, hardware("h100")).events
     assert (first.kind, loop.kind) == (WORK, "scan")
-    assert first.seconds == pytest.approx(filled, rel=1e-6)
-    assert schedule.times.work == pytest.approx(schedule.seconds, rel=1e-6)
+    stack = 64 * 4096 * 4096 * 4
+    assert first.seconds >= stack / hardware("h100").memory_bandwidth * 0.999
+    assert [event.kind for event in simulate(program, V5P).events] == ["scan"]
+
+
+def test_products_of_a_library_leave_work_to_others():
+    program, _ = explained(**LARGE)
+    ways = ("within", "least", "alone")
+    times = [simulate(program, replace(V3, products=way)).times.work for way in ways]
+    assert times == sorted(times) and times[0] < times[2]
+    assert V5P.products == "within" and hardware("h100").products == "alone"
+
+
+def test_without_a_compiler_a_step_takes_longer():
+    program, _ = explained(**LARGE)
+    for name in ("h100", "v3"):
+        compiled = simulate(program, hardware(name))
+        eager = simulate(program, hardware(name), fused=False)
+        assert eager.times.work > 1.05 * compiled.times.work
+        assert eager.times.wire_bytes == compiled.times.wire_bytes

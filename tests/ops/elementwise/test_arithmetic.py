@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.tensors.dtypes import as_dtype
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 
 a, b, c = md.dims(a=4, b=3, c=2)
@@ -352,3 +353,16 @@ def test_named_arrays_become_literals_of_the_program():
     assert_close(found[1], x.data + y.data[:, None])
     assert_close(found[2], np.where(x.data > 0, y.data[:, None], x.data))
     assert_close(found[3], y.data)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_power_of_two_is_exact(backend, dtype):
+    exponents = np.arange(-14, 15)
+    powers = 2.0**exponents
+    numbers = np.concatenate([powers, -powers, 1.25 * powers, 1.9921875 * powers])
+    x = md.named(np.append(numbers, [0, np.inf]).astype(as_dtype(dtype)), ["n"])
+    found = md.jit(md.power_of_two, backend=backend)(x)
+    assert found.dtype == x.dtype
+    expected = [*powers, *powers, *powers, *powers, 0, np.inf]
+    assert np.asarray(found).astype(np.float64).tolist() == expected

@@ -159,3 +159,20 @@ def test_mistakes_are_told():
         (lambda x, u: md.tile(x, "width", 2), "tile: no dim `width` in [batch=3, length=7]"),
     ]:
         assert text in message(function, X, SHORT), message(function, X, SHORT)
+
+
+def test_the_gradient_of_a_loop_makes_a_split_again_for_its_second_part():
+    steps, n = md.dims(steps=3, n=4)
+    data = np.arange(12, dtype="float32").reshape(3, 4)
+
+    def loss(x):
+        def add(total, row):
+            first, second = md.split_into(md.cast(row, "float32"), "n", 2)
+            return total + md.sum(first) + md.sum(second * second), None
+
+        return md.scan(add, md.zeros([]), x, dim="steps")[0]
+
+    x = md.cast(md.named(data, [steps, n]), "bfloat16")
+    gradient = md.jit(md.grad(loss), backend="numpy")(x)
+    want = np.concatenate([np.ones((3, 2)), 2 * data[:, 2:]], axis=1)
+    np.testing.assert_array_equal(np.asarray(gradient).astype("float64"), want)

@@ -36,7 +36,7 @@ def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | Non
         return None
     settings: dict[str, Any] = {
         "mask": splash.MultiHeadMask([_mask(attention, rows, columns)] * (key_heads * group)),
-        "block_sizes": _blocks(rows, columns),
+        "block_sizes": block_sizes(rows, columns),
         "attn_logits_soft_cap": params["soft_cap"],
         "head_shards": 1,
         "q_seq_shards": 1,
@@ -80,7 +80,7 @@ def _mask(attention: Attention, rows: int, columns: int) -> Any:
     return splash.FullMask((rows, columns))
 
 
-def _blocks(rows: int, columns: int) -> splash.BlockSizes:
+def block_sizes(rows: int, columns: int) -> splash.BlockSizes:
     """Returns the largest block sizes that divide the lengths."""
     q, kv = (max(b for b in (128, 256, 512) if size % b == 0) for size in (rows, columns))
     return splash.BlockSizes(

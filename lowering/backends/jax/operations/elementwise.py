@@ -54,6 +54,15 @@ def _exp2(x: Any) -> Any:
     return jnp.exp2(x.astype(jnp.float32)).astype(x.dtype) if x.itemsize < 4 else jnp.exp2(x)
 
 
+def _power_of_two(x: Any) -> Any:
+    wide = x.astype(jnp.float32) if x.itemsize < 4 else x
+    unsigned = jnp.dtype(f"uint{8 * wide.dtype.itemsize}")
+    limits = jnp.finfo(wide.dtype)
+    exponent = unsigned.type(limits.maxexp * 2 - 1 << limits.nmant)
+    bits = lax.bitcast_convert_type(wide, unsigned) & exponent
+    return lax.bitcast_convert_type(bits, wide.dtype).astype(x.dtype)
+
+
 def _cast(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     return jnp.asarray(inputs[0]).astype(instruction.outputs[0].dtype)
 
@@ -68,6 +77,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "floor_divide": _by_zero_is_zero(jnp.floor_divide),
     "polygamma": lambda n, x: lax.polygamma(*jnp.broadcast_arrays(n, x)),
     "power": _power,
+    "power_of_two": _power_of_two,
     "remainder": _by_zero_is_zero(jnp.remainder),
     "select": jnp.where,
     "shift_left": jnp.left_shift,

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from meshdsl.lowering.backends.common.elementwise import elementwise, functions
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.tf.namespace import tf_dtype
+from meshdsl.lowering.backends.tf.namespace import numbers, tf_dtype
 from meshdsl.lowering.backends.tf.operations import bits, special
+from meshdsl.lowering.backends.tf.operations.float8 import to_bits
 from meshdsl.lowering.program import Instruction
-from meshdsl.tensors.dtypes import is_complex, is_integer
+from meshdsl.tensors.dtypes import is_complex, is_float8, is_integer
 
 _HALF = (tf.bfloat16, tf.float16)
 _SMALL = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
@@ -100,6 +101,13 @@ def _extreme(choose: Callable[..., Any], x: tf.Tensor, y: tf.Tensor) -> tf.Tenso
         return result
     unordered = tf.math.is_nan(x) | tf.math.is_nan(y)
     return tf.where(unordered, tf.constant(np.nan, x.dtype), result)
+
+
+def _power_of_two(x: tf.Tensor) -> tf.Tensor:
+    """Returns x with the bits of its exponent only."""
+    signed = tf.dtypes.as_dtype(f"int{8 * x.dtype.size}")
+    exponent = np.asarray(np.inf, x.dtype.as_numpy_dtype).view(signed.as_numpy_dtype)
+    return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, signed), exponent), x.dtype)
 
 
 def _by_zero_is_zero(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,7 +229,9 @@ def _broadcast(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _cast(machine: Machine, instruction: Instruction, inputs: Arrays) -> tf.Tensor:
-    return cast(inputs[0], instruction.outputs[0].dtype)
+    x = numbers(inputs[0], instruction.inputs[0].dtype)
+    dtype = instruction.outputs[0].dtype
+    return to_bits(x, dtype) if is_float8(dtype) else cast(x, dtype)
 
 
 _OWN: Mapping[str, Callable[..., Any]] = {
@@ -253,6 +263,7 @@ _OWN: Mapping[str, Callable[..., Any]] = {
     "negative": _negative,
     "not_equal": tf.not_equal,
     "power": wide(_power),
+    "power_of_two": wide(_power_of_two),
     "real": _real,
     "remainder": wide(_by_zero_is_zero(_remainder)),
     "select": _select,

@@ -1,0 +1,329 @@
+"""Calibration: what operations and collectives took on the devices of one machine, as a file.
+
+`meshdsl calibrate --out=mine.json` writes it, and `--hardware=mine.json` reads it. It has the
+seconds that were measured, by families of operations and their sizes; laws are fitted to them when
+it is read (`layouts.fits`). Its `machine` says where it was measured.
+
+All devices were at work at once. So what virtual CPU devices share, their cores and their memory,
+is in the figures. `sharing` has the time of the same work with fewer devices at once.
+
+The clock of virtual CPU devices is the processor time of all threads over the number of cores: what
+the devices take on a machine that does nothing else. Other jobs hardly change it. The clock of all
+other devices is the wall clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from meshdsl.layouts.costs import Sizes
+from meshdsl.layouts.fits import COLLECTIVES, SIZES, Fit, kind_of
+from meshdsl.layouts.hardware import HARDWARE, Hardware, hardware
+from meshdsl.tensors.dims import did_you_mean
+
+SUFFIX = ".json"
+_FORMAT = 1
+_KIND = "calibration of meshdsl"
+_NEEDED = ("products", "elementwise")
+_OVERLAPS = 0.5  # the share of a collective beside a product from which on it counts as hidden
+_EVERYWHERE = 2**31
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine of a calibration.
+
+    Attributes:
+        processor: the name of its CPU.
+        host: its name in the network, for people; machines with other names may be alike.
+    """
+
+    platform: str
+    device_kind: str
+    devices: int
+    cores: int
+    processor: str
+    jaxlib: str
+    host: str
+
+    @staticmethod
+    def here(platform: str = "", device_kind: str = "", devices: int = 0) -> Machine:
+        """Returns this machine; without arguments, what is known before JAX looks for devices."""
+        try:
+            jaxlib = version("jaxlib")
+        except PackageNotFoundError:
+            jaxlib = "none"
+        return Machine(platform, device_kind, devices, _cores(), _processor(), jaxlib, _host_name())
+
+    def differences(self, here: Machine) -> list[str]:
+        """Returns what differs on a machine; what is not known of it is left out."""
+        names = ["platform", "device_kind", "devices", "jaxlib"]
+        if self.platform == "cpu":
+            names += ["processor", "cores"]
+        pairs = [(name, getattr(self, name), getattr(here, name)) for name in names]
+        return [
+            f"{name.replace('_', ' of ') if name != 'device_kind' else 'kind of device'}: "
+            f"{there} there, {now} here"
+            for name, there, now in pairs
+            if now and there != now
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured; `with_family` adds a family.
+
+    Attributes:
+        clock: `processor` or `wall`.
+        memory_bytes: what one device has.
+        seconds: of each family, by sizes.
+        overlap: the share of a collective's time that passes beside a product, by kind.
+        path: the file that it comes from.
+    """
+
+    machine: Machine
+    date: str
+    clock: str
+    memory_bytes: int
+    seconds: Mapping[str, Mapping[Sizes, float]] = field(default_factory=dict)
+    overlap: Mapping[str, float] = field(default_factory=dict)
+    path: str = field(default="", compare=False)
+
+    @cached_property
+    def fits(self) -> Mapping[str, Fit]:
+        """The fitted law of each family."""
+        return {family: Fit(family, rows) for family, rows in self.seconds.items() if rows}
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The devices, with the best that was measured as their peaks."""
+        flops: dict[int, float] = {}
+        for family, rows in self.seconds.items():
+            if kind_of(family) == "products":
+                width = {"float32": 4, "bfloat16": 2, "float64": 8}[family.split("/")[1]]
+                best = max(2 * b * m * k * n / s for (b, m, k, n), s in rows.items())
+                flops[width] = max(best, flops.get(width, 0.0))
+        memory = max(moved / s for (moved,), s in self.seconds["elementwise"].items())
+        of_collectives = [r for f, r in self.seconds.items() if kind_of(f) in COLLECTIVES]
+        sent = [(p, s) for rows in of_collectives for (_, p), s in rows.items()]
+        link = max((payload / s for payload, s in sent), default=memory)
+        return Hardware(
+            self.path,
+            f"{self.machine}, as measured in {self.path}",
+            MappingProxyType(flops),
+            self.memory_bytes,
+            memory,
+            link,
+            link,
+            joined=_EVERYWHERE,
+            latency=min((s for _, s in sent), default=0.0),
+            asynchronous=frozenset(k for k, share in self.overlap.items() if share > _OVERLAPS),
+        )
+
+    @property
+    def lacking(self) -> list[str]:
+        """The kinds of families without which no program can be simulated."""
+        return [k for k in _NEEDED if not any(kind_of(family) == k for family in self.fits)]
+
+    @property
+    def origin(self) -> str:
+        """What the costs are, for reports."""
+        return f"{sum(map(len, self.seconds.values()))} measurements of {self.date} ({self.path})"
+
+    def nearest(self, family: str) -> Fit | None:
+        """Returns the fit of a family, or the one of its kind whose name has most words in common.
+
+        None: no family of that kind was measured.
+        """
+        if family in self.fits:
+            return self.fits[family]
+        words = family.split("/")
+        alike = [known for known in self.fits if kind_of(known) == words[0]]
+        if not alike:
+            return None
+        return self.fits[max(alike, key=lambda known: sum(w in words for w in known.split("/")))]
+
+    def with_family(self, family: str, rows: Mapping[Sizes, float]) -> Calibration:
+        """Returns these measurements with those of one more family."""
+        return replace(self, seconds={**self.seconds, family: dict(rows)})
+
+    def write(self, path: str) -> None:
+        """Writes the file; a reader never sees a part of it.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        part = Path(f"{path}.part")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(self._text(), encoding="utf-8")
+            os.replace(part, path)
+        except OSError as error:
+            reason = (error.strerror or "unknown reason").lower()
+            raise ValueError(f"cannot write {path}: {reason}") from error
+
+    def _text(self) -> str:
+        head = {
+            "kind": _KIND,
+            "format": _FORMAT,
+            "machine": asdict(self.machine),
+            "date": self.date,
+            "clock": self.clock,
+            "memory_bytes": self.memory_bytes,
+            "overlap": dict(self.overlap),
+        }
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+        families = []
+        for family, rows in self.seconds.items():
+            each = ",\n".join(f"      {json.dumps([*sizes, s])}" for sizes, s in rows.items())
+            families.append(f"    {json.dumps(family)}: [\n{each}\n    ]")
+        return "\n".join(["{", *lines, '  "seconds": {', ",\n".join(families), "  }", "}", ""])
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name of hardware is that of a calibration's file."""
+    return name.endswith(SUFFIX)
+
+
+def find_hardware(name: str) -> Hardware:
+    """Returns the hardware of a name, such as `v5p`, or that of a calibration, `mine.json`.
+
+    Raises:
+        ValueError: it is not known, or its file cannot be used.
+    """
+    if is_file_name(name):
+        return complete(name).hardware
+    if name not in HARDWARE:
+        raise ValueError(
+            f"unknown hardware {name!r}; choose one of {', '.join(HARDWARE)}, or a file of "
+            f"`meshdsl calibrate --out=mine{SUFFIX}`{did_you_mean(name, HARDWARE)}"
+        )
+    return hardware(name)
+
+
+def calibration_of(name: str) -> Calibration | None:
+    """Returns the calibration of a name of hardware; None if it is no file."""
+    return complete(name) if is_file_name(name) else None
+
+
+def complete(path: str) -> Calibration:
+    """Returns a calibration that a simulation can use.
+
+    Raises:
+        ValueError: as `read`, or what a simulation needs has not been measured yet.
+    """
+    found = read(path)
+    missing = found.lacking
+    if missing:
+        raise ValueError(
+            f"{path} is not complete: it has no {' and no '.join(missing)}. "
+            f"`meshdsl calibrate --out={path}` measures what is missing"
+        )
+    return found
+
+
+def read(path: str) -> Calibration:
+    """Returns the calibration of a file.
+
+    Raises:
+        ValueError: there is no such file, it is damaged, or another version has written it.
+    """
+    try:
+        facts = os.stat(path)
+        return _read(path, facts.st_mtime_ns, facts.st_size)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise ValueError(
+            f"cannot read {path}: {reason}. `meshdsl calibrate --out={path}` writes it"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, changed: int, size: int) -> Calibration:
+    again = f"Measure again: remove it, and run `meshdsl calibrate --out={path}`"
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not text. {again}") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}: {error.msg.lower()}"
+        raise ValueError(f"{path} is damaged: {where}. {again}") from error
+    if not isinstance(data, dict) or data.get("kind") != _KIND:
+        raise ValueError(
+            f"{path} is no calibration: `meshdsl calibrate --out=FILE{SUFFIX}` writes one"
+        )
+    if data.get("format") != _FORMAT:
+        raise ValueError(
+            f"{path} is of another version of meshdsl: it has format {data.get('format')}, and "
+            f"this version reads {_FORMAT}. {again}"
+        )
+    try:
+        return Calibration(
+            Machine(**_checked_machine(data["machine"])),
+            str(data["date"]),
+            str(data["clock"]),
+            int(data["memory_bytes"]),
+            {family: _rows(family, rows) for family, rows in data["seconds"].items()},
+            {str(kind): float(share) for kind, share in data["overlap"].items()},
+            path,
+        )
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged: it has no {error}. {again}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}. {again}") from error
+
+
+def _checked_machine(machine: Any) -> dict[str, Any]:
+    names = {one.name for one in fields(Machine)}
+    if not isinstance(machine, dict) or machine.keys() != names:
+        raise ValueError(f"`machine` needs {', '.join(sorted(names))}")
+    return machine
+
+
+def _rows(family: str, rows: Sequence[Sequence[float]]) -> dict[Sizes, float]:
+    """Returns the measurements of a family by their sizes."""
+    if kind_of(family) not in SIZES:
+        raise ValueError(f"`{family}` is no family; the families are {', '.join(SIZES)}")
+    names = SIZES[kind_of(family)]
+    found = {}
+    for number, row in enumerate(rows, start=1):
+        good = len(row) == len(names) + 1 and all(isinstance(x, int | float) for x in row)
+        if not good or min(row) <= 0:
+            needs = ", ".join([*names, "seconds"])
+            raise ValueError(
+                f"row {number} of `{family}` is {row}, but needs {needs}, all positive"
+            )
+        *sizes, seconds = row
+        found[tuple(int(size) for size in sizes)] = float(seconds)
+    return found
+
+
+def _cores() -> int:
+    """Returns the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """Returns the name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _host_name() -> str:
+    return platform.node()

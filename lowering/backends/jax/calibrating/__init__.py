@@ -1,0 +1,1 @@
+"""Calibrating: measures operations and collectives on the devices at hand."""

@@ -1,0 +1,173 @@
+"""Timing: how long a block of instructions takes when all devices run it at once.
+
+The block runs in a loop on the devices. Each iteration changes one element of an operand by the
+last result, so no compiler can take the block out of the loop. The time of a call without
+iterations is subtracted. Operands are donated and returned, so that no call copies them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.backends.compiler_flags import recommended
+from meshdsl.lowering.backends.jax.emitters import EMITTERS
+from meshdsl.lowering.backends.jax.machine import Machine
+from meshdsl.lowering.program import Block, Value
+
+_ROUNDS = 5
+_MOST = 2**20  # iterations of a call
+_STARTS = 4  # a call takes at least so many times what it takes without iterations
+_ROWS = 1024  # that an index may name; see `samples`
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock for work on some devices.
+
+    Attributes:
+        processor: whether it counts the processor time of all threads, instead of wall time.
+        cores: over how many cores that time is spread.
+    """
+
+    processor: bool
+    cores: int
+
+    @staticmethod
+    def of(devices: Sequence[jax.Device], cores: int) -> Clock:
+        """Returns the clock for devices; see `layouts.calibration`."""
+        return Clock(devices[0].platform == "cpu" and len(devices) >= cores, cores)
+
+    @property
+    def name(self) -> str:
+        return "processor" if self.processor else "wall"
+
+    def time(self, call: Callable[[], Any]) -> float:
+        """Returns the seconds of a call, with all that it starts on the devices."""
+        count = time.process_time if self.processor else time.perf_counter
+        start = count()
+        jax.block_until_ready(call())
+        return (count() - start) / (self.cores if self.processor else 1)
+
+
+@dataclass
+class Loop:
+    """A block that is compiled to run in a loop, with operands on all devices of a mesh."""
+
+    run: Callable[..., Any]
+    operands: list[jax.Array]
+
+    @staticmethod
+    def of(block: Block, mesh: Mesh, devices: Sequence[jax.Device]) -> Loop:
+        """Compiles a block for as many devices as the mesh has.
+
+        The first operand of each instruction that reads operands of the block is one that changes.
+
+        Args:
+            mesh: the axes that collectives of the block name.
+        """
+        inputs = list(block.inputs)
+        firsts = {one.inputs[0] for one in block.instructions if one.inputs[0] in inputs}
+        changing = [n for n, value in enumerate(inputs) if value in firsts]
+        sizes = tuple(size for _, size in mesh.axes)
+        placed = jax.sharding.Mesh(
+            np.array(devices[: mesh.size]).reshape(sizes), mesh.names, axis_types=_auto(sizes)
+        )
+        split = P(mesh.names)
+        machine = Machine(mesh, EMITTERS, devices[0].platform, torus=devices[0].platform == "tpu")
+
+        def local(count: Any, *stacked: jax.Array) -> Any:
+            start = [array[0] for array in stacked]
+            results = [jnp.zeros(v.local.sizes, v.dtype) for v in block.outputs]
+
+            def body(_: Any, carry: tuple[list[jax.Array], list[jax.Array]]) -> Any:
+                operands, before = carry
+                touched = [_touched(operands[n], before[0]) for n in changing]
+                touched, _ = lax.optimization_barrier((touched, before))
+                for number, array in zip(changing, touched, strict=True):
+                    operands = [*operands[:number], array, *operands[number + 1 :]]
+                return operands, [jnp.asarray(x) for x in machine.run(block, operands)]
+
+            operands, results = lax.fori_loop(0, count, body, (start, results))
+            # Of the results, one element each: enough for them to be needed.
+            some = [x.reshape(-1)[:1] for x in results]
+            return jax.tree.map(lambda array: array[None], (operands, some))
+
+        specs = (P(), *[split] * len(inputs))
+        jitted = jax.jit(
+            jax.shard_map(local, mesh=placed, in_specs=specs, out_specs=split, check_vma=False),
+            donate_argnums=tuple(range(1, len(specs))),
+        )
+        rng = np.random.default_rng(0)
+        operands = [
+            jax.device_put(_data(rng, value, mesh.size), NamedSharding(placed, split))
+            for value in inputs
+        ]
+        options: Any = dict(recommended(devices[0].device_kind, devices[0].platform, False))
+        compiled = jitted.lower(jnp.int32(1), *operands).compile(options or None)
+        return Loop(compiled, operands)
+
+    def seconds(self, clock: Clock, target: float) -> float:
+        """Returns the seconds of one iteration: the median of some calls of about `target`."""
+
+        def once(count: int) -> Any:
+            self.operands, some = self.run(jnp.int32(count), *self.operands)
+            return some
+
+        def call(count: int) -> float:
+            return clock.time(lambda: once(count))
+
+        call(1)
+        start = statistics.median(call(0) for _ in range(_ROUNDS))
+        target = max(target, _STARTS * start)
+        count, taken = 1, call(1)
+        while taken - start < target / 8 and count < _MOST:
+            count *= 4
+            taken = call(count)
+        count = max(1, min(_MOST, round(count * target / max(taken - start, 1e-9))))
+        taken = statistics.median(call(count) for _ in range(_ROUNDS))
+        return max(taken - start, 1e-12) / count
+
+
+def dispatch_seconds(arrays: int, devices: Sequence[jax.Device], clock: Clock) -> float:
+    """Returns the seconds of a call of a program that does next to nothing to some arrays."""
+    mesh = jax.sharding.Mesh(np.array(devices), ("all",), axis_types=_auto((len(devices),)))
+    sharding = NamedSharding(mesh, P("all"))
+    state = [jax.device_put(jnp.ones(len(devices)), sharding) for _ in range(arrays)]
+    step = jax.jit(lambda values: [value + 1 for value in values], donate_argnums=0)
+
+    def once() -> list[jax.Array]:
+        nonlocal state
+        state = step(state)
+        return state
+
+    return statistics.median([clock.time(once) for _ in range(12 * _ROUNDS)][_ROUNDS:])
+
+
+def _touched(operand: jax.Array, result: jax.Array) -> jax.Array:
+    """Returns an operand with one element that depends on a result."""
+    element = result.reshape(-1)[:1].astype(operand.dtype).reshape((1,) * operand.ndim)
+    return lax.dynamic_update_slice(operand, element, (0,) * operand.ndim)
+
+
+def _data(rng: np.random.Generator, value: Value, devices: int) -> np.ndarray:
+    """Returns an operand of all devices: numbers around one, or indices."""
+    sizes = (devices, *value.local.sizes)
+    if value.dtype.kind == "i":
+        return rng.integers(0, _ROWS, sizes).astype(value.dtype)
+    return rng.uniform(0.5, 1.5, sizes).astype(value.dtype)
+
+
+def _auto(sizes: Sequence[int]) -> tuple[AxisType, ...]:
+    return (AxisType.Auto,) * len(sizes)

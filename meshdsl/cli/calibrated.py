@@ -1,0 +1,32 @@
+"""Calibrated hardware on the command line: `--hardware=mine.json` is for the machine it is from."""
+
+from __future__ import annotations
+
+import warnings
+
+from absl import flags
+
+from meshdsl.cli.flags import Mistake
+from meshdsl.cli.problems import Problems
+from meshdsl.layouts.calibration import Machine, calibration_of
+
+
+def check_machine(values: flags.FlagValues, problems: Problems) -> None:
+    """Adds to `problems` what differs between this machine and that of `--hardware=mine.json`.
+
+    With `--override` it is a warning. The devices are not looked for: explaining needs none.
+    """
+    if isinstance(values.hardware, Mistake):
+        return
+    found = calibration_of(values.hardware)
+    differences = [] if found is None else found.machine.differences(Machine.here())
+    if not differences:
+        return
+    text = f"{values.hardware} is of another machine ({'; '.join(differences)})"
+    if values.override is True:
+        warnings.warn(f"{text}: times are those of that machine", stacklevel=2)
+    else:
+        problems.add(
+            f"--hardware: {text}. `meshdsl calibrate --out=here.json` measures this one; "
+            "--override takes the times of that one"
+        )

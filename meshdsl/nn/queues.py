@@ -1,0 +1,46 @@
+"""Queues of tokens: which place a token has in the queue of each of its experts.
+
+Tokens are routed within their sequence, so a layout that splits the batch keeps all of this local.
+"""
+
+from __future__ import annotations
+
+import meshdsl as md
+from meshdsl.nn.routing import Routing
+from meshdsl.ops.operation import operation
+from meshdsl.tensors.dims import Dimension, DimLike
+
+
+@operation
+def places(routing: Routing, over: DimLike = "length") -> md.Tensor:
+    """Returns the places of tokens in the queues of their experts: int32 [..., over, choice].
+
+    All first choices come before all second ones, each in the order of `over` (Lepikhin et al.
+    2021, "GShard", algorithm 1).
+    """
+    where = chosen(routing)
+    better = md.cumsum(md.sum(where, over), "choice", exclusive=True)
+    return md.sum((md.cumsum(where, over, exclusive=True) + better) * where, "routed")
+
+
+def chosen(routing: Routing) -> md.Tensor:
+    """Returns where tokens go as one-hot bits: int32 [..., choice, routed]."""
+    return md.one_hot(routing.expert, Dimension("routed", routing.experts), "int32")
+
+
+def seated_at(
+    routing: Routing, slot: Dimension, length: Dimension
+) -> tuple[md.Tensor, Dimension, md.Tensor]:
+    """Seats tokens in the slots of their experts.
+
+    Returns:
+        The seat of each choice of a token, int32 [..., length, choice]; the dim of the seats, which
+        are the slots of one expert after the other; and the token on each seat, int32 [..., seat].
+        The number past the last means none: look-ups there give zeros.
+    """
+    seat = Dimension("seat", routing.experts * slot.size)
+    place = places(routing, length)
+    seats = md.where(place < slot.size, routing.expert * slot.size + place, seat.size)
+    front = routing.expert.shape.without(["choice", length.name])
+    nobody = md.full([*front, seat], length.size, "int32")
+    return seats, seat, md.scatter(nobody, seats, md.arange(length), seat, "min")

@@ -1,0 +1,237 @@
+"""Rewriting: a function whose products are computed as rules of precision say.
+
+The function is traced as a graph, and its operations are emitted again, products in another form.
+So what differentiates the result sees the products as they are computed. The parameters' paths are
+followed from the arguments into loops, branches and checkpoints, through operations that only move
+or cast a parameter, and through arithmetic with numbers that have no path.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from meshdsl.ops.control.body import is_array, subgraph
+from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.elementwise.arithmetic import cast
+from meshdsl.ops.operation import at_once, reported_as
+from meshdsl.ops.products.quantized import quantized_einsum
+from meshdsl.precision.rules import Precision, Rule
+from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Form, Graph, Operation
+from meshdsl.tracing.trace import Trace, bind, current, located, tracing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PRODUCTS = {"einsum": "einsum", "convolve": "conv", "attention": "attention"}  # as users call them
+_LISTED = 3
+_Paths = dict[Tensor, str]
+
+
+def with_precision(function: Callable[P, R], precision: Precision | str | None) -> Callable[P, R]:
+    """Returns `function` with products in other dtypes, by rules as `md.Precision` reads them.
+
+        loss = md.with_precision(loss, "mlp:fp8,attention:bf16")
+
+    Only einsums are computed in 8 bits: `fp8` and `int8` leave convolutions and `md.attention` as
+    they are. So they leave products that sum over no dim, and functions with a gradient of their
+    own (`md.custom_gradient`).
+
+    Raises:
+        ValueError: the rules are malformed; or, when called: a rule applies to no product (nearest
+            names shown), or equally long rules disagree about one.
+    """
+    rules = Precision.of(precision)
+    if not rules.rules:
+        return function
+
+    @at_once
+    @functools.wraps(function)
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        named = _by_parameter(function, args, kwargs)
+        keyed, _ = jax.tree_util.tree_flatten_with_path(named, is_leaf=is_array)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        path_by_leaf = {id(leaf): path_of(keys) for keys, leaf in keyed}
+        paths = [path_by_leaf[id(leaves[i])] for i in places]
+        inputs = [as_tensor(leaves[i]) for i in places]
+
+        def of_tensors(*tensors: Tensor) -> Any:
+            for i, tensor in zip(places, tensors, strict=True):
+                leaves[i] = tensor
+            positional, by_name = jax.tree.unflatten(tree, leaves)
+            return function(*positional, **by_name)
+
+        graph, consts, out_tree = subgraph(of_tensors, inputs)
+        rewriting = _Rewriting(rules)
+        known = dict(zip(graph.inputs[len(consts) :], paths, strict=True))
+        outputs = rewriting.emit(graph, [*consts, *inputs], known)
+        with reported_as("with_precision"):
+            rewriting.check()
+        rewriting.note()
+        return jax.tree.unflatten(out_tree, outputs)
+
+    return rewritten
+
+
+def _by_parameter(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call, by the names of its parameters."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # it has no signature, or calling it tells what is wrong
+        return {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+    return dict(bound.arguments)
+
+
+@dataclass
+class _Rewriting:
+    """One call.
+
+    Attributes:
+        products: the paths of each product of the function.
+        applied: the paths of the products that each rule decides about.
+    """
+
+    precision: Precision
+    products: list[Sequence[str]] = field(default_factory=list)
+    applied: dict[Rule, list[str]] = field(default_factory=dict)
+
+    def emit(self, graph: Graph, inputs: Sequence[Tensor], paths: _Paths) -> list[Tensor]:
+        """Emits a graph into the current trace, and returns its outputs.
+
+        Args:
+            paths: the paths of inputs of the graph; those of other tensors are added.
+        """
+        trace = current()
+        values = dict(zip(graph.inputs, map(trace.own, inputs), strict=True))
+        for op in graph.operations:
+            arguments = [values[t] for t in op.inputs]
+            with located(op.source):
+                outputs = self._operation(op, arguments, paths)
+            values.update(zip(op.outputs, outputs, strict=True))
+            if (path := _path_through(op, paths)) is not None:
+                paths[op.outputs[0]] = path
+        return [values[t] for t in graph.outputs]
+
+    def _operation(
+        self, op: Operation, arguments: Sequence[Tensor], paths: _Paths
+    ) -> Sequence[Tensor]:
+        if op.bodies and op.name in _BODIES:
+            bodies = {
+                name: self._body(body, _BODIES[op.name](op, body, paths))
+                for name, body in op.params.items()
+                if isinstance(body, Graph)
+            }
+            return bind(op.primitive, arguments, {**op.params, **bodies}).outputs
+        rule = self._rule(op, paths)
+        if rule is not None and rule.eight_bits is not None and op.name == "einsum":
+            x, y = arguments
+            return [quantized_einsum(x, y, op.params["out"], rule.eight_bits)]
+        if rule is not None and rule.dtype is not None:
+            before = op.inputs[0].dtype
+            inputs = [cast(t, rule.dtype) if t.dtype == before else t for t in arguments]
+            results = bind(op.primitive, inputs, op.params).outputs
+            return [cast(z, t.dtype) for z, t in zip(results, op.outputs, strict=True)]
+        return bind(op.primitive, arguments, op.params).outputs
+
+    def _body(self, body: Graph, paths: _Paths) -> Graph:
+        trace = Trace(current())
+        with tracing(trace):
+            inputs = [trace.input(t.shape, t.dtype, t.source) for t in body.inputs]
+            graph, captured = trace.finish(self.emit(body, inputs, paths))
+        assert not captured, "a body has all that it reads as inputs"
+        return graph
+
+    def _rule(self, op: Operation, paths: _Paths) -> Rule | None:
+        """Returns the rule for an operation, or None."""
+        if op.name not in _PRODUCTS or not is_float(op.inputs[0].dtype) or _sums_nothing(op):
+            return None
+        word = _PRODUCTS[op.name]
+        own = [f"{paths[t]}/{word}" for t in op.inputs if t in paths] or [word]
+        own.sort(key=lambda path: -path.count("/"))  # a parameter's path comes before that of `x`
+        self.products.append(own)
+        with reported_as("with_precision"):
+            rule = self.precision.rule_for(own)
+        if rule is not None:
+            self.applied.setdefault(rule, []).append(own[0])
+        return rule
+
+    def check(self) -> None:
+        """Raises ValueError if a rule applies to no product."""
+        paths = [path for own in self.products for path in own]
+        known = dict.fromkeys([*(part for path in paths for part in path.split("/")), *paths])
+        problems = [
+            f"`{rule}` applies to no product{did_you_mean(rule.scope, known)}"
+            for rule in self.precision.rules
+            if not any(Precision((rule,)).rule_for(own) for own in self.products)
+        ]
+        if problems:
+            listed = ", ".join(dict.fromkeys(paths)) or "none"
+            raise ValueError(f"{'; '.join(problems)}. The products are {listed}")
+
+    def note(self) -> None:
+        """Adds a note for each rule that decides about products."""
+        for rule, paths in self.applied.items():
+            first = list(dict.fromkeys(paths))
+            more = f" and {len(first) - _LISTED} more" if len(first) > _LISTED else ""
+            current().note(f"precision `{rule}`: {', '.join(first[:_LISTED])}{more}")
+
+
+def _sums_nothing(op: Operation) -> bool:
+    """Whether it is an einsum that sums over no dim."""
+    names = {name for t in op.inputs for name in t.shape.names}
+    return op.name == "einsum" and names <= {*op.outputs[0].shape.names}
+
+
+def _path_through(op: Operation, paths: _Paths) -> str | None:
+    """Returns the path of an operation's result: that of a parameter that it moves or changes."""
+    known = [t for t in dict.fromkeys(op.inputs) if t in paths]
+    if len(known) != 1 or len(op.outputs) != 1:
+        return None
+    (tensor,), (result,) = known, op.outputs
+    form = op.primitive.form
+    if form.moves and form is not Form.ARRANGED and op.inputs[-1] is tensor:
+        return paths[tensor]
+    changes = form in (Form.ELEMENTWISE, Form.ARRANGED)
+    return paths[tensor] if changes and set(result.shape) == set(tensor.shape) else None
+
+
+def _inside(start: int, end: int | None = None) -> Callable[[Operation, Graph, _Paths], _Paths]:
+    """Returns how paths enter a body: from some operands, to its inputs in the same order."""
+
+    def enter(op: Operation, body: Graph, paths: _Paths) -> _Paths:
+        rows = zip(op.inputs[start:], body.inputs, strict=False)
+        return {inner: paths[outer] for outer, inner in list(rows)[:end] if outer in paths}
+
+    return enter
+
+
+def _into_scan(op: Operation, body: Graph, paths: _Paths) -> _Paths:
+    """Returns the paths in a scan's body: its carries are no parameters."""
+    consts, carries = op.params["consts"], op.params["carries"]
+    entering = _inside(0)(op, body, paths)
+    for carried in body.inputs[consts : consts + carries]:
+        entering.pop(carried, None)
+    return entering
+
+
+def _into_while(op: Operation, body: Graph, paths: _Paths) -> _Paths:
+    """Returns the paths in a loop's bodies: its carries are no parameters."""
+    return _inside(0, op.params["consts"])(op, body, paths)
+
+
+_BODIES = {
+    "scan": _into_scan,
+    "while_loop": _into_while,
+    "checkpoint": _inside(0),
+    "cond": _inside(1),
+}
