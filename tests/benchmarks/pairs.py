@@ -11,17 +11,19 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl import nn, optim
-from meshdsl.layouts.hardware import hardware
+from meshdsl.layouts.hardware import hardware as find_hardware
 from meshdsl.lowering.options import Options
 from meshdsl.models import Model
 from meshdsl.models.bert import BertConfig, bert
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.mlp import MLPConfig, classifier
 from meshdsl.models.transformer import transformer
+from meshdsl.models.unet3d import UNet3DConfig, unet3d
 from meshdsl.running.jit import Jitted
 from meshdsl.tensors.named_array import Spec
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import make_train_step
+from tests.benchmarks.peer_models import RecommenderSizes, recommender, vision
 
 Size = Literal["tpu", "small"]
 TOPOLOGY = "v5p:4x4x4"  # the chips of size "tpu"
@@ -50,7 +52,11 @@ class Pair:
 
 
 def jitted(
-    pair: Pair, size: Size = "tpu", backend: str = "jax", keep: bool = False
+    pair: Pair,
+    size: Size = "tpu",
+    backend: str = "jax",
+    keep: bool = False,
+    hardware: str | None = None,
 ) -> tuple[Jitted, tuple[Any, ...]]:
     """Returns the training step of a pair and the specs of its arguments (a state, a batch).
 
@@ -60,9 +66,10 @@ def jitted(
         keep: whether what has been moved is kept, as far as the memory of a chip goes: gathered
             weights, and in models of `meshdsl.models` the results of collectives that would be
             computed again. XLA's partitioner has no such choice.
+        hardware: what lowering decides by the time of.
     """
     model, optimizer = MODELS[pair.model](size), OPTIMIZERS[pair.optimizer]
-    options = Options(memory=hardware("v5p").memory_bytes) if keep else None
+    options = Options(memory=find_hardware("v5p").memory_bytes if keep else None, hardware=hardware)
     if keep and hasattr(model.config, "remat"):
         model = model.with_overrides("remat=keep_collectives")
     step = make_train_step(model.loss, optimizer)
@@ -167,6 +174,22 @@ def _llama(size: Size) -> Model:
     return _decoder(size, kv_heads=4, d_ff=768, **kinds)
 
 
+def _shared_keys(size: Size) -> Model:
+    """The llama with fewer heads of keys: the queries of one head may be split as well."""
+    kinds: dict[str, Any] = dict(mlp="swiglu", tied=False)
+    if size == "tpu":
+        return _decoder(size, embed=8192, heads=64, kv_heads=4, d_ff=28672, **kinds)
+    return _decoder(size, kv_heads=2, d_ff=768, **kinds)
+
+
+def _experts(size: Size) -> Model:
+    """The decoder with grouped queries, whose tokens go to two of many gated MLPs."""
+    kinds: dict[str, Any] = dict(mlp="swiglu", tied=False, capacity=1.25, dispatch="gather")
+    if size == "tpu":
+        return _decoder(size, kv_heads=8, d_ff=14336, experts=16, batch=128, **kinds)
+    return _decoder(size, kv_heads=4, d_ff=384, experts=8, **kinds)
+
+
 def _encoder(size: Size) -> Model:
     """BERT's: learned positions, layer norm after the sum, biases everywhere."""
     kinds: dict[str, Any] = dict(
@@ -176,6 +199,29 @@ def _encoder(size: Size) -> Model:
         config = BertConfig(4, 2048, 16, 32768, 512, policy=MIXED, **kinds)
         return bert("encoder", config, 256, 512)
     return bert("encoder", BertConfig(2, 256, 8, 512, 128, **kinds), 16, 128)
+
+
+def _vision(size: Size) -> Model:
+    """Two widths of a vision transformer; the larger one has those of ViT-22B."""
+    kinds: dict[str, Any] = dict(norm="layer", positions="learned", bias=True, remat="full")
+    if size == "tpu":
+        config = TransformerConfig(4, 6144, 48, 1024, 256, policy=MIXED, **kinds)
+        return vision(config, 14, 16, 1024)
+    return vision(TransformerConfig(2, 128, 8, 32, 16, **kinds), 4, 4, 16)
+
+
+def _recommender(size: Size) -> Model:
+    """As many large tables as devices."""
+    if size == "tpu":
+        return recommender(RecommenderSizes(64, 2**20, 128, 512, 1024, 1024, 65536), MIXED)
+    return recommender(RecommenderSizes(8, 128, 16, 32, 64, 64, 64), md.Policy())
+
+
+def _volumes(size: Size) -> Model:
+    """Convolutions of volumes."""
+    if size == "tpu":
+        return unet3d("volumes", UNet3DConfig(policy=MIXED), 8, 128)
+    return unet3d("volumes", UNet3DConfig(filters=8, levels=2, groups=4), 4, 8)
 
 
 class Layer(md.Module):
@@ -240,7 +286,12 @@ MODELS: Mapping[str, Callable[[Size], Model]] = {
     "decoder": _decoder,
     "long": _long,
     "llama": _llama,
+    "shared_keys": _shared_keys,
+    "experts": _experts,
     "encoder": _encoder,
+    "vision": _vision,
+    "recommender": _recommender,
+    "volumes": _volumes,
     "block": _block,
 }
 OPTIMIZERS: Mapping[str, Any] = {
@@ -255,6 +306,8 @@ PLANE = ("data:16,model:4", "data:2,model:4")
 WIDE_PLANE = ("data:8,model:8", "data:2,model:4")
 CONTEXT = ("data:16,context:4", "data:2,context:4")
 CUBE = ("data:4,row:4,column:4", "data:2,row:2,column:2")
+KEYS = ("data:4,keys:4,queries:4", "data:2,keys:2,queries:2")
+EXPERTS = ("data:8,expert:8", "data:2,expert:4")
 SLICES = ("slice:4,data:4,model:4", "slice:2,data:2,model:2")
 
 TENSOR = "batch:data; heads:model; d_ff:model; vocab:model"
@@ -321,3 +374,20 @@ _ALL = (
     ),
 )
 PAIRS: Mapping[str, Pair] = {pair.name: pair for pair in _ALL}
+
+# Beyond these, pairs that are measured beside hand-written programs; XLA's partitioner is no fair
+# peer for most of them.
+_MORE = (
+    Pair(
+        "shared_keys",
+        "shared_keys",
+        KEYS,
+        "batch:data; heads:keys; group:queries; d_ff:keys+queries; vocab:keys+queries; "
+        f"length:keys+queries?; {FSDP}",
+    ),
+    Pair("experts", "experts", EXPERTS, f"batch:data+expert?; experts:expert; {FSDP}"),
+    Pair("vision", "vision", PLANE, f"batch:data; heads:model; d_ff:model; length:model?; {FSDP}"),
+    Pair("recommender", "recommender", LINE, "batch:data; tables:data?", "sgd"),
+    Pair("volumes", "volumes", CUBE, "batch:data; depth:row; height:column"),
+)
+MORE_PAIRS: Mapping[str, Pair] = {pair.name: pair for pair in _MORE}
