@@ -6,7 +6,8 @@ nanoseconds (`tests/benchmarks/gpu_tables.py` makes them). What is kept of an op
 *efficiency*: the least time, by the peaks of the hardware, over the time in the table. Between the
 sizes of the table the logarithm of the efficiency is interpolated along the logarithms of the
 sizes. Beyond the largest size it stays as it is there. Below the smallest one the time stays: a
-smaller operation is padded to it.
+smaller operation is padded to it. `attention` alone gets shorter with fewer matrices and scores,
+but never shorter than the shortest kernel of the table.
 
 The families of a table, and the sizes of an operation in each:
 
@@ -136,18 +137,44 @@ class Costs:
             gradient: whether it is the kernel of the gradients, rather than that of the result.
         """
         if ATTENTION in self.families:
-            family = self.families[GRADIENT[ATTENTION] if gradient else ATTENTION]
             shown = visible_scores(rows, columns, 1, causal, window)
-            least = _least_of_scores(self.hardware, shown, features, gradient)
-            return matrices * least / family.at([matrices, math.sqrt(rows * columns), features])
+            least = matrices * _least_of_scores(self.hardware, shown, features, gradient)
+            efficiency = self._of_kernel([matrices, math.sqrt(rows * columns), features], gradient)
+            return max(least / efficiency, self._shortest_kernel)
         blocks = [max((b for b in _BLOCKS if size % b == 0), default=0) for size in (rows, columns)]
         if ATTENTION_BLOCKS not in self.families or not all(blocks):
             return None
         family = self.families[GRADIENT[ATTENTION_BLOCKS] if gradient else ATTENTION_BLOCKS]
         side = max(blocks)
         shown = visible_scores(rows, columns, side, causal, window)
+        features = max(features, family.axes[1][0])
         least = _least_of_scores(self.hardware, shown, features, gradient)
         return matrices * least / family.at([math.sqrt(math.prod(blocks)), features])
+
+    def _of_kernel(self, sizes: Sequence[float], gradient: bool) -> float:
+        """Returns the efficiency of a fused kernel of attention.
+
+        Gradients were measured for fewer sizes than the forward pass. Beyond these, the efficiency
+        of the gradients changes as that of the forward pass does.
+
+        Args:
+            sizes: matrices, length and features.
+        """
+        forward = self.families[ATTENTION]
+        if not gradient:
+            return forward.at(sizes)
+        backward = self.families[GRADIENT[ATTENTION]]
+        nearest = [
+            min(max(size, known[0]), known[-1])
+            for size, known in zip(sizes, backward.axes, strict=True)
+        ]
+        return backward.at(nearest) * forward.at(sizes) / forward.at(nearest)
+
+    @cached_property
+    def _shortest_kernel(self) -> float:
+        """The seconds of the shortest kernel of attention in the table; none takes less."""
+        rows = self.families[ATTENTION].efficiency.items()
+        return min(_least(self.hardware, ATTENTION, sizes) / share for sizes, share in rows)
 
     def collective(self, kind: str, devices: int, payload: float) -> float | None:
         """Returns the seconds of a collective on one switch; None: there is no table of its kind.
