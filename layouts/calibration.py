@@ -26,8 +26,8 @@ from types import MappingProxyType
 from typing import Any
 
 from meshdsl.layouts.costs import Sizes
-from meshdsl.layouts.fits import COLLECTIVES, SIZES, Fit, kind_of
-from meshdsl.layouts.hardware import HARDWARE, Hardware, hardware
+from meshdsl.layouts.fits import SIZES, Fit, kind_of
+from meshdsl.layouts.hardware import COLLECTIVES, HARDWARE, Hardware, hardware, sent_bytes
 from meshdsl.tensors.dims import did_you_mean
 
 SUFFIX = ".json"
@@ -116,9 +116,13 @@ class Calibration:
                 best = max(2 * b * m * k * n / s for (b, m, k, n), s in rows.items())
                 flops[width] = max(best, flops.get(width, 0.0))
         memory = max(moved / s for (moved,), s in self.seconds["elementwise"].items())
-        of_collectives = [r for f, r in self.seconds.items() if kind_of(f) in COLLECTIVES]
-        sent = [(p, s) for rows in of_collectives for (_, p), s in rows.items()]
-        link = max((payload / s for payload, s in sent), default=memory)
+        sent = [
+            (sent_bytes(kind_of(family), *sizes), seconds)
+            for family, rows in self.seconds.items()
+            if kind_of(family) in COLLECTIVES
+            for sizes, seconds in rows.items()
+        ]
+        link = max((count / seconds for count, seconds in sent), default=memory)
         return Hardware(
             self.path,
             f"{self.machine}, as measured in {self.path}",
@@ -128,7 +132,7 @@ class Calibration:
             link,
             link,
             joined=_EVERYWHERE,
-            latency=min((s for _, s in sent), default=0.0),
+            latency=min((seconds for _, seconds in sent), default=0.0),
             asynchronous=frozenset(k for k, share in self.overlap.items() if share > _OVERLAPS),
         )
 

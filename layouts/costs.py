@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from meshdsl.layouts.hardware import Hardware, hardware
+from meshdsl.layouts.hardware import Hardware, hardware, sent_bytes
 
 _FOLDER = Path(__file__).resolve().parent / "tables"
 _FORMAT = 2
@@ -40,7 +40,7 @@ ELEMENTWISE = "elementwise"
 ATTENTION = "attention"
 ATTENTION_BLOCKS = "attention_blocks"
 GRADIENT = {ATTENTION: "attention_gradient", ATTENTION_BLOCKS: "attention_gradient_blocks"}
-COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # that NCCL names
 CYCLES, NANOSECONDS = "cycles", "nanoseconds"
 _BFLOAT16 = 2  # bytes: the dtype of the products in a table
 _BLOCKS = (128, 256, 512)  # the sides of blocks of scores; a kernel takes the largest that divides
@@ -187,7 +187,8 @@ class Costs:
         if family is None:
             return None
         size = max(payload, family.axes[1][0])
-        return _least_of_collective(self.hardware, kind, devices, size) / family.at([devices, size])
+        sent = sent_bytes(kind, devices, size)
+        return sent / self.hardware.link_bandwidth / family.at([devices, size])
 
 
 @cache
@@ -261,7 +262,7 @@ def _least(kind: Hardware, family: str, sizes: Sequence[int]) -> float:
     if family == PRODUCTS:
         return _least_of_product(kind, sizes, _BFLOAT16)
     if family in COLLECTIVES:
-        return _least_of_collective(kind, family, *sizes)
+        return sent_bytes(family, *sizes) / kind.link_bandwidth
     gradient = family in GRADIENT.values()
     if family in (ATTENTION, GRADIENT[ATTENTION]):
         matrices, length, features = sizes
@@ -288,12 +289,6 @@ def _least_of_product(kind: Hardware, sizes: Sequence[int], width: int) -> float
 def _least_of_scores(kind: Hardware, scores: int, features: int, gradient: bool) -> float:
     """Returns the seconds of the products of scores: two, or five for the gradients."""
     return 2 * (5 if gradient else 2) * scores * features / kind.flops[_BFLOAT16]
-
-
-def _least_of_collective(kind: Hardware, name: str, devices: int, payload: float) -> float:
-    """Returns the seconds in which a device sends its share of a collective."""
-    sent = payload * (devices - 1) / devices * (2 if name == "all_reduce" else 1)
-    return sent / kind.link_bandwidth
 
 
 def _between(size: float, known: Sequence[int]) -> list[tuple[int, float]]:

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from meshdsl.layouts.costs import Family, Sizes
+from meshdsl.layouts.hardware import COLLECTIVES
 
 Terms = Callable[..., tuple[float, ...]]
 
@@ -50,7 +51,6 @@ def _linear(count: float) -> tuple[float, ...]:
     return 1.0, count
 
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
 # What the sizes of each family are, and the terms of its law.
 SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -47,7 +47,7 @@ from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.dtypes import is_float8
 
 _HOP = 1e-6
-_COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute")
 # As the compiler (libtpu 0.0.52) schedules them with the flags of `backends.compiler_flags`.
 _ASYNCHRONOUS = {
     "v3": ("permute",),
@@ -232,7 +232,7 @@ def _gpu(
         network * 1e9,
         joined=8,
         latency=6.6e-6,
-        asynchronous=frozenset(_COLLECTIVES),
+        asynchronous=frozenset(COLLECTIVES),
         float8=name != "a100",
     )
 
@@ -277,6 +277,20 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "NVIDIA B200": "b200",
     }
 )
+
+
+def sent_bytes(kind: str, devices: int, payload: float) -> float:
+    """Returns the wire bytes of a collective, as `lowering.collectives` declares them.
+
+    >>> sent_bytes("all_reduce", 4, 1024)
+    1536.0
+
+    Args:
+        payload: bytes of the larger of the local operand and result.
+    """
+    if kind == "permute":
+        return payload
+    return payload * (devices - 1) / devices * (2 if kind == "all_reduce" else 1)
 
 
 def hardware(name: str) -> Hardware:

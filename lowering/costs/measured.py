@@ -36,7 +36,7 @@ from meshdsl.lowering.parameters import (
     axes_of,
     parameters_of,
 )
-from meshdsl.lowering.program import Block, Instruction, Value, payload_bytes
+from meshdsl.lowering.program import Block, Instruction, Value, payload_bytes, wire_bytes
 
 _VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
 _MOVES = kinds_with(lambda kind: kind.moves or kind.cheap or kind.constant or kind.in_place)
@@ -248,7 +248,9 @@ class MeasuredCosts:
         fit = self._of(family, op)
         if fit is None:
             self.estimated[op] = "the best bandwidth of collectives"
-            return payload / self.calibration.hardware.link_bandwidth
+            hardware = self.calibration.hardware
+            sending = wire_bytes(op, payload, devices) / hardware.link_bandwidth
+            return max(hardware.latency, sending)
         return fit.seconds((devices, max(1, payload)))
 
 

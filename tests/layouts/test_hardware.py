@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from meshdsl.layouts.hardware import HARDWARE, hardware
+from meshdsl.layouts.hardware import COLLECTIVES as KINDS
+from meshdsl.layouts.hardware import HARDWARE, hardware, sent_bytes
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.program import COLLECTIVES, wire_bytes
 
 MESH = Mesh.parse("slice@dcn:2,data:8,model:4,pair:2,one:1")
 V5P = hardware("v5p")
@@ -21,6 +23,12 @@ def test_the_names_are_these_and_others_are_refused():
     assert str(error.value) == (
         f"unknown hardware 'h10'; choose one of {', '.join(KNOWN)}. Did you mean `h100`?"
     )
+
+
+def test_collectives_send_here_what_they_send_in_programs():
+    assert set(KINDS) == set(COLLECTIVES)
+    for kind, devices in itertools.product(KINDS, (2, 3, 8)):
+        assert sent_bytes(kind, devices, 1000) == pytest.approx(wire_bytes(kind, 1000, devices))
 
 
 @pytest.mark.parametrize(

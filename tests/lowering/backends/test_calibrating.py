@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl.layouts.fits import COLLECTIVES, SIZES, kind_of
+from meshdsl.layouts.fits import SIZES, kind_of
+from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.calibrating import measuring, timing
 from meshdsl.lowering.backends.jax.calibrating.measuring import begun, measured, missing

@@ -15,7 +15,7 @@ import jax
 
 from meshdsl.layouts.calibration import Calibration, Machine
 from meshdsl.layouts.costs import Sizes
-from meshdsl.layouts.fits import COLLECTIVES
+from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.calibrating.samples import (
     FLOAT32,

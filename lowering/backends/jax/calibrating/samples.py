@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.layouts.costs import Sizes
-from meshdsl.layouts.fits import COLLECTIVES
+from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.program import Block, Instruction, Value
