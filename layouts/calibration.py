@@ -16,19 +16,25 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from meshdsl.layouts.calibration_checks import (
+    checked_clock,
+    checked_count,
+    checked_machine,
+    checked_overlap,
+    checked_seconds,
+)
 from meshdsl.layouts.costs import Sizes
-from meshdsl.layouts.fits import SIZES, Fit, kind_of
+from meshdsl.layouts.fits import Fit, kind_of
 from meshdsl.layouts.hardware import COLLECTIVES, HARDWARE, Hardware, hardware, sent_bytes
+from meshdsl.layouts.machine import Machine
 from meshdsl.tensors.dims import did_you_mean
+from meshdsl.tensors.dtypes import as_dtype
 
 SUFFIX = ".json"
 _FORMAT = 1
@@ -39,54 +45,11 @@ _EVERYWHERE = 2**31
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The machine of a calibration.
-
-    Attributes:
-        processor: the name of its CPU.
-        host: its name in the network, for people; machines with other names may be alike.
-    """
-
-    platform: str
-    device_kind: str
-    devices: int
-    cores: int
-    processor: str
-    jaxlib: str
-    host: str
-
-    @staticmethod
-    def here(platform: str = "", device_kind: str = "", devices: int = 0) -> Machine:
-        """Returns this machine; without arguments, what is known before JAX looks for devices."""
-        try:
-            jaxlib = version("jaxlib")
-        except PackageNotFoundError:
-            jaxlib = "none"
-        return Machine(platform, device_kind, devices, _cores(), _processor(), jaxlib, _host_name())
-
-    def differences(self, here: Machine) -> list[str]:
-        """Returns what differs on a machine; what is not known of it is left out."""
-        names = ["platform", "device_kind", "devices", "jaxlib"]
-        if self.platform == "cpu":
-            names += ["processor", "cores"]
-        pairs = [(name, getattr(self, name), getattr(here, name)) for name in names]
-        return [
-            f"{name.replace('_', ' of ') if name != 'device_kind' else 'kind of device'}: "
-            f"{there} there, {now} here"
-            for name, there, now in pairs
-            if now and there != now
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.devices} {self.device_kind} device{'s' if self.devices > 1 else ''}"
-
-
-@dataclass(frozen=True)
 class Calibration:
     """What was measured; `with_family` adds a family.
 
     Attributes:
-        clock: `processor` or `wall`.
+        clock: `processor` or `wall`; see above.
         memory_bytes: what one device has.
         seconds: of each family, by sizes.
         overlap: the share of a collective's time that passes beside a product, by kind.
@@ -112,7 +75,7 @@ class Calibration:
         flops: dict[int, float] = {}
         for family, rows in self.seconds.items():
             if kind_of(family) == "products":
-                width = {"float32": 4, "bfloat16": 2, "float64": 8}[family.split("/")[1]]
+                width = as_dtype(family.split("/")[1]).itemsize
                 best = max(2 * b * m * k * n / s for (b, m, k, n), s in rows.items())
                 flops[width] = max(best, flops.get(width, 0.0))
         memory = max(moved / s for (moved,), s in self.seconds["elementwise"].items())
@@ -228,14 +191,13 @@ def complete(path: str) -> Calibration:
     Raises:
         ValueError: as `read`, or what a simulation needs has not been measured yet.
     """
-    found = read(path)
-    missing = found.lacking
-    if missing:
+    calibration = read(path)
+    if missing := calibration.lacking:
         raise ValueError(
             f"{path} is not complete: it has no {' and no '.join(missing)}. "
             f"`meshdsl calibrate --out={path}` measures what is missing"
         )
-    return found
+    return calibration
 
 
 def read(path: str) -> Calibration:
@@ -249,8 +211,10 @@ def read(path: str) -> Calibration:
         return _read(path, facts.st_mtime_ns, facts.st_size)
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
+        others = [one.name for one in Path(path).parent.glob(f"*{SUFFIX}")]
         raise ValueError(
             f"cannot read {path}: {reason}. `meshdsl calibrate --out={path}` writes it"
+            f"{did_you_mean(Path(path).name, others)}"
         ) from error
 
 
@@ -275,59 +239,15 @@ def _read(path: str, changed: int, size: int) -> Calibration:
         )
     try:
         return Calibration(
-            Machine(**_checked_machine(data["machine"])),
+            checked_machine(data["machine"]),
             str(data["date"]),
-            str(data["clock"]),
-            int(data["memory_bytes"]),
-            {family: _rows(family, rows) for family, rows in data["seconds"].items()},
-            {str(kind): float(share) for kind, share in data["overlap"].items()},
+            checked_clock(data["clock"]),
+            checked_count("`memory_bytes`", data["memory_bytes"]),
+            checked_seconds(data["seconds"]),
+            checked_overlap(data["overlap"]),
             path,
         )
     except KeyError as error:
         raise ValueError(f"{path} is damaged: it has no {error}. {again}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}. {again}") from error
-
-
-def _checked_machine(machine: Any) -> dict[str, Any]:
-    names = {one.name for one in fields(Machine)}
-    if not isinstance(machine, dict) or machine.keys() != names:
-        raise ValueError(f"`machine` needs {', '.join(sorted(names))}")
-    return machine
-
-
-def _rows(family: str, rows: Sequence[Sequence[float]]) -> dict[Sizes, float]:
-    """Returns the measurements of a family by their sizes."""
-    if kind_of(family) not in SIZES:
-        raise ValueError(f"`{family}` is no family; the families are {', '.join(SIZES)}")
-    names = SIZES[kind_of(family)]
-    found = {}
-    for number, row in enumerate(rows, start=1):
-        good = len(row) == len(names) + 1 and all(isinstance(x, int | float) for x in row)
-        if not good or min(row) <= 0:
-            needs = ", ".join([*names, "seconds"])
-            raise ValueError(
-                f"row {number} of `{family}` is {row}, but needs {needs}, all positive"
-            )
-        *sizes, seconds = row
-        found[tuple(int(size) for size in sizes)] = float(seconds)
-    return found
-
-
-def _cores() -> int:
-    """Returns the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    """Returns the name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
-
-
-def _host_name() -> str:
-    return platform.node()

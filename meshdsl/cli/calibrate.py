@@ -12,15 +12,14 @@ from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.calibration import SUFFIX, Calibration, read
 from meshdsl.training.reporting.output import tell
-
-UNFINISHED = 75
+from meshdsl.training.stopping import UNFINISHED
 
 
 def main(values: flags.FlagValues, problems: Problems) -> int:
     """Runs the command; returns its exit code: 75 if its time was over before its work.
 
     Raises:
-        ValueError: the file cannot be read or written, or is of another machine.
+        ValueError: the file cannot be read or written, or is of another machine or jaxlib.
     """
     if not values.out:
         problems.add(f"--out says where to, as in --out=mine{SUFFIX}")
@@ -58,17 +57,17 @@ def _resumed(path: str, here: Calibration) -> Calibration:
     """Returns the calibration of a file that is to be completed.
 
     Raises:
-        ValueError: it cannot be read, or is of another machine.
+        ValueError: it cannot be read, or is of another machine or jaxlib.
     """
-    found = read(path)
-    differences = found.machine.differences(here.machine)
+    begun = read(path)
+    differences = begun.machine.differences(here.machine)
     if differences:
         lines = [
-            f"--out: {path} is of another machine; give another file, or remove it",
+            f"--out: {path} is of another machine or jaxlib; give another file, or remove it",
             *differences,
         ]
         raise ValueError("\n  ".join(lines))
-    return found
+    return begun
 
 
 def _show(calibration: Calibration) -> None:

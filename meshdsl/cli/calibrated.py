@@ -8,7 +8,8 @@ from absl import flags
 
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
-from meshdsl.layouts.calibration import Machine, calibration_of
+from meshdsl.layouts.calibration import calibration_of
+from meshdsl.layouts.machine import Machine
 
 
 def check_machine(values: flags.FlagValues, problems: Problems) -> None:
@@ -18,15 +19,17 @@ def check_machine(values: flags.FlagValues, problems: Problems) -> None:
     """
     if isinstance(values.hardware, Mistake):
         return
-    found = calibration_of(values.hardware)
-    differences = [] if found is None else found.machine.differences(Machine.here())
+    calibration = calibration_of(values.hardware)
+    if calibration is None:
+        return
+    differences = calibration.machine.differences(Machine.here())
     if not differences:
         return
-    text = f"{values.hardware} is of another machine ({'; '.join(differences)})"
+    text = f"{values.hardware} is of another machine or jaxlib ({'; '.join(differences)})"
     if values.override is True:
-        warnings.warn(f"{text}: times are those of that machine", stacklevel=2)
+        warnings.warn(f"{text}: times are those measured there", stacklevel=2)
     else:
         problems.add(
             f"--hardware: {text}. `meshdsl calibrate --out=here.json` measures this one; "
-            "--override takes the times of that one"
+            "--override takes the times measured there"
         )

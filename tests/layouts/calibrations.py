@@ -1,6 +1,7 @@
 """A small calibration with round figures, for tests."""
 
-from meshdsl.layouts.calibration import Calibration, Machine
+from meshdsl.layouts.calibration import Calibration
+from meshdsl.layouts.machine import Machine
 
 MACHINE = Machine("cpu", "cpu", 8, 2, "Fast CPU", "0.0.1", "somewhere")
 SECONDS = {

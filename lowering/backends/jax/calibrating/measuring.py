@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from meshdsl.layouts.calibration import Calibration, Machine
+from meshdsl.layouts.calibration import Calibration
 from meshdsl.layouts.costs import Sizes
 from meshdsl.layouts.hardware import COLLECTIVES
+from meshdsl.layouts.machine import Machine
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.calibrating.samples import (
     FLOAT32,
