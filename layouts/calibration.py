@@ -14,6 +14,7 @@ other devices is the wall clock.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -121,6 +122,10 @@ class Calibration:
         if not alike:
             return None
         return self.fits[max(alike, key=lambda known: sum(w in words for w in known.split("/")))]
+
+    def fingerprint(self) -> str:
+        """Returns a hash of all that was measured."""
+        return hashlib.sha256(self._text().encode()).hexdigest()[:16]
 
     def with_family(self, family: str, rows: Mapping[Sizes, float]) -> Calibration:
         """Returns these measurements with those of one more family."""

@@ -12,17 +12,20 @@ from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.machine import Machine
 
 
-def check_machine(values: flags.FlagValues, problems: Problems) -> None:
+def check_machine(values: flags.FlagValues, problems: Problems, device_kind: str = "") -> None:
     """Adds to `problems` what differs between this machine and that of `--hardware=mine.json`.
 
     With `--override` it is a warning. The devices are not looked for: explaining needs none.
+
+    Args:
+        device_kind: the name of the devices in their driver, if it is known.
     """
     if isinstance(values.hardware, Mistake):
         return
     calibration = calibration_of(values.hardware)
     if calibration is None:
         return
-    differences = calibration.machine.differences(Machine.here())
+    differences = calibration.machine.differences(Machine.here(device_kind=device_kind))
     if not differences:
         return
     text = f"{values.hardware} is of another machine or jaxlib ({'; '.join(differences)})"

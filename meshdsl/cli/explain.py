@@ -33,12 +33,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         )
     if values.stage and (values.compare_layout or values.html):
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
-    if values.stage and values["hardware"].present:
-        problems.add("--hardware is for the times of a report, and a stage has none: leave it out")
     check_machine(values, problems)
-    job = jobs.build(values, problems, feeds_text=False)
-    if values["hardware"].present:
-        job = jobs.on_hardware(job, values.hardware)
+    job = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
     if values.stage:
         from meshdsl.reports.stages import show_stage
 

@@ -231,7 +231,8 @@ FLAGS: dict[str, Flag] = {
         "v5p",
         hardware_name,
         "What `explain` and `sweep` take the time of a step for, and what has to fit, without a "
-        f"topology: {', '.join(HARDWARE)}, or a file of `calibrate`, mine.json.",
+        "topology. If given, `explain` and `train` choose the fastest program by it: "
+        f"{', '.join(HARDWARE)}, or a file of `calibrate`, mine.json.",
     ),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (

@@ -132,6 +132,11 @@ def on_hardware(job: Job, name: str) -> Job:
     return replace(job, options=replace(job.options, hardware=name))
 
 
+def on_given_hardware(job: Job, values: flags.FlagValues) -> Job:
+    """Returns a job for the hardware of `--hardware`, by whose time lowering decides, if given."""
+    return on_hardware(job, values.hardware) if values["hardware"].present else job
+
+
 def vocabulary(model: Any) -> int:
     """Returns the size of a model's vocabulary; if it states none, the number of bytes."""
     return int(getattr(model.config, "vocab", _BYTES))

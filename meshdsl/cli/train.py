@@ -12,9 +12,11 @@ from absl import flags
 
 from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
+from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS
 from meshdsl.cli.problems import Problems
 from meshdsl.cli.record_flags import values_of
+from meshdsl.layouts.calibration import calibration_of
 from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
@@ -76,8 +78,12 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
 
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
-    job = jobs.build(values, problems)
+    job = jobs.on_given_hardware(jobs.build(values, problems), values)
     jobs.use_tpu(values.tpu, job.backend)
+    if values["hardware"].present:
+        on_jax = job.backend.startswith("jax")
+        kind = load_backend(job.backend).runtime.device_kind() if on_jax else ""
+        check_machine(values, problems, kind)
     _check_saving(values, problems)
     early.check(values, job, _stored(values), problems)
     problems.check()
@@ -144,7 +150,11 @@ def _trained(
 def _facts(values: flags.FlagValues, corpus: Corpus) -> dict[str, str]:
     """Returns the settings that must be the same in all processes of a job, and hashes of data."""
     settings = {f"--{name}": text for name, text in _settings(values, _OWN).items()}
-    return {**settings, "the code of meshdsl": code_version(), "the data": corpus.fingerprint()}
+    facts = {"the code of meshdsl": code_version(), "the data": corpus.fingerprint()}
+    calibration = calibration_of(values.hardware)
+    if calibration is not None:  # by other times, lowering would choose another program
+        facts["the calibration"] = calibration.fingerprint()
+    return {**settings, **facts}
 
 
 def _last_line(result: TrainResult, values: flags.FlagValues, unit: str) -> str:
@@ -202,7 +212,7 @@ _FREE = frozenset(
     "exit_after_minutes exit_at_step html compare_layout stage hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
     "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
-    "max_shard_size".split()
+    "max_shard_size minutes".split()
 )
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 

@@ -6,12 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from meshdsl.cli import flags, train
 from meshdsl.cli.main import run
+from meshdsl.layouts.machine import Machine
 from meshdsl.training.data import data_files, write_token_file
+from meshdsl.training.loop import TrainResult
+from tests.layouts.calibrations import MACHINE, small, written
 from tests.training.data.files import write_parquet, write_tokenizer
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
@@ -58,6 +64,63 @@ def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
     assert last == (
         f"held-out loss {found[1]['eval_loss']:.4f} nats per byte; metrics in {tmp_path}/run"
     )
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Makes this machine the one of the small calibration, but for what is said of its devices."""
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda **said: replace(MACHINE, **said)))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Returns a list to which each training adds its options, instead of taking its steps."""
+    all_options = []
+
+    def train(*arguments, options, **rest):
+        all_options.append(options)
+        return TrainResult(None, [], [{"eval_loss": 1.0}], 1)
+
+    monkeypatch.setattr("meshdsl.training.train", train)
+    return all_options
+
+
+def test_hardware_that_is_given_decides_by_its_time(tmp_path, text, trained, here):
+    path = written(tmp_path)
+    for hardware in ("v5p", path):
+        assert run(["train", *SMALL, text, "--steps=1", f"--hardware={hardware}"]) == 0
+    assert run(["train", *SMALL, text, "--steps=1"]) == 0
+    assert [options.hardware for options in trained] == ["v5p", path, None]
+
+
+def test_a_calibration_of_other_devices_is_refused(capsys, tmp_path, text, trained, here):
+    path = written(tmp_path)
+    gpu = replace(MACHINE, platform="gpu", device_kind="NVIDIA H100")
+    replace(small(), machine=gpu).write(path)
+    arguments = ("train", *SMALL, text, "--steps=1", f"--hardware={path}")
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert (
+        "is of another machine or jaxlib (" in error and "kind of device: NVIDIA H100 th" in error
+    )
+    assert trained == []
+    assert run([*arguments, "--override"]) == 0
+    assert "warning: " in capsys.readouterr().err and len(trained) == 1
+
+
+def test_processes_with_other_calibrations_do_not_agree(tmp_path):
+    corpus = SimpleNamespace(fingerprint=lambda: "")
+
+    def facts(path):
+        values, _ = flags.read([f"--hardware={path}"], "train")
+        return train._facts(values, corpus)
+
+    path = written(tmp_path)
+    first = facts(path)
+    assert first == facts(path) and "the calibration" not in facts("v5p")
+    small().with_family("sharing", {(1,): 1.0}).write(path)
+    different = {name for name, fact in facts(path).items() if fact != first[name]}
+    assert different == {"the calibration"}
 
 
 def test_a_model_of_ones_own_on_the_numpy_backend(capsys, tmp_path, text):
