@@ -67,6 +67,10 @@ SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dispatch": ("arrays",),
     }
 )
+# Functions of two operands. A sample computes its function once for each element; that of `step`
+# computes so many additions and multiplications, and that of `cast` casts to bfloat16 and back.
+BINARY = ("divide", "power", "remainder")
+STEPS, CASTS = 16, 2
 _TERMS: Mapping[str, Terms] = MappingProxyType(
     {
         "products": _of_products,
@@ -77,6 +81,16 @@ _TERMS: Mapping[str, Terms] = MappingProxyType(
         **dict.fromkeys(COLLECTIVES, _of_collectives),
     }
 )
+
+
+def runs_of(function: str) -> int:
+    """Returns how often a sample of a function computes it for each element."""
+    return {"step": STEPS, "cast": CASTS}.get(function, 1)
+
+
+def arrays_of(function: str) -> int:
+    """Returns how many arrays a sample of a function moves: operands and a result, in float32."""
+    return 3 if function == "step" or function in BINARY else 2
 
 
 def kind_of(family: str) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshdsl.layouts.calibration import Calibration
-from meshdsl.layouts.fits import Fit
+from meshdsl.layouts.fits import Fit, arrays_of, runs_of
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.costs.products import product_sizes
@@ -41,9 +41,7 @@ from meshdsl.lowering.program import Block, Instruction, Value, payload_bytes, w
 _VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
 _MOVES = kinds_with(lambda kind: kind.moves or kind.cheap or kind.constant or kind.in_place)
 _BY_BYTES = (*_MOVES, "concat", "assemble", "window", "local_slice")
-_STEPS = 16  # of a sample of `functions/step`
-_ARRAYS = {"functions/step": 3, "functions/cast": 2}  # that a sample of functions moves
-_CASTS = 2  # of a sample of `functions/cast`
+_ANY = "step"  # the function whose time any cheap one takes
 _PACKED = 64 * 1024  # bytes up to which CPUs send tensors in one buffer
 
 
@@ -174,12 +172,11 @@ class MeasuredCosts:
         return elements * self._of_element(instruction)
 
     def _of_element(self, instruction: Instruction) -> float:
-        op, work = instruction.op, kind_of(instruction.op)
-        name = f"functions/{op}" if work.costly or op == "cast" else "functions/step"
-        known = self._functions
-        if name in known:
-            return known[name]
-        costly = [s for n, s in known.items() if n not in _ARRAYS]
+        op, known = instruction.op, self._functions
+        function = op if kind_of(op).costly or op == "cast" else _ANY
+        if function in known:
+            return known[function]
+        costly = [seconds for name, seconds in known.items() if name not in (_ANY, "cast")]
         if not costly:
             return 0.0
         self.estimated[op] = "the other functions"
@@ -188,15 +185,14 @@ class MeasuredCosts:
     @cached_property
     def _functions(self) -> dict[str, float]:
         """The seconds of each function for one element, without the bytes that it moves."""
-        found = {}
+        known = {}
         for family, fit in self.calibration.fits.items():
-            if family.startswith("functions/"):
+            kind, _, function = family.partition("/")
+            if kind == "functions":
                 ((elements,), seconds), *_ = fit.measured.items()
-                arrays = _ARRAYS.get(family, 2)
-                alone = max(0.0, seconds - self.moved(4 * arrays * elements)) / elements
-                runs = {"functions/step": _STEPS, "functions/cast": _CASTS}.get(family, 1)
-                found[family] = alone / runs
-        return found
+                arithmetic = seconds - self.moved(4 * arrays_of(function) * elements)
+                known[function] = max(0.0, arithmetic) / elements / runs_of(function)
+        return known
 
     # What does not belong to one instruction.
 

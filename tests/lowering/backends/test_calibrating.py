@@ -6,12 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl.layouts.fits import SIZES, kind_of
+from meshdsl.layouts.fits import SIZES, arrays_of, kind_of, runs_of
 from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.calibrating import measuring, timing
 from meshdsl.lowering.backends.jax.calibrating.measuring import begun, measured, missing
 from meshdsl.lowering.backends.jax.calibrating.samples import (
+    FUNCTIONS,
     GROUP,
     SENDING,
     Sample,
@@ -67,6 +68,15 @@ def test_collectives_have_their_payload(family):
     for sample in samples(family, 8):
         (one,) = sample.block.instructions
         assert sample.sizes == (sample.mesh.sizes[GROUP], payload_bytes(one, sample.mesh))
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, "step"])
+def test_a_sample_of_a_function_has_the_arrays_and_the_runs_that_are_reckoned_with(function):
+    (sample,) = samples(f"functions/{function}", 8)
+    block = sample.block
+    assert len(block.inputs) + len(block.outputs) == arrays_of(function)
+    assert len(block.instructions) == runs_of(function)
+    assert {value.bytes for value in (*block.inputs, *block.outputs)} == {4 * sample.sizes[0]}
 
 
 def test_gathers_and_scatters_are_along_the_first_dim_or_along_a_later_one():

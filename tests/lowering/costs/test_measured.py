@@ -78,6 +78,14 @@ def test_elementwise_work_takes_its_bytes_and_its_arithmetic():
     assert costs.estimated == {}
 
 
+def test_a_function_of_two_operands_reads_both():
+    bytes_of_three = costs_of(program(md.exp, spec(A, B)))[0].moved(3 * 4 * 65536)
+    functions = {"functions/divide": {(65536,): bytes_of_three + 1e-3}}
+    costs, found = costs_of(program(lambda x, y: x / y, spec(A, B), spec(A, B)), **functions)
+    moved = costs.moved(3 * 4 * 64 * 64)
+    assert costs.work(*found["divide"]) == pytest.approx(1e-3 * 64 * 64 / 65536 + moved)
+
+
 def test_a_function_that_was_not_measured_is_as_slow_as_the_others():
     functions = {"functions/exp": {(65536,): 1e-3}}
     costs, found = costs_of(program(md.erf_inv, spec(A, B)), **functions)

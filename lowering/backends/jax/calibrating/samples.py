@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.layouts.costs import Sizes
+from meshdsl.layouts.fits import BINARY, STEPS
 from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -41,9 +42,7 @@ _READ = tuple(2**power for power in range(12, 25, 3))
 FUNCTIONS = (
     "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf divide power remainder cast".split()
 )
-_BINARY = ("divide", "power", "remainder")
 _ELEMENTS = 2**16
-_STEPS = 16  # additions and multiplications in one sample of them
 _ATTENTION = tuple(itertools.product((1, 8, 32), (32, 128, 512), (16, 64)))
 _MOST_SCORES = 2**22
 _ROW_COUNTS, _ROW_BYTES, _TABLE_ROWS = (64, 1024), (64, 1024, 4096), (64, 1024)
@@ -148,7 +147,7 @@ def _function(name: str) -> Block:
     x, y = _rows(_ELEMENTS), _rows(_ELEMENTS)
     if name == "step":
         steps, last = [], x
-        for number in range(_STEPS):
+        for number in range(STEPS):
             result = _rows(_ELEMENTS)
             steps.append(Instruction(("multiply", "add")[number % 2], (last, y), (result,)))
             last = result
@@ -163,7 +162,7 @@ def _function(name: str) -> Block:
             ),
             (result,),
         )
-    return _block(Instruction(name, (x, y) if name in _BINARY else (x,), (_rows(_ELEMENTS),)))
+    return _block(Instruction(name, (x, y) if name in BINARY else (x,), (_rows(_ELEMENTS),)))
 
 
 def _reductions(form: str) -> Iterator[tuple[Sizes, Block]]:
