@@ -143,16 +143,16 @@ class MeasuredCosts:
         )
 
     def _gather(self, instruction: Instruction) -> float:
-        rows, row_bytes = _rows(instruction, instruction.outputs[0], instruction.inputs[1])
-        fit = self._of("gathers", instruction.op)
+        rows, row_bytes = _rows(instruction.outputs[0], instruction.inputs[1])
+        fit = self._of(_along("gathers", instruction, instruction.inputs[0]), instruction.op)
         if fit is None:
             return self.moved(2 * rows * row_bytes)
         return fit.seconds((rows, row_bytes))
 
     def _scatter(self, instruction: Instruction) -> float:
-        rows, row_bytes = _rows(instruction, *instruction.inputs)
+        rows, row_bytes = _rows(*instruction.inputs)
         table = instruction.outputs[0].bytes
-        fit = self._of("scatters", instruction.op)
+        fit = self._of(_along("scatters", instruction, instruction.outputs[0]), instruction.op)
         if fit is None:
             return self.moved(2 * rows * row_bytes + table)
         return fit.seconds((rows, row_bytes, max(1, table // row_bytes)))
@@ -263,12 +263,17 @@ def _leads(operand: Value, contracted: frozenset[str]) -> bool:
     return bool(names) and names[0] in contracted and names[-1] not in contracted
 
 
-def _rows(instruction: Instruction, moved: Value, indices: Value) -> tuple[int, int]:
+def _rows(moved: Value, indices: Value) -> tuple[int, int]:
     """Returns how many rows a look-up or a scatter moves, and the bytes of one."""
-    shared = parameters_of(instruction, Indexed)["pairs"]
     rows = max(1, indices.local.volume)
-    assert all(name in indices.local.names for name in shared)
     return rows, max(1, moved.bytes // rows)
+
+
+def _along(kind: str, instruction: Instruction, table: Value) -> str:
+    """Returns the family of a look-up or a scatter: is a row of the table in one piece?"""
+    params = parameters_of(instruction, Indexed)
+    first, *_ = table.local.without(params["pairs"]).names
+    return kind if first == params["dim"] else f"{kind}/later"
 
 
 def _is_fused(instruction: Instruction) -> bool:

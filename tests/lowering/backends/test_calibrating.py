@@ -87,6 +87,20 @@ def test_gathers_and_scatters_are_along_the_first_dim_or_along_a_later_one():
     assert {kind_of(family) for family in SENDING} == set(COLLECTIVES)
 
 
+@pytest.mark.parametrize("kind", ["gathers", "scatters"])
+def test_look_ups_and_scatters_along_a_later_dim_move_the_same_rows(kind):
+    by_sizes = {
+        family: {sample.sizes: sample.block.instructions[0] for sample in samples(family, 8)}
+        for family in (kind, f"{kind}/later")
+    }
+    first, later = by_sizes.values()
+    assert first.keys() == later.keys()
+    for sizes, one in first.items():
+        tables = [x.inputs[0] if kind == "gathers" else x.outputs[0] for x in (one, later[sizes])]
+        assert [table.local.position("entry") for table in tables] == [0, 1]
+        assert tables[0].bytes == tables[1].bytes
+
+
 class Counting:
     """A clock for which every call takes 1 ms, and every iteration of a loop 10 µs more."""
 

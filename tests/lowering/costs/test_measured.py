@@ -122,6 +122,41 @@ def test_reductions_look_ups_and_scatters_have_their_own_figures():
         assert costs.estimated == {op: "elementwise work on as many bytes"}
 
 
+def test_look_ups_and_scatters_along_a_later_dim_have_their_own_figures():
+    families = {
+        "gathers": {(64, 256): 3e-3},
+        "gathers/later": {(64, 256): 7e-3},
+        "scatters": {(64, 256, 64): 4e-3},
+        "scatters/later": {(64, 256, 64): 8e-3},
+    }
+    ids, wide = spec(C, dtype="int32"), spec(A, B)
+
+    def gradient(x, i):
+        return md.grad(lambda x: md.sum(md.take(x, i, "b")))(x)
+
+    for function, op, seconds in [
+        (lambda x, i: md.take(x, i, "b"), "take", 7e-3),
+        (gradient, "scatter_add", 8e-3),
+    ]:
+        lowered = program(function, wide, ids)
+        costs, found = costs_of(lowered, **families)
+        assert costs.work(*found[op]) == pytest.approx(seconds)
+        kind = "gathers" if op == "take" else "scatters"
+        costs, found = costs_of(lowered, **{kind: families[kind]})
+        assert costs.work(*found[op]) < seconds and costs.estimated == {op: kind}
+
+
+def test_a_dim_that_table_and_indices_share_does_not_make_a_row_strided():
+    def looked_up(x, i):
+        return md.take_along(x, i, "b")
+
+    table, ids = spec(A, B, C), spec(A, md.Dimension("b", 16), dtype="int32")
+    lowered = program(looked_up, table, ids)
+    families = {"gathers": {(1024, 256): 3e-3}, "gathers/later": {(1024, 256): 9e-3}}
+    costs, found = costs_of(lowered, **families)
+    assert costs.work(*found["take"]) == pytest.approx(3e-3)
+
+
 def test_what_no_family_has_is_estimated_by_its_flops_or_its_bytes():
     height, width = md.dims(height=16, width=16)
     sort, found = costs_of(program(lambda x: md.sort(x, "a"), spec(A, B)))

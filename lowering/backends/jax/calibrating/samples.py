@@ -8,7 +8,9 @@ samples of several sizes:
 * Elementwise work `x * y + z` by the bytes that it moves; functions by elements, one at a time;
   `functions/step` is one addition or multiplication among many.
 * Reductions of the last dim (`minor`) and of the first (`leading`), by the bytes that they read.
-* Look-ups and scatters of rows; attention and its gradient.
+* Look-ups and scatters of rows of a table. `gathers/later` and `scatters/later` are along the last
+  dim of the table: what is moved for an index is strided, or transposed.
+* Attention and its gradient.
 * Collectives by the devices of a group and the payload. All groups send at once. Gathers and
   scatters along the first dim (`first`) and along another one (`later`), whose blocks are strided.
 """
@@ -71,8 +73,9 @@ def families(devices: int, products: tuple[str, ...] = tuple(_PRODUCT_SIZES)) ->
     """Returns the names of all families, those that matter most first."""
     names = [f"products/{dtype}/{form}" for dtype in products for form in ("rows", "leading")]
     names += ["elementwise", "functions/step", *(f"functions/{name}" for name in FUNCTIONS)]
-    names += ["reductions/minor", "reductions/leading", "gathers", "scatters"]
-    names += ["attention", "attention_gradient"]
+    names += ["reductions/minor", "reductions/leading"]
+    names += ["gathers", "scatters", "attention", "attention_gradient"]
+    names += ["gathers/later", "scatters/later"]
     return names + ([*SENDING, "sharing"] if devices > 1 else [])
 
 
@@ -97,8 +100,8 @@ def samples(family: str, devices: int) -> Iterator[Sample]:
     else:
         made = {
             "elementwise": _elementwise,
-            "gathers": _gathers,
-            "scatters": _scatters,
+            "gathers": lambda: _gathers(rest == "later"),
+            "scatters": lambda: _scatters(rest == "later"),
             "attention": lambda: _attention(False),
             "attention_gradient": lambda: _attention(True),
         }[kind]()
@@ -173,23 +176,28 @@ def _reductions(form: str) -> Iterator[tuple[Sizes, Block]]:
         yield (moved,), _block(Instruction("sum", (x,), (result,), {"over": (over,)}))
 
 
-def _gathers() -> Iterator[tuple[Sizes, Block]]:
+def _gathers(later: bool) -> Iterator[tuple[Sizes, Block]]:
     for count, row_bytes in itertools.product(_ROW_COUNTS, _ROW_BYTES):
-        table = _value(FLOAT32, entry=max(_TABLE_ROWS), column=row_bytes // 4)
+        table = _table(later, entry=max(_TABLE_ROWS), column=row_bytes // 4)
         indices = _value("int32", position=count)
-        result = _value(FLOAT32, position=count, column=row_bytes // 4)
+        result = _table(later, position=count, column=row_bytes // 4)
         params = {"dim": "entry", "pairs": ()}
         yield (count, row_bytes), _block(Instruction("take", (table, indices), (result,), params))
 
 
-def _scatters() -> Iterator[tuple[Sizes, Block]]:
+def _scatters(later: bool) -> Iterator[tuple[Sizes, Block]]:
     for count, row_bytes, entries in itertools.product(_ROW_COUNTS, _ROW_BYTES, _TABLE_ROWS):
-        updates = _value(FLOAT32, position=count, column=row_bytes // 4)
+        updates = _table(later, position=count, column=row_bytes // 4)
         indices = _value("int32", position=count)
-        result = _value(FLOAT32, entry=entries, column=row_bytes // 4)
+        result = _table(later, entry=entries, column=row_bytes // 4)
         params = {"dim": "entry", "pairs": ()}
         one = Instruction("scatter_add", (updates, indices), (result,), params)
         yield (count, row_bytes, entries), _block(one)
+
+
+def _table(later: bool, **sizes: int) -> Value:
+    """Returns a table of rows; if what names a row comes later, it is the last dim."""
+    return _value(FLOAT32, **dict(reversed(sizes.items()) if later else sizes.items()))
 
 
 def _attention(gradient: bool) -> Iterator[tuple[Sizes, Block]]:
