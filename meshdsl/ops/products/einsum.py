@@ -7,27 +7,21 @@ plan and its own line in reports.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from meshdsl.ops.elementwise.broadcasting import broadcast_shape
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import operation
+from meshdsl.ops.products.factors import check_factors, kept_dims
 from meshdsl.ops.products.grouped import GROUPED_EINSUM
 from meshdsl.ops.reductions.reduction import sum
 from meshdsl.ops.shapes.shape import broadcast, transpose
 from meshdsl.tensors.dims import (
-    Dimension,
     DimsLike,
     Shape,
-    as_list,
     did_you_mean,
-    misspelt,
-    name_of,
 )
-from meshdsl.tensors.dtypes import is_float8, short
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive, TracedTensor
 from meshdsl.tracing.trace import bind_one, is_derived
@@ -35,10 +29,7 @@ from meshdsl.tracing.trace import bind_one, is_derived
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     x, y = inputs
-    if x.dtype != y.dtype and not (is_float8(x.dtype) and is_float8(y.dtype)):
-        raise ValueError(f"dtypes differ: {short(x.dtype)} and {short(y.dtype)}; cast one of them")
-    if x.dtype == np.bool_:
-        raise ValueError("needs numbers, got bool; cast first, as in md.cast(x, 'float32')")
+    check_factors(x, y)
     broadcast_shape(inputs)
     return [(params["out"], params.get("dtype", x.dtype))]
 
@@ -86,50 +77,12 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     """
     if not tensors:
         raise ValueError("needs at least one tensor")
-    if (out is None) == (over is None):
-        raise ValueError("give either out=..., the dims to keep, or over=..., the dims to sum over")
     together = _in_order(tensors)
-    listed = as_list(over if out is None else out)  # type: ignore[arg-type]
-    which = "over" if out is None else "out"
-    problems = []
-    for dim in listed:
-        name = name_of(dim)
-        known = together.find(name)
-        if known is None:
-            hint = did_you_mean(name, together.names)
-            problems.append(f"{which} dim `{name}` is in no operand{hint}")
-        elif isinstance(dim, Dimension) and dim.size != known.size:
-            problems.append(
-                f"{which} dim `{name}` has size {dim.size} but the operands have {known.size}"
-            )
-    problems += _slips(tensors, {name_of(dim) for dim in listed})
-    if problems:
-        raise ValueError("; ".join(problems))
-    chosen = together.select(listed)
-    keep = chosen if out is not None else together.without(chosen.names)
+    keep = kept_dims(tensors, together, out, over)
     alone = [] if is_derived() else _alone(tensors, together.without(keep.names))
     if alone:
         raise ValueError("; ".join(alone))
     return _contract(list(tensors), keep)
-
-
-def _slips(tensors: Sequence[Tensor], listed: Collection[str]) -> list[str]:
-    """Returns the problems with dims whose names differ by a slip."""
-    owners: dict[Dimension, list[Tensor]] = {}
-    for tensor in tensors:
-        for dim in tensor.shape:
-            owners.setdefault(dim, []).append(tensor)
-    single = [(dim, own[0]) for dim, own in owners.items() if len(own) == 1]
-    return [
-        f"dim `{one.name}` of {x} and dim `{other.name}` of {y} have one size, and names that "
-        f"differ by a slip, so they do not pair up; rename one, as in x.rename({one.name}="
-        f"'{other.name}'), or, where both are meant, list both in `out`"
-        for (one, x), (other, y) in itertools.combinations(single, 2)
-        if x is not y
-        and one.size == other.size
-        and not (one.name in listed and other.name in listed)
-        and misspelt(one.name, other.name)
-    ]
 
 
 def _alone(tensors: Sequence[Tensor], summed: Shape) -> list[str]:

@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from meshdsl.ops.elementwise.broadcasting import broadcast_shape
 from meshdsl.ops.indexing import narrow
 from meshdsl.ops.operation import operation
+from meshdsl.ops.products.factors import check_factors, kept_dims
 from meshdsl.ops.shapes.shape import broadcast
-from meshdsl.tensors.dims import DimLike, DimsLike, Shape, as_list, did_you_mean, name_of
-from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.dims import DimLike, DimsLike, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive
 from meshdsl.tracing.trace import bind_one
@@ -30,12 +28,9 @@ from meshdsl.tracing.trace import bind_one
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
     x, y, _ = inputs
-    if x.dtype != y.dtype:
-        raise ValueError(f"dtypes differ: {short(x.dtype)} and {short(y.dtype)}; cast one of them")
-    if x.dtype == np.bool_:
-        raise ValueError("needs numbers, got bool; cast first, as in md.cast(x, 'float32')")
+    check_factors(x, y)
     broadcast_shape(inputs)
-    return [(params["out"], x.dtype)]
+    return [(params["out"], params.get("dtype", x.dtype))]
 
 
 def _known(like: Shape, *operands: Tensor, groups: str = "") -> Shape:
@@ -65,8 +60,8 @@ def _outer_gradient(
     gradients: list[Tensor | None] = []
     for mine, other, want in ((x, y, wanted[0]), (y, x, wanted[1])):
         params = {"dim": op.params["dim"], "out": _known(mine.shape, cotangent, other, group)}
-        found = bind_one(GROUPED_EINSUM, (other, cotangent, group), params) if want else None
-        gradients.append(None if found is None else broadcast(found, mine.shape))
+        gradient = bind_one(GROUPED_EINSUM, (other, cotangent, group), params) if want else None
+        gradients.append(None if gradient is None else broadcast(gradient, mine.shape))
     return [*gradients, None]
 
 
@@ -99,8 +94,9 @@ def grouped_einsum(
 
     Raises:
         ValueError: w lacks `dim`, or another operand has it; none or both of `out` and `over`; a
-            dim that no operand has (nearest names shown); sizes or dtypes that differ; `group` has
-            no integers.
+            dim that no operand has (nearest names shown); sizes or dtypes that differ; dims of one
+            size whose names differ by a slip, unless `out` or `over` has both; `group` has no
+            integers.
     """
     count = w.shape.get(dim)
     problems = [
@@ -108,24 +104,11 @@ def grouped_einsum(
         for which, tensor in (("x", x), ("group", group))
         if tensor.shape.find(count.name) is not None
     ]
-    if (out is None) == (over is None):
-        problems.append("give either out=..., the dims to keep, or over=..., the dims to sum over")
     if problems:
         raise ValueError("; ".join(problems))
     broadcast_shape((x, w, group))
     every = {each.name: each for tensor in (x, group, w) for each in tensor.shape}
     together = Shape(every.values()).without([count.name])
-    listed = as_list(over if out is None else out)  # type: ignore[arg-type]
-    unknown = [name for name in map(name_of, listed) if together.find(name) is None]
-    if unknown:
-        which = "over" if out is None else "out"
-        raise ValueError(
-            "; ".join(
-                f"{which} dim `{name}` is in no operand{did_you_mean(name, together.names)}"
-                for name in unknown
-            )
-        )
-    chosen = together.select(listed)
-    keep = chosen if out is not None else together.without(chosen.names)
+    keep = kept_dims((x, w, group), together, out, over)
     params = {"dim": count.name, "out": keep}
     return bind_one(GROUPED_EINSUM, (x, w, narrow(group, count.size)), params)

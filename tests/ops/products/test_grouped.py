@@ -250,6 +250,10 @@ def test_mistakes_are_told():
     assert "dtypes differ: f64 and f32" in told(
         "experts", over="embed", w=md.named(np.asarray(W, np.float32), W.dims)
     )
+    wide = md.Dimension("d_ff", 9)
+    assert "out dim `d_ff` has size 9 but the operands have 7" in told("experts", out=[batch, wide])
+    slip = md.named(np.asarray(W), [experts, md.Dimension("embde", 6), d_ff])
+    assert "names that differ by a slip" in told("experts", out=[batch, d_ff], w=slip)
     assert "dim `embed` has size" in told(
         "experts", over="embed", x=random([batch, length, md.Dimension("embed", 5)])
     )
