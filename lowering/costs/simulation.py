@@ -153,7 +153,9 @@ class _Writer:
         batch, rows, inner, columns = product_sizes(instruction)
         dtype, flops = instruction.inputs[0].dtype, self.hardware.flops
         # Floats of 8 bits are multiplied in bfloat16 where nothing is made for them.
-        width = 2 if is_float8(dtype) and not self.hardware.float8 else dtype.itemsize
+        # So are all grouped products of 8 bits.
+        in_bfloat16 = instruction.op in GROUPED or (is_float8(dtype) and not self.hardware.float8)
+        width = 2 if in_bfloat16 and dtype.itemsize == 1 else dtype.itemsize
         if flops.get(width) == flops.get(2):
             # A TPU multiplies float32 in bfloat16, and rounds the operands where they are made.
             width = min(width, 2)

@@ -29,12 +29,16 @@ def astype(x: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def einsum(equation: str, factors: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    wider = wide_factors(factors, dtype)
+    return np.einsum(equation, *wider, optimize=len(factors) > 1).astype(dtype)
+
+
+def wide_factors(factors: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray]:
+    """Returns the factors of a product of `dtype` in a dtype that sums are accurate in."""
     # Half precision is summed in float32, and rounded once. Sums of products of 8 bits, which may
     # be wider than their factors, are exact in float64.
     exact = all(x.itemsize == 1 for x in factors) and dtype.itemsize > 1
-    widened = [x.astype(np.float64) if exact else wide(x) for x in factors]
-    product = np.einsum(equation, *widened, optimize=len(factors) > 1)
-    return product.astype(dtype)
+    return [x.astype(np.float64) if exact else wide(x) for x in factors]
 
 
 def numbers(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

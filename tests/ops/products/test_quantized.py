@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.ops.products.quantized import EightBits, quantized_einsum
+from meshdsl.ops.products.quantized import EightBits, Groups, quantized_einsum
 from meshdsl.tensors.dtypes import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2
 
 INT8, FLOAT32 = np.dtype("int8"), np.dtype("float32")
@@ -241,6 +241,82 @@ def test_experts_have_scales_of_their_own():
     for i in range(4):
         parts = md.named(x.data[i], x.dims[1:]), md.named(w.data[i], w.dims[1:])
         assert np.array_equal(found[i], np.asarray(one(*parts)))
+
+
+length, choice, experts = md.dims(length=5, choice=2, experts=3)
+TOKENS, STACKED = numbers([length, embed], 5), numbers([experts, embed, d_ff], 6)
+COTANGENT = numbers([length, choice, d_ff], 7)
+# The last expert has no rows, and some rows have no expert.
+ROUTED = np.array([[0, 1], [1, -1], [0, 3], [1, 0], [0, 1]], np.int32)
+
+
+def grouped(how, out=(length, choice, d_ff)):
+    """Returns a function: the products of tokens with their experts, and both gradients."""
+
+    def function(x, w, group, g):
+        def total(x, w):
+            y = quantized_einsum(x, w, md.Shape(out), how, Groups("experts", group))
+            return md.sum(y * g), y
+
+        (_, y), (dx, dw) = md.value_and_grad(total, wrt=(0, 1), has_aux=True)(x, w)
+        return y, dx, dw
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("backend", ["numpy", "jax", "tf"])
+def test_each_group_has_scales_of_its_own(name, backend):
+    how = HOWS[name]
+    group = md.named(ROUTED, [length, choice])
+    results = md.jit(grouped(how), backend=backend)(TOKENS, STACKED, group, COTANGENT)
+    x, w, g = (each.data.astype(np.float64) for each in (TOKENS, STACKED, COTANGENT))
+    inside = (ROUTED >= 0) & (ROUTED < 3)
+    number = np.where(inside, ROUTED, 0)
+    qx, qw = reference(x, how, how.forward, 1), reference(w, how, how.forward, 1)
+    y = np.einsum("te,tkef->tkf", qx, qw[number]) * inside[..., None]
+    # The scales of w differ along d_ff, those of x along the rows: they are part of the cotangent.
+    scales_w, scales_x = scale_of(w, how, 1), scale_of(x, how, 1)
+    g_w = g * scales_w[number][:, :, 0] * inside[..., None]
+    g_w = reference(g_w, how, how.gradient, (1, 2))
+    dx = np.einsum("tkf,tkef->te", g_w, (qw / scales_w)[number] * inside[..., None, None])
+    g_x = reference(g * scales_x[:, :, None], how, how.gradient, (0, 1))
+    one_hot = (ROUTED[..., None] == np.arange(3)).astype(np.float64)
+    dw = np.einsum("te,tkf,tkn->nef", qx / scales_x, g_x, one_hot)
+    for ours, expected in zip(map(np.asarray, results), (y, dx, dw), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8+tensor", "int8+unrounded"])
+@pytest.mark.parametrize("out", [(length, choice, d_ff), (choice, d_ff)])
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ("data:3", "length:data"),  # which does not divide
+        ("data:2,model:2", "choice:data; experts:model"),
+        ("data:2,model:4", "experts:data; embed:model"),
+        ("data:3,model:2", "w/embed:data; d_ff:model"),
+    ],
+)
+def test_grouped_products_have_the_numbers_of_one_device(name, out, mesh, layout):
+    group = md.named(ROUTED, [length, choice])
+    g = md.named(COTANGENT.data if len(out) == 3 else COTANGENT.data[0], out)
+    arguments = TOKENS, STACKED, group, g
+    function = grouped(HOWS[name], out)
+    one = md.jit(function, backend="numpy")(*arguments)
+    split = md.jit(function, mesh=mesh, layout=layout, backend="numpy")(*arguments)
+    for ours, expected in zip(map(np.asarray, split), map(np.asarray, one), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", HOWS)
+@pytest.mark.parametrize("factor", [2.0**-90, 2.0**60])
+def test_tiny_and_huge_cotangents_have_the_gradients_of_others(name, factor):
+    function = md.jit(product(HOWS[name]))
+    _, *expected = map(np.asarray, function(X, W, G))
+    _, *ours = map(np.asarray, function(X, W, md.named(G.data * np.float32(factor), G.dims)))
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one.astype(np.float64) / factor, other, rtol=1e-5, atol=1e-5)
 
 
 def test_integers_are_refused():

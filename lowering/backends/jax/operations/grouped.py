@@ -78,7 +78,7 @@ def _ragged_rows(grouping: Grouping, rows: Any, tables: Any, order: Any, bounds:
     tables = tables.reshape(groups, inner.volume, columns.volume)
     products = lax.ragged_dot(
         _sorted(grouping, rows, x, order, bounds),
-        tables,
+        _of_kernel(tables),
         bounds[1:] - bounds[:-1],
         preferred_element_type=accumulator(out.dtype),
     )
@@ -86,13 +86,13 @@ def _ragged_rows(grouping: Grouping, rows: Any, tables: Any, order: Any, bounds:
     inside = lax.iota(np.int32, total) < bounds[-1]
     products = jnp.where(inside[:, None], products, 0)
     _, places = lax.sort((order, lax.iota(np.int32, total)), num_keys=1)
-    found = jnp.take(products, places, axis=0)
+    products = jnp.take(products, places, axis=0)
     own = grouping.own(out.local)
     summed = tuple(i for i, dim in enumerate(grouping.rows) if own.find(dim.name) is None)
-    found = found.reshape(*grouping.rows.sizes, columns.volume).sum(summed)
-    found = found.reshape(own.volume, *columns.sizes)
+    products = products.reshape(*grouping.rows.sizes, columns.volume).sum(summed)
+    products = products.reshape(own.volume, *columns.sizes)
     rest = grouping.rest(out.local)
-    return align(xp, found, _led(own.volume, columns), _led(own.volume, rest))
+    return align(xp, products, _led(own.volume, columns), _led(own.volume, rest))
 
 
 def _ragged_sums(grouping: Grouping, left: Any, right: Any, order: Any, bounds: Any) -> Any:
@@ -121,7 +121,12 @@ def _sorted(grouping: Grouping, rows: Any, shape: Shape, order: Any, bounds: Any
     """Returns the rows in the order of their groups, as a matrix; zeros for rows of no group."""
     inside = lax.iota(np.int32, grouping.rows.volume) < bounds[-1]
     at = _place(grouping, order, inside, grouping.own(shape))
-    return _rows_at(rows.reshape(rows.shape[0], -1), at)
+    return _of_kernel(_rows_at(rows.reshape(rows.shape[0], -1), at))
+
+
+def _of_kernel(factor: Any) -> Any:
+    """Returns a factor as `ragged_dot` multiplies it: numbers of 8 bits in bfloat16."""
+    return factor.astype(jnp.bfloat16) if factor.dtype.itemsize == 1 else factor
 
 
 def _led(count: int, dims: Iterable[Dimension]) -> Shape:
@@ -143,12 +148,8 @@ def _blocks_of_rows(grouping: Grouping, rows: Any, tables: Any, order: Any, boun
             start, result = state
             row = lax.dynamic_slice_in_dim(padded, start, block)
             inside = start + lax.iota(np.int32, block) < last
-            product = jnp.einsum(
-                grouping.equation,
-                _rows_at(rows, _place(grouping, row, inside, grouping.own(x))),
-                table,
-                preferred_element_type=summed,
-            )
+            of_rows = _rows_at(rows, _place(grouping, row, inside, grouping.own(x)))
+            product = xp.einsum(grouping.equation, [of_rows, table], summed)
             at = result.at[_place(grouping, row, inside, own)]
             if own == grouping.rows:
                 return start + block, at.set(product, mode="drop", unique_indices=True)
@@ -175,13 +176,11 @@ def _sums_of_blocks(grouping: Grouping, left: Any, right: Any, order: Any, bound
             start, result = state
             row = lax.dynamic_slice_in_dim(padded, start, block)
             inside = start + lax.iota(np.int32, block) < last
-            product = jnp.einsum(
-                grouping.equation,
-                _rows_at(left, _place(grouping, row, inside, grouping.own(x))),
-                _rows_at(right, _place(grouping, row, inside, grouping.own(y))),
-                preferred_element_type=summed,
-            )
-            return start + block, result + product
+            factors = [
+                _rows_at(array, _place(grouping, row, inside, grouping.own(shape)))
+                for array, shape in ((left, x), (right, y))
+            ]
+            return start + block, result + xp.einsum(grouping.equation, factors, summed)
 
         return None, lax.while_loop(lambda state: state[0] < last, step, (first, blank))[1]
 

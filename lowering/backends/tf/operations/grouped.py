@@ -15,7 +15,7 @@ from meshdsl.lowering.backends.common.grouped import Grouping
 from meshdsl.lowering.backends.tf import namespace as xp
 from meshdsl.lowering.backends.tf.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.tf.operations.elementwise import widened
-from meshdsl.lowering.program import Instruction
+from meshdsl.lowering.program import Instruction, Value
 from meshdsl.tensors.dims import Shape
 
 
@@ -61,10 +61,15 @@ class _Blocks:
         return tf.where(inside, 0 if index is None else index, own.volume)
 
 
-def _rows_of(blocks: _Blocks, array: tf.Tensor, shape: Shape) -> Callable[..., tf.Tensor]:
+def _factor(array: tf.Tensor, value: Value) -> tf.Tensor:
+    """Returns an operand in a dtype that TensorFlow multiplies."""
+    return widened(xp.numbers(array, value.dtype))
+
+
+def _rows_of(blocks: _Blocks, array: tf.Tensor, value: Value) -> Callable[..., tf.Tensor]:
     """Returns the function that looks up an operand's rows; zeros for rows outside."""
-    grouping = blocks.grouping
-    rows = widened(grouping.as_rows(xp, array, shape))
+    grouping, shape = blocks.grouping, value.local
+    rows = grouping.as_rows(xp, _factor(array, value), shape)
     rows = tf.concat([rows, tf.zeros_like(rows[:1])], 0)
     own = grouping.own(shape)
     return lambda row, inside: tf.gather(rows, blocks.place(row, inside, own))
@@ -84,10 +89,10 @@ def _loop(blocks: _Blocks, step: Callable[..., tf.Tensor], blank: tf.Tensor) -> 
 def _looked_up(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """Returns the products of rows with the matrices of their groups."""
     grouping = Grouping.of(instruction)
-    (x, w, _), (out,) = (v.local for v in instruction.inputs), instruction.outputs
+    (x, w, _), (out,) = instruction.inputs, instruction.outputs
     blocks = _Blocks(grouping, inputs)
     rows = _rows_of(blocks, inputs[0], x)
-    tables = widened(grouping.as_tables(xp, inputs[1], w))
+    tables = grouping.as_tables(xp, _factor(inputs[1], w), w.local)
     own = grouping.own(out.local)
 
     def step(number: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
@@ -105,7 +110,7 @@ def _looked_up(machine: Machine, instruction: Instruction, inputs: Arrays) -> An
 def _summed(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
     """Returns for each group the sum of the products of its rows."""
     grouping = Grouping.of(instruction)
-    (x, y, _), (out,) = (v.local for v in instruction.inputs), instruction.outputs
+    (x, y, _), (out,) = instruction.inputs, instruction.outputs
     blocks = _Blocks(grouping, inputs)
     left, right = _rows_of(blocks, inputs[0], x), _rows_of(blocks, inputs[1], y)
 
@@ -115,8 +120,9 @@ def _summed(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
         group = tf.reshape(blocks.group(number), [1, 1])
         return tf.tensor_scatter_nd_add(result, group, product[None])
 
-    dtype = widened(inputs[0][:0] if inputs[0].shape.rank else inputs[0]).dtype
-    blank = tf.zeros([grouping.groups, *grouping.rest(out.local).sizes], dtype)
+    blank = tf.zeros(
+        [grouping.groups, *grouping.rest(out.local).sizes], _factor(inputs[0], x).dtype
+    )
     return grouping.restored(xp, tf.cast(_loop(blocks, step, blank), out.dtype))
 
 
