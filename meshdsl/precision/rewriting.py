@@ -10,45 +10,59 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from meshdsl.ops.control.body import is_array, subgraph
-from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.control.body import is_array, traced_call
 from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.operation import at_once, reported_as
-from meshdsl.ops.products.quantized import quantized_einsum
+from meshdsl.ops.products.quantized import EightBits, Groups, quantized_einsum
 from meshdsl.precision.rules import Precision, Rule
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
+from meshdsl.tracing.source import user_definition
 from meshdsl.tracing.trace import Trace, bind, current, located, tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PRODUCTS = {"einsum": "einsum", "convolve": "conv", "attention": "attention"}  # as users call them
+# How users call products. `md.einsum` of looked-up matrices is a grouped product.
+_PRODUCTS = {
+    "einsum": "einsum",
+    "grouped_einsum": "einsum",
+    "convolve": "conv",
+    "attention": "attention",
+}
+_IN_8_BITS = ("einsum", "grouped_einsum")
 _LISTED = 3
 _Paths = dict[Tensor, str]
 
 
-def with_precision(function: Callable[P, R], precision: Precision | str | None) -> Callable[P, R]:
+def with_precision(
+    function: Callable[P, R],
+    precision: Precision | str | None,
+    names: Sequence[str] | None = None,
+) -> Callable[P, R]:
     """Returns `function` with products in other dtypes, by rules as `md.Precision` reads them.
 
         loss = md.with_precision(loss, "mlp:fp8,attention:bf16")
 
-    Only einsums are computed in 8 bits: `fp8` and `int8` leave convolutions and `md.attention` as
-    they are. So they leave products that sum over no dim, and functions with a gradient of their
-    own (`md.custom_gradient`).
+    Only `md.einsum` and `md.grouped_einsum` are computed in 8 bits. `fp8` and `int8` do not change
+    convolutions and `md.attention`; reports name those that a rule does not change. No rule changes
+    einsums that sum over no dim, or functions with a gradient of their own (`md.custom_gradient`).
+
+    Args:
+        names: what the paths of the arguments begin with. None: the names of the parameters.
 
     Raises:
         ValueError: the rules are malformed; or, when called: a rule applies to no product (nearest
-            names shown), or equally long rules disagree about one.
+            names shown), or changes none of those; or equally long rules disagree about one.
     """
     rules = Precision.of(precision)
     if not rules.rules:
@@ -57,37 +71,41 @@ def with_precision(function: Callable[P, R], precision: Precision | str | None) 
     @at_once
     @functools.wraps(function)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        named = _by_parameter(function, args, kwargs)
-        keyed, _ = jax.tree_util.tree_flatten_with_path(named, is_leaf=is_array)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
-        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        path_by_leaf = {id(leaf): path_of(keys) for keys, leaf in keyed}
-        paths = [path_by_leaf[id(leaves[i])] for i in places]
-        inputs = [as_tensor(leaves[i]) for i in places]
-
-        def of_tensors(*tensors: Tensor) -> Any:
-            for i, tensor in zip(places, tensors, strict=True):
-                leaves[i] = tensor
-            positional, by_name = jax.tree.unflatten(tree, leaves)
-            return function(*positional, **by_name)
-
-        graph, consts, out_tree = subgraph(of_tensors, inputs)
+        paths = _argument_paths(function, names, args, kwargs)
+        graph, operands, tree = traced_call(function, args, kwargs)
         rewriting = _Rewriting(rules)
-        known = dict(zip(graph.inputs[len(consts) :], paths, strict=True))
-        outputs = rewriting.emit(graph, [*consts, *inputs], known)
-        with reported_as("with_precision"):
+        known = dict(zip(graph.inputs[len(operands) - len(paths) :], paths, strict=True))
+        outputs = rewriting.emit(graph, operands, known)
+        with located(user_definition(function)), reported_as("with_precision"):
             rewriting.check()
         rewriting.note()
-        return jax.tree.unflatten(out_tree, outputs)
+        return jax.tree.unflatten(tree, outputs)
 
     return rewritten
+
+
+def _argument_paths(
+    function: Callable, names: Sequence[str] | None, args: tuple, kwargs: dict[str, Any]
+) -> list[str]:
+    """Returns the paths of the tensors among the arguments, in the order of `(args, kwargs)`."""
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
+    # The numbers of the leaves stand for them: one tensor may be two arguments.
+    numbered_args, numbered_kwargs = jax.tree.unflatten(tree, range(len(leaves)))
+    if names is None:
+        named = _by_parameter(function, numbered_args, numbered_kwargs)
+    else:
+        named = {**dict(zip(names, numbered_args, strict=True)), **numbered_kwargs}
+    path_by_number = {
+        number: path_of(keys) for keys, number in jax.tree_util.tree_flatten_with_path(named)[0]
+    }
+    return [path_by_number[i] for i, leaf in enumerate(leaves) if is_array(leaf)]
 
 
 def _by_parameter(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a call, by the names of its parameters."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # it has no signature, or calling it tells what is wrong
+    except (TypeError, ValueError):  # it has no signature, or the call itself will fail
         return {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     return dict(bound.arguments)
 
@@ -98,12 +116,14 @@ class _Rewriting:
 
     Attributes:
         products: the paths of each product of the function.
-        applied: the paths of the products that each rule decides about.
+        changed: the paths of the products that each rule changes.
+        unchanged: of those that it applies to, but cannot change: they have no form in 8 bits.
     """
 
     precision: Precision
     products: list[Sequence[str]] = field(default_factory=list)
-    applied: dict[Rule, list[str]] = field(default_factory=dict)
+    changed: dict[Rule, dict[str, None]] = field(default_factory=dict)
+    unchanged: dict[Rule, dict[str, None]] = field(default_factory=dict)
 
     def emit(self, graph: Graph, inputs: Sequence[Tensor], paths: _Paths) -> list[Tensor]:
         """Emits a graph into the current trace, and returns its outputs.
@@ -133,9 +153,8 @@ class _Rewriting:
             }
             return bind(op.primitive, arguments, {**op.params, **bodies}).outputs
         rule = self._rule(op, paths)
-        if rule is not None and rule.eight_bits is not None and op.name == "einsum":
-            x, y = arguments
-            return [quantized_einsum(x, y, op.params["out"], rule.eight_bits)]
+        if rule is not None and rule.eight_bits is not None and op.name in _IN_8_BITS:
+            return [_in_8_bits(op, arguments, rule.eight_bits)]
         if rule is not None and rule.dtype is not None:
             before = op.inputs[0].dtype
             inputs = [cast(t, rule.dtype) if t.dtype == before else t for t in arguments]
@@ -156,40 +175,61 @@ class _Rewriting:
         if op.name not in _PRODUCTS or not is_float(op.inputs[0].dtype) or _sums_nothing(op):
             return None
         word = _PRODUCTS[op.name]
-        own = [f"{paths[t]}/{word}" for t in op.inputs if t in paths] or [word]
+        own = [f"{paths[t]}/{word}" for t in op.inputs if t in paths and is_float(t.dtype)]
         own.sort(key=lambda path: -path.count("/"))  # a parameter's path comes before that of `x`
+        own = own or [word]
         self.products.append(own)
         with reported_as("with_precision"):
             rule = self.precision.rule_for(own)
         if rule is not None:
-            self.applied.setdefault(rule, []).append(own[0])
+            changes = rule.eight_bits is None or op.name in _IN_8_BITS
+            of_kind = self.changed if changes else self.unchanged
+            of_kind.setdefault(rule, {})[own[0]] = None
         return rule
 
     def check(self) -> None:
-        """Raises ValueError if a rule applies to no product."""
+        """Raises ValueError if a rule applies to no product, or can change none of its products."""
         paths = [path for own in self.products for path in own]
         known = dict.fromkeys([*(part for path in paths for part in path.split("/")), *paths])
-        problems = [
-            f"`{rule}` applies to no product{did_you_mean(rule.scope, known)}"
-            for rule in self.precision.rules
-            if not any(Precision((rule,)).rule_for(own) for own in self.products)
-        ]
+        problems = []
+        for rule in self.precision.rules:
+            if not any(Precision((rule,)).rule_for(own) for own in self.products):
+                problems.append(f"`{rule}` applies to no product{did_you_mean(rule.scope, known)}")
+            elif rule in self.unchanged and rule not in self.changed:
+                dtype = Rule(rule.scope, "bf16")
+                problems.append(
+                    f"`{rule}` changes nothing: only einsums are computed in 8 bits, and it "
+                    f"applies to {_some(self.unchanged[rule])}. Did you mean `{dtype}`?"
+                )
         if problems:
+            text = "; ".join(problems)
             listed = ", ".join(dict.fromkeys(paths)) or "none"
-            raise ValueError(f"{'; '.join(problems)}. The products are {listed}")
+            raise ValueError(f"{text}{'' if text.endswith('?') else '.'} The products are {listed}")
 
     def note(self) -> None:
         """Adds a note for each rule that decides about products."""
-        for rule, paths in self.applied.items():
-            first = list(dict.fromkeys(paths))
-            more = f" and {len(first) - _LISTED} more" if len(first) > _LISTED else ""
-            current().note(f"precision `{rule}`: {', '.join(first[:_LISTED])}{more}")
+        for rule in dict.fromkeys([*self.changed, *self.unchanged]):
+            changed, unchanged = self.changed.get(rule, {}), self.unchanged.get(rule, {})
+            apart = f"; not in 8 bits: {_some(unchanged)}" if unchanged else ""
+            current().note(f"precision `{rule}`: {_some(changed)}{apart}")
+
+
+def _some(paths: Iterable[str]) -> str:
+    """Returns the first of some paths, and how many more there are."""
+    first, more = [*paths][:_LISTED], len([*paths]) - _LISTED
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+def _in_8_bits(op: Operation, arguments: Sequence[Tensor], how: EightBits) -> Tensor:
+    x, y, *group = arguments
+    groups = Groups(op.params["dim"], *group) if group else None
+    return quantized_einsum(x, y, op.params["out"], how, groups)
 
 
 def _sums_nothing(op: Operation) -> bool:
     """Whether it is an einsum that sums over no dim."""
-    names = {name for t in op.inputs for name in t.shape.names}
-    return op.name == "einsum" and names <= {*op.outputs[0].shape.names}
+    names = {name for t in op.inputs for name in t.shape.names} - {op.params.get("dim")}
+    return op.name in _IN_8_BITS and names <= {*op.outputs[0].shape.names}
 
 
 def _path_through(op: Operation, paths: _Paths) -> str | None:

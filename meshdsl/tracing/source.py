@@ -19,7 +19,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Layers, optimizers and models are code that users read, so their lines count.
 _MACHINERY = tuple(
     os.path.join(_ROOT, room) + os.sep
-    for room in ("gradients", "ops", "running", "tensors", "tracing")
+    for room in ("gradients", "ops", "precision", "running", "tensors", "tracing")
 )
 _OUTSIDE = (
     os.path.dirname(jax.__file__) + os.sep,
@@ -124,8 +124,17 @@ def raiser(error: BaseException) -> Source:
 
 def definition(function: Any) -> Source:
     """Returns the line at which a function is defined; UNKNOWN for what has none."""
+    while isinstance(function, functools.partial):
+        function = function.func
     code = getattr(inspect.unwrap(function), "__code__", None)
     return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else UNKNOWN
+
+
+def user_definition(function: Any) -> Source:
+    """Returns the line at which a user's function is defined, or else the caller's line."""
+    source = definition(function)
+    known = source.file != UNKNOWN.file and not is_machinery(source.file)
+    return source if known else caller()
 
 
 def _shorten(path: str) -> str:

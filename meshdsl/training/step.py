@@ -183,10 +183,7 @@ def _with_policy(
     """Returns the loss function with its dtypes, always returning a pair."""
     policy = Policy.of(policy)
 
-    def of_params(params: Any, batch: Any) -> Any:  # products are named after its arguments
-        return loss(params, batch)
-
-    compute = with_precision(of_params, precision)
+    compute = with_precision(loss, precision, names=("params", "batch"))
 
     def evaluate(params: Any, batch: Any) -> tuple[Tensor, Metrics]:
         if policy is not None:

@@ -128,20 +128,75 @@ def test_a_dtype_rounds_operands_and_keeps_the_dtype_of_the_result():
     assert np.array_equal(np.asarray(found), np.asarray(expected).astype(np.float32))
 
 
-def test_attention_is_computed_in_a_dtype_and_not_in_8_bits():
-    heads, length, kv = md.dims(heads=2, length=4, kv=8)
-    q = numbers([heads, length, kv])
-    memory = q.rename(length="memory_length")
+heads, length, kv = md.dims(heads=2, length=4, kv=8)
+Q = numbers([heads, length, kv])
+MEMORY = Q.rename(length="memory_length")
 
-    def attend(q, k, v):
-        return md.attention(q, k, v)
 
-    exact = np.asarray(md.jit(attend)(q, memory, memory))
-    half = md.jit(md.with_precision(attend, "attention:bf16"))(q, memory, memory)
+def attend(q, memory):
+    return md.attention(q, memory, memory)
+
+
+def test_attention_is_computed_in_a_dtype():
+    exact = np.asarray(md.jit(attend)(Q, MEMORY))
+    half = md.jit(md.with_precision(attend, "attention:bf16"))(Q, MEMORY)
     assert half.dtype == np.float32
     assert 0 < np.abs(np.asarray(half) - exact).max() < 0.05
-    eight = md.jit(md.with_precision(attend, "attention:fp8"))(q, memory, memory)
-    assert np.array_equal(np.asarray(eight), exact)
+
+
+def test_a_rule_of_8_bits_that_can_change_nothing_is_refused():
+    problem = "`attention:fp8` changes nothing: only einsums are computed in 8 bits, and it applies"
+    with pytest.raises(ValueError, match=re.escape(problem)) as error:
+        md.jit(md.with_precision(attend, "attention:fp8")).trace(Q, MEMORY)
+    assert "to q/attention. Did you mean `attention:bf16`?" in str(error.value)
+
+
+def test_reports_say_what_a_rule_of_8_bits_does_not_change():
+    def both(q, memory, w):
+        return md.einsum(attend(q, memory), w, over="kv")
+
+    w = numbers([kv, embed])
+    trace = md.jit(md.with_precision(both, "fp8")).trace(Q, MEMORY, w)
+    assert trace.notes == ("precision `fp8`: w/einsum; not in 8 bits: q/attention",)
+
+
+experts, rows = md.dims(experts=3, rows=8)
+GROUP = md.named(np.array([0, 2, 2, 1, 0, -1, 2, 2], np.int32), [rows])
+STACKED = numbers([experts, embed, d_ff], 5)
+ROWS = numbers([rows, embed], 6)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda w, x, g: md.grouped_einsum(x, w, g, "experts", over="embed"),
+        lambda w, x, g: md.einsum(x, md.take(w, g, "experts"), over="embed"),
+    ],
+)
+@pytest.mark.parametrize("form", ["int8", "fp8", "bf16"])
+def test_grouped_products_follow_the_rules_of_einsums(product, form):
+    changed = md.with_precision(product, f"w/einsum:{form}")
+    exact, rounded = (np.asarray(md.jit(f)(STACKED, ROWS, GROUP)) for f in (product, changed))
+    assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
+    graph = md.jit(changed).trace(STACKED, ROWS, GROUP)
+    (grouped,) = [op for op in graph.operations if op.name == "grouped_einsum"]
+    names = {"int8": "int8", "fp8": "float8_e4m3fn", "bf16": "bfloat16"}
+    assert {t.dtype.name for t in grouped.inputs[:2]} == {names[form]}
+
+
+def test_one_tensor_may_be_two_arguments():
+    def tied(params, x):
+        return md.einsum(x, params["first"], over="embed")
+
+    def twice(w, x):
+        return md.with_precision(tied, "first:int8")({"first": w, "second": w}, x)
+
+    assert dtypes_of_products(twice, PARAMS["head"], X) == ["int8"]
+
+
+def test_names_of_arguments_may_be_given():
+    changed = md.with_precision(mlp, "weights/mlp:int8", names=["weights", "batch"])
+    assert dtypes_of_products(changed, PARAMS, X) == ["int8", "int8", "float32"]
 
 
 def test_a_gradient_of_ones_own_stays_as_it_is():
@@ -157,7 +212,7 @@ def test_a_gradient_of_ones_own_stays_as_it_is():
 @pytest.mark.parametrize(
     ("precision", "problem"),
     [
-        ("mpl:fp8", "`mpl:fp8` applies to no product. Did you mean `mlp`"),
+        ("mpl:fp8", "`mpl:fp8` applies to no product. Did you mean `mlp`? The products are"),
         ("mlp:fp8,convs:int8", "`convs:int8` applies to no product. The products are params/mlp/w"),
         (
             "mlp:fp8,w_in:int8",
@@ -165,9 +220,19 @@ def test_a_gradient_of_ones_own_stays_as_it_is():
         ),
     ],
 )
-def test_rules_that_fit_nothing_are_told(precision, problem):
-    with pytest.raises(ValueError, match=re.escape(problem)):
+def test_rules_that_fit_nothing_are_reported_with_the_line_of_the_user(precision, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)) as error:
         md.jit(md.with_precision(mlp, precision)).trace(PARAMS, X)
+    assert "  at tests/precision/test_rewriting.py:" in str(error.value)
+
+
+def test_a_training_step_reports_rules_with_the_line_of_the_loss():
+    model = load("gpt_mini", "layers=1,embed=16,heads=2,d_ff=16,vocab=32")
+    step = make_train_step(model.loss, AdamW(1e-3), precision="mpl:fp8")
+    state = md.jit(create(model.init, AdamW(1e-3)))(md.random.key(0))
+    with pytest.raises(ValueError, match=r"`mpl:fp8` applies to no product") as error:
+        md.jit(step).trace(state, model.batch_spec(2, 8))
+    assert re.search(r"  at models/transformer\.py:\d+  def loss\(", str(error.value))
 
 
 def test_reports_say_which_products_a_rule_changes():

@@ -67,12 +67,12 @@ def test_no_rule_decides_where_none_applies():
         ("a:x,b:y", "`a:x`: `x` is none of fp8, int8, bf16, f16, f32, f64, -; `b:y`: `y` is none"),
     ],
 )
-def test_malformed_rules_are_all_told(text, problem):
+def test_malformed_rules_are_all_reported(text, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
         md.Precision.parse(text)
 
 
-def test_rules_that_disagree_are_told():
+def test_rules_that_disagree_are_reported():
     rules = md.Precision.parse("mlp:fp8,w_in:int8")
     problem = "`mlp:fp8` and `w_in:int8` both apply to the product params/mlp/w_in/einsum; add a"
     with pytest.raises(ValueError, match=re.escape(problem)):

@@ -1,11 +1,12 @@
 """Every operation knows the line of the user's code that it came from."""
 
+import functools
 import inspect
 
 import numpy as np
 
 import meshdsl as md
-from meshdsl.tracing.source import UNKNOWN, Source
+from meshdsl.tracing.source import UNKNOWN, Source, definition, user_definition
 
 a = md.Dimension("a", 4)
 
@@ -68,3 +69,16 @@ def test_text():
     assert str(source.as_backward()) == "models/transformer.py:18 (backward)"
     assert source.as_backward().as_backward() == source.as_backward()
     assert source.code == UNKNOWN.code == ""
+
+
+def test_a_function_with_some_arguments_given_is_defined_where_it_stands():
+    first = inspect.getsourcelines(model)[1]
+    assert definition(functools.partial(functools.partial(model), x=1)).line == first
+    assert definition(model) == definition(functools.partial(model))
+
+
+def test_what_is_defined_in_the_language_or_nowhere_has_the_line_of_the_caller():
+    line = inspect.currentframe().f_lineno
+    assert user_definition(len).line == line + 1
+    assert user_definition(md.sin).line == line + 2
+    assert user_definition(model) == definition(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from meshdsl.ops.creation import as_tensor
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, TracedTensor
-from meshdsl.tracing.source import Source, caller, definition, is_machinery
+from meshdsl.tracing.source import Source, user_definition
 from meshdsl.tracing.trace import Trace, current, tracing
 
 
@@ -62,12 +62,36 @@ def subgraph(function: Callable, like: Sequence[Tensor]) -> tuple[Graph, tuple[T
     with tracing(inner):
         inputs = [inner.input(t.shape, t.dtype, t.source) for t in like]
         result = function(*inputs)
-        source = definition(function)
         # A function of meshdsl may stand around the user's.
-        source = caller() if is_machinery(source.file) else source
-        outputs, structure = results_of(result, source)
+        outputs, structure = results_of(result, user_definition(function))
         graph, consts = inner.finish(outputs)
     return graph, consts, structure
+
+
+def traced_call(
+    function: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Graph, list[Tensor], Any]:
+    """Traces a call of a user's function by itself.
+
+    The tensors among the arguments become inputs. Numbers, flags and the like belong to the
+    function.
+
+    Returns:
+        Its graph (inputs: captured tensors, then the tensors of `(args, kwargs)` in tree order),
+        the tensors to give it, and the structure of the result.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    operands = [as_tensor(leaves[i]) for i in places]
+
+    def of_tensors(*tensors: Tensor) -> Any:
+        for i, tensor in zip(places, tensors, strict=True):
+            leaves[i] = tensor
+        positional, named = jax.tree.unflatten(tree, leaves)
+        return function(*positional, **named)
+
+    graph, captured, structure = subgraph(of_tensors, operands)
+    return graph, [*captured, *operands], structure
 
 
 def check_carry(

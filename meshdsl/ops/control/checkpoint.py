@@ -23,8 +23,7 @@ import jax
 
 from meshdsl.gradients.replay import Cotangents, Replay, passes
 from meshdsl.gradients.tangents import PushedBody, apart, with_tangents
-from meshdsl.ops.control.body import is_array, subgraph
-from meshdsl.ops.creation import as_tensor
+from meshdsl.ops.control.body import traced_call
 from meshdsl.ops.operation import at_once, operation, reported_as
 from meshdsl.tensors.dims import Shape, did_you_mean
 from meshdsl.tensors.tensor import Tensor
@@ -64,17 +63,7 @@ def checkpoint(
     @at_once
     @functools.wraps(function)
     def rematerialised(*args: Any, **kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_array)
-        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        inputs = [as_tensor(leaves[i]) for i in places]
-
-        def of_tensors(*tensors: Tensor) -> Any:
-            for i, tensor in zip(places, tensors, strict=True):
-                leaves[i] = tensor
-            positional, named = jax.tree.unflatten(tree, leaves)
-            return function(*positional, **named)
-
-        graph, consts, out_tree = subgraph(of_tensors, inputs)
+        graph, operands, tree = traced_call(function, args, kwargs)
         with reported_as("checkpoint"):
             _check_names(keep, graph, getattr(function, "__name__", "the function"))
         params = {
@@ -83,8 +72,7 @@ def checkpoint(
             "products": products,
             "collectives": collectives,
         }
-        outputs = bind(CHECKPOINT, [*consts, *inputs], params).outputs
-        return jax.tree.unflatten(out_tree, outputs)
+        return jax.tree.unflatten(tree, bind(CHECKPOINT, operands, params).outputs)
 
     return rematerialised
 
