@@ -9,10 +9,9 @@ from meshdsl.cli import calibrate
 from meshdsl.cli.main import run
 from meshdsl.layouts.calibration import read
 from meshdsl.layouts.hardware import COLLECTIVES
-from meshdsl.layouts.machine import Machine
 from meshdsl.lowering.backends.jax.calibrating import measuring
 from meshdsl.training.stopping import UNFINISHED
-from tests.layouts.calibrations import MACHINE, SECONDS, small, written
+from tests.layouts.calibrations import SECONDS, be_here, small, written
 
 MINI = ("--model=gpt_mini", "--mesh_shape=data:2,model:4", "--layout=batch:data; heads:model")
 
@@ -34,7 +33,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def here(monkeypatch):
     """Makes this machine the one of the small calibration."""
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda *arguments: MACHINE))
+    be_here(monkeypatch)
 
 
 def test_a_calibration_is_written_and_reported(tmp_path, capsys, quick):

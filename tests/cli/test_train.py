@@ -14,10 +14,9 @@ import pytest
 
 from meshdsl.cli import flags, train
 from meshdsl.cli.main import run
-from meshdsl.layouts.machine import Machine
 from meshdsl.training.data import data_files, write_token_file
 from meshdsl.training.loop import TrainResult
-from tests.layouts.calibrations import MACHINE, small, written
+from tests.layouts.calibrations import MACHINE, be_here, small, written
 from tests.training.data.files import write_parquet, write_tokenizer
 
 SMALL = ("--model_args=layers=1,embed=16,heads=2", "--batch_size=8", "--length=16")
@@ -68,8 +67,8 @@ def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
 
 @pytest.fixture
 def here(monkeypatch):
-    """Makes this machine the one of the small calibration, but for what is said of its devices."""
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda **said: replace(MACHINE, **said)))
+    """Makes this machine the one of the small calibration."""
+    be_here(monkeypatch)
 
 
 @pytest.fixture
