@@ -28,8 +28,8 @@ from meshdsl.models.layers import (
     init_norm,
     plus,
     rotation_of,
-    router_loss,
     run_blocks,
+    with_routers,
 )
 from meshdsl.models.model import Model
 
@@ -185,17 +185,18 @@ def _key_of(tokens: md.Tensor) -> md.Tensor:
     return md.random.key(0) + total
 
 
-def loss(config: BertConfig, params: Bert, batch: Mapping[str, Any]) -> md.Tensor:
+def loss(
+    config: BertConfig, params: Bert, batch: Mapping[str, Any]
+) -> md.Tensor | tuple[md.Tensor, dict[str, md.Tensor]]:
     """Returns the mean negative log-likelihood of the chosen tokens, in nats; targets have no say.
 
-    With a mixture of experts, the weighted losses of the routers are added.
+    With a mixture of experts, the losses of the routers are added; see `with_routers`.
     """
     tokens = batch["tokens"]
     given, chosen = corrupt(config, tokens)
     x, losses = states(config, params, given)
     each = nn.softmax_cross_entropy(_scores(config, params, x), tokens, over="vocab")
-    value = nn.mean_where(each, chosen)
-    return value if losses is None else value + router_loss(config, losses)
+    return with_routers(config, nn.mean_where(each, chosen), [losses])
 
 
 def bert(name: str, config: BertConfig, batch_size: int, length: int) -> Model:

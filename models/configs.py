@@ -45,6 +45,8 @@ class TransformerConfig:
         shared_experts: the hidden size, in units of d_ff, of an MLP for all tokens beside them.
         capacity: tokens that an expert (or a peer) takes, in multiples of an equal share per
             sequence; the others pass it by. None drops nothing.
+        report_dropped: whether the loss has the metric `dropped_choices` beside it: the share of
+            the choices of tokens that `capacity` drops.
         dispatch: how tokens get to experts and back, as in `nn.moe`.
         expert_peers: with dispatch=sort, among how many devices the layout splits the experts, so
             that tokens are sent to them; with 1, parameters are sent instead.
@@ -92,6 +94,7 @@ class TransformerConfig:
     experts_per_token: int = 2
     shared_experts: int = 0
     capacity: float | None = None
+    report_dropped: bool = False
     dispatch: Literal["einsum", "gather", "sort"] = "einsum"
     expert_peers: int = 1
     dense_layers: int = 0
@@ -231,6 +234,10 @@ class TransformerConfig:
                 "dispatch=sort with expert_peers=1 drops nothing; leave "
                 f"capacity={self.capacity:g} out"
             )
+        if self.capacity is not None and not self.capacity > 0:
+            problems.append(f"capacity={self.capacity:g}: needs to be above 0; none drops nothing")
+        if self.report_dropped and self.capacity is None:
+            problems.append("report_dropped: without a capacity nothing is dropped; leave it out")
         if self.expert_peers > 1 and self.dispatch != "sort":
             problems.append(
                 f"expert_peers={self.expert_peers} needs dispatch=sort, not {self.dispatch}"

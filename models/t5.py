@@ -25,8 +25,8 @@ from meshdsl.models.layers import (
     init_learned,
     init_norm,
     rotation_of,
-    router_loss,
     run_blocks,
+    with_routers,
 )
 from meshdsl.models.model import Model
 
@@ -125,20 +125,20 @@ def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:
     return policy.to_output(md.einsum(x, table, over="embed"))
 
 
-def loss(config: TransformerConfig, params: T5, batch: Mapping[str, Any]) -> md.Tensor:
+def loss(
+    config: TransformerConfig, params: T5, batch: Mapping[str, Any]
+) -> md.Tensor | tuple[md.Tensor, dict[str, md.Tensor]]:
     """Returns the mean negative log-likelihood of the second half of each text, given the first.
 
     This is the prefix language model of section 3.2.3 of the paper, on batches of plain text.
-    With a mixture of experts, the weighted losses of the routers are added.
+    With a mixture of experts, the losses of the routers are added; see `with_routers`.
     """
     half = batch["tokens"].shape.get("length").size // 2
     source = md.slice(batch["tokens"], "length", 0, half)
     tokens, targets = (md.slice(batch[name], "length", half) for name in ("tokens", "targets"))
     _, x, losses = states(config, params, source, tokens)
     value = md.mean(nn.softmax_cross_entropy(_scores(config, params, x), targets, over="vocab"))
-    for one in losses:
-        value = value + router_loss(config, one)
-    return value
+    return with_routers(config, value, losses)
 
 
 def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Model:

@@ -29,8 +29,8 @@ from meshdsl.models.layers import (
     init_norm,
     learned_positions,
     rotation_of,
-    router_loss,
     run_blocks,
+    with_routers,
 )
 from meshdsl.models.model import Model
 
@@ -119,19 +119,20 @@ def loss(
 ) -> md.Tensor | tuple[md.Tensor, dict[str, md.Tensor]]:
     """Returns the mean negative log-likelihood of the targets, in nats per token.
 
-    With a mixture of experts, the weighted losses of the routers are added. Of packed documents
-    (see `packed_batch`), the mean is over the tokens there are. With `router_bias`, `update` needs
-    the tokens that chose each expert beside the loss: `tokens`, [layers, routed].
+    With a mixture of experts, the losses of the routers are added; see `with_routers`. Of packed
+    documents (see `packed_batch`), the mean is over the tokens there are. With `router_bias`,
+    `update` needs the tokens that chose each expert beside the loss: `tokens`, [layers, routed].
     """
     segments = batch.get("segments")
     x, losses = states(config, params, batch["tokens"], segments, batch.get("positions"))
     scores = _scores(config, params, x)
     each = nn.softmax_cross_entropy(scores, batch["targets"], over="vocab")
     value = md.mean(each) if segments is None else nn.mean_where(each, segments > 0)
-    if losses is None:
-        return value
-    value = value + router_loss(config, losses)
-    return value if losses.tokens is None else (value, {"tokens": losses.tokens})
+    result = with_routers(config, value, [losses])
+    if losses is None or losses.tokens is None:
+        return result
+    value, metrics = result if isinstance(result, tuple) else (result, {})
+    return value, {**metrics, "tokens": losses.tokens}
 
 
 def update(params: Transformer, added: Mapping[str, md.Tensor]) -> Transformer:

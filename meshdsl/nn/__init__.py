@@ -6,6 +6,7 @@ from meshdsl.nn.mlp import gated_mlp, mlp
 from meshdsl.nn.moe import moe
 from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm
 from meshdsl.nn.positions import Rotation, alibi_bias, relative_bias, rotary, rotation
+from meshdsl.nn.queues import dropped_choices
 from meshdsl.nn.routing import RouterLosses, Routing, balance_bias, route
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "alibi_bias",
     "balance_bias",
     "batch_norm",
+    "dropped_choices",
     "gated_mlp",
     "group_norm",
     "initializers",

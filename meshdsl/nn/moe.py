@@ -44,7 +44,8 @@ def moe(
         experts: from [..., experts, slots, embed] to the same, each expert with its own
             parameters: those with the dim `experts`. Empty slots hold zeros.
         slots: how many tokens of a sequence an expert takes; later ones in its queue are dropped.
-            None: as many as there are, so that none is dropped.
+            None: as many as there are, so that none is dropped. `nn.dropped_choices` counts those
+            that are.
         over: the dim of the tokens of a sequence.
         dispatch: how tokens get to slots and back. "einsum": by products with one-hot tensors.
             "gather": by looking them up. "sort": there are no slots; the tokens of one expert are
@@ -59,10 +60,13 @@ def moe(
         The dims of x. A token dropped by all of its experts gets zeros.
 
     Raises:
-        ValueError: an unknown `dispatch`; with "sort", `experts` that are no tree of parameters,
-            or that do not divide among `peers`, or `slots` without peers; `peers` without "sort".
+        ValueError: an unknown `dispatch`; `slots` below 1; with "sort", `experts` that are no tree
+            of parameters, or that do not divide among `peers`, or `slots` without peers; `peers`
+            without "sort".
     """
     length = x.shape.get(over)
+    if slots is not None and slots < 1:
+        raise ValueError(f"slots={slots}: needs at least 1; None drops nothing")
     if dispatch == "sort":
         return by_sorting(x, routing, experts, peers, slots, length).transpose(x.shape)
     if peers != 1:
@@ -70,7 +74,7 @@ def moe(
     ways = {"einsum": _by_einsum, "gather": _by_gather}
     if dispatch not in ways:
         raise ValueError(f"dispatch={dispatch!r}: choose from einsum, gather, sort")
-    slot = Dimension("slots", min(slots or length.size, length.size))
+    slot = Dimension("slots", length.size if slots is None else min(slots, length.size))
 
     def run(tokens: md.Tensor) -> md.Tensor:
         return experts(tokens.rename(routed="experts")).rename(experts="routed")

@@ -5,6 +5,8 @@ Tokens are routed within their sequence, so a layout that splits the batch keeps
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import meshdsl as md
 from meshdsl.nn.routing import Routing
 from meshdsl.ops.operation import operation
@@ -44,3 +46,31 @@ def seated_at(
     front = routing.expert.shape.without(["choice", length.name])
     nobody = md.full([*front, seat], length.size, "int32")
     return seats, seat, md.scatter(nobody, seats, md.arange(length), seat, "min")
+
+
+def by_peer(routing: Routing, peers: int) -> Routing:
+    """Returns the routing to the peers that have the experts."""
+    return replace(routing, expert=routing.expert // (routing.experts // peers), experts=peers)
+
+
+@operation
+def dropped_choices(
+    routing: Routing, slots: int, over: DimLike = "length", peers: int | None = None
+) -> md.Tensor:
+    """Returns the share of the tokens' choices that `nn.moe` drops, as float32 without dims.
+
+        routing = nn.route(x, router, 2)
+        y = nn.moe(x, routing, experts, slots=40)
+        share = nn.dropped_choices(routing, slots=40)  # 0.05: 5 % of the choices have no slot
+
+    Args:
+        slots, over: as for `nn.moe`.
+        peers: as for `nn.moe` with dispatch="sort"; None with the other ways.
+
+    Raises:
+        ValueError: the experts do not divide among the peers.
+    """
+    if peers is not None and (peers < 1 or routing.experts % peers):
+        raise ValueError(f"{routing.experts} experts do not divide among peers={peers}")
+    queues = routing if peers is None else by_peer(routing, peers)
+    return md.mean(md.cast(places(queues, over) >= slots, "float32"))

@@ -34,11 +34,14 @@ class RouterLosses(md.Module):
         z: the mean square of the logits' log-sum-exp (Zoph et al. 2022, "ST-MoE", equation 5).
         tokens: how many tokens have chosen each expert, int32 [routed], for `balance_bias`. None:
             the router has no bias.
+        dropped: the share of the choices that `nn.moe` drops, by `nn.dropped_choices`. None: nobody
+            has counted.
     """
 
     balance: md.Tensor
     z: md.Tensor
     tokens: md.Tensor | None = None
+    dropped: md.Tensor | None = None
 
 
 class Routing(md.Module):

@@ -15,12 +15,11 @@ of two ways:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 
 import meshdsl as md
-from meshdsl.nn.queues import seated_at
+from meshdsl.nn.queues import by_peer, seated_at
 from meshdsl.nn.routing import Routing
 from meshdsl.tensors.dims import Dimension
 
@@ -60,7 +59,9 @@ def by_sorting(
     )
     if slots is None:
         return _at_all_peers(x, routing, apart, group, each)
-    return _in_queues(x, routing, apart, group, each, Dimension("slots", slots), length)
+    choices = routing.expert.shape.get("choice").size
+    slot = Dimension("slots", min(slots, length.size * min(choices, each.size)))
+    return _in_queues(x, routing, apart, group, each, slot, length)
 
 
 def _looked_up(experts: Experts, expert: md.Tensor, dim: str) -> Experts:
@@ -96,8 +97,7 @@ def _in_queues(
     length: Dimension,
 ) -> md.Tensor:
     """Sends tokens to the queues of their peers, and their results back."""
-    queues = replace(routing, expert=routing.expert // each.size, experts=peers.size)
-    seats, seat, sitting = seated_at(queues, slot, length)
+    seats, seat, sitting = seated_at(by_peer(routing, peers.size), slot, length)
     front = [dim for dim in sitting.shape if dim.name != seat.name]
     nobody = md.full([*front, seat], -1, "int32")
     own = md.scatter(nobody, seats, routing.expert % each.size, seat, "max")

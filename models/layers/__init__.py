@@ -1,7 +1,7 @@
 """The parts that transformers are made of, each of a kind that the configuration names."""
 
 from meshdsl.models.layers.attention import Attention, LatentAttention, Shared
-from meshdsl.models.layers.block import Block, balanced, init_blocks, router_loss, run_blocks
+from meshdsl.models.layers.block import Block, balanced, init_blocks, run_blocks, with_routers
 from meshdsl.models.layers.drawing import Drawing, plus
 from meshdsl.models.layers.mlp import MLP, Experts
 from meshdsl.models.layers.norm import Norm, init_norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import meshdsl as md
@@ -97,13 +98,27 @@ def run_blocks(
     if losses is None:
         return x, None
     return x, nn.RouterLosses(
-        md.mean(losses.balance, "layers"), md.mean(losses.z, "layers"), losses.tokens
+        balance=md.mean(losses.balance, "layers"),
+        z=md.mean(losses.z, "layers"),
+        tokens=losses.tokens,
+        dropped=None if losses.dropped is None else md.mean(losses.dropped, "layers"),
     )
 
 
-def router_loss(config: TransformerConfig, losses: nn.RouterLosses) -> md.Tensor:
-    """Returns what routers add to the loss of training."""
-    return config.balance_weight * losses.balance + config.router_z_weight * losses.z
+def with_routers(
+    config: TransformerConfig, value: md.Tensor, losses: Sequence[nn.RouterLosses | None]
+) -> md.Tensor | tuple[md.Tensor, dict[str, md.Tensor]]:
+    """Returns the loss of training with what the routers of some stacks of blocks add to it.
+
+    With `report_dropped`, it is a pair of the loss and the metric `dropped_choices`.
+    """
+    routers = [one for one in losses if one is not None]
+    for one in routers:
+        value = value + config.balance_weight * one.balance + config.router_z_weight * one.z
+    dropped = [one.dropped for one in routers if one.dropped is not None]
+    if not dropped:
+        return value
+    return value, {"dropped_choices": sum(dropped[1:], dropped[0]) / len(dropped)}
 
 
 def balanced(blocks: Block, tokens: md.Tensor) -> Block:

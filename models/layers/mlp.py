@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import meshdsl as md
@@ -49,16 +50,19 @@ class Experts(md.Module):
     dispatch: Literal["einsum", "gather", "sort"] = md.static()
     peers: int = md.static()  # with dispatch "sort"
     options: tuple[tuple[str, Any], ...] = md.static()  # of `nn.route`
+    report_dropped: bool = md.static()
 
     def __call__(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses]:
         routing = nn.route(x, self.router, self.choices, bias=self.bias, **dict(self.options))
-        slots = None
+        slots, losses = None, routing.losses
         if self.capacity is not None:
-            queues = self.peers if self.dispatch == "sort" else routing.experts
-            share = x.shape.get("length").size * self.choices / queues
+            peers = self.peers if self.dispatch == "sort" else None
+            share = x.shape.get("length").size * self.choices / (peers or routing.experts)
             slots = math.ceil(self.capacity * share)
+            if self.report_dropped:
+                losses = replace(losses, dropped=nn.dropped_choices(routing, slots, peers=peers))
         y = nn.moe(x, routing, self.experts, slots, dispatch=self.dispatch, peers=self.peers)
-        return (y if self.shared is None else y + self.shared(x)), routing.losses
+        return (y if self.shared is None else y + self.shared(x)), losses
 
 
 def init_mlp(
@@ -88,6 +92,7 @@ def init_mlp(
         dispatch=config.dispatch,
         peers=config.expert_peers,
         options=config.router_options,
+        report_dropped=config.report_dropped,
     )
 
 

@@ -106,6 +106,11 @@ def test_kinds_that_do_not_go_together_are_told():
     assert message(experts=4, dispatch="sort", capacity=1.5) == (
         "dispatch=sort with expert_peers=1 drops nothing; leave capacity=1.5 out"
     )
+    assert message(experts=4, capacity=0) == "capacity=0: needs to be above 0; none drops nothing"
+    assert message(experts=4, capacity=float("nan")).startswith("capacity=nan: needs to be above")
+    assert message(experts=4, report_dropped=True) == (
+        "report_dropped: without a capacity nothing is dropped; leave it out"
+    )
     assert message(experts=4, dispatch="sort", expert_peers=3) == (
         "experts=4 do not divide among expert_peers=3"
     )

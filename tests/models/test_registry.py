@@ -90,8 +90,9 @@ def test_mistakes_in_overrides_name_the_model():
         "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, embed, "
         "heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, norm_eps, positions, "
         "rotary_base, relative_buckets, relative_distance, attention, scaled, window, query_rank, "
-        "kv_rank, rotary_kv, mlp, experts, experts_per_token, shared_experts, capacity, dispatch, "
-        "expert_peers, dense_layers, dense_d_ff, router_score, router_normalise, router_scale, "
+        "kv_rank, rotary_kv, mlp, experts, experts_per_token, shared_experts, capacity, "
+        "report_dropped, dispatch, expert_peers, dense_layers, dense_d_ff, router_score, "
+        "router_normalise, router_scale, "
         "router_groups, router_chosen_groups, router_group_score, router_bias, balance_weight, "
         "router_z_weight, bias, tied, remat, policy, policy.params, policy.compute, policy.output",
     ]

@@ -148,6 +148,34 @@ def test_peers_have_the_same_gradients_on_every_layout_and_backend(slots, layout
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [(None, None), ("x:2,y:2", "batch:x+y"), ("x:3,y:2", "batch:x; length:y")],
+)
+@pytest.mark.parametrize(("peers", "slots"), [(None, 1), (None, 2), (None, 6), (2, 5), (4, 2)])
+def test_dropped_choices_are_counted(peers, slots, mesh, layout):
+    def share(x, router):
+        return nn.dropped_choices(nn.route(x, router, 2), slots, peers=peers)
+
+    ranked = np.argsort(-(X @ ROUTER), axis=-1)[..., :2]
+    queue_of = ranked if peers is None else ranked // (EXPERTS // peers)
+    full = [Counter(row.ravel().tolist()) for row in queue_of]
+    dropped = sum(max(count - slots, 0) for queues in full for count in queues.values())
+    ours = md.jit(share, mesh, layout)(*arguments()[:2])
+    np.testing.assert_allclose(ours, dropped / ranked.size, rtol=1e-6)
+    assert (dropped > 0) == (slots < 6)
+
+
+def test_more_slots_than_choices_take_no_memory():
+    """No peer has more than every token's choices, of as many experts as it has."""
+
+    def peak(slots):
+        f = md.jit(lambda *a: layer(*a, slots, "sort", peers=4)[0])
+        return f.lower(*arguments()).peak_bytes
+
+    assert peak(100) == peak(LENGTH) > peak(LENGTH - 1)
+
+
 def weighted_sum(dispatch, slots, **options):
     def total(*args):
         y, losses = layer(*args, slots, dispatch, **options)
@@ -229,6 +257,12 @@ def test_mistakes_are_told():
     x, router, w_in, w_out = arguments()
     assert "choices=5 of routed=4 experts; needs 1 to 4" in message(
         lambda x, router: nn.route(x, router, 5).weight, x, router
+    )
+    assert "slots=0: needs at least 1; None drops nothing" in message(
+        lambda *a: layer(*a, slots=0)[0], x, router, w_in, w_out
+    )
+    assert "4 experts do not divide among peers=3" in message(
+        lambda x, router: nn.dropped_choices(nn.route(x, router, 2), 2, peers=3), x, router
     )
     assert "dispatch='mail': choose from einsum, gather, sort" in message(
         lambda *a: layer(*a, dispatch="mail")[0], x, router, w_in, w_out

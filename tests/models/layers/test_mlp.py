@@ -2,10 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl import models
+from meshdsl.optim import AdamW
+from meshdsl.training import Recipe
 from meshdsl.training.state import spec_of
 
 LAYOUT = "batch:data+expert?; experts:expert"
@@ -44,3 +47,22 @@ def test_capacity_is_in_shares_of_the_tokens_of_a_sequence():
 def test_dropless_blocks_move_no_tokens():
     program = program_of("layers=1,capacity=none,dispatch=sort", "data:4", "batch:data")
     assert {c.kind for c in program.collectives} == {"all_reduce"}
+
+
+@pytest.mark.parametrize("name", ["mixtral_mini", "t5_mini", "bert_mini"])
+@pytest.mark.parametrize(
+    ("dispatch", "queues"), [("dispatch=einsum", 4), ("dispatch=sort,expert_peers=2", 2)]
+)
+def test_dropped_choices_are_a_metric(name, dispatch, queues):
+    """A capacity of one slot for each queue drops what is behind the first choice in it."""
+    overrides = "layers=2,embed=16,heads=2,d_ff=16,vocab=300,experts=4,experts_per_token=2"
+    kv_heads = ",kv_heads=2" if name == "mixtral_mini" else ""
+    model = models.load(name, f"{overrides}{kv_heads},capacity=0.01,report_dropped=true,{dispatch}")
+    recipe = Recipe(model.init, model.loss, AdamW(1e-3))
+    state = md.jit(recipe.create_state())(md.random.key(0))
+    tokens = md.named(np.random.default_rng(0).integers(0, 32, (2, 16)), ["batch", "length"])
+    batch = {name: md.cast(tokens, "int32") for name in model.batch_spec(2, 16)}
+    _, metrics = md.jit(recipe.train_step())(state, batch)
+    choices = 2 * (8 if name == "t5_mini" else 16)  # t5 halves the text
+    dropped = float(metrics["dropped_choices"])
+    assert 1 - queues / choices <= dropped <= 1 - 1 / choices
