@@ -1,14 +1,11 @@
-"""Partition rule of einsum: for every axis, the dim of the product that it splits.
+"""Partition rule of einsum: for every axis, the dim of the product that it splits (`splits`).
 
-If all tensors that have a dim split it over an axis, the axis splits that dim of the product.
-Otherwise the axis may split any dim that it splits in an operand or in the result, or none. The
-strategies differ in what they move before, in what they compute, and in what they reduce or move
-after. The layout of the result comes first, then that of the first operand.
+The strategies differ in what they move before, in what they compute, and in what they reduce or
+move after.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,13 +13,14 @@ from functools import lru_cache
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.communication.reshard import reshard_cost
+from meshdsl.lowering.partition.splits import layouts_by_split
 from meshdsl.lowering.partition.strategy import Case, Strategies, Strategy, Work
 from meshdsl.lowering.program import Value
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.graph import Operation
 
-_Layouts = tuple[TensorLayout, TensorLayout, TensorLayout]
+_Layouts = tuple[TensorLayout, ...]
 
 
 @dataclass(frozen=True)
@@ -42,46 +40,8 @@ class Product:
 @lru_cache(maxsize=1 << 12)
 def offered(product: Product) -> tuple[tuple[_Layouts, ...], tuple[Work, ...]]:
     """Returns the layouts of operands and result by each strategy, and what it costs."""
-    axes = [axis for axis in product.mesh.names if _candidates(product, axis)]
-    every = itertools.product(*(_candidates(product, axis) for axis in axes))
-    layouts = tuple(_layouts(product, dict(zip(axes, dims, strict=True))) for dims in every)
+    layouts = tuple(layouts_by_split(product.shapes, product.layouts, product.mesh))
     return layouts, tuple(_work(product, each) for each in layouts)
-
-
-def _candidates(product: Product, axis: str) -> list[str | None]:
-    """Returns the dims that an axis may split: the agreed ones if there are any, else all.
-
-    A dim is agreed on if every tensor that has it splits it over the axis.
-    """
-    out, x, y = (product.layouts[i].dim_of(axis) for i in (2, 0, 1))
-    dims = list(dict.fromkeys(d for d in (out, x, y) if d is not None))
-    agreed = [d for d in dims if _agreed(product, axis, d)]
-    return [*agreed] or ([*dims, None] if dims else [])
-
-
-def _agreed(product: Product, axis: str, dim: str) -> bool:
-    have = [i for i, shape in enumerate(product.shapes) if shape.find(dim) is not None]
-    return len(have) > 1 and all(product.layouts[i].dim_of(axis) == dim for i in have)
-
-
-def _layouts(product: Product, choice: dict[str, str | None]) -> _Layouts:
-    """Returns the layouts of operands and result where each axis splits the dim chosen for it."""
-    out = product.shapes[2]
-    splits: dict[str, list[str]] = {}
-    for axis, dim in choice.items():
-        if dim is not None:
-            splits.setdefault(dim, []).append(axis)
-    for dim, axes in splits.items():
-        for layout in (product.layouts[2], *product.layouts[:2]):
-            if set(layout.axes(dim)) >= set(axes):
-                axes.sort(key=layout.axes(dim).index)
-                break
-    layouts = [
-        TensorLayout.of({d: a for d, a in splits.items() if shape.find(d) is not None})
-        for shape in product.shapes
-    ]
-    left = [axis for d, axes in splits.items() if out.find(d) is None for axis in axes]
-    return layouts[0], layouts[1], layouts[2].add_partial(left)
 
 
 def _work(product: Product, layouts: _Layouts) -> Work:

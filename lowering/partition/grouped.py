@@ -1,6 +1,6 @@
-"""Partition rules of grouped products: for every axis, the dim of the product that it splits.
+"""Partition rules of grouped products: for every axis, the dim that it splits (`splits`).
 
-An axis may split any dim that it splits in an operand or in the result, or none:
+What an axis splits says what each device computes:
 
 - Rows: each device multiplies its own positions.
 - The dim of the groups: each device multiplies the rows of its own groups, and has zeros for all
@@ -11,12 +11,12 @@ An axis may split any dim that it splits in an operand or in the result, or none
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.parameters import AlongDim
+from meshdsl.lowering.partition.splits import layouts_by_split
 from meshdsl.lowering.partition.strategy import (
     Case,
     Strategies,
@@ -36,9 +36,7 @@ def grouped(case: Case) -> Strategy | Strategies:
     (x, y, group), (out,), dim = op.inputs, op.outputs, op.params["dim"]
     tensors, given = (x, y, group, out), (*case.operands, *case.results)
     shapes = [tensor.shape for tensor in tensors]
-    axes = [axis for axis in mesh.names if _candidates(shapes, given, axis)]
-    every = itertools.product(*(_candidates(shapes, given, axis) for axis in axes))
-    ways = [_layouts(shapes, given, dict(zip(axes, dims, strict=True))) for dims in every]
+    ways = [*layouts_by_split(shapes, given, mesh)]
 
     def work(layouts: Sequence[TensorLayout]) -> Work:
         rows = zip(tensors[:3], given[:3], layouts[:3], strict=True)
@@ -69,45 +67,6 @@ def grouped(case: Case) -> Strategy | Strategies:
         return Strategy(tuple(layouts[:3]), (layouts[3],), emit, linear=op.linear, fixed=used)
 
     return offer(ways, work, strategy)
-
-
-def _candidates(
-    shapes: Sequence[Shape], layouts: Sequence[TensorLayout], axis: str
-) -> list[str | None]:
-    """Returns the dims that an axis may split: the agreed ones if there are any, else all.
-
-    A dim is agreed on if several tensors have it, and each of them splits it over the axis.
-    """
-    # The layout of the result comes first: among strategies of equal cost the first is chosen.
-    of_axis = [layouts[number].dim_of(axis) for number in (3, 0, 1, 2)]
-    dims = list(dict.fromkeys(dim for dim in of_axis if dim is not None))
-    agreed = []
-    for dim in dims:
-        having = [number for number, shape in enumerate(shapes) if shape.find(dim)]
-        if len(having) > 1 and all(layouts[number].dim_of(axis) == dim for number in having):
-            agreed.append(dim)
-    return [*agreed] or ([*dims, None] if dims else [])
-
-
-def _layouts(
-    shapes: Sequence[Shape], given: Sequence[TensorLayout], choice: dict[str, str | None]
-) -> list[TensorLayout]:
-    """Returns the layouts of operands and result where each axis splits the dim chosen for it."""
-    splits: dict[str, list[str]] = {}
-    for axis, dim in choice.items():
-        if dim is not None:
-            splits.setdefault(dim, []).append(axis)
-    for dim, axes in splits.items():
-        orders = [given[number].axes(dim) for number in (3, 0, 1, 2)]
-        order = next((each for each in orders if set(each) >= set(axes)), None)
-        if order is not None:
-            axes.sort(key=order.index)
-    layouts = [
-        TensorLayout.of({dim: axes for dim, axes in splits.items() if shape.find(dim)})
-        for shape in shapes
-    ]
-    left = [axis for dim, axes in splits.items() if not shapes[3].find(dim) for axis in axes]
-    return [*layouts[:3], layouts[3].add_partial(left)]
 
 
 def _flops(shapes: Sequence[Shape], layouts: Sequence[TensorLayout], dim: str, mesh: Mesh) -> float:
