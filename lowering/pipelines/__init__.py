@@ -1,0 +1,1 @@
+"""Pipelines: schedules as data. This folder knows nothing of graphs, programs and devices."""

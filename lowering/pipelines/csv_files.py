@@ -1,0 +1,76 @@
+"""Schedules as CSV files, in the notation of PyTorch's torch.distributed.pipelining.
+
+A line is the row of a stage, in the order of stages. A cell is an action (`actions.Action`), or
+empty. There is no header. PyTorch writes and reads such files with its `_dump_csv` and `_load_csv`,
+without sends (`compute_only`) or with them (`compute_comms`).
+
+Guarantees: `parse(text(schedule)) == schedule` for each schedule whose stages all have a cell,
+up to its name and to chunks and microbatches of which no action speaks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from meshdsl.lowering.pipelines.actions import Action
+from meshdsl.lowering.pipelines.schedule import Row, Schedule
+
+
+def text(schedule: Schedule) -> str:
+    """Returns the schedule as CSV."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([[action or "" for action in row] for row in schedule.rows])
+    return file.getvalue()
+
+
+def parse(content: str, name: str = "csv") -> Schedule:
+    """Returns the schedule of a CSV text.
+
+    Args:
+        content: the text.
+        name: the name of the schedule; errors quote it.
+
+    Raises:
+        ValueError: Some cells are not actions: all of them are listed, with line and column, both
+            counted from 1 as editors do. Or the text has no action.
+    """
+    lines = list(csv.reader(io.StringIO(content.strip("\r\n") + "\n")))
+    rows: list[Row] = []
+    problems = []
+    for number, line in enumerate(lines, 1):
+        row: list[Action | None] = []
+        for column, cell in enumerate(line, 1):
+            try:
+                row.append(Action.parse(cell) if cell.strip() else None)
+            except ValueError as error:
+                problems.append(f"line {number}, column {column}: {error}")
+        rows.append(tuple(row))
+    if problems:
+        raise ValueError(f"schedule `{name}` has cells that are not actions:\n" + _list(problems))
+    if not any(action for row in rows for action in row):
+        raise ValueError(
+            f"schedule `{name}` has no action. Write one line per stage, such as `0F0,0B0`"
+        )
+    return Schedule.of(rows, name)
+
+
+def read(path: str | Path) -> Schedule:
+    """Returns the schedule of a CSV file; its name is the file's.
+
+    Raises:
+        ValueError: As `parse`.
+    """
+    path = Path(path)
+    return parse(path.read_text(encoding="utf-8"), path.stem)
+
+
+def write(schedule: Schedule, path: str | Path) -> None:
+    """Writes the schedule as a CSV file."""
+    Path(path).write_text(text(schedule), encoding="utf-8")
+
+
+def _list(problems: list[str]) -> str:
+    return "\n".join(f"  {n}. {problem}" for n, problem in enumerate(problems, 1))
