@@ -1,0 +1,118 @@
+"""Deadlocks: runs a schedule, and names the circle of stages that wait for each other, if any.
+
+Only the order matters here, not the times. The schedule keeps the rules of `rules.py` and
+`message_rules.py`, so whatever a stage waits for is in a row of another stage.
+"""
+
+from __future__ import annotations
+
+from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
+from meshdsl.lowering.pipelines.dependencies import carried, needs, receive_of, receiver, send_of
+from meshdsl.lowering.pipelines.faults import Fault
+from meshdsl.lowering.pipelines.schedule import Place, Schedule
+
+
+def deadlock(schedule: Schedule, in_flight: int | None = None) -> Fault | None:
+    """Returns the fault of a schedule that does not come to its end, or None if it does.
+
+    Args:
+        schedule: the schedule.
+        in_flight: how many messages a link from one stage to another holds: a send waits until
+            there is room. With 0 it waits until the other stage receives. None is any number.
+            It matters only if the schedule has sends. A receive always waits for its message.
+    """
+    return _Run(schedule, in_flight).fault()
+
+
+class _Run:
+    """A schedule that is under way."""
+
+    def __init__(self, schedule: Schedule, in_flight: int | None) -> None:
+        self.schedule, self.in_flight = schedule, in_flight
+        self.where = schedule.places
+        self.columns = [0] * schedule.stages
+        self.unreceived: dict[tuple[int, int], list[Action]] = {}
+
+    def fault(self) -> Fault | None:
+        while any([self._advance(stage) for stage in range(self.schedule.stages)]):
+            pass
+        rows = self.schedule.rows
+        stuck = [s for s, row in enumerate(rows) if self.columns[s] < len(row)]
+        return self._circle(stuck[0]) if stuck else None
+
+    def _advance(self, stage: int) -> bool:
+        row, first = self.schedule.rows[stage], self.columns[stage]
+        while self.columns[stage] < len(row):
+            action = row[self.columns[stage]]
+            if action and self._waits_for(stage, action):
+                break
+            if action and action.kind in SENDS:
+                self.unreceived.setdefault(self._link(action), []).append(action)
+            elif action and action.kind in RECEIVES:
+                self.unreceived[self._link(action)].remove(send_of(carried(action)))
+            self.columns[stage] += 1
+        return self.columns[stage] > first
+
+    def _waits_for(self, stage: int, action: Action) -> Place | None:
+        """Returns where that is for which an action waits, or None if it can run."""
+        if action.kind in SENDS:
+            return self._room(action)
+        if action.kind in RECEIVES:
+            send = send_of(carried(action))
+            arrived = send in self.unreceived.get(self._link(action), [])
+            return None if arrived else self.where[send]
+        if self.schedule.has_messages:
+            return None  # What it needs is in its own row, before it.
+        places = (self.where[need] for need in needs(action, self.schedule.chunks))
+        return next((place for place in places if self.columns[place[0]] <= place[1]), None)
+
+    def _room(self, send: Action) -> Place | None:
+        """Returns the receive that makes room for a send, or None if there is room."""
+        waiting = self.unreceived.get(self._link(send), [])
+        if self.in_flight is None or len(waiting) < self.in_flight:
+            return None
+        stage, column = self.where[receive_of(carried([*waiting, send][0]))]
+        at_receive = not waiting and self.columns[stage] == column
+        return None if at_receive else (stage, column)
+
+    def _link(self, message: Action) -> tuple[int, int]:
+        result, placement = carried(message), self.schedule.placement
+        target = receiver(result, placement)
+        assert target
+        return placement[result.chunk], target[1]
+
+    def _circle(self, stage: int) -> Fault:
+        """Returns the fault of the stages that wait for each other, seen from a stuck one."""
+        path: list[int] = []
+        while stage not in path:
+            path.append(stage)
+            stage = self._awaited(stage)[0]
+        circle = path[path.index(stage) :]
+        first = min(circle, key=lambda s: (self.columns[s], s))
+        circle = circle[circle.index(first) :] + circle[: circle.index(first)]
+        reasons = []
+        for one in circle:
+            there, column = self._awaited(one)
+            reasons.append(
+                f"`{self._standing(one)}` waits for `{self.schedule.rows[there][column]}`, which "
+                f"is behind `{self._standing(there)}` on stage {there}"
+            )
+        there, column = self._awaited(first)
+        awaited = self.schedule.rows[there][column]
+        return Fault(
+            first,
+            self.columns[first],
+            self._standing(first),
+            "stages wait for each other: " + ", ".join(reasons),
+            f"Move `{awaited}` before `{self._standing(there)}` on stage {there}",
+        )
+
+    def _standing(self, stage: int) -> Action:
+        action = self.schedule.rows[stage][self.columns[stage]]
+        assert action
+        return action
+
+    def _awaited(self, stage: int) -> Place:
+        place = self._waits_for(stage, self._standing(stage))
+        assert place
+        return place
