@@ -75,6 +75,16 @@ RULES = {
         ("lowering/backends/",),
         ("meshdsl.lowering.backends", "meshdsl.models", "meshdsl.cli", "tensorflow"),
     ),
+    "schedules of pipelines are data": (
+        "lowering/pipelines/",
+        (),
+        (
+            *(f"meshdsl.{room}" for room in ("tensors", "tracing", "ops", "gradients", "layouts")),
+            *(f"meshdsl.lowering.{room}" for room in ("graphs", "placement", "writing", "passes")),
+            *(f"meshdsl.lowering.{file}" for file in ("program", "instructions", "stages")),
+            *("meshdsl.lowering.costs", "meshdsl.lowering.partition", "jax", "numpy"),
+        ),
+    ),
     "partition rules know nothing of frameworks": ("lowering/partition/", (), ("jax",)),
     "backends know programs only": (
         "lowering/backends/",
