@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import random
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshdsl.lowering.pipelines import csv_files
@@ -20,6 +20,8 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 from tests.lowering.pipelines import independent
 
 MUTATIONS = 2_000
+# Random schedules take long to draw on a busy machine.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 named = functools.cache(make)
 explicit = functools.cache(lambda schedule: with_messages(schedule))
 
@@ -54,7 +56,7 @@ def judged(schedule):
     return independent.is_right(cells(schedule), schedule.chunks, schedule.microbatches)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(PATIENT, max_examples=100)
 @given(built_in())
 def test_built_in_schedules_are_right(schedule):
     assert judged(schedule)
@@ -62,14 +64,14 @@ def test_built_in_schedules_are_right(schedule):
     assert first_fault(explicit(schedule), in_flight=0) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(PATIENT, max_examples=100)
 @given(built_in() | any_right())
 def test_a_schedule_is_read_back_from_csv(schedule):
     for one in (schedule, explicit(schedule)):
         assert csv_files.parse(csv_files.text(one), one.name) == one
 
 
-@settings(max_examples=100, deadline=None)
+@settings(PATIENT, max_examples=100)
 @given(any_right())
 def test_any_right_schedule_is_accepted_with_and_without_messages(schedule):
     assert judged(schedule)
@@ -78,7 +80,7 @@ def test_any_right_schedule_is_accepted_with_and_without_messages(schedule):
     assert plan(explicit(schedule)).makespan == plan(schedule).makespan
 
 
-@settings(max_examples=100, deadline=None)
+@settings(PATIENT, max_examples=100)
 @given(built_in() | any_right(), st.randoms(use_true_random=False))
 def test_times_are_those_of_an_independent_simulation(schedule, draw):
     per_chunk = {
@@ -129,7 +131,7 @@ def damaged(schedule, draw):
     return wrong, kind, action, (stage, min(column, other))
 
 
-@settings(max_examples=MUTATIONS, deadline=None)
+@settings(PATIENT, max_examples=MUTATIONS)
 @given(built_in() | any_right(), st.integers(0, 2**32))
 def test_a_damaged_schedule_is_refused_with_its_first_wrong_action(schedule, seed):
     wrong, kind, action, (stage, column) = damaged(schedule, random.Random(seed))
@@ -150,7 +152,7 @@ def test_a_damaged_schedule_is_refused_with_its_first_wrong_action(schedule, see
         assert wrong.rows[fault.stage][fault.column] == fault.action
 
 
-@settings(max_examples=150, deadline=None)
+@settings(PATIENT, max_examples=150)
 @given(built_in() | any_right(), st.randoms(use_true_random=False), st.booleans())
 def test_a_message_that_is_dropped_or_repeated_is_named(schedule, draw, drop):
     with_all = explicit(schedule)
