@@ -48,13 +48,15 @@ def moe(
             that are.
         over: the dim of the tokens of a sequence.
         dispatch: how tokens get to slots and back. "einsum": by products with one-hot tensors.
-            "gather": by looking them up. "sort": there are no slots; the tokens of one expert are
-            multiplied together (`md.grouped_einsum`), so that nothing is dropped and nothing is
-            computed in vain.
-        peers: with "sort", among how many devices a layout splits `experts`, or a multiple of it;
-            tokens are sent to them. Without `slots` all tokens are sent to all peers, and none is
-            dropped. `slots` says how many assignments of a sequence a peer takes, for all of its
-            experts together. With `peers=1`, it is the parameters that are sent.
+            "gather": by looking them up. "sort": without slots; the tokens of one expert are
+            multiplied together (`md.grouped_einsum`). So nothing is dropped, and no product is of
+            an empty slot.
+        peers: with "sort": into how many parts the experts are divided, each on devices of its
+            own. Give the number of devices that a layout splits `experts` over, or a multiple of
+            it. With `peers=1`, the parameters of the experts are sent to the tokens; with more, the
+            tokens are sent to the peers. Without `slots`, all tokens are sent to all peers, and
+            none is dropped. `slots` says how many choices of a sequence a peer takes, for all of
+            its experts together.
 
     Returns:
         The dims of x. A token dropped by all of its experts gets zeros.

@@ -7,7 +7,7 @@ of two ways:
 
 - All of them go to all peers, and each peer computes what it was chosen for. Nothing is dropped.
   Where `experts` is split, tokens are gathered, and results are reduce-scattered.
-- With `slots`, a peer takes so many assignments of each sequence, of all its experts together.
+- With `slots`, a peer takes so many choices of each sequence, of all its experts together.
   Where `experts` is split, that is one all_to_all there, and one back. What comes later in the
   queue is dropped.
 """

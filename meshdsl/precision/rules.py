@@ -61,8 +61,9 @@ class Rule:
     def __post_init__(self) -> None:
         name, *options = self.form.split("+")
         if name not in _EIGHT_BITS and name not in _DTYPES and name != "-":
-            hint = did_you_mean(name, [*_EIGHT_BITS, *_DTYPES])
-            raise ValueError(f"`{self}`: `{name}` is none of {', '.join(_FORMS)}{hint}")
+            written = "" if self.scope else "; with a scope, a rule is written as `mlp:fp8`"
+            hint = did_you_mean(name.lower(), [*_EIGHT_BITS, *_DTYPES])
+            raise ValueError(f"`{self}`: `{name}` is none of {', '.join(_FORMS)}{written}{hint}")
         for option in options:
             if name not in _EIGHT_BITS:
                 raise ValueError(f"`{self}`: only {' and '.join(_EIGHT_BITS)} take `+{option}`")
@@ -125,13 +126,13 @@ class Precision:
 
     @staticmethod
     def parse(text: str) -> Precision:
-        """Reads `mlp:fp8,attention:bf16`; `,`, `;` and spaces all separate.
+        """Reads `mlp:fp8,attention:bf16`; `,`, `;` and spaces separate, but not beside `:`.
 
         Raises:
             ValueError: malformed rules, all of them; or two rules have one scope.
         """
         rules, problems = [], []
-        for part in re.findall(r"[^;,\s]+", text):
+        for part in re.findall(r"[^;,\s]+", re.sub(r"\s*:\s*", ":", text)):
             try:
                 rules.append(Rule.parse(part))
             except ValueError as error:

@@ -58,8 +58,8 @@ class Recipe:
         default=None,
     )
     precision: Precision | str | None = setting(
-        "Dtypes of products, by path and operation: mlp:fp8,attention:bf16; - is as it was. "
-        "fp8 and int8 are of 8 bits. Default: those of `policy`.",
+        "Dtypes of products, by path and operation: mlp:fp8,attention:bf16. fp8 and int8 have "
+        "8 bits; - leaves a product as it is. Default: those of `policy`.",
         default=None,
     )
     microbatches: int = setting(

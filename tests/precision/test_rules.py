@@ -12,6 +12,7 @@ def test_rules_print_as_they_are_read():
     text = "mlp:fp8,blocks/attention:bf16,**/w_out:int8+tensor+unrounded,router:-,int8"
     assert str(md.Precision.parse(text)) == text
     assert md.Precision.parse(text.replace(",", "; ")) == md.Precision.parse(text)
+    assert md.Precision.parse(text.replace(":", " : ")) == md.Precision.parse(text)
     assert md.Precision.of(None).rules == ()
     assert md.Precision.of("fp8").rules == (Rule("", "fp8"),)
 
@@ -61,6 +62,14 @@ def test_no_rule_decides_where_none_applies():
     ("text", "problem"),
     [
         ("mlp:fp9", "`mlp:fp9`: `fp9` is none of fp8, int8, bf16, f16, f32, f64, -. Did you mean"),
+        (
+            "mlp:FP8",
+            "`mlp:FP8`: `FP8` is none of fp8, int8, bf16, f16, f32, f64, -. Did you mean `fp8",
+        ),
+        (
+            "mlp",
+            "`mlp` is none of fp8, int8, bf16, f16, f32, f64, -; with a scope, a rule is written",
+        ),
         ("int8+tensr", "`+tensr` is none of +tensor, +unrounded. Did you mean `tensor`?"),
         ("bf16+tensor", "`bf16+tensor`: only fp8 and int8 take `+tensor`"),
         ("mlp:fp8,mlp:int8", "two rules of precision have one scope: `mlp:fp8` and `mlp:int8`"),

@@ -42,7 +42,8 @@ _FLOAT32, _INT8, _INT32 = np.dtype("float32"), np.dtype("int8"), np.dtype("int32
 # The least normal number of float32 and bfloat16: its inverse is finite. Devices may flush smaller
 # numbers to 0.
 _LEAST_SCALE = 2.0**-126
-# Up to so many products of int8, whose sum float32 holds exactly: 2^24 / 127^2.
+# Up to so many products of int8, whose sum float32 holds exactly: 2^24 / 127^2. Devices add up in
+# int32, which holds any sum of 133,000 terms; of more, unless nearly all are large and of one sign.
 _EXACT_TERMS = 1040
 
 

@@ -309,6 +309,23 @@ def test_grouped_products_have_the_numbers_of_one_device(name, out, mesh, layout
         np.testing.assert_allclose(ours, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("layout", ["length:data; w/embed:data", "length:data; experts:data"])
+def test_experts_are_gathered_in_8_bits(layout):
+    wide = md.dims(embed=96, d_ff=80)
+    x = md.spec([md.Dimension("length", 512), wide[0]])
+    w = md.spec([experts, *wide])
+    group = md.spec([md.Dimension("length", 512)], "int32")
+
+    def function(x, w, group):
+        out = md.Shape([md.Dimension("length", 512), wide[1]])
+        return quantized_einsum(x, w, out, HOWS["fp8"], Groups("experts", group))
+
+    program = md.jit(function, mesh="data:3", layout=layout, backend="numpy").lower(x, w, group)
+    largest, *others = sorted((c.payload_bytes for c in program.collectives), reverse=True)
+    assert largest == experts.size * 96 * 80
+    assert sum(others) <= 2 * 4 * experts.size * 80  # the maxima, and the scales
+
+
 @pytest.mark.parametrize("name", HOWS)
 @pytest.mark.parametrize("factor", [2.0**-90, 2.0**60])
 def test_tiny_and_huge_cotangents_have_the_gradients_of_others(name, factor):
