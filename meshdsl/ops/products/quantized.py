@@ -10,8 +10,9 @@ with it, rounds nothing. All layouts have the same q in any case, since a maximu
 
 The gradient is straight-through (Bengio et al. 2013, "Estimating or propagating gradients through
 stochastic neurons"): the one of the product without rounding, computed in 8 bits. The backward pass
-uses the q of the forward pass. A scale that differs along a dim that it sums over multiplies the
-cotangent before that is quantized (as qwix does, `qwix/_src/core/dot_general_qt.py`).
+uses the q of the forward pass. It sums over other dims, along which the scale of an operand may
+differ: such a scale multiplies the cotangent, and then the cotangent is quantized. So does qwix
+(`qwix/_src/core/dot_general_qt.py`).
 
 Each group of a grouped product has scales of its own, which rows look up as they do its matrix. If
 the product also sums over rows, all groups share their scales.

@@ -101,6 +101,23 @@ def test_a_grouped_product_is_one_product_for_each_group():
     assert sum(event.product for event in simulate(program, V5P).events) == 2
 
 
+@pytest.mark.parametrize("hardware_of", ["v5p", "h100"])
+def test_grouped_products_of_8_bits_take_as_long_as_those_of_bfloat16(hardware_of):
+    """Their kernels get the numbers in bfloat16."""
+    rows, groups, b, c = md.dims(rows=8192, groups=8, b=2048, c=4096)
+    x, w = md.spec([rows, b], "bfloat16"), md.spec([groups, b, c], "bfloat16")
+
+    def product(x, w, group):
+        return md.grouped_einsum(x, w, group, "groups", over="b")
+
+    def seconds(function):
+        program = lowered(function, x, w, md.spec([rows], "int32"))
+        events = simulate(program, hardware(hardware_of)).events
+        return [event.seconds for event in events if event.product]
+
+    assert seconds(md.with_precision(product, "int8")) == pytest.approx(seconds(product), rel=1e-3)
+
+
 def test_a_synchronous_collective_makes_the_device_wait():
     program = lowered(product, *specs("ab", "bc"), mesh="m:4", layout="b:m")
     schedule = simulate(program, V3)
