@@ -22,12 +22,15 @@ from tests.benchmarks.peers.parts import (
     Size,
     adamw,
     attend,
+    attention,
     cast,
     compute_dtype,
     constrain,
     cross_entropy,
+    has_kernel,
     rms_norm,
     rotary,
+    splash,
     stacked,
     training,
 )
@@ -128,6 +131,39 @@ def attention_layer(
     return constrain(y, mesh, c.data, c.stream)
 
 
+def shared_attention_layer(
+    c: Decoder, mesh: Mesh, kernels: bool, x: jax.Array, w: Mapping[str, Any]
+) -> jax.Array:
+    """Returns what attention adds to the stream, where devices along `queries` share keys.
+
+    Each of them computes the keys and values of its own positions, and they gather these. XLA's
+    partitioner would compute all of them on each device, and reduce the gradients by the stream
+    that come from queries and from keys one by one. So this runs inside of shard_map.
+    """
+    stored = {name: one.spec for name, one in attention_weights(c).items()}
+
+    def local(h: jax.Array, w: Mapping[str, jax.Array]) -> jax.Array:
+        w = {
+            name: lax.all_gather(one, "data", axis=stored[name].index("data"), tiled=True)
+            for name, one in w.items()
+        }
+        own = lax.all_gather(h, "keys", axis=1, tiled=True)
+        k, v = (jnp.einsum("ble,ehk->blhk", own, w[name]) for name in ("key", "value"))
+        k, v, h = (lax.all_gather(one, "queries", axis=1, tiled=True) for one in (k, v, own))
+        q, k = rotary(jnp.einsum("ble,ehgk->blhgk", h, w["query"])), rotary(k)
+        attended = splash if has_kernel(mesh, q, kernels) else attention
+        y = jnp.einsum("blhgk,hgke->ble", attended(q, k, v, True), w["out"])
+        y = lax.psum_scatter(y, "queries", scatter_dimension=1, tiled=True)
+        return lax.psum_scatter(y, "keys", scatter_dimension=1, tiled=True)
+
+    stream = P(c.data, c.stream)
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=(stream, stored), out_specs=stream, check_vma=False
+    )
+    h = constrain(rms_norm(x, w["attention_norm"]["scale"]), mesh, *stream)
+    return run(h, {name: w["attention"][name] for name in stored})
+
+
 def mlp_layer(c: Decoder, mesh: Mesh, x: jax.Array, w: Mapping[str, Any]) -> jax.Array:
     """Returns what the MLP adds to the stream."""
     h = constrain(rms_norm(x, w["mlp_norm"]["scale"]), mesh, c.data, c.context)
@@ -165,10 +201,11 @@ def loss(
     c: Decoder, mesh: Mesh, kernels: bool, dtype: Any, params: Any, batch: Mapping[str, Any]
 ) -> jax.Array:
     """Returns the loss of a batch; layers are scanned, and recomputed in the backward pass."""
+    of_attention = attention_layer if c.queries is None else shared_attention_layer
 
     def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
         w = cast(w, dtype)
-        x = x + attention_layer(c, mesh, kernels, x, w)
+        x = x + of_attention(c, mesh, kernels, x, w)
         return x + mlp_layer(c, mesh, x, w), None
 
     x = embedded(c, mesh, params["embedding"].astype(dtype), batch["tokens"])
@@ -218,7 +255,7 @@ def llama_fsdp_sequence(
 
 def shared_keys(mesh: Mesh, size: Size = "tpu", kernels: bool = True) -> tuple[Any, Any, Any]:
     """Axes data, keys and queries: several devices share a head of keys, which each of them has."""
-    both = ("keys", "queries")
+    both = ("queries", "keys")  # what is gathered over keys is one range of positions
     c = replace(llama(size), stream=both, keys="keys", queries="queries", hidden=both)
     c = replace(c, kv_heads=4 if size == "tpu" else 2)
     return program(mesh, c, size, kernels)

@@ -180,15 +180,14 @@ def attend(
     Args:
         spec: how q is split; keys and values are split as q is, without the length and the group.
     """
-    fits = q.shape[1] % LANES == 0 and mesh.devices.flat[0].platform == "tpu"
-    if not (kernels and fits):
+    if not has_kernel(mesh, q, kernels):
         return attention(q, k, v, causal)
     batch, length, heads, group, _ = (*spec, *(None,) * (5 - len(spec)))
     shards = 1 if length is None else mesh.shape[length]
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         start = 0 if length is None else lax.axis_index(length)
-        return _splash(q, k, v, causal, shards, start)
+        return splash(q, k, v, causal, shards, start)
 
     split = jax.shard_map(
         local,
@@ -200,15 +199,26 @@ def attend(
     return split(q, k, v)
 
 
-def _splash(
-    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, shards: int, start: Any
+def has_kernel(mesh: Mesh, q: jax.Array, kernels: bool) -> bool:
+    """Whether a fused kernel computes attention; arguments as in `attend`."""
+    return kernels and q.shape[1] % LANES == 0 and mesh.devices.flat[0].platform == "tpu"
+
+
+def splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, shards: int = 1, start: Any = 0
 ) -> jax.Array:
+    """Returns attention of one device by a fused kernel; arguments as in `attention`.
+
+    Args:
+        shards: into how many parts the queries' positions are split.
+        start: which of these parts this is.
+    """
     # Pallas takes long to import.
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
     rows, columns, heads, group = q.shape[1], k.shape[1], q.shape[2], q.shape[3]
     block_q, block_kv = (max(b for b in (128, 256, 512) if n % b == 0) for n in (rows, columns))
-    sizes = splash.BlockSizes(
+    sizes = pallas.BlockSizes(
         block_q=block_q,
         block_kv=block_kv,
         block_kv_compute=block_kv,
@@ -223,10 +233,10 @@ def _splash(
 
     def run(number: int) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
         shape, offset = (rows, columns), number * rows
-        mask = splash.CausalMask(shape, offset) if causal else splash.FullMask(shape)
-        many = splash.MultiHeadMask([mask] * (heads * group))
+        mask = pallas.CausalMask(shape, offset) if causal else pallas.FullMask(shape)
+        many = pallas.MultiHeadMask([mask] * (heads * group))
         return jax.vmap(
-            splash.make_splash_mha(mask=many, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+            pallas.make_splash_mha(mask=many, block_sizes=sizes, head_shards=1, q_seq_shards=1)
         )
 
     if shards == 1 or not causal:
