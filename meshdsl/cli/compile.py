@@ -53,16 +53,16 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         jobs.use_no_devices()
         from meshdsl.lowering.backends.jax.ahead import compile_ahead, plain_program
 
-        peer: str | tuple[Any, ...] | None
+        other: str | tuple[Any, ...] | None
         if against is None or isinstance(against, str):
-            peer = against
+            other = against
         else:  # before anything is compiled, which takes minutes
-            peer = plain_program(against, job.mesh or Mesh(), topology)
+            other = plain_program(against, job.mesh or Mesh(), topology)
         if sys.stderr.isatty():
             print(f"compiling for {topology}; large models take minutes", file=sys.stderr)
         compiled = compile_ahead(program, topology, used)
-        if peer is not None:
-            others[os.path.basename(values.against)] = _compiled_peer(peer, job, topology, used)
+        if other is not None:
+            others[os.path.basename(values.against)] = _compiled_other(other, job, topology, used)
     plan = explain(program, topology.name)
     print(report(program, plan, topology, compiled, show(used), others))
     if values.html:
@@ -97,18 +97,18 @@ def _against(
     return None
 
 
-def _compiled_peer(
-    peer: str | tuple[Any, ...], job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
+def _compiled_other(
+    other: str | tuple[Any, ...], job: jobs.Job, topology: Topology, flags: Mapping[str, Flag]
 ) -> Compiled:
     """Compiles the program to compare with: as XLA splits it, or plain JAX."""
     from meshdsl.lowering.backends.compiler_flags import of_any_program
     from meshdsl.lowering.backends.jax.ahead import compile_ahead, compile_plain
 
     flags = of_any_program(flags)
-    if isinstance(peer, str):
-        program = training_step(replace(job, backend=peer), job.layout)
-        return compile_ahead(program, topology, flags, peer)
-    return compile_plain(peer, job.mesh or Mesh(), topology, flags)
+    if isinstance(other, str):
+        program = training_step(replace(job, backend=other), job.layout)
+        return compile_ahead(program, topology, flags, other)
+    return compile_plain(other, job.mesh or Mesh(), topology, flags)
 
 
 def _topology(values: flags.FlagValues, problems: Problems) -> Topology | None:

@@ -21,7 +21,7 @@ from meshdsl.cli.readers import (
     hardware_name,
     number,
     one_of,
-    peer,
+    other_program,
     remat,
     size,
     truth,
@@ -222,7 +222,7 @@ FLAGS: dict[str, Flag] = {
     "slices": ("1", whole(1), "Slices of that, joined by a network, along axes marked @dcn."),
     "against": (
         None,
-        peer,
+        other_program,
         "A second program for `compile` to compare with: jax_auto (XLA splits the tensors), or "
         "plain JAX, `my_step.py:program`: given a jax.sharding.Mesh, it returns what jax.jit "
         "returned, and its arguments.",

@@ -58,7 +58,7 @@ def hardware_name(text: str) -> str:
     return text
 
 
-def peer(text: str) -> str:
+def other_program(text: str) -> str:
     """Reads what `compile` compares with: `jax_auto`, or a function of the user's."""
     if text != "jax_auto" and ":" not in text:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Time of a training step with experts, against the same steps written by hand in plain JAX.
 
 The model is a small Mixtral: layers of causal attention and eight gated experts, of which a router
-chooses two for each token. The peers are `jax.jit` programs with shardings, in the three ways in
-which MaxText writes experts:
+chooses two for each token. The baselines are `jax.jit` programs with shardings, in the three ways
+in which MaxText writes experts:
 
 - ragged: tokens sorted by expert, and `jax.lax.ragged_dot`; under `jax.shard_map` on a mesh. Where
   an axis splits the experts, all tokens along it are gathered, and results are reduce-scattered.

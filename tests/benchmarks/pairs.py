@@ -23,7 +23,7 @@ from meshdsl.running.jit import Jitted
 from meshdsl.tensors.named_array import Spec
 from meshdsl.training.state import TrainState, create, spec_of
 from meshdsl.training.step import make_train_step
-from tests.benchmarks.peer_models import RecommenderSizes, recommender, vision
+from tests.benchmarks.baseline_models import RecommenderSizes, recommender, vision
 
 Size = Literal["tpu", "small"]
 TOPOLOGY = "v5p:4x4x4"  # the chips of size "tpu"
@@ -376,7 +376,7 @@ _ALL = (
 PAIRS: Mapping[str, Pair] = {pair.name: pair for pair in _ALL}
 
 # Beyond these, pairs that are measured beside hand-written programs; XLA's partitioner is no fair
-# peer for most of them.
+# baseline for most of them.
 _MORE = (
     Pair(
         "shared_keys",

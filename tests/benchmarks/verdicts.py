@@ -135,13 +135,13 @@ def judged(job: Job) -> Verdict:
 def _compiled(job: Job, start: float) -> tuple[Compiled, float]:
     """Returns the compiler's account, and the seconds before the compiler."""
     from meshdsl.lowering.backends.jax.ahead import compile_ahead, compile_plain, plain_program
-    from tests.benchmarks.peers.table import PEERS
+    from tests.benchmarks.baselines.table import BASELINES
 
     pair, topology, flags = pairs()[job.pair], Topology.parse(TOPOLOGY), FLAGS[job.flags]
     flags = flags if job.kind == OURS else of_any_program(flags)
     if job.kind == "by_hand":
         mesh = Mesh.parse(pair.mesh("tpu"))
-        make = partial(PEERS[job.pair].program, size="tpu", kernels=job.kernels)
+        make = partial(BASELINES[job.pair].program, size="tpu", kernels=job.kernels)
         made = plain_program(make, mesh, topology)
         return compile_plain(made, mesh, topology, flags), time.process_time() - start
     if job.kind == OURS:
@@ -176,11 +176,11 @@ def jobs(
     names: Iterable[str], kinds: Sequence[str], flags: Sequence[str], kernels: bool
 ) -> Iterator[Job]:
     """Yields what to compile: ours with the recommended flags, the others with all of them."""
-    from tests.benchmarks.peers.table import PEERS
+    from tests.benchmarks.baselines.table import BASELINES
 
     for name in names:
         for kind in kinds:
-            if kind == "by_hand" and name not in PEERS:
+            if kind == "by_hand" and name not in BASELINES:
                 continue
             chosen = ["recommended"] if kind == OURS else flags
             yield from (Job(name, kind, one, kernels) for one in chosen)

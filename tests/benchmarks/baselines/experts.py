@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.benchmarks.peers.decoder import (
+from tests.benchmarks.baselines.decoder import (
     Decoder,
     attention_layer,
     dense,
@@ -26,7 +26,7 @@ from tests.benchmarks.peers.decoder import (
     tokens,
     weights,
 )
-from tests.benchmarks.peers.parts import (
+from tests.benchmarks.baselines.parts import (
     Array,
     Size,
     adamw,

@@ -15,8 +15,8 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.benchmarks.peers.encoder import attention_layer, layer_weights, mlp_layer
-from tests.benchmarks.peers.parts import (
+from tests.benchmarks.baselines.encoder import attention_layer, layer_weights, mlp_layer
+from tests.benchmarks.baselines.parts import (
     Array,
     Size,
     adamw,

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.benchmarks.peers.parts import Array, Size, cast, compute_dtype, shardings
+from tests.benchmarks.baselines.parts import Array, Size, cast, compute_dtype, shardings
 
 RATE = 0.1
 

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.benchmarks.peers.parts import (
+from tests.benchmarks.baselines.parts import (
     Array,
     Size,
     adamw,

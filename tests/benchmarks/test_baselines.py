@@ -9,9 +9,9 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.models.own import attribute_of
 from meshdsl.training.state import by_path
+from tests.benchmarks.baselines.table import BASELINES
 from tests.benchmarks.gspmd_time import random_batch
 from tests.benchmarks.pairs import initial, jitted
-from tests.benchmarks.peers.table import PEERS
 
 CLASSES = 3  # the fewest that a model has
 SQUARES = 1e-4  # where running means of squares begin: updates are smooth in the gradients then
@@ -75,13 +75,13 @@ def assert_close(ours, theirs):
         assert np.abs(one - theirs[path]).max() <= CLOSE * unit, path
 
 
-@pytest.mark.parametrize("name", [*PEERS])
+@pytest.mark.parametrize("name", [*BASELINES])
 def test_a_hand_written_program_takes_the_same_step(name):
-    peer = PEERS[name]
-    function, (_, batch_spec) = jitted(peer.pair, "small")
-    state, batch = started(peer.pair), batch_of(batch_spec)
-    mesh = arrange_devices(Mesh.parse(peer.pair.mesh("small")), jax.devices()[:8])
-    program, like, batch_like = peer.program(mesh, "small")
+    baseline = BASELINES[name]
+    function, (_, batch_spec) = jitted(baseline.pair, "small")
+    state, batch = started(baseline.pair), batch_of(batch_spec)
+    mesh = arrange_devices(Mesh.parse(baseline.pair.mesh("small")), jax.devices()[:8])
+    program, like, batch_like = baseline.program(mesh, "small")
     before = numbers(state.params)
     theirs = copied(like, before)
     their_batch = {
@@ -102,6 +102,6 @@ def test_a_hand_written_program_takes_the_same_step(name):
 
 
 def test_they_are_ten_and_the_command_line_can_name_each():
-    assert len(PEERS) == 10
-    for peer in PEERS.values():
-        assert attribute_of(peer.against).__name__ == peer.pair.name
+    assert len(BASELINES) == 10
+    for baseline in BASELINES.values():
+        assert attribute_of(baseline.against).__name__ == baseline.pair.name

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.baselines import decoder, encoder, experts, mlp, recommender, vision, volumes
 from tests.benchmarks.pairs import MORE_PAIRS, PAIRS, Pair
-from tests.benchmarks.peers import decoder, encoder, experts, mlp, recommender, vision, volumes
 
 Program = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """Our model and layout, and the plain JAX program.
 
     Attributes:
@@ -41,4 +41,6 @@ _PROGRAMS: tuple[Program, ...] = (
     volumes.volumes,
 )
 _KNOWN = {**PAIRS, **MORE_PAIRS}
-PEERS: Mapping[str, Peer] = {one.__name__: Peer(_KNOWN[one.__name__], one) for one in _PROGRAMS}
+BASELINES: Mapping[str, Baseline] = {
+    one.__name__: Baseline(_KNOWN[one.__name__], one) for one in _PROGRAMS
+}
