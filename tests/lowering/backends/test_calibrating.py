@@ -122,6 +122,22 @@ def test_the_time_of_an_iteration_is_without_that_of_the_call():
     assert max(clock.counts) == 500
 
 
+def test_a_disturbed_call_does_not_make_an_operation_free(monkeypatch):
+    (sample, *_) = samples("reductions/minor", 8)
+    loop = Loop.of(sample.block, sample.mesh, EIGHT)
+    clock = Counting(loop)
+    usual = clock.time
+
+    def disturbed(call):
+        seconds, number = usual(call), len(clock.counts)
+        # Calls without iterations are the second to the sixth. In the next one, a single iteration
+        # seems to take a second, and so to be enough.
+        return seconds + (1e-4 if 2 <= number <= 6 else 1.0 if number == 7 else 0.0)
+
+    monkeypatch.setattr(clock, "time", disturbed)
+    assert loop.seconds(clock, 5e-3) == pytest.approx(1e-5)
+
+
 def test_an_empty_call_takes_some_time():
     assert dispatch_seconds(2, EIGHT, WALL) > 0
 

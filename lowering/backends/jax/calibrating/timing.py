@@ -128,16 +128,23 @@ class Loop:
         def call(count: int) -> float:
             return clock.time(lambda: once(count))
 
+        def median(count: int) -> float:
+            return statistics.median(call(count) for _ in range(_ROUNDS))
+
         call(1)
-        start = statistics.median(call(0) for _ in range(_ROUNDS))
+        start = median(0)
         target = max(target, _STARTS * start)
-        count, taken = 1, call(1)
-        while taken - start < target / 8 and count < _MOST:
+        count, spent = 1, call(1)
+        while spent - start < target / 8 and count < _MOST:
             count *= 4
-            taken = call(count)
-        count = max(1, min(_MOST, round(count * target / max(taken - start, 1e-9))))
-        taken = statistics.median(call(count) for _ in range(_ROUNDS))
-        return max(taken - start, 1e-12) / count
+            spent = call(count)
+        count = max(1, min(_MOST, round(count * target / max(spent - start, 1e-9))))
+        spent = median(count)
+        while spent - start < target / 8 and count < _MOST:
+            # Another job has disturbed what came before, and the difference would be noise.
+            count = min(2 * count, _MOST)
+            start, spent = median(0), median(count)
+        return (spent - start if spent > start else spent) / count
 
 
 def dispatch_seconds(arrays: int, devices: Sequence[jax.Device], clock: Clock) -> float:
