@@ -29,8 +29,8 @@ def report(calibration: Calibration) -> RenderableType:
 
 
 _MEANING = (
-    "law: error of the fitted law alone. Between points: error where a point is left out and taken "
-    "from the others; times are what was measured at the points themselves."
+    "law: error of the fitted law alone. Between points: error where a point is left out and "
+    "interpolated from the others; at the points themselves, times are those measured."
 )
 
 
@@ -40,7 +40,7 @@ def errors_of_law(fit: Fit) -> Mapping[Sizes, float]:
 
 
 def errors_between(fit: Fit) -> Mapping[Sizes, float]:
-    """Returns the relative error at each point if it is taken from the others."""
+    """Returns the relative error at each point if it is interpolated from the others."""
     return {sizes: fit.left_out(sizes) / seconds - 1 for sizes, seconds in fit.measured.items()}
 
 
@@ -75,7 +75,7 @@ def _head(calibration: Calibration) -> list[str]:
     )
     if calibration.overlap:
         shares = [f"{kind} {show_share(share)}" for kind, share in calibration.overlap.items()]
-        lines.append(f"of a collective, beside a product: {', '.join(shares)}")
+        lines.append(f"share of a collective that travels beside a product: {', '.join(shares)}")
     if calibration.clock == "processor":
         lines.append(
             "times are processor times over the number of cores: those of a machine that does "
