@@ -62,7 +62,8 @@ def with_precision(
 
     Raises:
         ValueError: the rules are malformed; or, when called: a rule applies to no product (nearest
-            names shown), or changes none of those; or equally long rules disagree about one.
+            names shown), or changes none of those; equally long rules disagree about one; or
+            `names` are not as many as the positional arguments.
     """
     rules = Precision.of(precision)
     if not rules.rules:
@@ -93,6 +94,12 @@ def _argument_paths(
     numbered_args, numbered_kwargs = jax.tree.unflatten(tree, range(len(leaves)))
     if names is None:
         named = _by_parameter(function, numbered_args, numbered_kwargs)
+    elif len(names) != len(args):
+        with reported_as("with_precision"):
+            raise ValueError(
+                f"names={[*names]} are {len(names)}, but the call has {len(args)} positional "
+                "arguments"
+            )
     else:
         named = {**dict(zip(names, numbered_args, strict=True)), **numbered_kwargs}
     path_by_number = {

@@ -197,6 +197,10 @@ def test_one_tensor_may_be_two_arguments():
 def test_names_of_arguments_may_be_given():
     changed = md.with_precision(mlp, "weights/mlp:int8", names=["weights", "batch"])
     assert dtypes_of_products(changed, PARAMS, X) == ["int8", "int8", "float32"]
+    fewer = md.with_precision(mlp, "weights/mlp:int8", names=["weights"])
+    problem = "names=['weights'] are 1, but the call has 2 positional arguments"
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        md.jit(fewer).trace(PARAMS, X)
 
 
 def test_a_gradient_of_ones_own_stays_as_it_is():
