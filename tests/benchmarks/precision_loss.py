@@ -1,6 +1,6 @@
 """The loss of training with products in 8 bits, beside the one in bfloat16.
 
-    python -m tests.benchmarks.precision_loss --steps=500 fp8 int8 mlp:fp8,attention:bf16
+    python -m tests.benchmarks.precision_loss --steps=500 fp8 int8 int8,embedding:-
 
 Every precision trains gpt_mini on the same batches of the standard library's sources, from the same
 parameters, step by step in turn. The model computes in bfloat16 apart from these products. The
