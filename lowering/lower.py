@@ -21,12 +21,17 @@ from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.choices import Choice, choose
+from meshdsl.lowering.decisions import decide, small_bytes
 from meshdsl.lowering.graphs.hoist import hoist_casts
 from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.passes import run_passes
 from meshdsl.lowering.passes.halves import in_halves
+from meshdsl.lowering.passes.prefetch import prefetch
+from meshdsl.lowering.passes.reduce_inside import reduce_inside
+from meshdsl.lowering.passes.schedule import schedule
+from meshdsl.lowering.passes.tidy import tidy
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
@@ -106,34 +111,53 @@ def lower_in_stages(
         hardware = find_hardware(options.hardware)
     _check_halves(options, simplified.graph)
 
+    # What choices share is lowered once. A pass without effect returns the program it was given, so
+    # the passes after it run once as well.
+    gathered_ahead, halved = cache(prefetch), cache(in_halves)
+
     @cache
-    def whole(choice: Choice) -> Stages:
-        chosen = replace(options, prefetch=choice.prefetch)
-        if choice.ring:
-            chosen = replace(chosen, context="ring")
-        stages = _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
-        program = replace(stages.program, donated=tuple(donated))
+    def written(keep: bool, share: bool, reduce_each: bool, ring: bool) -> Stages:
+        chosen = replace(options, context="ring") if ring else options
+        choice = Choice(keep=keep, share=share, reduce_each=reduce_each)
+        return _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
+
+    @cache
+    def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
+        chosen = options
+        program = replace(program, donated=tuple(donated))
+        if apart and hardware is not None:
+            small = small_bytes(hardware, mesh)
+            chosen, program = replace(options, bucket_bytes=small), reduce_inside(program, small)
         if options.weights != "auto":
-            return replace(stages, program=run_passes(program, chosen))
+            return run_passes(program, chosen)
         kept = keep_gathered(program, options.memory)
-        improved = run_passes(kept, chosen)
-        if kept is not program and improved.peak_bytes > allowance(program, options.memory):
+        better = run_passes(kept, chosen)
+        if kept is not program and better.peak_bytes > allowance(program, options.memory):
             # Passes may raise the peak further where weights are kept.
             usual = run_passes(program, chosen)
-            improved = improved if improved.peak_bytes <= usual.peak_bytes else usual
-        return replace(stages, program=improved)
+            better = better if better.peak_bytes <= usual.peak_bytes else usual
+        return better
+
+    @cache
+    def tidied(program: SpmdProgram) -> SpmdProgram:
+        return schedule(tidy(program, options), options)
 
     def write(choice: Choice) -> Stages:
-        stages = whole(replace(choice, halves=""))
-        if not choice.halves:
-            return stages
-        return replace(stages, program=in_halves(stages.program, choice.halves))
+        stages = written(choice.keep, choice.share, choice.reduce_each, choice.ring)
+        program = improved(stages.program, choice.apart)
+        if choice.prefetch and (ahead := gathered_ahead(program)) is not program:
+            program = tidied(ahead)
+        if choice.halves:
+            program = halved(program, choice.halves)
+        return replace(stages, program=program)
 
     # Of other devices at hand than TPUs, simulations have not been held against a compiler.
     timed = hardware is not None and (hardware.torus > 0 or options.hardware is not None)
-    known = hardware if timed else None
-    stages, decisions = choose(write, simplified.graph, layout, options, known)
-    stages = replace(stages, program=replace(stages.program, decisions=decisions))
+    if timed and hardware is not None:
+        stages, decisions = decide(write, simplified.graph, layout, options, hardware)
+        stages = replace(stages, program=replace(stages.program, decisions=decisions))
+    else:
+        _, stages = choose(write, simplified.graph, layout, options)
     warn_of_options(stages.program, options)
     return stages
 

@@ -27,8 +27,9 @@ class Options:
             pass. `again` frees them and gathers them again; `keep` keeps them; `auto` keeps weights
             outside of loops that hardly raise the peak (see `placement.keeping`), and gathers the
             others again.
-        bucket_bytes: the most bytes of a collective that several small ones are joined into; None:
-            there is no limit; 0: no collectives are joined.
+        bucket_bytes: the most bytes of a collective that several small ones are joined into; 0: no
+            collectives are joined. None: there is no limit; if the hardware is known, and the step
+            is faster by simulation, only collectives that are mostly latency are joined.
         overlap: whether gathers before products, and reductions after products, become rings of
             permutes that run beside the product.
         prefetch: whether loops gather the weights of the next iteration during the present one.

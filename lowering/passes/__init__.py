@@ -4,12 +4,15 @@ Their order:
 
 - `overlap` first: rings need each gather and reduction by itself.
 - `bucket` joins the remaining collectives.
-- `prefetch` gathers entire buckets ahead.
 - `tidy` removes duplicate and unneeded instructions. The passes before it add them; `builder`
   writes none.
 - `schedule` orders the instructions.
 
 Every pass returns a well-formed program (`verify`). Every pass returns its own result unchanged.
+
+After all of them, `lowering.choices` may ask for changes that need memory or larger programs, in
+this order: `prefetch` gathers entire buckets one iteration ahead, and `halves` computes two halves
+of a dim side by side.
 """
 
 from __future__ import annotations
@@ -19,14 +22,13 @@ from collections.abc import Callable
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.bucket import bucket
 from meshdsl.lowering.passes.overlap import overlap
-from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.schedule import schedule
 from meshdsl.lowering.passes.tidy import tidy
 from meshdsl.lowering.program import SpmdProgram
 
 Pass = Callable[[SpmdProgram, Options], SpmdProgram]
 
-PASSES: tuple[Pass, ...] = (overlap, bucket, prefetch, tidy, schedule)
+PASSES: tuple[Pass, ...] = (overlap, bucket, tidy, schedule)
 
 
 def run_passes(program: SpmdProgram, options: Options) -> SpmdProgram:

@@ -23,7 +23,7 @@ divided that has pads, or an odd number of positions on a device.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -233,7 +233,7 @@ class _Writer:
         """Writes a loop in halves; returns False if nothing of it can be divided."""
         params = parameters_of(scan, Scan)
         body, consts, carries = params["body"], params["consts"], params["carries"]
-        if params["dim"] == self.dim or "ahead" in params:
+        if params["dim"] == self.dim:
             return False
         inner = _Writer(self.dim, self.mesh)
         divided = [
@@ -269,6 +269,8 @@ class _Writer:
             "consts": consts + sum(divided[:consts]),
             "carries": carries + sum(wanted[:carries]),
         }
+        if "ahead" in params:
+            changed["ahead"] = _renumbered(params["ahead"], divided[consts + carries :])
         self.written.append(
             replace(scan, inputs=tuple(inputs), outputs=tuple(outputs), params=changed)
         )
@@ -307,6 +309,12 @@ class _Writer:
             self.written.append(Instruction("concat", self.halves[value], (value,), params, source))
             self.whole.add(value)
         return value
+
+
+def _renumbered(numbers: Collection[int], is_divided: Sequence[bool]) -> tuple[int, ...]:
+    """Returns the numbers that some values of a list have once it has halves for divided ones."""
+    old = [n for n, two in enumerate(is_divided) for _ in range(1 + two)]
+    return tuple(at for at, n in enumerate(old) if n in numbers)
 
 
 def _halved(shape: Shape, dim: str) -> Shape:

@@ -13,21 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import Scan, Window, parameters_of
 from meshdsl.lowering.passes.blocks import CHEAP, each_block
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, joined
 from meshdsl.tensors.dims import Dimension, Shape
 
 
-def prefetch(program: SpmdProgram, options: Options) -> SpmdProgram:
-    """Gathers one iteration ahead if `options.prefetch` is set and the memory suffices."""
-    if not options.prefetch:
-        return program
-    ahead = each_block(program, lambda block: _ahead(block, program.mesh))
-    if options.memory is not None and ahead.peak_bytes > max(options.memory, program.peak_bytes):
-        return program
-    return ahead
+def prefetch(program: SpmdProgram) -> SpmdProgram:
+    """Returns a program whose loops gather one iteration ahead; itself if none can."""
+    return each_block(program, lambda block: _ahead(block, program.mesh))
 
 
 def _ahead(block: Block, mesh: Mesh) -> Block:

@@ -9,6 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.halves import in_halves
+from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.verify import verify
 from tests.lowering.passes.running import assert_same
 from tests.property.pads import poisoned
@@ -146,3 +147,16 @@ def test_sums_of_half_precision_over_the_dim_are_rounded_once():
         if instruction.op == "einsum" and instruction.outputs[0].local.find("batch") is None
     ]
     assert sums and {str(i.outputs[0].dtype) for i in sums} == {"float32"}
+
+
+def test_a_loop_that_gathers_weights_ahead_is_computed_in_halves():
+    function, arguments = gradient(layers=4)
+    layout = "batch:data; w/features:data"
+    before = md.jit(function, "data:4", layout, "numpy").lower(*arguments)
+    after = in_halves(prefetch(before), "hidden")
+    assert_same(before, after, arguments)
+    loops = [i for i in after.block.instructions if i.op == "scan" and "ahead" in i.params]
+    assert loops
+    for scan in loops:  # both halves of a stack are read ahead, and stacks ahead come last
+        stacks = len(scan.inputs) - scan.params["consts"] - scan.params["carries"]
+        assert scan.params["ahead"] == tuple(range(stacks - len(scan.params["ahead"]), stacks))

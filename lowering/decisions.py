@@ -1,0 +1,128 @@
+"""Decisions: where the hardware is known, the fastest program by simulation is chosen.
+
+The program that `choices` chooses is changed in one way after the other, and a change stays if the
+step is faster and fits into memory. The changes are:
+
+* each large collective starts as soon as its operand is ready: it is not joined with others, and
+  loops reduce large results slice by slice;
+* weights are kept from the forward to the backward pass;
+* a dim is computed in halves.
+
+`SpmdProgram.decisions` lists what the other way of each would cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from meshdsl.layouts.hardware import Hardware
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.choices import Choice, Lowered, choose
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.halves import candidates
+from meshdsl.lowering.program import Alternative, Decision, SpmdProgram
+from meshdsl.tracing.graph import Graph
+
+_ROOM = 0.85  # the share of the memory that faster programs may plan with
+_GAIN = 0.01  # a change that gains less is not worth a larger program
+_ROUNDS = 4
+
+
+def decide(
+    write: Callable[[Choice], Lowered],
+    graph: Graph,
+    layout: Layout,
+    options: Options,
+    hardware: Hardware,
+) -> tuple[Lowered, tuple[Decision, ...]]:
+    """Returns the lowering to take on some hardware, and what was decided by its time.
+
+    Each change is tried on the best lowering before it, in turns, until none gains. The decisions
+    are those of the last turn: what each change costs from the lowering that is returned.
+    """
+    from meshdsl.lowering.costs.simulation import simulate
+
+    best, usual = choose(write, graph, layout, options)
+    room = hardware.memory_bytes if options.memory is None else options.memory
+    if options.memory is None and usual.program.peak_bytes > room:
+        best, usual = choose(write, graph, layout, replace(options, memory=room))
+    # A plan may be below the compiler's peak, and a change of speed must not cost the run.
+    allowed = max(_ROOM * room, usual.program.peak_bytes)
+
+    @cache
+    def costs(program: SpmdProgram) -> Alternative:
+        return Alternative("", simulate(program, hardware).seconds, program.peak_bytes)
+
+    @cache
+    def evaluate(choice: Choice) -> Alternative:
+        return costs(write(choice).program)
+
+    switches = _switches(usual.program, layout, options)
+    decisions: dict[_Switch, Decision] = {}
+    for _ in range(_ROUNDS):
+        began = best
+        for switch in switches:
+            other = switch.turned(best)
+            its, others = evaluate(best), evaluate(other)
+            if its == others:
+                continue  # it has no effect
+            fits = others.peak_bytes <= allowed
+            chosen = replace(its, name=switch.word(best))
+            rejected = replace(others, name=switch.word(other))
+            if fits and others.seconds < (1 - _GAIN) * its.seconds:
+                best, chosen, rejected = other, rejected, chosen
+            decisions[switch] = Decision(switch.name, chosen, rejected, fits)
+        if best == began:
+            break
+    return write(best), tuple(decisions.values())
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """A field of a choice that may be switched on.
+
+    Attributes:
+        name: what reports call it; `off_word`, `on_word`: what they call its values.
+        on: its value if it is on.
+    """
+
+    name: str
+    field: str
+    on: bool | str
+    off_word: str
+    on_word: str
+
+    def turned(self, choice: Choice) -> Choice:
+        """Returns a choice with the switch in the other position."""
+        is_on = getattr(choice, self.field) == self.on
+        changes: dict[str, Any] = {self.field: type(self.on)() if is_on else self.on}
+        return replace(choice, **changes)
+
+    def word(self, choice: Choice) -> str:
+        """Returns what reports call the value of a choice."""
+        value = getattr(choice, self.field)
+        return self.on_word if value == self.on else str(value) if value else self.off_word
+
+
+def _switches(program: SpmdProgram, layout: Layout, options: Options) -> list[_Switch]:
+    """Returns what options leave open."""
+    switches: list[_Switch] = []
+    if options.bucket_bytes is None:
+        switches.append(_Switch("collectives", "apart", True, "joined", "apart"))
+    stores = any(rule.scope for rule in layout.rules)
+    if stores and options.weights == "auto":
+        switches.append(_Switch("weights", "keep", True, "gathered again", "kept"))
+    if options.halves == "auto":
+        dims = candidates(program)
+        switches += [_Switch("halves", "halves", dim, "none", dim) for dim in dims]
+    return switches
+
+
+def small_bytes(hardware: Hardware, mesh: Mesh) -> int:
+    """Returns the size of a collective up to which its latency outweighs what it sends."""
+    hops = max((size for _, size in mesh.axes), default=1) if hardware.torus else 1
+    return round(hops * hardware.latency * hardware.link_bandwidth)
