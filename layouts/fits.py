@@ -17,7 +17,6 @@ from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[import-untyped]
 
 from meshdsl.layouts.costs import Family, Sizes
 from meshdsl.layouts.hardware import COLLECTIVES
@@ -108,6 +107,9 @@ class Fit:
     @cached_property
     def factors(self) -> tuple[float, ...]:
         """The seconds for one unit of each term."""
+        # Imported here, since it takes a third of a second and few programs read a calibration.
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
+
         sizes, seconds = zip(*self.measured.items(), strict=True)
         terms = np.array([self._terms(one) for one in sizes])
         relative = terms / np.array(seconds)[:, None]

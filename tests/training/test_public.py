@@ -18,6 +18,7 @@ def test_other_names_are_missing_as_usual():
         training.trian  # noqa: B018
 
 
-def test_training_alone_does_not_import_orbax():
-    code = "import sys, meshdsl.training; sys.exit('orbax' in sys.modules)"
+@pytest.mark.parametrize("slow", ["orbax", "scipy", "tensorflow"])
+def test_training_alone_does_not_import_what_takes_long(slow):
+    code = f"import sys, meshdsl.training, meshdsl.cli.main; sys.exit({slow!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -48,10 +48,14 @@ def alternatives(
 
 
 def _others(program: SpmdProgram, options: Options) -> Iterator[tuple[str, Options]]:
-    """Yields the options worth a try, without those that cannot change this program."""
+    """Yields the options worth a try, without those that cannot change this program.
+
+    What was decided by time says what the other way costs already.
+    """
     if options.memory is not None:  # lowering has chosen among them
         return
-    if any(rule.scope for rule in program.layout.rules):
+    decided = {decision.name for decision in program.decisions}
+    if "weights" not in decided and any(rule.scope for rule in program.layout.rules):
         weights: Weights = "again" if options.weights == "keep" else "keep"
         yield f"--weights={weights}", replace(options, weights=weights)
     split = {rule.dim for rule in program.layout.rules if rule.axes}

@@ -75,3 +75,10 @@ def test_options_that_change_nothing_are_not_told():
     ]:
         assert others == {} and report.alternatives == ()
         assert "other options" not in str(report) + report.html()
+
+
+def test_what_time_has_decided_is_costed_there():
+    options = Options(hardware="v5p")
+    program = step(options)
+    assert "weights" in {decision.name for decision in program.decisions}
+    assert alternatives(program, options, lambda other: step(other)) == {}
