@@ -44,7 +44,7 @@ def decide(
     Each change is tried on the best lowering before it, in turns, until none gains. The decisions
     are those of the last turn: what each change costs from the lowering that is returned.
     """
-    from meshdsl.lowering.costs.simulation import simulate
+    from meshdsl.lowering.costs.simulation import step_seconds
 
     best, usual = choose(write, graph, layout, options)
     room = hardware.memory_bytes if options.memory is None else options.memory
@@ -55,7 +55,7 @@ def decide(
 
     @cache
     def costs(program: SpmdProgram) -> Alternative:
-        return Alternative("", simulate(program, hardware).seconds, program.peak_bytes)
+        return Alternative("", step_seconds(program, hardware), program.peak_bytes)
 
     @cache
     def evaluate(choice: Choice) -> Alternative:

@@ -14,8 +14,13 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import hypothesis
 import jax
 import pytest
+
+# The first example of a test may import what it needs, on a machine that others share.
+hypothesis.settings.register_profile("meshdsl", deadline=None)
+hypothesis.settings.load_profile("meshdsl")
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)

@@ -80,20 +80,24 @@ def simulate(program: SpmdProgram, hardware: Hardware, fused: bool = True) -> Sc
         fused: whether a compiler fuses elementwise work; False: a framework runs one operation
             after another.
     """
-    calibration = calibration_of(hardware.name)
-    if calibration is None:
-        table, measured = costs_of(hardware.name), None
-        costs = table.on(hardware) if table is not None else None
-        origin = costs.origin if costs is not None else f"the peaks of {hardware.title}"
-    else:
-        costs, measured = None, MeasuredCosts(calibration, program.mesh)
-        origin = calibration.origin
-    written = _Writer(program.mesh, hardware, costs, fused, measured)
+    written = _Writer.of(program, hardware, fused)
     steps = written.program(program.block)
     events = written.events(moments(steps))
     seconds = steps.run().totals.time / PICOSECONDS
-    estimated = written.estimated if measured is None else measured.estimated
+    measured, estimated = written.measured, written.estimated
+    if measured is not None:
+        origin, estimated = measured.calibration.origin, measured.estimated
+    elif written.costs is not None:
+        origin = written.costs.origin
+    else:
+        origin = f"the peaks of {hardware.title}"
     return Schedule(seconds, events, {}, timed=True, origin=origin, estimated=estimated)
+
+
+def step_seconds(program: SpmdProgram, hardware: Hardware) -> float:
+    """Returns `simulate(program, hardware).seconds`, without saying where they go."""
+    steps = _Writer.of(program, hardware).program(program.block)
+    return steps.run().totals.time / PICOSECONDS
 
 
 @dataclass
@@ -116,6 +120,16 @@ class _Writer:
     known: dict[Step, Instruction] = field(default_factory=dict)
     collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
     estimated: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(program: SpmdProgram, hardware: Hardware, fused: bool = True) -> _Writer:
+        """Returns what writes the steps of a program; see `simulate`."""
+        calibration = calibration_of(hardware.name)
+        if calibration is not None:
+            measured = MeasuredCosts(calibration, program.mesh)
+            return _Writer(program.mesh, hardware, None, fused, measured)
+        table = costs_of(hardware.name)
+        return _Writer(program.mesh, hardware, table and table.on(hardware), fused)
 
     def program(self, block: Block) -> Steps:
         """Returns the steps of a program: those of its block, after its call."""

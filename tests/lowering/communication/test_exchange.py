@@ -57,7 +57,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_device_gets_its_window(case):
     mesh, size, axes, starts, length, held = case
     made = program(mesh, size, axes, starts, length, -1.0, held)
@@ -71,7 +71,7 @@ def test_every_device_gets_its_window(case):
     st.lists(st.integers(1, 11), min_size=1, max_size=3),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_device_gets_its_runs_of_several_values(mesh, sizes, seed):
     mesh, rng = Mesh.parse(mesh), np.random.default_rng(seed)
     axes, length = mesh.names, 9

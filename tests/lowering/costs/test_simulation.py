@@ -16,7 +16,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs import simulation
 from meshdsl.lowering.costs.products import product_sizes
 from meshdsl.lowering.costs.schedule import WORK
-from meshdsl.lowering.costs.simulation import simulate
+from meshdsl.lowering.costs.simulation import simulate, step_seconds
 from meshdsl.lowering.costs.streams import moments
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import axes_of
@@ -312,3 +312,19 @@ def test_without_a_compiler_a_step_takes_longer():
         eager = simulate(program, hardware(name), fused=False)
         assert eager.times.work > 1.05 * compiled.times.work
         assert eager.times.wire_bytes == compiled.times.wire_bytes
+
+
+@pytest.mark.parametrize("name", ["v5p", "v4", "h100", "cpu"])
+def test_the_seconds_alone_are_those_of_the_schedule(name):
+    x = md.spec(md.dims(batch=1024, features=512), "bfloat16")
+    w = md.spec(md.dims(layers=3, features=512, hidden=512), "bfloat16")
+
+    def stack(x, w):
+        def layer(x, w):
+            return md.einsum(x, w, over="features").rename(hidden="features"), None
+
+        return md.scan(layer, x, w, dim="layers")[0]
+
+    program = md.jit(stack, "model:4", "features:model").lower(x, w)
+    kind = hardware(name)
+    assert step_seconds(program, kind) == simulate(program, kind).seconds > 0

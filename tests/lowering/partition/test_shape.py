@@ -189,7 +189,7 @@ def test_renaming_keeps_the_axes_where_both_names_have_them():
     st.sampled_from(["x", "y", "x+y", "y+x", "-"]),
     st.sampled_from(["x?", "y?", "-"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sizes_that_do_not_divide(major, minor, whole, first, second):
     parts = [d("b", major), d("c", minor)]
     x = random([d("e", 2), d("a", major * minor)])

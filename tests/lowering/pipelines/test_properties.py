@@ -21,7 +21,7 @@ from tests.lowering.pipelines import independent
 
 MUTATIONS = 2_000
 # Random schedules take long to draw on a busy machine.
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 named = functools.cache(make)
 explicit = functools.cache(lambda schedule: with_messages(schedule))
 

@@ -140,7 +140,7 @@ WINDOWS = st.tuples(
 
 
 @given(WINDOWS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_window_of_any_kind_and_its_gradient(case):
     """By the definition, element by element; the gradient is the transposed matrix."""
     from meshdsl.ops.shapes.slicing import window

@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl.reports.sweeps.ranking import front, ranked
@@ -12,7 +12,6 @@ from meshdsl.reports.sweeps.result import Result
 SMALL = st.integers(0, 6).map(float)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(SMALL, SMALL), max_size=12))
 def test_the_front_has_what_no_other_dominates(points):
     def dominates(a, b):
@@ -33,7 +32,6 @@ RESULTS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(RESULTS, max_size=8), st.randoms())
 def test_what_fits_comes_first_by_time_and_what_failed_last(results, random):
     results = [replace(one, layout=f"x:a{n}") for n, one in enumerate(results)]

@@ -49,7 +49,7 @@ SOURCES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     source=SOURCES,
     share=st.integers(4, 40),
@@ -91,7 +91,7 @@ def test_more_processes_than_rows_see_the_same_batches(source):
     assert [joined(rows) for rows in zip(*taken, strict=True)] == whole
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(stop=st.integers(0, 9), old=st.integers(1, 99), new=st.integers(1, 99))
 def test_another_batch_size_goes_on_at_the_same_example(stop, old, new):
     source = numbered(400)
@@ -189,7 +189,6 @@ def alive(pid):
         return False
 
 
-@settings(deadline=None)
 @given(size=st.integers(0, 100), processes=st.integers(1, 12))
 def test_the_parts_of_processes_cover_a_batch_evenly(size, processes):
     parts = [range(100)[Part(number, processes).rows(size)] for number in range(processes)]

@@ -48,7 +48,7 @@ def test_bytes_without_ratios_are_windows_of_the_files_each_ended_by_a_zero(tmp_
     assert found.test is None
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(ratios=st.sampled_from(["8,1,1", "1,1,1", "3,1", "1,0,1", "1,0,0"]), packing=st.booleans())
 def test_no_document_is_in_two_splits(tmp_path_factory, ratios, packing):
     folder = tmp_path_factory.mktemp("corpus")

@@ -14,7 +14,7 @@ from meshdsl.training.data.mixtures import Shares
 WEIGHTS = st.lists(st.fractions(Fraction(1, 20), 5, max_denominator=20), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(weights=WEIGHTS, far=st.integers(0, 10**15))
 def test_before_any_position_every_source_has_given_its_share(weights, far):
     shares, given_so_far = Shares(weights), [0] * len(weights)
@@ -28,7 +28,7 @@ def test_before_any_position_every_source_has_given_its_share(weights, far):
     assert abs(number - far * weights[source] / sum(weights)) <= len(weights)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(
     parts=st.lists(st.tuples(st.integers(100, 200), st.integers(1, 5)), min_size=2, max_size=4),
     seed=st.integers(0, 5),

@@ -22,7 +22,7 @@ def numbers(batches: list[dict[str, np.ndarray]]) -> list[int]:
     return np.concatenate([batch["number"] for batch in batches]).tolist()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(count=st.integers(1, 60), data=st.data(), seed=st.integers(0, 2**40))
 def test_each_epoch_visits_every_example_once(count, data, seed):
     batch_size = data.draw(st.integers(1, count))
@@ -85,7 +85,7 @@ def test_held_out_batches_come_in_order_and_the_same_on_every_pass():
 
 
 @given(examples=st.integers(1, 200), data=st.data(), count=st.integers(1, 30))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_a_limited_pass_is_spread_evenly_over_the_examples(examples, data, count):
     batch_size = data.draw(st.integers(1, examples))
     batches = list(ordered_batches(numbered(examples), batch_size, count))

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl.training.data import Documents, PackedRows, Tokens
@@ -27,7 +27,6 @@ def packed_by_hand(documents, length):
     return rows + [row] * bool(row)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 20), max_size=25),
     length=st.integers(1, 9),

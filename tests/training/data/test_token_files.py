@@ -41,7 +41,7 @@ def test_files_of_every_dtype_are_read(tmp_path, dtype):
     assert tokens.bounds.tolist() == [0, 3, 4, 6]  # the second document has two sequences
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     documents=st.lists(st.lists(st.integers(0, 127), max_size=9), max_size=9),
     dtype=st.sampled_from(sorted(CODES)),
