@@ -258,6 +258,7 @@ def test_partition_rules_mirror_the_families_of_operations():
     operations = {f.stem for f in (ROOT / "meshdsl" / "ops").rglob("*.py")}
     operations |= {f.name for f in (ROOT / "meshdsl" / "ops").iterdir()}
     rules = {f.stem for f in (ROOT / "lowering" / "partition").glob("*.py")}
+    rules |= {f.stem for f in (ROOT / "lowering" / "partition" / "products").glob("*.py")}
     assert rules - operations == {"splits", "strategy"}  # what several families share
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from meshdsl.lowering.partition import (
     checkpoint,
-    convolution,
     creation,
     cumulative,
     debug,
-    einsum,
     elementwise,
-    factorizations,
-    fft,
-    grouped,
     indexing,
     joining,
-    linalg,
     literal,
     local,
-    pooling,
     random_keys,
     reduction,
     shape,
@@ -26,6 +19,15 @@ from meshdsl.lowering.partition import (
     sorting,
 )
 from meshdsl.lowering.partition.attention import rules as attention
+from meshdsl.lowering.partition.products import (
+    convolution,
+    einsum,
+    factorizations,
+    fft,
+    grouped,
+    linalg,
+    pooling,
+)
 from meshdsl.lowering.partition.strategy import Case, Rule, Strategies, Strategy, Work
 from meshdsl.tracing.graph import Operation
 
@@ -79,10 +81,12 @@ def _place_for(op: Operation) -> str:
     A file of rules has the name of the module in `meshdsl.ops` with the shape rules, or of its
     folder.
     """
-    files = {family.__name__.split(".")[3]: family.__name__.split(".")[1:] for family in FAMILIES}
+    paths = [family.__name__.split(".")[1:] for family in FAMILIES]
+    files = {path[-2] if path[-1] == "rules" else path[-1]: path for path in paths}
     parts = op.primitive.rule.__module__.split(".")
     for part in reversed(parts):
         if part in files:
             return f"add it to RULES in {'/'.join(files[part])}.py"
-    file = f"lowering/partition/{parts[-1]}.py"
+    folder = "products/" if "products" in parts else ""
+    file = f"lowering/partition/{folder}{parts[-1]}.py"
     return f"add it to RULES in {file}, and the file to FAMILIES in lowering/partition/__init__.py"

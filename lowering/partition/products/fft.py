@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.lowering.partition.linalg import whole_dims
+from meshdsl.lowering.partition.products.linalg import whole_dims
 from meshdsl.lowering.partition.strategy import Case, Strategy
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from meshdsl.lowering.partition.linalg import linalg
+from meshdsl.lowering.partition.products.linalg import linalg
 
 RULES = dict.fromkeys(["qr", "eigh", "svd"], linalg)
