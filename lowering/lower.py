@@ -32,6 +32,7 @@ from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.reduce_inside import reduce_inside
 from meshdsl.lowering.passes.schedule import schedule
 from meshdsl.lowering.passes.tidy import tidy
+from meshdsl.lowering.pipelining import notes_without, pipelined
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
@@ -106,6 +107,14 @@ def lower_in_stages(
     options = options or DEFAULT
     simplified = Simplified(simplify(graph), mesh, layout)
     validate(simplified.graph, mesh, layout)
+    given_layout = layout
+    pipeline = pipelined(simplified.graph, layout, mesh, options)
+    if pipeline is not None:
+        simplified = Simplified(simplify(pipeline.graph), mesh, pipeline.layout)
+        layout = pipeline.layout
+    elif notes := tuple(notes_without(simplified.graph, layout, mesh)):
+        noted = replace(simplified.graph, notes=(*simplified.graph.notes, *notes))
+        simplified = replace(simplified, graph=noted)
     given = given_by(placement, simplified)
     if options.hardware is not None:
         hardware = find_hardware(options.hardware)
@@ -158,6 +167,9 @@ def lower_in_stages(
         stages = replace(stages, program=replace(stages.program, decisions=decisions))
     else:
         _, stages = choose(write, simplified.graph, layout, options)
+    if pipeline is not None:  # reports show the layout as the user wrote it
+        program = replace(stages.program, layout=given_layout, pipeline=pipeline.facts)
+        stages = replace(stages, program=program)
     warn_of_options(stages.program, options)
     return stages
 

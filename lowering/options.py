@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from meshdsl.layouts.calibration import find_hardware
+from meshdsl.lowering.pipelines.named import NAMES
 from meshdsl.tensors.dims import did_you_mean
 
 Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
 ReduceDtype: TypeAlias = Literal["auto", "float32", "same"]
+
+PIPELINES = ("auto", *NAMES)
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,18 @@ class Options:
         hardware: the name of the hardware that the program is for, as `v5p`, or the file of a
             calibration; None: that of the TPUs of the mesh, if they are at hand. Where it is known,
             lowering chooses the fastest program by simulation (see `choices`).
+        pipeline: the schedule of the pipeline that a rule such as `layers:pipe` makes of a training
+            step: `circular`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, or a CSV file in PyTorch's
+            notation (see `pipelines`). `auto` is `circular`: 1F1B on a clock, which needs the
+            fewest ticks of all that run on one.
+        pipeline_rounds: how many chunks of layers each stage of a pipeline has. With more rounds
+            the bubble is smaller, and more is sent.
         compiler_flags: (name, value) of flags for the compiler behind the JAX backend, in addition
             to those recommended for its devices; after `("none", True)`, instead of these.
 
     Raises:
-        ValueError: a number of bytes is negative or no integer; a word or the hardware is unknown.
+        ValueError: a number of bytes is negative or no integer; rounds are below 1; a word, a
+            schedule or the hardware is unknown.
     """
 
     memory: int | None = None
@@ -71,6 +81,8 @@ class Options:
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
     halves: str = "auto"
     hardware: str | None = None
+    pipeline: str = "auto"
+    pipeline_rounds: int = 1
 
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):
@@ -79,6 +91,14 @@ class Options:
                 raise ValueError(
                     f"{name} is a number of bytes from 0, as in {name}=2**30, not {value!r}"
                 )
+        rounds = self.pipeline_rounds
+        if not (isinstance(rounds, int) and rounds >= 1):
+            raise ValueError(f"pipeline_rounds is a number from 1, not {rounds!r}")
+        if not (self.pipeline in PIPELINES or str(self.pipeline).endswith(".csv")):
+            raise ValueError(
+                f"pipeline is one of {', '.join(PIPELINES)}, or a CSV file, not "
+                f"{self.pipeline!r}{did_you_mean(str(self.pipeline), PIPELINES)}"
+            )
         words = {"weights": Weights, "context": Context, "reduce_dtype": ReduceDtype}
         for name, known in ((name, get_args(kind)) for name, kind in words.items()):
             value = getattr(self, name)

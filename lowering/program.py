@@ -42,6 +42,7 @@ from meshdsl.tracing.source import UNKNOWN, Source
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.costs.memory import Memory
+    from meshdsl.lowering.pipelines.running import RunningPipeline
 
 # The parameters of collectives that name a dim, and their names in a joined collective.
 _LISTED = {name: f"{name}s" for kind in COLLECTIVES.values() for name in kind.dims}
@@ -341,6 +342,7 @@ class SpmdProgram:
         notes: messages to the user, for reports.
         kept: the weights that are kept gathered for the backward pass.
         decisions: what lowering decided by simulated time.
+        pipeline: the pipeline that it runs, if any.
         partitioner: the compiler that decides what is sent; empty if this program decides.
         compiler_flags: the flags that the user sets for the compiler.
         origin: the function that it was lowered from; it is not pickled.
@@ -358,6 +360,7 @@ class SpmdProgram:
     notes: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    pipeline: RunningPipeline | None = None
     partitioner: str = ""
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
     origin: Origin = field(default_factory=Origin, repr=False)

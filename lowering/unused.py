@@ -52,6 +52,14 @@ def warn_of_options(program: SpmdProgram, options: Options) -> None:
     """Warns of options without effect on a program, and of a limit on memory that it exceeds."""
     for text in program.unused:
         _warn(text, OptionWarning)
+    if program.pipeline is None and any(i.source.backward for i in program.block.instructions):
+        for name, usual in (("pipeline", "auto"), ("pipeline_rounds", 1)):
+            if (value := getattr(options, name)) != usual:
+                _warn(
+                    f"{name}={value} has no effect: no rule of the layout, as layers:pipe, makes a "
+                    "pipeline of the layers",
+                    OptionWarning,
+                )
     if options.memory is not None and program.peak_bytes > options.memory:
         from meshdsl.lowering.costs.units import show_bytes
 

@@ -17,6 +17,7 @@ from meshdsl.lowering import partition
 from meshdsl.lowering.backends import jax as jax_backend
 from meshdsl.lowering.backends import numpy as numpy_backend
 from meshdsl.lowering.backends import tf as tf_backend
+from meshdsl.lowering.pipelining import regions
 from meshdsl.lowering.program import COLLECTIVES
 from meshdsl.tracing.graph import Primitive
 
@@ -237,10 +238,14 @@ def primitives():
     return {value.name: value for value in values if isinstance(value, Primitive)}
 
 
+# Operations that lowering writes into graphs, and that users never trace: they have no gradients.
+LOWERING_ALONE = {p.name: p for p in vars(regions).values() if isinstance(p, Primitive)}
+
+
 def test_every_primitive_has_a_partition_rule():
     """Apart from operations with bodies, which are lowered or inlined, and marks, which vanish."""
     apart = {name for name, p in primitives().items() if p.result_graphs or p.mark}
-    assert set(primitives()) - apart == set(partition.RULES)
+    assert set(primitives()) - apart == set(partition.RULES) - set(LOWERING_ALONE)
 
 
 def test_every_primitive_has_a_gradient_rule():
@@ -259,7 +264,8 @@ def test_partition_rules_mirror_the_families_of_operations():
     operations |= {f.name for f in (ROOT / "meshdsl" / "ops").iterdir()}
     rules = {f.stem for f in (ROOT / "lowering" / "partition").glob("*.py")}
     rules |= {f.stem for f in (ROOT / "lowering" / "partition" / "products").glob("*.py")}
-    assert rules - operations == {"splits", "strategy"}  # what several families share
+    # What several families share, and the operations of LOWERING_ALONE.
+    assert rules - operations == {"splits", "strategy", "regions"}
 
 
 def test_the_backends_have_the_same_instructions():
@@ -291,6 +297,8 @@ def test_whatever_a_rule_writes_every_backend_knows():
     }
     renamed |= {"split": "reshape", "stop_gradient": "rename"}
     renamed |= {"index": "window", "split_into": "window", "stack": "concat"}
+    renamed |= {"enter_stages": "reshape", "leave_stages": "reshape", "vary_over_stages": "rename"}
+    renamed |= {"deal_to_stages": "permute", "collect_from_stages": "permute"}
     assert set(partition.RULES) - own_names == set(renamed)
 
 

@@ -15,7 +15,7 @@ from absl.flags import FlagValues
 
 from meshdsl.cli.readers import Reader, number, one_of, size, some_of, truth, whole, words_of
 from meshdsl.lowering.backends import compiler_flags
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.options import PIPELINES, Options
 from meshdsl.precision.rules import Precision
 from meshdsl.tensors.policy import Policy
 from meshdsl.training.checkpointing.saving import Saving
@@ -86,6 +86,10 @@ _OPTIONS = {
     "halves": "Compute two halves of a dim side by side, as batch, so that one half's collectives "
     "travel beside the other's work; none; auto: if simulated to be faster on --hardware or "
     "--topology.",
+    "pipeline": "Schedule of a pipeline (layers:pipe): auto, "
+    + ", ".join(PIPELINES[1:])
+    + ", or a CSV file.",
+    "pipeline_rounds": "Chunks of layers that each stage of a pipeline has.",
     "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
 }
 
@@ -163,8 +167,10 @@ def _of_options() -> dict[str, Flag]:
             reader = truth
         elif typing.get_origin(kind) is Literal:
             reader = one_of(*typing.get_args(kind))
-        elif field.name == "halves":
+        elif field.name in ("halves", "pipeline"):
             reader = str
+        elif field.name == "pipeline_rounds":
+            reader = whole(1)
         elif field.name == "compiler_flags":
             reader, default = compiler_flags.parse, ""
         text = None if default is None else str(default).lower()

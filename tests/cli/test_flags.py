@@ -21,6 +21,8 @@ PROMISED = {
     "context": "auto",
     "zigzag": False,
     "reduce_dtype": "auto",
+    "pipeline": "auto",
+    "pipeline_rounds": 1,
     "halves": "auto",
     "compiler_flags": (),
     "microbatches": 1,

@@ -77,12 +77,11 @@ def _about_state(program: SpmdProgram, state: Sequence[Part]) -> str:
 
 def _rule(program: SpmdProgram, value: Value) -> tuple[str, str, int] | None:
     """Returns (dim, axis, size of the axis) by which a value could be split further."""
-    mesh = program.mesh
-    idle = [
-        axis
-        for axis, size in mesh.axes
-        if size > 1 and axis not in value.layout.split_axes | set(value.layout.partial_axes)
-    ]
+    mesh, pipeline = program.mesh, program.pipeline
+    busy = value.layout.split_axes | set(value.layout.partial_axes)
+    if pipeline is not None:  # the stages of a pipeline have values of their own
+        busy |= set(pipeline.axes)
+    idle = [axis for axis, size in mesh.axes if size > 1 and axis not in busy]
     for axis in sorted(idle, key=lambda a: -mesh.sizes[a]):
         for dim in sorted(value.shape, key=lambda d: -d.size):
             free = not value.layout.axes(dim.name) and not _scanned(program, dim.name)

@@ -33,6 +33,7 @@ from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.timeline import Timeline, timeline
 from meshdsl.lowering.naming import Names
+from meshdsl.lowering.pipelines.running import RunningPipeline
 from meshdsl.lowering.placement.keeping import Kept
 from meshdsl.lowering.program import (
     Block,
@@ -115,6 +116,7 @@ class Explanation:
         pads: what is lost where sizes do not divide.
         faster: the next thing to try for a shorter step, or an empty string.
         alternatives: the step as it is and by other options, if those were given and differ.
+        pipeline: the pipeline that the program runs, if any.
         notes: inputs and results that look like others, but follow other rules of the layout; and
             inputs that decide a choice only, so that their gradient is zero.
         kept: weights gathered once for both passes, since the peak has room for them.
@@ -139,6 +141,7 @@ class Explanation:
     faster: str
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...] = ()
+    pipeline: RunningPipeline | None = None
     kept: tuple[Kept, ...] = ()
 
     @property
@@ -211,6 +214,7 @@ def explain(
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
+        pipeline=program.pipeline,
         notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
     )

@@ -16,6 +16,7 @@ from meshdsl.lowering.program import Value
 from meshdsl.reports.explain.explanation import PHASES, Explanation, Part, Traffic
 from meshdsl.reports.explain.limits import simulated_time, step_time, too_large
 from meshdsl.reports.explain.lines import table, wrapped
+from meshdsl.reports.explain.pipeline import pipeline_lines
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
 
@@ -34,8 +35,10 @@ MEANING = {
 
 def show(explanation: Explanation) -> str:
     """Returns the report."""
-    sections = [head(explanation), _memory(explanation), _pads(explanation)]
-    sections += [_wire(explanation), _alternatives(explanation)]
+    pipeline = explanation.pipeline
+    sections = [head(explanation), pipeline_lines(pipeline, _WIDTH) if pipeline else []]
+    sections += [_memory(explanation), _pads(explanation), _wire(explanation)]
+    sections += [_alternatives(explanation)]
     sections += [_parameters(explanation), _legend(explanation)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 

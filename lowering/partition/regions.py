@@ -1,0 +1,144 @@
+"""Partition rules of what leads into the regions of a pipeline and out of them; all are local.
+
+The dim `stage` is split over the axes of the pipeline, one position per device. The tensor without
+that dim has one value per stage: its layout does not mention these axes, and no sum passes that is
+partial over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.communication.exchange import Interval, Run, gather
+from meshdsl.lowering.partition.strategy import Case, Strategy
+from meshdsl.lowering.program import Value
+from meshdsl.lowering.writing.builder import BlockBuilder
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.tensor import Tensor
+
+
+def _axes(case: Case, tensor: Tensor, layout: TensorLayout) -> tuple[str, ...]:
+    """Returns the axes that split the dim `stage`, all positions of it."""
+    stage = case.operation.params["stage"]
+    axes = layout.axes(stage.name)
+    assert case.mesh.extent(axes) == tensor.shape.get(stage.name).size, (stage, axes)
+    return axes
+
+
+def _reshaped(
+    case: Case, before: TensorLayout, after: TensorLayout, axes: Sequence[str]
+) -> Strategy:
+    (out,) = case.operation.outputs
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        here = after.add_partial(value.layout.partial_axes)
+        return builder.add("reshape", (value,), [(out.shape, out.dtype, here)])
+
+    linear = case.operation.linear
+    return Strategy((before,), (after,), emit, linear, fixed=frozenset(axes))
+
+
+def enter(case: Case) -> Strategy:
+    """Each device has one position of the dim `stage`, and drops that dim."""
+    (x,), stage = case.operation.inputs, case.operation.params["stage"]
+    axes = _axes(case, x, case.operands[0])
+    (after,) = case.results
+    return _reshaped(case, after.split(stage.name, axes), after, axes)
+
+
+def leave(case: Case) -> Strategy:
+    """Each device's value becomes its position of the dim `stage`."""
+    (out,), stage = case.operation.outputs, case.operation.params["stage"]
+    axes = _axes(case, out, case.results[0])
+    (before,) = case.operands
+    return _reshaped(case, before, before.split(stage.name, axes), axes)
+
+
+def vary(case: Case) -> Strategy:
+    """The value itself; it is no partial sum."""
+    (layout,) = case.results
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        return inputs
+
+    return Strategy((layout,), (layout,), emit)
+
+
+def deal(case: Case) -> Strategy:
+    """Each device fetches its chunks from the devices that store these layers."""
+    op, (layers, rounds, inside) = case.operation, case.operation.params["dims"]
+    (x,), (out,), (after,) = op.inputs, op.outputs, case.results
+    axes = case.operands[0].axes(layers.name)
+    stages = _stages(case, axes)
+    before = after.split(layers.name, axes)
+    chunk = inside.size
+    runs = [
+        [_run((turn * stages + stage) * chunk, chunk, turn) for turn in range(rounds.size)]
+        for stage in range(stages)
+    ]
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        own = gather(builder, inputs, layers.name, axes, runs, rounds.size * chunk)
+        here = after.add_partial(own.layout.partial_axes)
+        return builder.add("reshape", (own,), [(out.shape, out.dtype, here)])
+
+    assert x.shape.find(layers.name) == layers, x
+    return Strategy((before,), (after,), emit, linear=(0,), fixed=frozenset(axes))
+
+
+def collect(case: Case) -> Strategy:
+    """Each device fetches the layers that it stores from the stages that have their chunks."""
+    op, (layers, rounds, inside) = case.operation, case.operation.params["dims"]
+    (out,), (before,), chunk = op.outputs, case.operands, inside.size
+    axes = case.results[0].axes(layers.name)
+    stages = _stages(case, axes)
+    after = before.split(layers.name, axes)
+    own = rounds.size * chunk  # layers of a stage
+    runs = [
+        [
+            _run(c % stages * own + c // stages * chunk, chunk, i)
+            for i, c in enumerate(range(stage * rounds.size, (stage + 1) * rounds.size))
+        ]
+        for stage in range(stages)
+    ]
+
+    def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
+        (value,) = inputs
+        here = after.add_partial(value.layout.partial_axes)
+        dealt = builder.one(
+            "transpose",
+            (value,),
+            _front(value.shape, op.params["dims"][1:]),
+            value.dtype,
+            value.layout,
+        )
+        dealt = builder.one("reshape", (dealt,), out.shape, out.dtype, here)
+        return (gather(builder, [dealt], layers.name, axes, runs, own),)
+
+    return Strategy((before,), (after,), emit, linear=(0,), fixed=frozenset(axes))
+
+
+def _front(shape: Shape, dims: Sequence[Dimension]) -> Shape:
+    return Shape([*dims, *shape.without([d.name for d in dims])])
+
+
+def _run(first: int, size: int, place: int) -> Run:
+    """Returns a run of `size` layers that becomes the chunk number `place` of a window."""
+    return Run(Interval(first, first + size), place * size)
+
+
+def _stages(case: Case, axes: Sequence[str]) -> int:
+    stages: int = case.mesh.extent(axes)
+    assert stages == case.operation.params["stage"].size, axes
+    return stages
+
+
+RULES = {
+    "deal_to_stages": deal,
+    "collect_from_stages": collect,
+    "enter_stages": enter,
+    "leave_stages": leave,
+    "vary_over_stages": vary,
+}

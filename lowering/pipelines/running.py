@@ -1,0 +1,53 @@
+"""Running: the facts of a pipeline that a program runs, for reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.lowering.pipelines.buffers import peaks
+from meshdsl.lowering.pipelines.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class RunningPipeline:
+    """A pipeline that a program runs, on ticks that all stages share.
+
+    Attributes:
+        rule: the rule of the layout that makes it, as `layers:pipe`.
+        axes: the axes of the mesh that number the stages.
+        layers: how many layers the stack has.
+        per_chunk: the layers of a chunk; the last chunks may have fewer, and compute as long.
+        schedule: what each stage does; None cells align ticks.
+        forward_ticks, backward_ticks: in how many ticks the program computes forward, and backward
+            passes.
+        also: stacks of layers that are not part of it, so that every stage computes them.
+    """
+
+    rule: str
+    axes: tuple[str, ...]
+    layers: int
+    per_chunk: int
+    schedule: Schedule
+    forward_ticks: int
+    backward_ticks: int
+    also: tuple[str, ...] = ()
+
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """Per stage, of how many microbatches' chunks it keeps the activations, at most."""
+        return peaks(self.schedule)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the time of all ticks in which a stage has no work.
+
+        Every stage does `rounds * microbatches` passes each way, in as many ticks as there are.
+        """
+        passes = 2 * self.schedule.rounds * self.schedule.microbatches
+        return 1 - passes / (self.forward_ticks + self.backward_ticks)
+
+    @property
+    def filling(self) -> float:
+        """The share of the layers' work that is done for layers that the model does not have."""
+        return 1 - self.layers / (self.per_chunk * self.schedule.chunks)

@@ -1,0 +1,22 @@
+"""Pipelining: a training step whose layers are split over axes of the mesh becomes a pipeline.
+
+    graph, layout = pipelined(graph, layout, mesh, options)
+
+This is a rewriting of the graph, before placement: the loop over microbatches becomes loops over
+the ticks of a schedule. All other stages of lowering then treat it as any other program.
+
+| module | has |
+|---|---|
+| `finding.py` | the loops that a rule such as `layers:pipe` makes a pipeline |
+| `parts.py` | which operations of a microbatch belong to which part of a tick |
+| `timetable.py` | what each stage does in each tick, as numbers |
+| `regions.py` | tensors of which every stage has its own value |
+| `chunks.py` | the layers of a stage, and its buffers |
+| `loops.py` | the loops over ticks |
+| `rewriting.py` | `pipelined` |
+"""
+
+from meshdsl.lowering.pipelining.finding import notes_without
+from meshdsl.lowering.pipelining.rewriting import Pipelined, pipelined
+
+__all__ = ["Pipelined", "notes_without", "pipelined"]

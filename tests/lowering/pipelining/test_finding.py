@@ -1,0 +1,87 @@
+"""Which loops a layout makes a pipeline, and what is said where it cannot."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl import models
+from meshdsl.lowering.options import Options
+from meshdsl.training.step import make_eval_step
+from tests.lowering.pipelining.steps import GPT, layers, lower, problem
+
+
+def test_a_step_without_microbatches_is_told_how_to_get_them():
+    with pytest.raises(ValueError, match="--microbatches=8") as caught:
+        lower(GPT, 1, "pipe:2", "layers:pipe")
+    text = str(caught.value)
+    assert "`layers:pipe` makes a pipeline of the layers=4 of the loop at models/" in text
+    assert "`params/layers:pipe`" in text
+
+
+def test_parameters_may_be_split_by_layers_without_a_pipeline():
+    program = lower(GPT, 4, "pipe:2", "params/layers:pipe")
+    assert program.pipeline is None
+    assert any("no pipeline" in note for note in program.notes)
+
+
+@pytest.mark.parametrize("layout", ["", "layers:-", "batch:pipe"])
+def test_without_the_rule_there_is_no_pipeline(layout):
+    assert lower(GPT, 4, "pipe:2", layout).pipeline is None
+
+
+def test_an_axis_of_one_device_makes_no_pipeline():
+    assert lower(GPT, 4, "pipe:1,data:2", "layers:pipe; batch:data").pipeline is None
+
+
+def test_an_evaluation_step_is_no_pipeline():
+    model = models.load(*GPT)
+    _, state, data, _ = problem(GPT, 4)
+    step = md.jit(make_eval_step(model.loss), "pipe:2", "layers:pipe", "numpy")
+    assert step.lower(state.params, data).pipeline is None
+    alone = md.jit(make_eval_step(model.loss), backend="numpy")
+    assert float(step(state.params, data)["loss"]) == pytest.approx(
+        float(alone(state.params, data)["loss"]), rel=1e-6
+    )
+
+
+def test_all_reasons_are_told_at_once():
+    with pytest.raises(ValueError, match="makes no pipeline") as caught:
+        lower(GPT, 4, "pipe:8", "layers:pipe; batch:pipe?")
+    text = str(caught.value)
+    assert "layers=4 are fewer than one per stage: there are 8 stages" in text
+    assert "`batch:pipe` splits `batch` inside of the layers" in text
+
+
+def test_rounds_need_as_many_layers():
+    with pytest.raises(ValueError, match="there are 2 stages, and 3 rounds"):
+        lower(GPT, 4, "pipe:2", "layers:pipe", pipeline_rounds=3)
+
+
+def test_options_of_pipelines_without_one_are_told():
+    with pytest.warns(UserWarning, match="pipeline=gpipe has no effect.*layers:"):
+        lower(GPT, 4, "data:2", "batch:data", pipeline="gpipe")
+    with pytest.warns(UserWarning, match="pipeline_rounds=2 has no effect"):
+        lower(GPT, 4, "data:2", "batch:data", pipeline_rounds=2)
+
+
+def test_the_longest_stack_is_the_pipeline_and_others_are_named():
+    program = lower(("t5_mini", "layers=4,vocab=32"), 4, "pipe:2", "layers:pipe")
+    assert len(program.pipeline.also) == 1
+    assert "layers=4 at models/layers/block.py" in program.pipeline.also[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline": "gpip"}, "Did you mean `gpipe`"),
+        ({"pipeline_rounds": 0}, "pipeline_rounds is a number from 1"),
+        ({"pipeline_rounds": 1.5}, "pipeline_rounds is a number from 1"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**options)
+
+
+def test_a_schedule_with_its_own_rounds_is_told():
+    with pytest.raises(ValueError, match="has 1 chunk per stage, not 2"):
+        lower(layers(GPT, 8), 4, "pipe:2", "layers:pipe", pipeline="gpipe", pipeline_rounds=2)

@@ -1,0 +1,136 @@
+"""A step as a pipeline has the numbers of the step on one device, and as many ticks as planned."""
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.lowering.pipelining.steps import (
+    DENSE_FIRST,
+    EXPERTS,
+    GPT,
+    LLAMA,
+    T5,
+    alone,
+    layers,
+    lower,
+    run,
+)
+
+TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; length:model?"
+STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
+
+
+def leaves(tree):
+    is_leaf = lambda value: isinstance(value, md.NamedArray)  # noqa: E731
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return {jax.tree_util.keystr(keys): np.asarray(leaf, "f8") for keys, leaf in keyed}
+
+
+def check_same(model, microbatches, *how, **options):
+    expected = leaves(alone(model, microbatches))
+    result = leaves(run(model, microbatches, *how, **options))
+    assert result.keys() == expected.keys()
+    for path, values in expected.items():
+        scale = np.abs(values).max() + 1e-9
+        assert np.abs(result[path] - values).max() < 1e-6 * scale, path
+
+
+@pytest.mark.parametrize(
+    ("model", "microbatches", "mesh", "layout", "rounds"),
+    [
+        (GPT, 4, "pipe:2", "layers:pipe", 1),
+        (GPT, 8, "pipe:4", "layers:pipe", 1),
+        (GPT, 2, "pipe:4", "layers:pipe", 1),  # fewer microbatches than stages
+        (GPT, 8, "pipe:2", "layers:pipe", 2),
+        (layers(GPT, 8), 4, "pipe:2", "layers:pipe", 4),
+        (layers(GPT, 8), 4, "pipe:4", "layers:pipe", 2),
+        (layers(GPT, 8), 8, "pipe:8", "layers:pipe", 1),
+        (layers(GPT, 5), 4, "pipe:2", "layers:pipe", 1),  # layers that do not divide
+        (layers(GPT, 7), 4, "pipe:2", "layers:pipe", 2),
+        (layers(GPT, 9), 4, "pipe:4", "layers:pipe", 2),
+        (GPT, 4, "pipe:2", "layers:pipe; vocab:pipe", 1),
+        (GPT, 4, "a:2,b:2", "layers:a+b", 1),
+        (GPT, 4, "pipe:2,data:2,model:2", TENSOR, 1),
+        (GPT, 4, "pipe:2,data:2,model:2", TENSOR, 2),
+        (GPT, 4, "pipe:2,data:2", STORED, 1),
+        (GPT, 4, "pipe:2,data:2", STORED, 2),
+        (LLAMA, 4, "pipe:2,model:2", "layers:pipe; heads:model; vocab:model+pipe", 1),
+        (LLAMA, 4, "pipe:2,context:2", "layers:pipe; length:context; memory_length:context", 1),
+        (EXPERTS, 4, "pipe:2,expert:2", "layers:pipe; experts:expert", 1),
+        (EXPERTS, 4, "pipe:2,expert:2", "layers:pipe; experts:expert", 2),
+        (DENSE_FIRST, 4, "pipe:2,data:2", "layers:pipe; batch:data", 1),
+        (T5, 4, "pipe:2", "layers:pipe", 1),
+    ],
+    ids=str,
+)
+def test_a_pipeline_has_the_numbers_of_one_device(model, microbatches, mesh, layout, rounds):
+    check_same(model, microbatches, mesh, layout, pipeline_rounds=rounds)
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_activations_may_be_computed_again(remat):
+    model = GPT[0], f"{GPT[1]},remat={remat}"
+    check_same(model, 4, "pipe:2,model:2", "layers:pipe; heads:model", pipeline_rounds=2)
+
+
+@pytest.mark.parametrize("schedule", ["circular", "gpipe", "1f1b", "zb-h1", "interleaved"])
+def test_every_schedule_has_the_same_numbers(schedule):
+    rounds = 2 if schedule == "interleaved" else 1
+    check_same(GPT, 4, "pipe:2", "layers:pipe", pipeline=schedule, pipeline_rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "layout", "rounds"),
+    [
+        (layers(GPT, 5), "pipe:2,data:2,model:2", TENSOR, 2),
+        pytest.param(
+            EXPERTS, "pipe:2,expert:2", "layers:pipe; experts:expert", 2, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_jax_runs_what_numpy_simulates(model, mesh, layout, rounds):
+    check_same(model, 4, mesh, layout, "jax", pipeline_rounds=rounds)
+
+
+@pytest.mark.parametrize(("stages", "rounds"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+@pytest.mark.parametrize("microbatches", [4, 8])
+def test_the_program_runs_as_many_ticks_as_planned(stages, rounds, microbatches):
+    program = lower(
+        layers(GPT, 8), microbatches, f"pipe:{stages}", "layers:pipe", pipeline_rounds=rounds
+    )
+    pipeline = program.pipeline
+    work = rounds * microbatches
+    loops = [i for i in program.block.instructions if i.op == "scan" and i.params["dim"] == "tick"]
+    delay = (rounds - 1) * max(stages, microbatches // max(1, microbatches // stages)) + stages - 1
+    assert [loop.runs for loop in loops] == [delay, work + stages - 1 - delay, delay]
+    assert pipeline.forward_ticks == work + stages - 1
+    assert pipeline.bubble == pytest.approx((stages - 1) / (work + stages - 1))
+
+
+def test_a_program_grows_neither_with_microbatches_nor_with_layers():
+    def size(count, microbatches):
+        program = lower(layers(GPT, count), microbatches, "pipe:2", "layers:pipe", batch=64)
+        return sum(1 for _ in program.block.walk())
+
+    assert size(4, 8) == size(4, 64) == size(16, 8)
+
+
+def test_activations_kept_do_not_grow_with_microbatches():
+    def buffers(microbatches):
+        program = lower(GPT, microbatches, "pipe:2", "layers:pipe", batch=2 * microbatches)
+        return {v.shape.get("slot").size for i, _ in program.block.walk() for v in i.outputs
+                if v.shape.find("slot") is not None}  # fmt: skip
+
+    assert buffers(8) == buffers(32) == {3}
+
+
+def test_stages_send_activations_and_nothing_else_in_their_loops():
+    program = lower(layers(GPT, 8), 8, "pipe:4", "layers:pipe")
+    sent = [(c.kind, c.count) for c in program.collectives if c.axes == ("pipe",) and c.dims]
+    # x by 3 + 8 ticks, its gradient by 8 + 3; what leaves the last stage; the embedding's gradient.
+    assert sorted(sent) == sorted(
+        [("permute", 3), ("permute", 8), ("permute", 8), ("permute", 3), ("all_reduce", 8),
+         ("all_reduce", 1)]
+    )  # fmt: skip
