@@ -19,6 +19,7 @@ from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
+from meshdsl.lowering.pipelining.finding import find_stack
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.lowering.unused import warn_of_options
 from meshdsl.tracing.graph import Graph
@@ -39,10 +40,20 @@ def lower_global(
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
-    notes = (*graph.notes, *lookalikes(graph, layout))
+    notes = (*graph.notes, *lookalikes(graph, layout), *_no_pipeline(graph, mesh, layout))
     program = replace(program, unused=unused, partitioner="XLA", notes=notes)
     warn_of_options(program, DEFAULT)
     return replace(program, mesh=mesh, layout=layout, block=_Placer(mesh, layout).program(program))
+
+
+def _no_pipeline(graph: Graph, mesh: Mesh, layout: Layout) -> Iterator[str]:
+    """Yields the note about layers that other backends would compute as a pipeline."""
+    stack = find_stack(graph, layout, mesh)
+    if stack is not None:
+        yield (
+            f"`{stack.rule}` makes no pipeline on backend jax_auto: XLA gathers the layers, and "
+            "all devices compute all of them. The backends jax and tf have pipelines"
+        )
 
 
 def _unused(options: Options) -> Iterator[str]:

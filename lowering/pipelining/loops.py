@@ -34,6 +34,7 @@ from meshdsl.ops.literal import LITERAL
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Operation
+from meshdsl.tracing.source import Source
 from meshdsl.tracing.trace import bind, bind_one, located
 
 # What ticks pass on, a tree of tensors:
@@ -158,7 +159,8 @@ class Pipeline:
     def _total(self, number: int, state: State) -> Tensor:
         """Returns the result of a running sum."""
         if number in self.layered:
-            total = self.dims.together(state["layers"][number])
+            with located(self._line(number)):
+                total = self.dims.together(state["layers"][number])
         else:
             total = state["shared"][number]
         return total.transpose(self.parts.sums[number].shape.names)
@@ -247,15 +249,17 @@ class Pipeline:
         results: list[Tensor] = []
         loss_gradients: list[Tensor] = []
         if phase.backward:
-            state["gradients"] = self._sent(state["gradients"], -1)
+            with located(self.stack.backward.source):
+                state["gradients"] = self._sent(state["gradients"], -1)
         if phase.forward:
             left = self._forward(state, own, shared)
             if phase.head:
                 loss_gradients, results = self._head(state, left, shared)
             state["inputs"] = self._sent(left, 1)
         if phase.backward:
-            self._backward(state, loss_gradients, own, shared)
-            self._tail(state, shared)
+            with located(self.stack.backward.source):
+                self._backward(state, loss_gradients, own, shared)
+                self._tail(state, shared)
         return state, results
 
     def _sent(self, tensors: Sequence[Tensor], by: int) -> list[Tensor]:
@@ -333,8 +337,10 @@ class Pipeline:
         state["layers"] = dict(state["layers"])
         for number in self.layered:
             for term in self.parts.terms[number]:
-                more = ops.where(works, self._finished(values, term), 0)
-                state["layers"][number] = dims.plus(state["layers"][number], more, place)
+                more = self._finished(values, term)
+                with located(self._line(number)):
+                    sums = state["layers"][number]
+                    state["layers"][number] = dims.plus(sums, ops.where(works, more, 0), place)
 
     def _of_loss(
         self, state: State, at_once: Sequence[Tensor], shared: _Fields
@@ -464,6 +470,10 @@ class Pipeline:
                 result = bind_one(op.primitive, arguments, op.params)
         return result
 
+    def _line(self, number: int) -> Source:
+        """Returns the line of what is added to a sum, for reports of where that is reduced."""
+        return self.parts.body.outputs[number].source
+
     def _add(
         self,
         state: State,
@@ -474,7 +484,7 @@ class Pipeline:
         """Adds summands to their sums, in ticks that have the work."""
         state["shared"] = dict(state["shared"])
         for (number, _), summand in zip(terms, summands, strict=False):
-            with located(summand.source):
+            with located(self._line(number)):
                 more = ops.where(due == 1, summand, 0)
                 state["shared"][number] = state["shared"][number] + more
 

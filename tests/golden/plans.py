@@ -6,7 +6,7 @@ the diff.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import meshdsl as md
@@ -59,7 +59,10 @@ class Plan:
             f"layout  {self.layout}",
         ]
         if self.options != Options():
-            head.append(f"options {self.options}")
+            chosen = {f.name: getattr(self.options, f.name) for f in fields(Options)}
+            usual = vars(Options())
+            rows = [f"{k}={v!r}" for k, v in chosen.items() if v != usual[k]]
+            head.append(f"options {', '.join(rows)}")
         if self.microbatches > 1:
             head.append(f"microbatches {self.microbatches}")
         rows = [
@@ -124,6 +127,19 @@ PLANS = {
         "gpt_mini", "slice@dcn:2,data:2,model:2", MEGATRON.replace("data", "slice+data", 1)
     ),
     "gpt_mini_microbatches": Plan("gpt_mini", "data:2,model:4", MEGATRON, microbatches=4),
+    "gpt_mini_pipeline": Plan(
+        "gpt_mini",
+        "pipe:2,data:2,model:2",
+        f"layers:pipe; {MEGATRON.replace('vocab:model', 'vocab:model+pipe')}; length:model?",
+        microbatches=8,
+    ),
+    "gpt_mini_pipeline_rounds": Plan(
+        "gpt_mini",
+        "pipe:2",
+        "layers:pipe",
+        options=Options(pipeline_rounds=2),
+        microbatches=4,
+    ),
     "gpt_mini_remat": Plan("gpt_mini", "data:2,model:4", MEGATRON, args="remat=keep_collectives"),
     "bert_mini_tensor": Plan("bert_mini", "data:2,model:4", MEGATRON),
     "t5_mini_tensor": Plan("t5_mini", "data:2,model:4", MEGATRON),

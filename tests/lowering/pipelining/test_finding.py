@@ -85,3 +85,9 @@ def test_wrong_options_are_refused(options, message):
 def test_a_schedule_with_its_own_rounds_is_told():
     with pytest.raises(ValueError, match="has 1 chunk per stage, not 2"):
         lower(layers(GPT, 8), 4, "pipe:2", "layers:pipe", pipeline="gpipe", pipeline_rounds=2)
+
+
+def test_xla_says_that_it_makes_no_pipeline():
+    step, _, data, spec = problem(GPT, 4)
+    program = md.jit(step, "pipe:2", "layers:pipe", "jax_auto").lower(spec, data)
+    assert any("no pipeline on backend jax_auto" in note for note in program.notes)
