@@ -21,15 +21,7 @@ A `Schedule` has a row of actions per stage, in the notation of PyTorch's pipeli
 | `faults.py` | what is wrong with a schedule |
 | `planning.py` | `plan` makes a `Plan` (`plans.py`) of `Costs` (`costs.py`) |
 | `printing.py` | `show` |
+| `running.py` | the facts of a pipeline that a program runs |
 
-To lower a schedule, there are two ways.
-
-* `circular.Circular` has three loops. `forward(tick, stage)` and `backward(tick, stage)` are
-  arithmetic, so a traced tick and a traced stage will do. In each tick, what stage s - 1 did in the
-  tick before comes to stage s (backward: from s + 1). What came is the input of the next chunk, so
-  its (chunk, microbatch) follow from `forward(tick - 1, stage - 1)`; `input_buffers` says where it
-  is kept. The result of the last chunk is the loss's, and what comes from it to stage 0 is dropped.
-* Any other schedule needs a table: `plan(schedule).spans` has a time for each action, and
-  `messages.with_messages(schedule)` an order of sends and receives that needs no buffer on the way.
-  `buffers.input_buffers` says where inputs are kept.
+`lowering.pipelining` runs them, on ticks that all stages share (`clocking`, `timetable`).
 """

@@ -37,7 +37,8 @@ def _waiting(pipeline: RunningPipeline) -> str:
     fewer = f"{ticks - passes} of {ticks} passes"
     if pipeline.bubble < 0.05:
         return fewer
-    return f"{fewer}; more --microbatches or --pipeline_rounds make that fewer"
+    rounds = " or --pipeline_rounds" if pipeline.per_chunk > 1 else ""
+    return f"{fewer}; more --microbatches{rounds} make that fewer"
 
 
 def _grid(pipeline: RunningPipeline, width: int) -> list[str]:
