@@ -31,6 +31,8 @@ class Choice:
 
     Attributes:
         keep: whether gathered weights are kept, so that they are gathered once per step.
+        again: whether the weights of a pipeline's layers are gathered again in each pass over
+            them; else they are gathered once per step.
         share: whether the backward pass reads the tensors that the forward pass has moved.
         reduce_each: whether gradients that are stored split are reduced in each microbatch; else
             they stay partial sums until the last one.
@@ -48,6 +50,7 @@ class Choice:
     prefetch: bool = False
     apart: bool = False
     halves: str = ""
+    again: bool = False
 
 
 USUAL = Choice()
@@ -79,6 +82,7 @@ def choose(
             keep=options.weights == "keep",
             prefetch=options.prefetch,
             halves=_halves(options),
+            again=options.weights == "again",
         )
         return usual, write(usual)
     limit = options.memory
@@ -113,10 +117,13 @@ def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Ch
     reductions = [False, True] if stores and sums else [False]
     rings = [False, True] if options.context == "auto" and "attention" in names else [False]
     prefetches = [True, False] if options.prefetch else [False]
-    for prefetch, ring in itertools.product(prefetches, rings):
+    agains = [options.weights == "again"]
+    if stores and options.weights == "auto" and "deal_to_stages" in names:
+        agains = [False, True]
+    for again, prefetch, ring in itertools.product(agains, prefetches, rings):
         rest = itertools.product(keeps if stores else [False], shares, reductions)
         halves = _halves(options)
-        yield [Choice(*choice, ring, prefetch, halves=halves) for choice in rest]
+        yield [Choice(*choice, ring, prefetch, halves=halves, again=again) for choice in rest]
 
 
 def _has_running_sum(scan: Operation) -> bool:

@@ -8,6 +8,7 @@ device that runs everything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -19,7 +20,7 @@ from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.instructions import kind_of
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
-from meshdsl.lowering.pipelining.finding import find_stack
+from meshdsl.lowering.pipelining.finding import stacks_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.lowering.unused import warn_of_options
 from meshdsl.tracing.graph import Graph
@@ -48,8 +49,7 @@ def lower_global(
 
 def _no_pipeline(graph: Graph, mesh: Mesh, layout: Layout) -> Iterator[str]:
     """Yields the note about layers that other backends would compute as a pipeline."""
-    stack = find_stack(graph, layout, mesh)
-    if stack is not None:
+    for stack in itertools.islice(stacks_of(graph, layout, mesh), 1):
         yield (
             f"`{stack.rule}` makes no pipeline on backend jax_auto: XLA gathers the layers, and "
             "all devices compute all of them. The backends jax and tf have pipelines"

@@ -38,7 +38,7 @@ from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
 from meshdsl.lowering.placement.placing import place
 from meshdsl.lowering.placement.planning import plan, reduce
-from meshdsl.lowering.placement.storage import tensors_with_paths
+from meshdsl.lowering.placement.storage import stored_inputs, tensors_with_paths
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.lowering.stages import Given, Placed, Planned, Reduced, Simplified, Written
 from meshdsl.lowering.unused import paths_of, warn_of_layout, warn_of_options
@@ -125,9 +125,9 @@ def lower_in_stages(
     gathered_ahead, halved = cache(prefetch), cache(in_halves)
 
     @cache
-    def written(keep: bool, share: bool, reduce_each: bool, ring: bool) -> Stages:
+    def written(keep: bool, share: bool, reduce_each: bool, again: bool, ring: bool) -> Stages:
         chosen = replace(options, context="ring") if ring else options
-        choice = Choice(keep=keep, share=share, reduce_each=reduce_each)
+        choice = Choice(keep=keep, share=share, reduce_each=reduce_each, again=again)
         return _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
 
     @cache
@@ -152,7 +152,7 @@ def lower_in_stages(
         return schedule(tidy(program, options), options)
 
     def write(choice: Choice) -> Stages:
-        stages = written(choice.keep, choice.share, choice.reduce_each, choice.ring)
+        stages = written(choice.keep, choice.share, choice.reduce_each, choice.again, choice.ring)
         program = improved(stages.program, choice.apart)
         if choice.prefetch and (ahead := gathered_ahead(program)) is not program:
             program = tidied(ahead)
@@ -190,7 +190,7 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
     """Runs the stages up to the written program, for one choice."""
     graph, layout = simplified.graph, simplified.layout
     if choice.keep:
-        graph = simplify(hoist_casts(graph, _weights(graph, layout)))
+        graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
     placed = place(graph, layout, chooser, choice, given)
     planned = plan(placed, layout, choice)
     reduced = reduce(planned, layout, choice)
@@ -226,12 +226,6 @@ def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool)
         notes=(*graph.notes, *lookalikes(graph, layout)),
     )
     return Written(program)
-
-
-def _weights(graph: Graph, layout: Layout) -> list[Tensor]:
-    """Returns the inputs that are stored in another layout than they are used in."""
-    rows = zip(graph.inputs, graph.input_paths, strict=True)
-    return [t for t, path in rows if layout.assign(t.shape, path) != layout.inside(t.shape)]
 
 
 def _boundary_layouts(

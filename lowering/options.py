@@ -13,7 +13,7 @@ Context: TypeAlias = Literal["auto", "ring", "gather", "sums"]
 Weights: TypeAlias = Literal["auto", "again", "keep"]
 ReduceDtype: TypeAlias = Literal["auto", "float32", "same"]
 
-PIPELINES = ("auto", *NAMES)
+PIPELINES = ("auto", "none", *NAMES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Options:
         pipeline: the schedule of the pipeline that a rule such as `layers:pipe` makes of a training
             step: `circular`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, or a CSV file in PyTorch's
             notation (see `pipelines`). `auto` is `circular`: 1F1B on a clock, which needs the
-            fewest ticks of all that run on one.
+            fewest ticks of all that run on one. `none`: there is no pipeline, and each device
+            gathers the layers one by one.
         pipeline_rounds: how many chunks of layers each stage of a pipeline has. With more rounds
             the bubble is smaller, and more is sent.
         compiler_flags: (name, value) of flags for the compiler behind the JAX backend, in addition

@@ -54,7 +54,7 @@ def warn_of_options(program: SpmdProgram, options: Options) -> None:
         _warn(text, OptionWarning)
     if program.pipeline is None and any(i.source.backward for i in program.block.instructions):
         for name, usual in (("pipeline", "auto"), ("pipeline_rounds", 1)):
-            if (value := getattr(options, name)) != usual:
+            if (value := getattr(options, name)) not in (usual, "none"):
                 _warn(
                     f"{name}={value} has no effect: no rule of the layout, as layers:pipe, makes a "
                     "pipeline of the layers",

@@ -98,11 +98,13 @@ def let_go():
 
 
 def pytest_generate_tests(metafunc):
+    count, first = metafunc.config.getoption("cases"), metafunc.config.getoption("first_case")
+    if first is None:
+        first = seed(metafunc.config) * count % KNOWN_CASES
     if "case_number" in metafunc.fixturenames:
-        count, first = metafunc.config.getoption("cases"), metafunc.config.getoption("first_case")
-        if first is None:
-            first = seed(metafunc.config) * count % KNOWN_CASES
         metafunc.parametrize("case_number", range(first, first + count))
+    if "pipeline_number" in metafunc.fixturenames:  # a pipeline for each four other programs
+        metafunc.parametrize("pipeline_number", range(first // 4, (first + count) // 4))
 
 
 def pytest_collection_modifyitems(config, items):

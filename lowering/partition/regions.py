@@ -7,6 +7,7 @@ partial over them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -32,12 +33,9 @@ def _reshaped(
     (out,) = case.operation.outputs
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        (value,) = inputs
-        here = after.add_partial(value.layout.partial_axes)
-        return builder.add("reshape", (value,), [(out.shape, out.dtype, here)])
+        return builder.add("reshape", inputs, [(out.shape, out.dtype, after)])
 
-    linear = case.operation.linear
-    return Strategy((before,), (after,), emit, linear, fixed=frozenset(axes))
+    return Strategy((before,), (after,), emit, fixed=frozenset(axes))
 
 
 def enter(case: Case) -> Strategy:
@@ -68,38 +66,34 @@ def vary(case: Case) -> Strategy:
 
 def deal(case: Case) -> Strategy:
     """Each device fetches its chunks from the devices that store these layers."""
-    op, (layers, rounds, inside) = case.operation, case.operation.params["dims"]
-    (x,), (out,), (after,) = op.inputs, op.outputs, case.results
-    axes = case.operands[0].axes(layers.name)
-    stages = _stages(case, axes)
+    op, (out,), (after,) = case.operation, case.operation.outputs, case.results
+    layers, axes, stages, rounds, chunk = _dealt(case)
     before = after.split(layers.name, axes)
-    chunk = inside.size
     runs = [
-        [_run((turn * stages + stage) * chunk, chunk, turn) for turn in range(rounds.size)]
+        [_run((turn * stages + stage) * chunk, chunk, turn) for turn in range(rounds)]
         for stage in range(stages)
     ]
 
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
-        own = gather(builder, inputs, layers.name, axes, runs, rounds.size * chunk)
+        own = inputs[0]
+        if rounds > 1:
+            own = gather(builder, inputs, layers.name, axes, runs, rounds * chunk)
         here = after.add_partial(own.layout.partial_axes)
         return builder.add("reshape", (own,), [(out.shape, out.dtype, here)])
 
-    assert x.shape.find(layers.name) == layers, x
-    return Strategy((before,), (after,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((before,), (after,), emit, linear=op.linear, fixed=frozenset(axes))
 
 
 def collect(case: Case) -> Strategy:
     """Each device fetches the layers that it stores from the stages that have their chunks."""
-    op, (layers, rounds, inside) = case.operation, case.operation.params["dims"]
-    (out,), (before,), chunk = op.outputs, case.operands, inside.size
-    axes = case.results[0].axes(layers.name)
-    stages = _stages(case, axes)
+    op, (out,), (before,) = case.operation, case.operation.outputs, case.operands
+    layers, axes, stages, rounds, chunk = _dealt(case)
     after = before.split(layers.name, axes)
-    own = rounds.size * chunk  # layers of a stage
+    own = rounds * chunk  # layers of a stage
     runs = [
         [
             _run(c % stages * own + c // stages * chunk, chunk, i)
-            for i, c in enumerate(range(stage * rounds.size, (stage + 1) * rounds.size))
+            for i, c in enumerate(range(stage * rounds, (stage + 1) * rounds))
         ]
         for stage in range(stages)
     ]
@@ -107,17 +101,21 @@ def collect(case: Case) -> Strategy:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (value,) = inputs
         here = after.add_partial(value.layout.partial_axes)
-        dealt = builder.one(
-            "transpose",
-            (value,),
-            _front(value.shape, op.params["dims"][1:]),
-            value.dtype,
-            value.layout,
-        )
-        dealt = builder.one("reshape", (dealt,), out.shape, out.dtype, here)
-        return (gather(builder, [dealt], layers.name, axes, runs, own),)
+        shape = _front(value.shape, op.params["own"])
+        x = builder.one("transpose", (value,), shape, value.dtype, value.layout)
+        x = builder.one("reshape", (x,), out.shape, out.dtype, here)
+        return (gather(builder, [x], layers.name, axes, runs, own) if rounds > 1 else x,)
 
-    return Strategy((before,), (after,), emit, linear=(0,), fixed=frozenset(axes))
+    return Strategy((before,), (after,), emit, linear=op.linear, fixed=frozenset(axes))
+
+
+def _dealt(case: Case) -> tuple[Dimension, tuple[str, ...], int, int, int]:
+    """Returns the layers, the axes of the stages, and how many stages, rounds, layers per chunk."""
+    params = case.operation.params
+    layers, axes, (*rounds, inside) = params["layers"], params["axes"], params["own"]
+    stages, count = case.mesh.extent(axes), math.prod(d.size for d in rounds)
+    assert layers.size == stages * count * inside.size, (layers, params["own"], axes)
+    return layers, axes, stages, count, inside.size
 
 
 def _front(shape: Shape, dims: Sequence[Dimension]) -> Shape:
@@ -127,12 +125,6 @@ def _front(shape: Shape, dims: Sequence[Dimension]) -> Shape:
 def _run(first: int, size: int, place: int) -> Run:
     """Returns a run of `size` layers that becomes the chunk number `place` of a window."""
     return Run(Interval(first, first + size), place * size)
-
-
-def _stages(case: Case, axes: Sequence[str]) -> int:
-    stages: int = case.mesh.extent(axes)
-    assert stages == case.operation.params["stage"].size, axes
-    return stages
 
 
 RULES = {

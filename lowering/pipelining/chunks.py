@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.lowering.pipelining.regions import collect, deal, enter, leave
+from meshdsl.lowering.pipelining.regions import collect, deal, enter
 from meshdsl.ops.indexing import overwrite
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
@@ -89,28 +89,25 @@ class Dims:
     def apart(self, x: Tensor) -> Tensor:
         """Returns each stage's own part of a stack of layers: [(round,) inside, ...]."""
         x = ops.pad(x, self.layers.name, 0, self.filled.size - self.layers.size)
-        if self.round.size > 1:
-            return deal(x, self._dealt, self.stage)
-        return enter(ops.split(x, self.layers.name, [self.stage, self.inside]), self.stage)
+        return deal(x, self.filled, self._own, self.axes)
 
     def together(self, x: Tensor) -> Tensor:
         """Returns the stack of all layers, of each stage's own part."""
-        if self.round.size > 1:
-            x = collect(x, self._dealt, self.stage)
-        else:
-            parts = [self.stage.name, self.inside.name]
-            x = ops.merge(leave(x, self.stage), parts, self.filled)
+        x = collect(x, self.filled, self._own, self.axes)
         return ops.slice(x, self.layers.name, 0, self.layers.size)
 
     @property
-    def _dealt(self) -> Shape:
-        return Shape([self.filled, self.round, self.inside])
+    def _rounds(self) -> list[Dimension]:
+        return [self.round] if self.round.size > 1 else []
+
+    @property
+    def _own(self) -> Shape:
+        return Shape([*self._rounds, self.inside])
 
     def real(self) -> Tensor:
         """Returns which layers of each chunk the model has: bool[(round,) inside]."""
         number = ops.arange(Dimension(self.layers.name, self.filled.size))
-        rounds = [self.round] if self.round.size > 1 else []
-        number = ops.split(number, self.layers.name, [*rounds, self.stage, self.inside])
+        number = ops.split(number, self.layers.name, [*self._rounds, self.stage, self.inside])
         return enter(number, self.stage) < self.layers.size
 
     # Each stage's own stacks and buffers.
@@ -140,11 +137,6 @@ class Dims:
     def get(self, buffer: Tensor, slot: Tensor) -> Tensor:
         """Returns what is in a buffer."""
         return ops.take(buffer, slot, self.slot)
-
-
-def slices_of(scan: Operation) -> tuple[Tensor, ...]:
-    """Returns the operands of which an iteration of a loop reads a slice."""
-    return scan.inputs[scan.params["consts"] + scan.params["carries"] :]
 
 
 def carries_of(scan: Operation) -> tuple[Tensor, ...]:

@@ -25,7 +25,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import meshdsl.ops as ops
-from meshdsl.lowering.pipelining.chunks import Dims, carries_of, slices_of, unless_filling
+from meshdsl.lowering.pipelining.chunks import Dims, carries_of, unless_filling
+from meshdsl.lowering.pipelining.finding import slices_of
 from meshdsl.lowering.pipelining.parts import Late, Level, Parts, Term, Values
 from meshdsl.lowering.pipelining.regions import enter, of_stage, send, vary
 from meshdsl.lowering.pipelining.timetable import OWN, SHARED, Phase, Timetable

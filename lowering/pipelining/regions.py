@@ -22,7 +22,7 @@ from typing import Any
 from meshdsl.ops.shapes.slicing import index, window
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Operation, Primitive, Work
+from meshdsl.tracing.graph import Aval, Primitive, Work
 from meshdsl.tracing.trace import bind_one
 
 
@@ -42,43 +42,34 @@ def _vary_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval
 
 
 def _deal_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-    (x,), (layers, *own) = inputs, params["dims"]
-    at = x.shape.position(layers.name)
-    return [(Shape([*x.shape[:at], *own, *x.shape[at + 1 :]]), x.dtype)]
+    (x,) = inputs
+    at = x.shape.position(params["layers"].name)
+    return [(Shape([*x.shape[:at], *params["own"], *x.shape[at + 1 :]]), x.dtype)]
 
 
 def _collect_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
-    (x,), (layers, *own) = inputs, params["dims"]
-    return [(Shape([layers, *x.shape.without([d.name for d in own])]), x.dtype)]
+    (x,) = inputs
+    rest = x.shape.without([d.name for d in params["own"]])
+    return [(Shape([params["layers"], *rest]), x.dtype)]
 
 
-def _linear(op: Operation) -> tuple[int, ...]:
-    """Returns the operand if it may be a partial sum: stacks of layers may, and their gradients.
-
-    Activations are reduced before they travel, which sends a part of them.
-    """
-    return (0,) if op.params["sums"] else ()
-
-
-ENTER = Primitive("enter_stages", _enter_rule, work=Work.NONE, linear=_linear)
-LEAVE = Primitive("leave_stages", _leave_rule, work=Work.NONE, linear=_linear)
+# Activations are reduced before they travel, which sends a part of them. Stacks of layers, and
+# their gradients, may be partial sums.
+ENTER = Primitive("enter_stages", _enter_rule, work=Work.NONE)
+LEAVE = Primitive("leave_stages", _leave_rule, work=Work.NONE)
 DEAL = Primitive("deal_to_stages", _deal_rule, linear=(0,))
 COLLECT = Primitive("collect_from_stages", _collect_rule, linear=(0,))
 VARY = Primitive("vary_over_stages", _vary_rule, work=Work.NONE)
 
 
-def enter(x: Tensor, stage: Dimension, sums: bool = True) -> Tensor:
-    """Returns, on each stage, its position of the dim `stage`: x without that dim.
-
-    Args:
-        sums: whether it may stay a partial sum over other axes than those of the pipeline.
-    """
-    return bind_one(ENTER, (x,), {"stage": stage, "sums": sums})
+def enter(x: Tensor, stage: Dimension) -> Tensor:
+    """Returns, on each stage, its position of the dim `stage`: x without that dim."""
+    return bind_one(ENTER, (x,), {"stage": stage})
 
 
-def leave(x: Tensor, stage: Dimension, sums: bool = True) -> Tensor:
+def leave(x: Tensor, stage: Dimension) -> Tensor:
     """Returns the values of all stages, stacked along the dim `stage` in front; see `enter`."""
-    return bind_one(LEAVE, (x,), {"stage": stage, "sums": sums})
+    return bind_one(LEAVE, (x,), {"stage": stage})
 
 
 def vary(x: Tensor) -> Tensor:
@@ -86,30 +77,31 @@ def vary(x: Tensor) -> Tensor:
     return bind_one(VARY, (x,))
 
 
-def deal(x: Tensor, dims: Shape, stage: Dimension) -> Tensor:
+def deal(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
     """Returns each stage's own chunks of layers, dealt to the stages one after another.
 
     Args:
-        x: has the dim of the layers, split over the axes of the pipeline.
-        dims: the layers, the chunks of a stage, and the layers of a chunk.
+        x: has the dim `layers`, with all layers of all chunks.
+        own: the dims of a stage's layers: the chunks, if they are several, and their layers.
+        axes: the axes of the pipeline.
 
     Returns:
-        x with the last two dims in place of the first.
+        x with the dims `own` in place of `layers`.
     """
-    return bind_one(DEAL, (x,), {"dims": dims, "stage": stage})
+    return bind_one(DEAL, (x,), {"layers": layers, "own": own, "axes": axes})
 
 
-def collect(x: Tensor, dims: Shape, stage: Dimension) -> Tensor:
+def collect(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
     """Returns the layers of each stage's own chunks, in the order of the model: undoes `deal`."""
-    return bind_one(COLLECT, (x,), {"dims": dims, "stage": stage})
+    return bind_one(COLLECT, (x,), {"layers": layers, "own": own, "axes": axes})
 
 
 def send(x: Tensor, stage: Dimension, by: int) -> Tensor:
     """Returns what the stage `by` before this one has; the first one receives from the last."""
-    sent = window(leave(x, stage, False), stage.name, -by % stage.size, stage.size, wrap=True)
-    return enter(sent, stage, False)
+    sent = window(leave(x, stage), stage.name, -by % stage.size, stage.size, wrap=True)
+    return enter(sent, stage)
 
 
 def of_stage(x: Tensor, stage: Dimension, number: int) -> Tensor:
     """Returns the value of one stage, for use outside of the region."""
-    return index(leave(x, stage, False), stage, number)
+    return index(leave(x, stage), stage, number)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.graphs.hoist import hoist_casts
+from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.named import WITH_ROUNDS, named
@@ -17,6 +19,7 @@ from meshdsl.lowering.pipelining.finding import Stack, find_stack
 from meshdsl.lowering.pipelining.loops import Pipeline
 from meshdsl.lowering.pipelining.parts import Parts
 from meshdsl.lowering.pipelining.timetable import Timetable, circular
+from meshdsl.lowering.placement.storage import stored_inputs, tensors_with_paths
 from meshdsl.lowering.writing.loops import within
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
@@ -44,10 +47,17 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
     Raises:
         ValueError: the step cannot be a pipeline; the message says why, and what to do.
     """
-    stack = find_stack(graph, layout, mesh)
-    if stack is None:
+    if options.pipeline == "none":
         return None
-    stages, rounds = mesh.extent(stack.rule.axes), options.pipeline_rounds
+    if find_stack(graph, layout, mesh) is None:
+        return None
+    rounds = options.pipeline_rounds
+    # What is gathered once per step, or sent to another stage, is cast before that.
+    moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
+    graph = simplify(hoist_casts(graph, moved))
+    stack = find_stack(graph, layout, mesh)
+    assert stack is not None
+    stages = mesh.extent(stack.rule.axes)
     microbatches = stack.loop.params["dim"].size
     timetable = _timetable(options, stages, microbatches)
     used = {name for tensor in _tensors(graph) for name in tensor.shape.names}
@@ -149,12 +159,23 @@ def _check(stack: Stack, dims: Dims, layout: Layout) -> None:
             f"{stack.layers} are fewer than one per stage: there are {stages} stages{fewer}. Give "
             f"the axes {'+'.join(rule.axes)} fewer devices, or use another rule"
         )
-    inside = [t for s in (stack.forward, stack.backward) for t in _tensors(s.params["body"])]
     claims = {}
-    for tensor in inside:
-        for dim, axes in layout.inside(tensor.shape).splits:
+    for body in (stack.forward.params["body"], stack.backward.params["body"]):
+        inside = [layout.inside(tensor.shape) for tensor in _tensors(body)]
+        inside += [layout.assign(t.shape, path) for t, path in tensors_with_paths(body)]
+        for dim, axes in (split for each in inside for split in each.splits):
             if not set(axes).isdisjoint(rule.axes):
                 claims[dim] = f"{dim}:{'+'.join(axes)}"
+    loop = stack.loop
+    for tensor in (*loop.inputs, *loop.outputs):
+        axes = layout.inside(tensor.shape).axes(loop.params["dim"].name)
+        if not set(axes).isdisjoint(rule.axes):
+            problems.append(
+                f"`{loop.params['dim'].name}:{'+'.join(axes)}` splits the microbatches over an "
+                "axis of the pipeline, each stage of which works on any of them: give them other "
+                "axes"
+            )
+            break
     for dim, claim in claims.items():
         problems.append(
             f"`{claim}` splits `{dim}` inside of the layers over an axis of the pipeline, whose "

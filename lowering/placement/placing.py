@@ -48,7 +48,7 @@ def place(
     """
     given = given or Given()
     fixed = {**given.tensors, **dict(_read_by_conditions(graph, given))}
-    store = stored(graph, layout, chooser, choice.keep, choice.reduce_each)
+    store = stored(graph, layout, chooser, choice.keep, choice.reduce_each, choice.again)
     store = {t: stored_as for t, stored_as in store.items() if fixed.get(t, stored_as) == stored_as}
     special = {**store, **moved, **fixed}
     layouts = {t: special.get(t) or layout.inside(t.shape) for t in _tensors(graph)}

@@ -43,7 +43,12 @@ _Map = Callable[[TensorLayout], TensorLayout | None]
 
 
 def stored(
-    graph: Graph, layout: Layout, chooser: Chooser, keep: bool, reduce_each: bool
+    graph: Graph,
+    layout: Layout,
+    chooser: Chooser,
+    keep: bool,
+    reduce_each: bool,
+    again: bool,
 ) -> dict[Tensor, TensorLayout]:
     """Returns the tensors that are stored, with their layouts.
 
@@ -51,10 +56,12 @@ def stored(
         keep: whether gathered tensors are kept, so that one gather serves all readers.
         reduce_each: whether a loop adds up sums in storage; else it adds partial sums, which are
             reduced once after the loop.
+        again: whether the layers of a pipeline's stages may be stored, so that each pass over them
+            gathers them; else they are gathered before the first pass, once per step.
     """
     if not any(rule.scope for rule in layout.rules):
         return {}
-    return _Storage(graph, layout, chooser, keep, reduce_each).solve()
+    return _Storage(graph, layout, chooser, keep, reduce_each, again).solve()
 
 
 def tensors_with_paths(graph: Graph) -> Iterator[tuple[Tensor, str]]:
@@ -65,6 +72,12 @@ def tensors_with_paths(graph: Graph) -> Iterator[tuple[Tensor, str]]:
     for op in graph.operations:
         for body in op.bodies:
             yield from tensors_with_paths(body)
+
+
+def stored_inputs(graph: Graph, layout: Layout) -> list[Tensor]:
+    """Returns the inputs that are stored in another layout than they are used in."""
+    rows = zip(graph.inputs, graph.input_paths, strict=True)
+    return [t for t, path in rows if layout.assign(t.shape, path) != layout.inside(t.shape)]
 
 
 class _Storage:
@@ -84,7 +97,13 @@ class _Storage:
     """
 
     def __init__(
-        self, graph: Graph, layout: Layout, chooser: Chooser, keep: bool, reduce_each: bool
+        self,
+        graph: Graph,
+        layout: Layout,
+        chooser: Chooser,
+        keep: bool,
+        reduce_each: bool,
+        again: bool,
     ) -> None:
         self.graph = graph
         self.layout = layout
@@ -92,6 +111,7 @@ class _Storage:
         self.mesh = chooser.mesh
         self.keep = keep
         self.reduce_each = reduce_each
+        self.again = again
         self.stored_layouts: dict[Tensor, TensorLayout] = {}
         self.stacks: set[Tensor] = set()
         self.paid: set[tuple] = set()
@@ -130,6 +150,9 @@ class _Storage:
             for first, second in _sums(op):
                 self.related[first].append((second, self._sum_layout(second)))
                 self.related[second].append((first, self._sum_layout(first)))
+            for first, second, forwards, backwards in _dealt(op) if self.again else ():
+                self.related[first].append((second, forwards))
+                self.related[second].append((first, backwards))
             if op.name == "scan":
                 consts, carries = op.params["consts"], op.params["carries"]
                 self.stacks.update(op.inputs[consts + carries :])
@@ -227,6 +250,11 @@ class _Storage:
                     self._tie(before, after)
             return
         result = op.outputs[0]
+        if op.name == "deal_to_stages" and result in self.stored_layouts:
+            # Once per step would be cheaper, also before a cast; the choice is to gather again.
+            self._tie(op.inputs[0], result)
+            self.cut.edge(CutGraph.SOURCE, result, _FIXED)
+            return
         for tensor in dict.fromkeys(op.inputs):
             if tensor not in self.stored_layouts:
                 continue
@@ -466,6 +494,24 @@ def _relations(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
         for tensor in dict.fromkeys(op.inputs):
             if tensor.shape == result.shape or set(tensor.shape) == set(result.shape):
                 yield tensor, result, _same, _same
+
+
+def _dealt(op: Operation) -> Iterator[tuple[Tensor, Tensor, _Map, _Map]]:
+    """Yields the stack of all layers and a stage's own part of it, and the maps of layouts."""
+    if op.name not in ("deal_to_stages", "collect_from_stages"):
+        return
+    (before,), (after,) = op.inputs, op.outputs
+    stack, own = (before, after) if op.name == "deal_to_stages" else (after, before)
+    layers, axes = op.params["layers"].name, op.params["axes"]
+
+    def own_layout(layout: TensorLayout) -> TensorLayout | None:
+        rest = layout.restrict(own.shape.names)
+        return rest if rest.split_axes.isdisjoint(axes) else None
+
+    def stack_layout(layout: TensorLayout) -> TensorLayout | None:
+        return layout.split(layers, axes) if layout.split_axes.isdisjoint(axes) else None
+
+    yield stack, own, own_layout, stack_layout
 
 
 def _same(layout: TensorLayout) -> TensorLayout:

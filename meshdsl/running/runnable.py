@@ -93,6 +93,7 @@ def lowered(
 ) -> SpmdProgram:
     """Returns a graph's program with its checks; `origin.blame` explains one that fails."""
     from meshdsl.lowering import backends
+    from meshdsl.lowering.options import Options
 
     lower = lowering_of(backend, devices, placement)
     watching = watched(graph, outputs=check_finite)
@@ -108,7 +109,9 @@ def lowered(
             )
         everything = watched(graph, outputs=False, everything=True)
         assert everything is not None
-        program = lowering_of(backend, devices)(everything.graph, mesh, layout)
+        # A pipeline computes on anything where a stage waits, and adds up no marks.
+        plain = Options(pipeline="none")
+        program = lowering_of(backend, devices)(everything.graph, mesh, layout, plain)
         executable = backends.load(backend).Executable(program, (), devices)
         return everything.search(np.asarray(executable.call_flat(leaves)[-1]))
 

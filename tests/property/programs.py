@@ -10,10 +10,11 @@ amounts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from meshdsl.layouts.validate import problems
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import tensors_of
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.pipelining import pipelined
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 from tests.property import training
@@ -63,7 +65,29 @@ def make_case(number: int) -> Case:
     rng = np.random.default_rng([number, 3])
     layout = _layout(rng, graph, mesh, storage=trains)
     options = tuple(_options(rng) for _ in range(2 if rng.random() < 0.3 else 1))
+    options = tuple(_possible(each, graph, mesh, layout) for each in options)
     return Case(number, function, inputs, mesh, layout, options, graph, trains, differentiable)
+
+
+def make_pipeline(number: int) -> Case:
+    """Returns a step of training whose layers are a pipeline; equal numbers give equal cases."""
+    for attempt in itertools.count():
+        rng = np.random.default_rng([number, 4, attempt])
+        mesh, options = _mesh(rng), _options(rng)
+        axes = tuple(str(a) for a in rng.permutation(mesh.names)[: rng.choice([1, 1, 1, 2])])
+        if mesh.extent(axes) not in (2, 3, 4):
+            continue
+        function, inputs = training.program(
+            number * 1000 + attempt, rng, _sizes(rng, mesh), False, pipeline=True
+        )
+        graph = md.jit(function).trace(inputs)
+        rules = [Rule("", "layers", axes)]
+        layout = _layout(rng, graph, mesh, storage=True, given=rules)
+        options = _possible(options, graph, mesh, layout)
+        if options.pipeline == "none":
+            continue
+        return Case(number, function, inputs, mesh, layout, (options,), graph, True, False)
+    raise AssertionError
 
 
 def _expression(
@@ -107,9 +131,10 @@ def _options(rng: np.random.Generator) -> Options:
     """
     kinds = typing.get_type_hints(Options)
     changes: dict[str, Any] = {}
+    by_name = ("compiler_flags", "halves", "hardware", "pipeline", "pipeline_rounds")
     for field in fields(Options):
         kind = kinds[field.name]
-        if field.name in ("compiler_flags", "halves", "hardware") or rng.random() < 0.5:
+        if field.name in by_name or rng.random() < 0.5:
             continue
         if kind is bool:
             changes[field.name] = bool(rng.random() < 0.7)
@@ -121,7 +146,25 @@ def _options(rng: np.random.Generator) -> Options:
     if apart.random() < 0.5:
         changes["hardware"] = str(apart.choice(["v4", "v5e", "v5p", "h100"]))
     changes["halves"] = str(apart.choice(["auto", "none"]))
+    changes["pipeline"] = str(apart.choice(["auto", "gpipe", "1f1b", "interleaved", "zb-h1"]))
+    changes["pipeline_rounds"] = int(apart.choice([1, 1, 2]))
     return Options(**changes)
+
+
+def _possible(options: Options, graph: Graph, mesh: md.Mesh, layout: Layout) -> Options:
+    """Returns options by which a program can be lowered: without a pipeline where none can be.
+
+    A random program often has fewer layers than stages, or no microbatches, or splits over an axis
+    of the pipeline what is inside of the layers. A schedule of one round has no more of them.
+    """
+    plain = replace(options, pipeline="auto", pipeline_rounds=1)
+    for each in (options, plain):
+        try:
+            made = pipelined(simplify(graph), layout, mesh, each)
+        except ValueError:
+            continue
+        return plain if made is None else each
+    return replace(options, pipeline="none", pipeline_rounds=1)
 
 
 def _sizes(rng: np.random.Generator, mesh: md.Mesh) -> dict[str, int]:
@@ -152,11 +195,18 @@ def _inputs(rng: np.random.Generator, sizes: dict[str, int]) -> dict[str, md.Nam
     return found
 
 
-def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh, storage: bool) -> Layout:
+def _layout(
+    rng: np.random.Generator,
+    graph: Graph,
+    mesh: md.Mesh,
+    storage: bool,
+    given: Sequence[Rule] = (),
+) -> Layout:
     """Draws rules one by one and keeps those that fit the program so far.
 
     Args:
         storage: whether most rules are about what lives between two steps.
+        given: the rules that it starts with; others without a scope have other axes.
     """
     simple = simplify(graph)
     paths = dict(zip(simple.inputs, simple.input_paths, strict=True))
@@ -176,13 +226,16 @@ def _layout(rng: np.random.Generator, graph: Graph, mesh: md.Mesh, storage: bool
         if storage:  # storage takes the axes that it needs before most of the rest does
             wanted = [wanted[i] for i in rng.permutation(len(wanted))]
             wanted = [("", "rows")] * bool(rng.random() < 0.5) + wanted
-    rules: list[Rule] = []
+    rules = list(given)
+    taken = {axis for rule in given for axis in rule.axes}
     for scope, dim in wanted:
         count = rng.choice([0, 1, 2, 3], p=[0.05, 0.65, 0.22, 0.08])
         axes = tuple(str(a) for a in rng.permutation(mesh.names)[:count])
         optional = bool(axes) and bool(rng.random() < 0.3)
         for rule in (Rule(scope, dim, axes, optional), Rule(scope, dim, axes, bool(axes))):
             if any(rule.target == other.target for other in rules):
+                break
+            if not scope and not taken.isdisjoint(axes):
                 break
             if not problems(Layout((*rules, rule)), mesh, tensors, known_dims=dims):
                 rules.append(rule)

@@ -23,7 +23,7 @@ import meshdsl as md
 from meshdsl.lowering.passes.verify import verify
 from tests.property import minimal
 from tests.property.pads import poisoned
-from tests.property.programs import Case, make_case
+from tests.property.programs import Case, make_case, make_pipeline
 from tests.reference import tf_tpu
 
 TOLERANCE = 1e-9
@@ -32,15 +32,24 @@ OFFSETS = {"jax": 0, "tf": 1, "tpu": 2}  # so that a case runs on few backends
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_layout_and_backend_gives_the_same_numbers(case_number, request):
-    case = make_case(case_number)
-    every = {name: request.config.getoption(f"{name}_every") for name in ("jax", "tf", "tpu")}
-    chosen = [name for name, n in every.items() if n and case_number % n == OFFSETS[name] % n]
+    check_or_tell(make_case(case_number), request.config)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_pipeline_gives_the_same_numbers(pipeline_number, request):
+    check_or_tell(make_pipeline(pipeline_number), request.config)
+
+
+def check_or_tell(case: Case, config: pytest.Config) -> None:
+    """Raises AssertionError, with the failure shrunk, unless a case is as on one device."""
+    every = {name: config.getoption(f"{name}_every") for name in ("jax", "tf", "tpu")}
+    chosen = [name for name, n in every.items() if n and case.number % n == OFFSETS[name] % n]
     try:
         check(case, ("numpy", *chosen))
     except Exception as error:
         error.add_note(told(case, ("numpy", *chosen)))
         raise
-    if case_number % 100 == 99:
+    if case.number % 100 == 99:
         jax.clear_caches()  # a long run would hold every compiled program
 
 

@@ -36,13 +36,21 @@ SCOPES = [
 
 
 def program(
-    number: int, rng: np.random.Generator, sizes: dict[str, int], differentiable: bool
+    number: int,
+    rng: np.random.Generator,
+    sizes: dict[str, int],
+    differentiable: bool,
+    pipeline: bool = False,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns a function of `{"state": ..., "batch": ...}`, and what to give it."""
+    """Returns a function of `{"state": ..., "batch": ...}`, and what to give it.
+
+    Args:
+        pipeline: whether it shall have what a pipeline needs: several layers and microbatches.
+    """
     rows = md.Dimension("rows", int(rng.choice([2, 3, 4, 6, 8, 12])))
-    layers = md.Dimension("layers", int(rng.integers(1, 5)))
+    layers = md.Dimension("layers", int(rng.integers(2 if pipeline else 1, 6 if pipeline else 5)))
     state, batch = _state(rng, sizes, layers), _batch(rng, sizes, rows)
-    counts = [n for n in (1, 1, 2, 3, 4) if rows.size % n == 0]
+    counts = [n for n in (1, 1, 2, 3, 4) if rows.size % n == 0 and (n > 1 or not pipeline)]
     microbatches = int(rng.choice(counts))
     clips, remat = bool(rng.random() < 0.3), str(rng.choice(["none", "full", "collectives"]))
     if remat == "full" and number % 2:

@@ -44,20 +44,35 @@ def _while(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[n
     params = parameters_of(instruction, While)
     consts = params["consts"]
     fixed, carry = list(inputs[:consts]), list(inputs[consts:])
-    while _is_true(machine.run(params["condition"], [*fixed, *carry])[0]):
-        carry = machine.run(params["body"], [*fixed, *carry])
+    while (goes_on := machine.run(params["condition"], [*fixed, *carry])[0]).any():
+        after = machine.run(params["body"], [*fixed, *carry])
+        carry = _chosen(machine, goes_on, after, carry)
     return carry
 
 
 def _cond(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[np.ndarray]:
     if_true, if_false = instruction.bodies
-    return machine.run(if_true if _is_true(inputs[0]) else if_false, inputs[1:])
+    predicate, rest = inputs[0], inputs[1:]
+    if predicate.all() or not predicate.any():
+        return machine.run(if_true if predicate.all() else if_false, rest)
+    return _chosen(machine, predicate, machine.run(if_true, rest), machine.run(if_false, rest))
 
 
-def _is_true(predicate: np.ndarray) -> bool:
-    """Returns the value of a predicate, which must be the same on all devices."""
-    assert (predicate == predicate[0]).all(), "devices take different branches"
-    return bool(predicate[0])
+def _chosen(
+    machine: Machine, predicate: np.ndarray, if_true: Arrays, if_false: Arrays
+) -> list[np.ndarray]:
+    """Returns the rows of the branch that each device takes.
+
+    Only stages of a pipeline may take different ones: collectives are among devices of one stage.
+    """
+    stages = machine.index(machine.stage_axes)
+    for stage in np.unique(stages):
+        alike = predicate[stages == stage]
+        assert alike.all() or not alike.any(), "devices take different branches"
+    return [
+        np.where(predicate.reshape([-1] + [1] * (a.ndim - 1)), a, b)
+        for a, b in zip(if_true, if_false, strict=True)
+    ]
 
 
 EMITTERS: Mapping[str, Emitter] = {

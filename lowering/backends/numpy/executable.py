@@ -23,7 +23,8 @@ class Executable:
     ) -> None:
         self.program = program
         self.cuts: list[Cuts] = [()] * len(program.block.outputs)  # results are logical
-        self._machine = Machine(program.mesh, EMITTERS)
+        stage_axes = () if program.pipeline is None else program.pipeline.axes
+        self._machine = Machine(program.mesh, EMITTERS, stage_axes)
 
     def as_text(self) -> str:
         """Returns the program itself: nothing is compiled."""

@@ -26,8 +26,13 @@ Emitter = Callable[["Machine", Instruction, Arrays], Any]
 
 @dataclass(frozen=True)
 class Machine(BaseMachine):
-    """Emits the instructions of all devices of a mesh: an array has a row for each device."""
+    """Emits the instructions of all devices of a mesh: an array has a row for each device.
 
+    Attributes:
+        stage_axes: the axes of a pipeline, along which devices may take different branches.
+    """
+
+    stage_axes: tuple[str, ...] = ()
     backend = "numpy"
     xp: ClassVar[Namespace] = namespace
 

@@ -1,5 +1,9 @@
 """Which loops a layout makes a pipeline, and what is said where it cannot."""
 
+import dataclasses
+
+import jax
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -23,9 +27,51 @@ def test_parameters_may_be_split_by_layers_without_a_pipeline():
     assert any("no pipeline" in note for note in program.notes)
 
 
-@pytest.mark.parametrize("layout", ["", "layers:-", "batch:pipe"])
+def test_the_user_may_have_no_pipeline():
+    expected = lower(GPT, 1, "pipe:2", "params/layers:pipe; optimizer/layers:pipe")
+    for microbatches in (1, 4):
+        program = lower(GPT, microbatches, "pipe:2", "layers:pipe", pipeline="none")
+        assert program.pipeline is None
+        assert any("this is no pipeline" in note for note in program.notes)
+    assert lower(GPT, 1, "pipe:2", "layers:pipe", pipeline="none").flops == expected.flops
+
+
+@pytest.mark.parametrize("layout", ["layers:pipe?", "", "layers:-", "batch:pipe"])
 def test_without_the_rule_there_is_no_pipeline(layout):
     assert lower(GPT, 4, "pipe:2", layout).pipeline is None
+
+
+def test_a_loop_over_positions_is_no_pipeline():
+    length, features = md.dims(length=4, features=2)
+
+    def step(w, x):
+        def loss(w):
+            end, _ = md.scan(lambda h, x: (md.tanh(w * h + x), None), x["length", 0], x, "length")
+            return md.mean(end)
+
+        return md.grad(loss)(w)
+
+    w = md.named(np.ones(2), [features])
+    x = md.named(np.ones((2, 4)), [features, length])
+    program = md.jit(step, "pipe:2", "length:pipe", "numpy").lower(w, x)
+    assert program.pipeline is None
+
+
+def test_microbatches_may_not_be_split_among_stages():
+    with pytest.raises(ValueError, match="splits the microbatches over an axis of the pipeline"):
+        lower(GPT, 4, "pipe:2", "layers:pipe; microbatch:pipe")
+
+
+def test_what_is_not_finite_is_found_in_a_pipeline():
+    step, state, data, _ = problem(GPT, 4)
+    huge = jax.tree.map(
+        lambda x: md.named(np.asarray(x) * np.float32(1e38), x.dims),
+        state.params,
+        is_leaf=lambda x: isinstance(x, md.NamedArray),
+    )
+    jitted = md.jit(step, "pipe:2", "layers:pipe", "numpy", check_finite=True)
+    with pytest.raises(FloatingPointError, match=r"first made by .* microbatch"):
+        jitted(dataclasses.replace(state, params=huge), data)
 
 
 def test_an_axis_of_one_device_makes_no_pipeline():

@@ -55,6 +55,7 @@ def check_same(model, microbatches, *how, **options):
         (GPT, 4, "pipe:2,data:2,model:2", TENSOR, 2),
         (GPT, 4, "pipe:2,data:2", STORED, 1),
         (GPT, 4, "pipe:2,data:2", STORED, 2),
+        (GPT, 4, "pipe@dcn:2,data:2", "layers:pipe; batch:data", 1),
         (LLAMA, 4, "pipe:2,model:2", "layers:pipe; heads:model; vocab:model+pipe", 1),
         (LLAMA, 4, "pipe:2,context:2", "layers:pipe; length:context; memory_length:context", 1),
         (EXPERTS, 4, "pipe:2,expert:2", "layers:pipe; experts:expert", 1),
@@ -92,6 +93,33 @@ def test_every_schedule_has_the_same_numbers(schedule):
 )
 def test_jax_runs_what_numpy_simulates(model, mesh, layout, rounds):
     check_same(model, 4, mesh, layout, "jax", pipeline_rounds=rounds)
+
+
+@pytest.mark.parametrize("weights", ["auto", "keep", "again"])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_weights_are_gathered_once_per_step_or_in_each_pass(weights, rounds):
+    """The latter in each tick: for each layer, or for the layers of a chunk."""
+    how = ("pipe:2,data:2", "layers:pipe; batch:data; params/embed:data; optimizer/embed:data")
+    check_same(GPT, 4, *how, weights=weights, pipeline_rounds=rounds)
+    program = lower(GPT, 4, *how, weights=weights, pipeline_rounds=rounds)
+    most = max(c.count for c in program.collectives if c.kind == "all_gather")
+    ticks = 4 * rounds + 1  # of the forward passes, and of the backward passes
+    layers_in_turn = 2 if rounds == 1 else 1  # whose weights are gathered one after another
+    assert most == (1 if weights != "again" else (ticks - 2 * rounds + 1) * layers_in_turn)
+
+
+def test_little_memory_gathers_the_weights_of_stages_again():
+    layout = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data"
+    usual = lower(GPT, 4, "pipe:2,data:2", layout)
+    again = lower(GPT, 4, "pipe:2,data:2", layout, weights="again")
+    assert again.peak_bytes < usual.peak_bytes
+    limited = lower(GPT, 4, "pipe:2,data:2", layout, memory=again.peak_bytes)
+    assert limited.peak_bytes <= again.peak_bytes
+
+
+def test_layers_that_others_store_come_to_their_stages():
+    """An axis may store layers whose stages another axis of the same size numbers."""
+    check_same(GPT, 4, "pipe:2,data:2", "layers:pipe; params/layers:data", pipeline_rounds=2)
 
 
 @pytest.mark.parametrize(("stages", "rounds"), [(2, 1), (2, 2), (4, 1), (4, 2)])

@@ -11,6 +11,7 @@ from meshdsl.layouts.hardware import hardware
 from meshdsl.layouts.placement import Placement, parse_layout
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.lower import lower, lower_in_stages
+from meshdsl.lowering.options import Options
 from meshdsl.lowering.placement.identity import names_of
 from meshdsl.reports.stages import STAGES, show_stage
 from tests.golden.plans import PLANS
@@ -20,6 +21,7 @@ from tests.property.test_random_programs import compare
 
 batch, wide, narrow = md.dims(batch=8, wide=16, narrow=4)
 MESH = "data:2,model:4"
+NO_PIPELINE = Options(pipeline="none")
 
 
 def mlp(x, w, v):
@@ -79,11 +81,13 @@ def test_a_training_step_is_the_same_from_its_placement(name):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_random_programs_are_the_same_from_their_placements(number):
     case = make_case(number)
-    jitted = md.jit(case.function, case.mesh, case.layout, "numpy")
+    jitted = md.jit(case.function, case.mesh, case.layout, "numpy", options=NO_PIPELINE)
     one = jitted.stages(case.inputs)
     read = Placement.parse(str(one.placement))
     assert read == one.placement
-    again = md.jit(case.function, case.mesh, case.layout, "numpy", placement=read)
+    again = md.jit(
+        case.function, case.mesh, case.layout, "numpy", options=NO_PIPELINE, placement=read
+    )
     assert str(again.lower(case.inputs)) == str(jitted.lower(case.inputs))
 
 
@@ -92,7 +96,7 @@ def test_random_programs_are_the_same_from_their_placements(number):
 def test_any_placement_gives_the_same_numbers(number):
     case = make_case(number)
     expected = md.jit(case.function, backend="numpy")(case.inputs)
-    jitted = md.jit(case.function, case.mesh, case.layout, "numpy")
+    jitted = md.jit(case.function, case.mesh, case.layout, "numpy", options=NO_PIPELINE)
     one = jitted.stages(case.inputs)
     rng = random.Random(number)
     axes = [axis for axis, size in one.simplified.mesh.axes if size > 1]
@@ -100,8 +104,9 @@ def test_any_placement_gives_the_same_numbers(number):
     inside = sorted(one.placement.tensors)
     some = rng.sample(inside, min(len(inside), 6)) if number % 4 else inside
     chosen = {name: _anywhere(rng, tensors[name].shape, axes) for name in some}
+    placement = Placement(tensors=chosen)
     placed = md.jit(
-        case.function, case.mesh, case.layout, "numpy", placement=Placement(tensors=chosen)
+        case.function, case.mesh, case.layout, "numpy", options=NO_PIPELINE, placement=placement
     )
     compare(placed(case.inputs), expected, f"case {number} with {chosen}")
 
