@@ -150,6 +150,6 @@ def test_a_loss_that_reads_what_the_batch_lacks_is_told_what_it_has(folder):
     )
 
 
-def test_the_readme_lists_every_named_model():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_guide_lists_every_named_model():
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "models.md").read_text()
     assert [name for name in models.NAMES if f"`{name}`" not in text] == []

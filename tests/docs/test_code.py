@@ -1,0 +1,79 @@
+"""The Python of the README and of every page of `docs/` runs as it stands, page by page."""
+
+import functools
+import linecache
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.training import Recipe, Reporting, train
+from tests.docs.pages import DOCS, LANGUAGES, PAGES, README, blocks, name_of
+
+GUIDES = DOCS / "guides"
+# What the README shows is what the guides show, which run.
+WITH_CODE = [page for page in PAGES if page != README and blocks(page, "python")]
+
+
+@functools.cache
+def names_of(page):
+    """Returns the names that the blocks of a page define, one after the other."""
+    names: dict = {}
+    with jax.enable_x64(False):
+        for block in blocks(page, "python"):
+            # Tensors are called by the names that statements assign to, read off the source.
+            lines = block.text.splitlines(keepends=True)
+            linecache.cache[block.name] = len(block.text), None, lines, block.name
+            exec(compile(block.text, block.name, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_the_code_of_a_page_runs_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names_of(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_its_language(page):
+    fences = re.findall(r"^( *)```(.*)$", page.read_text(), re.M)
+    assert {language for _, language in fences[::2]} <= {*LANGUAGES}
+    assert {language for _, language in fences[1::2]} <= {""}
+    assert not [indent for indent, _ in fences if indent], "in lists, blocks are not shown as code"
+
+
+def test_the_readme_is_short_and_shows_what_the_guides_show():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 200
+    (code,) = blocks(README, "python")
+    assert code.text in (GUIDES / "write-a-model.md").read_text()
+    table = re.search(r"\| parallelism \|.*?\n\n", text, re.S)
+    assert table and table[0] in (GUIDES / "choose-a-layout.md").read_text()
+
+
+def test_the_classifier_learns_with_an_optimizer_of_its_own_too():
+    names = names_of(GUIDES / "write-a-model.md")
+    losses = names["result"].losses
+    assert len(losses) == 50 and losses[-1] < losses[0]
+    lion = names_of(GUIDES / "optimizers.md")["Lion"]()
+    with jax.enable_x64(False):
+        recipe = Recipe(names["init"], names["loss"], lion)
+        own = train(recipe, names["batches"](), steps=30, reporting=Reporting(quiet=True))
+    assert own.losses[-1] < own.losses[0]
+
+
+def test_a_program_as_plain_jax_gives_the_same_numbers():
+    names = names_of(GUIDES / "programs.md")
+    np.testing.assert_allclose(names["again"], names["y"], rtol=1e-6)
+    assert [c.kind for c in names["program"].collectives] == ["all_reduce"]
+
+
+def test_the_model_for_the_command_line_has_a_loss():
+    names = names_of(GUIDES / "models.md")
+    tiny = names["tiny"]
+    program = md.jit(tiny.loss).lower(
+        {"embedding": md.spec([names["vocab"], names["embed"]])}, tiny.batch_spec(2, 8)
+    )
+    assert program.block.outputs[0].shape == ()

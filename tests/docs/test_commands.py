@@ -1,0 +1,104 @@
+"""The command lines that the README and `docs/` show: their flags exist and can be read.
+
+Those of `explain` run. Those that train run for two steps, as slow tests.
+"""
+
+import importlib.util
+import re
+import shlex
+
+import pytest
+
+from meshdsl.cli import flags, main
+from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
+
+# Flags of other programs that pages name.
+OTHERS = {
+    "pytest": "cases first_case jax_every seed slow",
+    "tests.benchmarks": "keep jobs workers",
+    "Slurm and gcloud": "ntasks worker command",
+    "mkdocs": "strict",
+    "any": "name",
+}
+FOREIGN = {name for names in OTHERS.values() for name in names.split()}
+
+
+def lines_of(page):
+    """Returns the command lines of a page, each as its words."""
+    for language in ("bash", "console"):
+        for block in blocks(page, language):
+            text = block.text.replace("\\\n", " ")
+            for line in text.splitlines():
+                if language == "bash" or line.startswith("$ "):
+                    words = shlex.split(line.removeprefix("$ "), comments=True)
+                    yield from split(words)
+
+
+def split(words):
+    """Yields the commands of a line, between `&&` and `|`."""
+    command = []
+    for word in [*words, "&&"]:
+        if word in ("&&", "|", ">"):
+            if command:
+                yield command
+            command = []
+        else:
+            command.append(word)
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{name_of(page)}-{number}")
+    for page in PAGES
+    for number, command in enumerate(lines_of(page))
+]
+MESHDSL = [
+    one for one in COMMANDS if one.values[0][0].endswith("meshdsl") and "..." not in one.values[0]
+]
+RUN = {name: [one for one in MESHDSL if one.values[0][1] == name] for name in ("explain", "train")}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_one_that_there_is(command):
+    program, *rest = command
+    program = program.removeprefix(".venv/bin/")
+    if program == "meshdsl":
+        name, *arguments = rest
+        assert name in main.COMMANDS or name.startswith("--")
+        if name in main.COMMANDS:
+            _, problems = flags.read([a for a in arguments if a != "..."], name)
+            assert problems.found == []
+    elif program == "python" and rest[0] == "-m":
+        assert importlib.util.find_spec(rest[1])
+        paths = [word for word in rest[2:] if word.startswith("tests/")]
+        assert all((ROOT / path).exists() for path in paths)
+    elif program == "python":
+        assert (ROOT / rest[0]).exists()
+    elif program == "pip":
+        extras = re.findall(r"\.\[(\w+)\]", " ".join(rest))
+        assert all(f'"{extra}": [' in (ROOT / "setup.py").read_text() for extra in extras)
+    else:
+        assert program in ("python3", "export", "mkdocs", "source", "jupyter")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_flags_that_a_page_names_are_those_of_a_command(page):
+    # `--bucket_bytes`, `--halves=batch`; not `--cases` of pytest.
+    named = set(re.findall(r"(?<![\w-])--(?:no(?=overlap))?([a-z]\w+)", prose(page)))
+    assert named - {*flags.FLAGS} - FOREIGN <= {"debug", "help", "version"}
+
+
+@pytest.mark.parametrize("command", RUN["explain"])
+def test_what_explain_is_shown_with_runs(command, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(command[1:]) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUN["train"])
+def test_what_train_is_shown_with_trains(command, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.txt").write_text("A text to train on, word by word. " * 2000)
+    few = ["--steps=2", "--batch_size=8", "--length=16", "--override"]
+    assert main.run([*command[1:], *few]) == 0
