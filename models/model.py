@@ -27,6 +27,50 @@ def packed_batch(batch_size: int, length: int) -> dict[str, Spec]:
     return token_batch(batch_size, length) | more
 
 
+class Cache(md.Module):
+    """What a model that writes text keeps of the text so far.
+
+    Attributes:
+        start: s32[]; how many positions have been read, pads included.
+        pads: s32[batch]; how many positions at the start of a row are pads.
+        held: of each stack of layers, tensors [layers, batch, memory_length, ...] by name.
+        memory: what the decoder of an encoder-decoder attends to, likewise.
+        memory_pads: s32[batch]; how many of its positions are pads, at the start.
+    """
+
+    start: md.Tensor
+    pads: md.Tensor
+    held: Mapping[str, Mapping[str, md.Tensor]]
+    memory: Mapping[str, md.Tensor] | None = None
+    memory_pads: md.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a model writes text: it reads tokens in steps, and scores what comes next.
+
+    All are traced. Several texts are rows of a batch; shorter ones begin with pads, any tokens.
+
+    Attributes:
+        empty: pads [batch] and the number of positions to keep -> a `Cache`. For models without an
+            encoder.
+        encode: parameters, tokens [batch, length], pads and the number of positions to keep -> a
+            `Cache`, for models that read a text by an encoder. They take all of its tokens but the
+            last one; a `step` takes that.
+        step: parameters, tokens [batch, length] and a cache -> the scores of the tokens that follow
+            the last of them, [batch, vocab], and the cache with the tokens. The scores of all:
+            `every=True`, [batch, length, vocab].
+        max_length: the most positions of a text; None: any number.
+        window: how many positions back a token sees; None: all.
+    """
+
+    step: Callable[..., tuple[md.Tensor, Cache]]
+    empty: Callable[[md.Tensor, int], Cache] | None = None
+    encode: Callable[[Any, md.Tensor, md.Tensor, int], Cache] | None = None
+    max_length: int | None = None
+    window: int | None = None
+
+
 @dataclass(frozen=True)
 class Model:
     """A model that can be trained.
@@ -42,6 +86,7 @@ class Model:
         packed: whether the loss takes batches as of `packed_batch` too.
         config: the configuration it was made of: a frozen dataclass, or None.
         rebuild: makes the model of another configuration; needed for overrides.
+        decoding: how it writes text; None: it does not.
     """
 
     name: str
@@ -54,6 +99,7 @@ class Model:
     config: Any = None
     rebuild: Callable[[Any], Model] | None = None
     update: Callable[[Any, Mapping[str, md.Tensor]], Any] | None = None
+    decoding: Decoding | None = None
 
     def with_overrides(self, text: str) -> Model:
         """Returns the model with some fields of its configuration changed: "layers=8,embed=512".

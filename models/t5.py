@@ -16,19 +16,24 @@ from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers import (
     Block,
     Drawing,
+    Held,
     Norm,
     Shared,
     distance_bias,
-    first_positions,
+    empty_cache,
     init_blocks,
     init_distances,
     init_learned,
     init_norm,
+    learned_positions,
     rotation_of,
     run_blocks,
+    step_blocks,
+    undropping,
     with_routers,
 )
-from meshdsl.models.model import Model
+from meshdsl.models.model import Cache, Decoding, Model
+from meshdsl.tensors.dims import Dimension
 
 
 class Stack(md.Module):
@@ -45,19 +50,54 @@ class Stack(md.Module):
         x: md.Tensor,
         causal: bool,
         memory: md.Tensor | None = None,
+        pads: md.Tensor | None = None,
     ) -> tuple[md.Tensor, nn.RouterLosses | None]:
-        """Returns the stream [batch, length, embed] after all blocks, and router losses."""
+        """Returns the stream [batch, length, embed] after all blocks, and router losses.
+
+        Args:
+            pads: s32[batch]; positions at the start of each row that others do not see.
+        """
         length, policy = x.shape.get("length"), config.policy
+        places, segments = None, None
+        if pads is not None:
+            places = md.outer(md.subtract, md.arange(length), pads)  # batch, length
+            segments = md.cast(places >= 0, "int32")
         if self.positions is not None:
-            x = x + first_positions(self.positions, length)
+            x = x + learned_positions(self.positions, length, places)
         shared = Shared(
             causal=causal,
-            rotation=rotation_of(config, length),
+            rotation=rotation_of(config, length, places),
             bias=distance_bias(config, self.distances, length, causal),
             memory=memory,
+            segments=segments,
         )
         x, losses = run_blocks(config, self.blocks, policy.to_compute(x), shared)
-        return (x if self.final_norm is None else policy.to_compute(self.final_norm)(x)), losses
+        return self._normed(config, x), losses
+
+    def step(
+        self, config: TransformerConfig, x: md.Tensor, cache: Cache
+    ) -> tuple[md.Tensor, Mapping[str, md.Tensor]]:
+        """Returns the stream of new positions, and the layers' caches with them."""
+        assert cache.memory is not None and cache.memory_pads is not None
+        length, (held,) = x.shape.get("length"), cache.held.values()
+        memory = cache.memory["keys"].shape.get("memory_length")
+        room = next(iter(held.values())).shape.get("memory_length")
+        slots = nn.Slots(length, room, cache.start, cache.pads)
+        if self.positions is not None:
+            x = x + md.take(self.positions, slots.text_positions, "max_length")
+        shared = Shared(
+            causal=True,
+            rotation=rotation_of(config, length, slots.text_positions),
+            bias=distance_bias(config, self.distances, length, causal=True, slots=slots),
+            slots=slots,
+            memory_mask=md.outer(md.greater_equal, md.arange(memory), cache.memory_pads),
+        )
+        x = config.policy.to_compute(x)
+        x, held = step_blocks(config, self.blocks, x, shared, held, cache.memory)
+        return self._normed(config, x), held
+
+    def _normed(self, config: TransformerConfig, x: md.Tensor) -> md.Tensor:
+        return x if self.final_norm is None else config.policy.to_compute(self.final_norm)(x)
 
 
 class T5(md.Module):
@@ -116,6 +156,50 @@ def logits(
     return _scores(config, params, states(config, params, source, tokens)[1])
 
 
+def encode(
+    config: TransformerConfig, params: T5, source: md.Tensor, pads: md.Tensor, positions: int
+) -> Cache:
+    """Returns the cache of a decoder that has read nothing, with what the encoder leaves.
+
+    Args:
+        source: what the encoder reads: integers [batch, length].
+        pads: s32[batch]; positions at the start of each row of `source` that are pads.
+        positions: how many the decoder is to keep, `memory_length`.
+    """
+    batch = source.shape.get("batch")
+    x = md.take(params.embedding, source, "vocab")
+    blocks = params.encoder.blocks
+    encoder = params.encoder.replace(blocks=blocks.replace(mlp=undropping(blocks.mlp)))
+    encoded, _ = encoder(config, x, causal=False, pads=pads)
+    encoded = encoded.rename(length="memory_length")
+
+    def of_memory(_: None, block: Block) -> tuple[None, Held]:
+        assert block.cross is not None
+        return None, config.policy.to_compute(block.cross).of_memory(encoded)
+
+    _, memory = md.scan(of_memory, None, params.decoder.blocks, dim="layers")
+    layers, room = config.dims[0], Dimension("memory_length", positions)
+    held = {"decoder": empty_cache(config, [layers, batch, room])}
+    start = md.zeros([], "int32")
+    return Cache(start, md.zeros([batch], "int32"), held, memory, pads)
+
+
+def decode_step(
+    config: TransformerConfig, params: T5, tokens: md.Tensor, cache: Cache, every: bool = False
+) -> tuple[md.Tensor, Cache]:
+    """Returns the scores of the token after `tokens`, and the cache with these.
+
+    See `transformer.decode_step`.
+    """
+    x = md.take(params.embedding, tokens, "vocab")
+    x, held = params.decoder.step(config, x, cache)
+    length = tokens.shape.get("length").size
+    if not every:
+        x = md.index(x, "length", length - 1)
+    scores = _scores(config, params, x)
+    return scores, cache.replace(start=cache.start + length, held={"decoder": held})
+
+
 def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:
     policy = config.policy
     if params.unembedding is not None:
@@ -158,5 +242,11 @@ def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Mo
         batch_size=batch_size,
         length=min(length, 2 * config.max_length) if config.positions == "learned" else length,
         config=config,
+        decoding=Decoding(
+            step=partial(decode_step, config),
+            encode=partial(encode, config),
+            max_length=config.max_length if config.positions == "learned" else None,
+            window=config.window,
+        ),
         rebuild=lambda config: t5(name, config, batch_size, length),
     )

@@ -23,6 +23,7 @@ from meshdsl.models.layers import (
     Shared,
     balanced,
     distance_bias,
+    empty_cache,
     init_blocks,
     init_distances,
     init_learned,
@@ -30,9 +31,11 @@ from meshdsl.models.layers import (
     learned_positions,
     rotation_of,
     run_blocks,
+    step_blocks,
     with_routers,
 )
-from meshdsl.models.model import Model
+from meshdsl.models.model import Cache, Decoding, Model
+from meshdsl.tensors.dims import Dimension
 
 
 class Transformer(md.Module):
@@ -108,6 +111,66 @@ def logits(config: TransformerConfig, params: Transformer, tokens: md.Tensor) ->
     return _scores(config, params, states(config, params, tokens)[0])
 
 
+def new_cache(config: TransformerConfig, pads: md.Tensor, positions: int) -> Cache:
+    """Returns the cache of texts of which nothing has been read.
+
+    Args:
+        pads: s32[batch].
+        positions: how many of a text are kept, `memory_length`; see `nn.slots_needed`.
+    """
+    batch, memory = pads.shape.get("batch"), Dimension("memory_length", positions)
+    held = {}
+    for name, layers in _stacks(config).items():
+        held[name] = empty_cache(config, [Dimension("layers", layers), batch, memory])
+    return Cache(md.zeros([], "int32"), pads, held)
+
+
+def _stacks(config: TransformerConfig) -> dict[str, int]:
+    """Returns the number of layers of each stack."""
+    stacks = {"dense_blocks": config.dense_layers, "blocks": config.layers - config.dense_layers}
+    return {name: layers for name, layers in stacks.items() if layers}
+
+
+def decode_step(
+    config: TransformerConfig,
+    params: Transformer,
+    tokens: md.Tensor,
+    cache: Cache,
+    every: bool = False,
+) -> tuple[md.Tensor, Cache]:
+    """Returns the scores of the token after `tokens`, [batch, vocab], and the cache with these.
+
+    Step by step, texts get the scores of `logits` for all of their tokens at once, where no experts
+    drop tokens.
+
+    Args:
+        tokens: [batch, length]; one token of each text, or many at once. See `nn.Slots` for what
+            fits a cache that is shorter than the text.
+        every: whether to return the scores after each of the tokens, [batch, length, vocab].
+    """
+    length, policy = tokens.shape.get("length"), config.policy
+    memory = cache.held["blocks"]["latent" if config.attention == "latent" else "keys"]
+    slots = nn.Slots(length, memory.shape.get("memory_length"), cache.start, cache.pads)
+    x = md.take(params.embedding, tokens, "vocab")
+    if params.positions is not None:
+        x = x + md.take(params.positions, slots.text_positions, "max_length")
+    shared = Shared(
+        causal=True,
+        rotation=rotation_of(config, length, slots.text_positions),
+        bias=distance_bias(config, params.distances, length, causal=True, slots=slots),
+        slots=slots,
+    )
+    x, held = policy.to_compute(x), {}
+    for name in _stacks(config):
+        x, held[name] = step_blocks(config, getattr(params, name), x, shared, cache.held[name])
+    if not every:
+        x = md.index(x, "length", length.size - 1)
+    if params.final_norm is not None:
+        x = policy.to_compute(params.final_norm)(x)
+    scores = _scores(config, params, x)
+    return scores, cache.replace(start=cache.start + length.size, held=held)
+
+
 def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.Tensor:
     table = params.embedding if params.unembedding is None else params.unembedding
     policy = config.policy
@@ -151,5 +214,11 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         length=min(length, config.max_length) if config.positions == "learned" else length,
         packed=True,
         config=config,
+        decoding=Decoding(
+            step=partial(decode_step, config),
+            empty=partial(new_cache, config),
+            max_length=config.max_length if config.positions == "learned" else None,
+            window=config.window,
+        ),
         rebuild=lambda config: transformer(name, config, batch_size, length),
     )

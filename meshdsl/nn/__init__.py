@@ -1,6 +1,7 @@
 """Layers as functions of named tensors, written in the language itself."""
 
 from meshdsl.nn import initializers
+from meshdsl.nn.caching import Slots, slots_needed
 from meshdsl.nn.losses import mean_where, softmax_cross_entropy
 from meshdsl.nn.mlp import gated_mlp, mlp
 from meshdsl.nn.moe import moe
@@ -13,6 +14,7 @@ __all__ = [
     "Rotation",
     "RouterLosses",
     "Routing",
+    "Slots",
     "alibi_bias",
     "balance_bias",
     "batch_norm",
@@ -29,5 +31,6 @@ __all__ = [
     "rotary",
     "rotation",
     "route",
+    "slots_needed",
     "softmax_cross_entropy",
 ]

@@ -20,7 +20,8 @@ class Rotation(md.Module):
     """The tables of a rotation: computed once, used by all layers, for queries and keys.
 
     Attributes:
-        cos, sin: [length, over], float32; the sine is negative for the first coordinates.
+        cos, sin: [length, over], float32; the sine is negative for the first coordinates. With
+            positions of their own, texts have their dims too.
     """
 
     cos: md.Tensor
@@ -36,8 +37,16 @@ class Rotation(md.Module):
 
 
 @operation
-def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotation:
+def rotation(
+    length: Dimension,
+    over: Dimension,
+    base: float = 10000.0,
+    positions: md.Tensor | None = None,
+) -> Rotation:
     """Returns the tables that rotate the features `over` by their position in `length`.
+
+    Args:
+        positions: integers [..., length]; by default 0, 1, ...
 
     Raises:
         ValueError: `over` has an odd size.
@@ -47,7 +56,9 @@ def rotation(length: Dimension, over: Dimension, base: float = 10000.0) -> Rotat
     half = over.size // 2
     feature = md.arange(over)
     rate = md.exp(md.cast(feature % half, "float32") * (-math.log(base) / half))
-    angle = md.outer(md.multiply, md.cast(md.arange(length), "float32"), rate)
+    if positions is None:
+        positions = md.arange(length)
+    angle = md.outer(md.multiply, md.cast(positions, "float32"), rate)
     return Rotation(md.cos(angle), md.where(feature < half, -1.0, 1.0) * md.sin(angle), over.name)
 
 
@@ -74,6 +85,8 @@ def relative_bias(
     causal: bool = False,
     max_distance: int = 128,
     buckets: DimLike = "buckets",
+    positions: md.Tensor | None = None,
+    memory_positions: md.Tensor | None = None,
 ) -> md.Tensor:
     """Returns a bias on scores, learned per bucket of distances (Raffel et al. 2020, section 2.1).
 
@@ -85,12 +98,13 @@ def relative_bias(
         table: [buckets, ...].
         length: the dim of the positions that attend.
         memory: the dim of the positions attended to.
+        positions, memory_positions: integers [length] and [memory]; by default 0, 1, ...
 
     Returns:
         [length, memory, ...].
     """
     count = table.shape.get(buckets).size
-    behind = md.outer(md.subtract, md.arange(length), md.arange(memory))
+    behind = _behind(length, memory, positions, memory_positions)
     if causal:
         distance = md.maximum(behind, 0)
     else:
@@ -107,15 +121,34 @@ def relative_bias(
 
 
 @operation
-def alibi_bias(heads: Sequence[Dimension], length: Dimension, memory: Dimension) -> md.Tensor:
+def alibi_bias(
+    heads: Sequence[Dimension],
+    length: Dimension,
+    memory: Dimension,
+    positions: md.Tensor | None = None,
+    memory_positions: md.Tensor | None = None,
+) -> md.Tensor:
     """Returns -slope * distance: [*heads, length, memory] (Press et al. 2022, section 3).
 
     `nn.alibi_bias([heads], length, memory_length)`. Of n heads, head i has slope 2 ** (-8 (i+1)/n).
+    Positions are as in `relative_bias`.
     """
     number, count = md.zeros([]), math.prod(dim.size for dim in heads)
     for dim in heads:
         number = md.outer(md.add, number * dim.size, md.cast(md.arange(dim), "float32"))
     slope = md.exp((number + 1) * (-8 * math.log(2) / count))
-    behind = md.outer(md.subtract, md.arange(memory), md.arange(length))
+    behind = _behind(length, memory, positions, memory_positions)
     distance = md.cast(md.abs(behind), "float32")
     return md.broadcast(md.outer(md.multiply, -slope, distance), [*heads, length, memory])
+
+
+def _behind(
+    length: Dimension,
+    memory: Dimension,
+    positions: md.Tensor | None,
+    memory_positions: md.Tensor | None,
+) -> md.Tensor:
+    """Returns how far each position of the memory is behind those that attend."""
+    here = md.arange(length) if positions is None else positions
+    there = md.arange(memory) if memory_positions is None else memory_positions
+    return md.outer(md.subtract, here, there)

@@ -1,9 +1,16 @@
 """The parts that transformers are made of, each of a kind that the configuration names."""
 
-from meshdsl.models.layers.attention import Attention, LatentAttention, Shared
-from meshdsl.models.layers.block import Block, balanced, init_blocks, run_blocks, with_routers
+from meshdsl.models.layers.attention import Attention, Held, LatentAttention, Shared, empty_cache
+from meshdsl.models.layers.block import (
+    Block,
+    balanced,
+    init_blocks,
+    run_blocks,
+    step_blocks,
+    with_routers,
+)
 from meshdsl.models.layers.drawing import Drawing, plus
-from meshdsl.models.layers.mlp import MLP, Experts
+from meshdsl.models.layers.mlp import MLP, Experts, undropping
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.models.layers.positions import (
     distance_bias,

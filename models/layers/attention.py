@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import meshdsl as md
 from meshdsl import nn
@@ -12,6 +12,8 @@ from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing, plus
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.tensors.dims import Dimension
+
+Held: TypeAlias = Mapping[str, md.Tensor]  # what a layer keeps of earlier positions, by name
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Shared:
         bias: is added to the scores: [heads, group, length, memory_length].
         memory: what cross-attention reads: [batch, memory_length, embed].
         segments: integers [batch, length]; self-attention stays in one.
+        slots: where the tokens of a step stand in the caches of the layers.
+        memory_mask: bool [batch, memory_length]: what cross-attention sees of `memory`.
     """
 
     causal: bool
@@ -31,6 +35,8 @@ class Shared:
     bias: md.Tensor | None = None
     memory: md.Tensor | None = None
     segments: md.Tensor | None = None
+    slots: nn.Slots | None = None
+    memory_mask: md.Tensor | None = None
 
 
 class Attention(md.Module):
@@ -49,9 +55,7 @@ class Attention(md.Module):
 
     def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
         """Returns attention among the positions of x: [batch, length, embed]."""
-        q, k, v = self._query(x), self._key(x), self._value(x)
-        if shared.rotation is not None:
-            q, k = shared.rotation(q), shared.rotation(k)
+        q, k, v = self._rotated(x, shared)
         k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return self._leave(
             _attend(
@@ -66,10 +70,45 @@ class Attention(md.Module):
             )
         )
 
+    def step(self, x: md.Tensor, shared: Shared, held: Held) -> tuple[md.Tensor, Held]:
+        """Returns attention of new positions to all that a cache holds, and the cache with them.
+
+        Args:
+            held: `keys` and `values`, both [batch, memory_length, heads, kv].
+        """
+        assert shared.slots is not None
+        q, k, v = self._rotated(x, shared)
+        keys, values = shared.slots.write(held["keys"], k), shared.slots.write(held["values"], v)
+        mixed = _attend(
+            q,
+            keys,
+            values,
+            causal=True,
+            bias=shared.bias,
+            window=self.window,
+            scale=self._scale,
+            **shared.slots.visible,
+        )
+        return self._leave(mixed), {"keys": keys, "values": values}
+
     def across(self, x: md.Tensor, memory: md.Tensor) -> md.Tensor:
         """Returns attention of the positions of x to memory: [batch, memory_length, embed]."""
-        q, k, v = self._query(x), self._key(memory), self._value(memory)
-        return self._leave(_attend(q, k, v, scale=self._scale))
+        return self.across_held(x, self.of_memory(memory))
+
+    def of_memory(self, memory: md.Tensor) -> Held:
+        """Returns keys and values of memory [batch, memory_length, embed], for `across_held`."""
+        return {"keys": self._key(memory), "values": self._value(memory)}
+
+    def across_held(self, x: md.Tensor, held: Held, mask: md.Tensor | None = None) -> md.Tensor:
+        """Returns attention of the positions of x to what `of_memory` has made of a memory."""
+        q = self._query(x)
+        return self._leave(_attend(q, held["keys"], held["values"], scale=self._scale, mask=mask))
+
+    def _rotated(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
+        q, k, v = self._query(x), self._key(x), self._value(x)
+        if shared.rotation is not None:
+            q, k = shared.rotation(q), shared.rotation(k)
+        return q, k, v
 
     @property
     def _scale(self) -> float | None:
@@ -109,18 +148,9 @@ class LatentAttention(md.Module):
     window: int | None = md.static()
 
     def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
-        assert shared.rotation is not None
-        source, over = x, "embed"
-        if self.query_down is not None and self.query_norm is not None:
-            source, over = (
-                self.query_norm(md.einsum(x, self.query_down, over="embed")),
-                "query_rank",
-            )
-        latent = self.key_value_norm(md.einsum(x, self.key_value_down, over="embed"))
-        q = md.einsum(source, self.query, over=over)
-        q_rotary = shared.rotation(md.einsum(source, self.query_rotary, over=over))
+        q, q_rotary = self._queries(x, shared)
+        latent, k_rotary = self._latent(x, shared)
         k = md.einsum(latent, self.key, over="kv_rank")
-        k_rotary = shared.rotation(md.einsum(x, self.key_rotary, over="embed"))
         v = md.einsum(latent, self.value, over="kv_rank")
         k_rotary = md.broadcast(
             k_rotary, [*k.shape.without(["kv"]), k_rotary.shape.get("rotary_kv")]
@@ -131,12 +161,78 @@ class LatentAttention(md.Module):
         mixed = _attend(q, k, v, causal=shared.causal, segments=shared.segments, window=self.window)
         return md.einsum(mixed, self.out, over=["heads", "kv"])
 
+    def step(self, x: md.Tensor, shared: Shared, held: Held) -> tuple[md.Tensor, Held]:
+        """Returns attention of new positions to all that a cache holds, and the cache with them.
+
+        Only latent vectors and rotated keys are kept, for all heads together. The projections of
+        keys and values are applied to queries and results instead (section 2.1.2 of the paper).
+
+        Args:
+            held: `latent`, [batch, memory_length, latent], of kv_rank and rotary_kv features.
+        """
+        assert shared.slots is not None
+        q, q_rotary = self._queries(x, shared)
+        latent, k_rotary = self._latent(x, shared)
+        scale = (q.shape.get("kv").size + q_rotary.shape.get("rotary_kv").size) ** -0.5
+        rank = latent.shape.get("kv_rank").size
+        q = md.einsum(q, self.key, over="kv").rename(kv_rank="latent")
+        q = md.concat([q, q_rotary.rename(rotary_kv="latent")], "latent")
+        latent, k_rotary = latent.rename(kv_rank="latent"), k_rotary.rename(rotary_kv="latent")
+        kept = shared.slots.write(held["latent"], md.concat([latent, k_rotary], "latent"))
+        # All of the features are mixed, and those of positions left out then: that reads the cache
+        # as it is, without a copy.
+        mixed = _attend(
+            q,
+            kept,
+            kept,
+            causal=True,
+            features="latent",
+            window=self.window,
+            scale=scale,
+            **shared.slots.visible,
+        )
+        mixed = md.slice(mixed, "latent", 0, rank).rename(latent="kv_rank")
+        mixed = md.einsum(mixed, self.value, over="kv_rank")
+        return md.einsum(mixed, self.out, over=["heads", "kv"]), {"latent": kept}
+
+    def _queries(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor]:
+        """Returns queries [batch, length, heads, kv], and those of positions, rotated."""
+        assert shared.rotation is not None
+        source, over = x, "embed"
+        if self.query_down is not None and self.query_norm is not None:
+            source, over = (
+                self.query_norm(md.einsum(x, self.query_down, over="embed")),
+                "query_rank",
+            )
+        q = md.einsum(source, self.query, over=over)
+        return q, shared.rotation(md.einsum(source, self.query_rotary, over=over))
+
+    def _latent(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor]:
+        """Returns latent vectors [batch, length, kv_rank], and keys of positions, rotated."""
+        assert shared.rotation is not None
+        latent = self.key_value_norm(md.einsum(x, self.key_value_down, over="embed"))
+        return latent, shared.rotation(md.einsum(x, self.key_rotary, over="embed"))
+
 
 def _attend(q: md.Tensor, k: md.Tensor, v: md.Tensor, **options: Any) -> md.Tensor:
     """Returns attention with names for what it reads and leaves, which `remat` may keep."""
     q, k = md.name(q, "attention_query"), md.name(k, "attention_key")
     v = md.name(v, "attention_value")
     return md.name(md.attention(q, k, v, **options), "attention_out")
+
+
+def empty_cache(config: TransformerConfig, front: Sequence[Dimension]) -> dict[str, md.Tensor]:
+    """Returns zeros for `held` of attention's `step`.
+
+    Args:
+        front: the dims before those of features: layers, batch, memory_length.
+    """
+    _, _, heads, kv, *_ = config.dims
+    dtype = config.policy.compute
+    if config.attention == "latent":
+        latent = Dimension("latent", config.kv_rank_size + config.rotary_kv_size)
+        return {"latent": md.zeros([*front, latent], dtype)}
+    return {name: md.zeros([*front, heads, kv], dtype) for name in ("keys", "values")}
 
 
 def init_attention(

@@ -10,13 +10,14 @@ from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.attention import (
     Attention,
+    Held,
     LatentAttention,
     Shared,
     init_attention,
     init_multihead,
 )
 from meshdsl.models.layers.drawing import Drawing
-from meshdsl.models.layers.mlp import MLP, Experts, init_mlp
+from meshdsl.models.layers.mlp import MLP, Experts, init_mlp, undropping
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.models.remat import rematerialised
 
@@ -45,6 +46,30 @@ class Block(md.Module):
             y = self.cross.across(self._read(self.cross_norm, x), shared.memory)
             y = md.name(y, "attention_added")
             x = self._leave(self.cross_norm, x, y)
+        return self._mixed(x)
+
+    def step(
+        self, x: md.Tensor, shared: Shared, held: Held, memory: Held | None = None
+    ) -> tuple[md.Tensor, Held]:
+        """Returns the stream of new positions, and the layer's cache with them.
+
+        Experts drop no tokens: which ones they would drop depends on those that come later.
+
+        Args:
+            held: as for `step` of the attention.
+            memory: for a layer with cross-attention, `of_memory` of what it reads.
+        """
+        y, held = self.attention.step(self._read(self.attention_norm, x), shared, held)
+        x = self._leave(self.attention_norm, x, y)
+        if self.cross is not None and self.cross_norm is not None:
+            assert memory is not None
+            h = self._read(self.cross_norm, x)
+            y = self.cross.across_held(h, memory, shared.memory_mask)
+            x = self._leave(self.cross_norm, x, y)
+        return replace(self, mlp=undropping(self.mlp))._mixed(x)[0], held
+
+    def _mixed(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        """Returns the stream after the MLP or the experts, and the losses of their router."""
         h, losses = self._read(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
             y, losses = self.mlp(h)
@@ -103,6 +128,27 @@ def run_blocks(
         tokens=losses.tokens,
         dropped=None if losses.dropped is None else md.mean(losses.dropped, "layers"),
     )
+
+
+def step_blocks(
+    config: TransformerConfig,
+    blocks: Block,
+    x: md.Tensor,
+    shared: Shared,
+    held: Held,
+    memory: Held | None = None,
+) -> tuple[md.Tensor, Held]:
+    """Returns the stream of new positions after all blocks, and their caches with these.
+
+    Args:
+        held, memory: as for `Block.step`, with the dim `layers` in front.
+    """
+
+    def block(x: md.Tensor, layer: tuple[Block, Held, Held | None]) -> tuple[md.Tensor, Held]:
+        params, held, memory = layer
+        return config.policy.to_compute(params).step(x, shared, held, memory)
+
+    return md.scan(block, x, (blocks, held, memory), dim="layers")
 
 
 def with_routers(

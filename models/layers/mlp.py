@@ -65,6 +65,13 @@ class Experts(md.Module):
         return (y if self.shared is None else y + self.shared(x)), losses
 
 
+def undropping(mlp: MLP | Experts) -> MLP | Experts:
+    """Returns the layer without the capacity of its experts, so that it drops no token."""
+    if isinstance(mlp, Experts):
+        return replace(mlp, capacity=None, report_dropped=False)
+    return mlp
+
+
 def init_mlp(
     config: TransformerConfig, draw: Drawing, front: Sequence[Dimension], dense: bool = False
 ) -> MLP | Experts:

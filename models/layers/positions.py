@@ -48,27 +48,37 @@ def learned_positions(
     return first if positions is None else md.take(table, positions, "max_length")
 
 
-def rotation_of(config: TransformerConfig, length: Dimension) -> nn.Rotation | None:
+def rotation_of(
+    config: TransformerConfig, length: Dimension, positions: md.Tensor | None = None
+) -> nn.Rotation | None:
     """Returns the tables of rotary positions, if the configuration has them."""
     if config.positions != "rotary":
         return None
     features = Dimension("kv", config.kv_size)
     if config.attention == "latent":
         features = Dimension("rotary_kv", config.rotary_kv_size)
-    return nn.rotation(length, features, config.rotary_base)
+    return nn.rotation(length, features, config.rotary_base, positions)
 
 
 def distance_bias(
-    config: TransformerConfig, table: md.Tensor | None, length: Dimension, causal: bool
+    config: TransformerConfig,
+    table: md.Tensor | None,
+    length: Dimension,
+    causal: bool,
+    slots: nn.Slots | None = None,
 ) -> md.Tensor | None:
     """Returns what is added to the scores: [heads, group, length, memory_length], or None.
 
     Args:
         table: [buckets, heads, group], with positions="relative".
+        slots: of a cache that is attended to, with its memory_length.
     """
-    memory = Dimension("memory_length", length.size)
+    memory, positions = Dimension("memory_length", length.size), list[md.Tensor]()
+    if slots is not None:
+        memory, positions = slots.memory, [slots.positions, slots.memory_positions]
     if table is not None:
-        return nn.relative_bias(table, length, memory, causal, config.relative_distance)
+        far = config.relative_distance
+        return nn.relative_bias(table, length, memory, causal, far, "buckets", *positions)
     if config.positions == "alibi":
-        return nn.alibi_bias([config.dims[2], *config.group_dims], length, memory)
+        return nn.alibi_bias([config.dims[2], *config.group_dims], length, memory, *positions)
     return None
