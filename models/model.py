@@ -60,6 +60,8 @@ class Decoding:
         step: parameters, tokens [batch, length] and a cache -> the scores of the tokens that follow
             the last of them, [batch, vocab], and the cache with the tokens. The scores of all:
             `every=True`, [batch, length, vocab].
+        prepare: parameters -> parameters in the dtypes that steps compute in, which are read once
+            for each token.
         max_length: the most positions of a text; None: any number.
         window: how many positions back a token sees; None: all.
     """
@@ -67,6 +69,7 @@ class Decoding:
     step: Callable[..., tuple[md.Tensor, Cache]]
     empty: Callable[[md.Tensor, int], Cache] | None = None
     encode: Callable[[Any, md.Tensor, md.Tensor, int], Cache] | None = None
+    prepare: Callable[[Any], Any] = lambda params: params
     max_length: int | None = None
     window: int | None = None
 

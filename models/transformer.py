@@ -111,6 +111,21 @@ def logits(config: TransformerConfig, params: Transformer, tokens: md.Tensor) ->
     return _scores(config, params, states(config, params, tokens)[0])
 
 
+def prepared(config: TransformerConfig, params: Transformer) -> Transformer:
+    """Returns parameters for decoding, in the dtype that steps compute in.
+
+    Tables that are looked up stay as they are, since they are read before the cast.
+    """
+    cast = config.policy.to_compute
+    return replace(
+        params,
+        blocks=cast(params.blocks),
+        dense_blocks=None if params.dense_blocks is None else cast(params.dense_blocks),
+        final_norm=None if params.final_norm is None else cast(params.final_norm),
+        unembedding=None if params.unembedding is None else cast(params.unembedding),
+    )
+
+
 def new_cache(config: TransformerConfig, pads: md.Tensor, positions: int) -> Cache:
     """Returns the cache of texts of which nothing has been read.
 
@@ -217,6 +232,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
         decoding=Decoding(
             step=partial(decode_step, config),
             empty=partial(new_cache, config),
+            prepare=partial(prepared, config),
             max_length=config.max_length if config.positions == "learned" else None,
             window=config.window,
         ),

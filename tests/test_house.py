@@ -51,6 +51,7 @@ RULES = {
         (
             "meshdsl/__init__.py",
             "meshdsl/cli/",
+            "meshdsl/generation/",
             "meshdsl/reports/",
             "meshdsl/running/jit.py",
             "meshdsl/running/placing.py",

@@ -9,6 +9,7 @@ from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm
 from meshdsl.nn.positions import Rotation, alibi_bias, relative_bias, rotary, rotation
 from meshdsl.nn.queues import dropped_choices
 from meshdsl.nn.routing import RouterLosses, Routing, balance_bias, route
+from meshdsl.nn.sampling import penalise_seen, row_noise, sample
 
 __all__ = [
     "Rotation",
@@ -26,11 +27,14 @@ __all__ = [
     "mean_where",
     "mlp",
     "moe",
+    "penalise_seen",
     "relative_bias",
     "rms_norm",
     "rotary",
     "rotation",
     "route",
+    "row_noise",
+    "sample",
     "slots_needed",
     "softmax_cross_entropy",
 ]

@@ -28,12 +28,14 @@ class Tokenizer(Protocol):
         identity: a text that differs if the tokens may differ.
         vocabulary: ids are below it.
         unit: the word for a token, in the singular.
+        end: the id of the end token.
     """
 
     name: str
     identity: str
     vocabulary: int
     unit: str
+    end: int
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         """Returns the tokens of each document.
@@ -42,6 +44,9 @@ class Tokenizer(Protocol):
             UnicodeDecodeError: the text is not UTF-8, which only bytes may be.
         """
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, with U+FFFD for what is no UTF-8."""
+
 
 class Bytes:
     """Every byte is a token; `SEPARATOR` ends a document."""
@@ -49,9 +54,14 @@ class Bytes:
     name = identity = "bytes"
     vocabulary = VOCABULARY
     unit = "byte"
+    end = SEPARATOR
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         return [np.frombuffer(text + bytes([SEPARATOR]), np.uint8) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # A model may have more tokens than there are bytes.
+        return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
 class FileTokenizer:
@@ -84,13 +94,17 @@ class FileTokenizer:
         self._inner.no_truncation()
         self._inner.no_padding()
         self.vocabulary = max(self._inner.get_vocab().values(), default=-1) + 1
-        self._end = self._end_id(end_token)
-        self.identity = f"{hashlib.sha256(content).hexdigest()} {self._end}"
+        self.end = self._end_id(end_token)
+        self.identity = f"{hashlib.sha256(content).hexdigest()} {self.end}"
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.integer]]:
         decoded = [text.decode() for text in texts]
         encodings = self._inner.encode_batch_fast(decoded, add_special_tokens=False)
-        return [np.asarray([*encoding.ids, self._end], np.int64) for encoding in encodings]
+        return [np.asarray([*encoding.ids, self.end], np.int64) for encoding in encodings]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        known = [token for token in tokens if token < self.vocabulary]
+        return str(self._inner.decode(known, skip_special_tokens=False))
 
     def _end_id(self, wanted: str | None) -> int:
         known = self._inner.get_vocab()

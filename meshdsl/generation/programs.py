@@ -1,0 +1,202 @@
+"""The programs of a writer, compiled for a mesh and a layout.
+
+`prepare` puts parameters where steps read them. `begin` makes the state before the first token.
+`step` reads tokens, one or many, and chooses those that follow.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl import nn, ops
+from meshdsl.generation.sampling import Sampling
+from meshdsl.layouts.layout import Layout, LayoutLike
+from meshdsl.layouts.mesh import MeshLike
+from meshdsl.layouts.validate import LayoutWarning
+from meshdsl.lowering.lower import tensors_of
+from meshdsl.models.model import Model
+from meshdsl.ops import random
+from meshdsl.running.jit import Compiled, jit
+from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.named_array import spec
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.training.programs import places
+from meshdsl.training.state import spec_of
+
+if TYPE_CHECKING:
+    from meshdsl.running.jit import Options
+
+_OF_TRAINING = ("optimizer", "gradients")  # scopes of rules that steps of training alone follow
+# What rows of a batch are told, beside their tokens, by name: the dtype. See `Sampling`; `number`
+# is the number of the text.
+ROWS = {
+    "temperature": np.dtype("float32"),
+    "top_k": np.dtype("int32"),
+    "top_p": np.dtype("float32"),
+    "min_p": np.dtype("float32"),
+    "repetition_penalty": np.dtype("float32"),
+    "number": np.dtype("uint32"),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that programs are compiled for.
+
+    Attributes:
+        batch: the texts that are written at once.
+        prompt: the positions of a prompt, pads included; of an encoder's, if there is one.
+        new: the tokens that are written after it.
+        chunk: the tokens of a prompt that are read at once.
+    """
+
+    batch: int
+    prompt: int
+    new: int
+    chunk: int
+
+    def tokens(self, length: int) -> list[Dimension]:
+        """Returns the dims of tokens: [batch, length]."""
+        return [Dimension("batch", self.batch), Dimension("length", length)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where programs run: as in `md.jit`. Rules for training alone are left out."""
+
+    mesh: MeshLike | None = None
+    layout: LayoutLike | None = None
+    backend: str = "jax"
+    options: Options | None = None
+
+    def compiled(
+        self, function: Callable, arguments: Sequence[Any], donate: str = "", main: bool = False
+    ) -> Compiled:
+        """Returns a compiled function.
+
+        Args:
+            main: whether all rules of the layout are for this program. Of others, it follows the
+                rules that it has dims for.
+
+        Raises:
+            ValueError: the layout does not fit.
+        """
+        rules = Layout.of(self.layout).rules
+        rules = tuple(rule for rule in rules if rule.scope.split("/")[0] not in _OF_TRAINING)
+        if not main:
+            graph = jit(function).trace(*arguments)
+            names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
+            rules = tuple(rule for rule in rules if rule.dim in names)
+        jitted = jit(
+            function,
+            self.mesh,
+            Layout(rules) if self.mesh is not None else None,
+            self.backend,
+            donate=donate or (),
+            options=self.options,
+        )
+        with warnings.catch_warnings():
+            if not main:
+                warnings.simplefilter("ignore", LayoutWarning)  # the main program has warned
+            return jitted.lower(*arguments).compile()
+
+
+class Programs:
+    """The programs of a model that writes text.
+
+    Attributes:
+        like: dims and dtypes of the parameters.
+        prepare: parameters -> those that the other programs read.
+        begin: those, the tokens of an encoder or None, pads, and what rows are told -> `state`, and
+            what is `fixed` in all steps.
+        steps: by the number of tokens that they read: parameters, state, fixed, and tokens [batch,
+            length] -> `state`, and `tokens` [batch, length=1].
+
+    Raises:
+        ValueError: the layout or the mesh do not fit.
+    """
+
+    def __init__(self, model: Model, sampling: Sampling, sizes: Sizes, place: Place) -> None:
+        assert model.decoding is not None
+        self._decoding, self._filters, self._sizes = model.decoding, sampling.filters, sizes
+        self._vocab = Dimension("vocab", model.config.vocab)
+        self.like: Any = spec_of(model.init)
+        prepared = _result(self._prepare, self.like)["params"]
+        begin = self._begin_arguments(prepared)
+        begun = _result(self._begin, *begin)
+        lengths = {1, sizes.chunk} if self._decoding.empty else {1}
+        self.steps: dict[int, Compiled] = {}
+        with warnings.catch_warnings():
+            for length in sorted(lengths):
+                tokens = spec(sizes.tokens(length), "int32")
+                step = (prepared, begun["state"], begun["fixed"], tokens)
+                self.steps[length] = place.compiled(self._step, step, "state", main=True)
+                warnings.simplefilter("ignore", LayoutWarning)  # the first one has warned
+        self.prepare = place.compiled(self._prepare, [self.like], "params")
+        self.begin = place.compiled(self._begin, begin)
+
+    def places(self) -> list[Any]:
+        """Returns the shardings of the parameters that `prepare` takes, without pads."""
+        return places(self.prepare, self.like)
+
+    def _begin_arguments(self, params: Any) -> list[Any]:
+        batch, _ = self._sizes.tokens(1)
+        source = None
+        if self._decoding.empty is None:
+            source = spec(self._sizes.tokens(self._sizes.prompt), "int32")
+        rows: dict[str, Any] = {name: spec([batch], dtype) for name, dtype in ROWS.items()}
+        rows |= {"key": spec([random.KEY], "uint32"), "width": spec([], "int32")}
+        return [params, source, spec([batch], "int32"), rows]
+
+    def _prepare(self, params: Any) -> dict[str, Any]:
+        return {"params": self._decoding.prepare(params)}
+
+    def _begin(
+        self, params: Any, source: Tensor | None, pads: Tensor, rows: dict[str, Tensor]
+    ) -> dict[str, Any]:
+        decoding, sizes = self._decoding, self._sizes
+        if decoding.empty is not None:
+            room = nn.slots_needed(sizes.prompt + sizes.new, decoding.window, sizes.chunk)
+            cache = decoding.empty(pads, room)
+        else:
+            assert decoding.encode is not None and source is not None
+            room = nn.slots_needed(sizes.new, decoding.window)
+            cache = decoding.encode(params, source, pads, room)
+        state: dict[str, Any] = {"cache": cache}
+        if "repetition_penalty" in self._filters:
+            state["seen"] = ops.zeros([pads.shape.get("batch"), self._vocab], "bool")
+        return {"state": state, "fixed": rows}
+
+    def _step(
+        self, params: Any, state: dict[str, Any], fixed: dict[str, Tensor], tokens: Tensor
+    ) -> dict[str, Any]:
+        cache, filters = state["cache"], self._filters
+        scores, read = self._decoding.step(params, tokens, cache)
+        state = {**state, "cache": read}
+        if "repetition_penalty" in filters:
+            positions = ops.arange(tokens.shape.get("length")) + cache.start
+            of_text = ops.outer(ops.greater_equal, positions, cache.pads)
+            state["seen"] = ops.scatter(
+                state["seen"], ops.where(of_text, tokens, -1), True, self._vocab, mode="max"
+            )
+            scores = nn.penalise_seen(scores, state["seen"], fixed["repetition_penalty"])
+        options: dict[str, Any] = {n: fixed[n] for n in ("top_k", "top_p", "min_p") if n in filters}
+        if "noise" in filters:
+            key = random.fold_in(fixed["key"], read.start - fixed["width"])
+            options["noise"] = nn.row_noise(key, fixed["number"], self._vocab)
+            options["temperature"] = fixed["temperature"]
+        chosen = nn.sample(scores, self._vocab, **options)
+        following = ops.broadcast(chosen, self._sizes.tokens(1))
+        return {"state": state, "tokens": following}
+
+
+def _result(function: Callable, *arguments: Any) -> Any:
+    """Returns what a function of tensors returns, as a tree of `md.spec`."""
+    lowered = jit(function, backend="numpy").lower(*arguments)
+    specs = [spec(value.shape, value.dtype) for value in lowered.block.outputs]
+    return lowered.origin.results.unflatten(specs)

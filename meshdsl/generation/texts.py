@@ -1,0 +1,125 @@
+"""Texts from tokens: pieces that can be shown at once, and where a text ends.
+
+Guarantees:
+    The pieces of a text add up to it. No piece has a part of a character, or a part of a stop
+    string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshdsl.generation.writer import Writer
+from meshdsl.training.data.tokenizers import Tokenizer
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what is no UTF-8, and what is not all there
+
+
+@dataclass
+class Text:
+    """A text that a model writes, token by token.
+
+    Attributes:
+        prompt: what it follows.
+        tokens: those written, without the one that ended the text.
+        written: the text so far, up to what may still change.
+        finish: "end" (the tokenizer's end token), "stop" (a stop string), "length" (as many tokens
+            as may be); None: it goes on.
+    """
+
+    prompt: str
+    tokenizer: Tokenizer
+    stop: Sequence[str] = ()
+    tokens: list[int] = field(default_factory=list)
+    written: str = ""
+    finish: Literal["end", "stop", "length"] | None = None
+    _read: int = 0  # tokens whose characters are all known
+    _context: int = 0  # where the tokens begin that are decoded together with later ones
+    _held: str = ""  # the beginning of what may become a stop string
+
+    def add(self, token: int) -> str:
+        """Takes the next token; returns the text that it settles."""
+        if token == self.tokenizer.end:
+            return self.close("end")
+        self.tokens.append(token)
+        return self._settle(self._fresh())
+
+    def close(self, finish: Literal["end", "length"]) -> str:
+        """Ends the text; returns what was not settled."""
+        piece = self._settle(self._fresh(last=True), last=True)
+        self.finish = self.finish or finish
+        return piece
+
+    def _fresh(self, last: bool = False) -> str:
+        """Returns the characters that are known since the last call.
+
+        A tokenizer may join neighbours, so tokens are decoded together with those before them.
+        """
+        known = self.tokenizer.decode(self.tokens[self._context : self._read])
+        text = self.tokenizer.decode(self.tokens[self._context :])
+        if len(text) <= len(known) or (text.endswith(_BROKEN) and not last):
+            return ""
+        self._context, self._read = self._read, len(self.tokens)
+        return text[len(known) :]
+
+    def _settle(self, fresh: str, last: bool = False) -> str:
+        """Returns new text up to a stop string, or to what may become one."""
+        text = self._held + fresh
+        found = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        if found:
+            text, self._held, self.finish = text[: min(found)], "", "stop"
+        elif last:
+            self._held = ""
+        else:
+            held = max((_overlap(text, stop) for stop in self.stop), default=0)
+            text, self._held = text[: len(text) - held], text[len(text) - held :]
+        self.written += text
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Returns the length of the longest end of a text that begins a stop string."""
+    most = min(len(text), len(stop) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Returns the tokens of prompts; an empty one begins after the end of a document."""
+    encoded = tokenizer.encode([prompt.encode() for prompt in prompts])
+    return [[int(token) for token in each[:-1]] or [tokenizer.end] for each in encoded]
+
+
+def write_texts(
+    writer: Writer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    stop: Sequence[str] = (),
+    show: Callable[[int, str], None] | None = None,
+) -> Iterator[Text]:
+    """Yields the text that follows each prompt, in order.
+
+    Args:
+        writer: has parameters, and room for the prompts.
+        stop: texts end before the first of these strings.
+        show: gets each piece of text as it is written, with the number of its prompt.
+    """
+    tokens = prompt_tokens(tokenizer, prompts)
+    size = writer.sizes.batch
+    for first in range(0, len(prompts), size):
+        numbers = range(first, min(first + size, len(prompts)))
+        texts = [Text(prompts[number], tokenizer, stop) for number in numbers]
+        steps = writer.write([tokens[number] for number in numbers], numbers)
+        for chosen in steps:
+            for number, text, token in zip(numbers, texts, chosen, strict=True):
+                if text.finish is None:
+                    piece = text.add(int(token))
+                    if show is not None and piece:
+                        show(number, piece)
+            if all(text.finish for text in texts):
+                break
+        for number, text in zip(numbers, texts, strict=True):
+            if text.finish is None and (piece := text.close("length")) and show is not None:
+                show(number, piece)
+        yield from texts
