@@ -4,13 +4,17 @@ The links make `meshdsl` one ordinary package tree: editable installs, wheels, t
 bare checkout all see the same modules, and two checkouts never mix.
 """
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+ROOT = Path(__file__).parent
+DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29"]
+
 setup(
     name="meshdsl",
-    version="0.1.0",
+    version=runpy.run_path(str(ROOT / "meshdsl" / "version.py"))["VERSION"],
     description="Named-dimension tensor programs, laid out on device meshes by one line.",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -50,7 +54,9 @@ setup(
         "tf": ["tensorflow>=2.18"],
         "data": ["pyarrow>=18", "tokenizers>=0.21"],
         "tpu": ["libtpu>=0.0.42"],
+        "docs": DOCS,
         "test": [
+            *DOCS,
             "basedpyright>=1.29",
             "hypothesis>=6.100",
             "keras-hub>=0.32",

@@ -30,6 +30,7 @@ from meshdsl.tensors.named_array import NamedArray, Spec, named, spec
 from meshdsl.tensors.policy import Policy
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, TracedTensor
+from meshdsl.version import VERSION as __version__
 
 # isort: split
 from meshdsl import nn, optim  # which are written in the language

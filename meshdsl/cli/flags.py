@@ -298,17 +298,6 @@ def written(values: flags.FlagValues) -> list[str]:
     return [f"--{flag.name}={flag.text}" for flag in present if isinstance(flag, _Flag)]
 
 
-def describe() -> str:
-    """Returns the help text of the flags."""
-    lines = []
-    for name, (default, _, text) in FLAGS.items():
-        shown = "" if not default else f"={default}"
-        head = f"  --{name}{shown}"
-        lines.append(f"{head:<26}  {text}" if len(head) <= 26 else f"{head}\n{'':28}{text}")
-    lines.append(f"  {'--debug':<24}  Show where in the code an error comes from.")
-    return "\n".join(lines)
-
-
 class _Parser(flags.ArgumentParser):
     """A reader as absl wants it; a refused text becomes a `Mistake` rather than an error."""
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
     "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
     "export": "Write the parameters of a checkpoint as safetensors.",
+    "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
@@ -60,7 +61,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if name in ("--help", "-h", "help"):
-        print(_usage())
+        tell(_usage())
+        return 0
+    if name in ("--version", "version"):
+        from meshdsl.cli.doctor import version_line
+
+        tell(version_line())
         return 0
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
@@ -72,7 +78,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     values, problems = flags.read(rest, name)
     if values.help:
-        print(f"{command}: {COMMANDS[name]}\n\n{flags.describe()}")
+        from meshdsl.cli.help import show_help
+
+        tell(show_help(name, COMMANDS[name]))
         return 0
     code = None
     try:
@@ -151,7 +159,8 @@ def _usage() -> str:
             "",
             *commands,
             "",
-            "Flags of a command: meshdsl <command> --help. For example",
+            "Flags of a command: meshdsl <command> --help. Versions: meshdsl --version.",
+            "For example",
             f"  {EXAMPLE}",
         ]
     )

@@ -114,11 +114,6 @@ def test_the_flags_and_their_defaults_are_these():
     assert {name: values[name].value for name in values} == PROMISED
 
 
-def test_every_flag_is_in_the_help():
-    text = flags.describe()
-    assert all(f"  --{name}" in text for name in PROMISED.keys() - {"help", "h"})
-
-
 def test_every_option_of_lowering_has_a_flag_with_its_default_and_its_help():
     values, _ = flags.read([])
     for field in fields(Options):

@@ -1,0 +1,235 @@
+"""The help of a command: its flags in groups, the ten most used first, and examples.
+
+Every command takes every flag, so that `train` and `explain` can be swapped. Its help has the flags
+that it reads. A flag that is in no group is in the last one of every command's help, and
+`tests/cli/test_help.py` names it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from meshdsl.cli.flags import FLAGS
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model", "model_args", "batch_size", "length"),
+    "devices and layout": ("mesh_shape", "layout", "host_devices", "backend", "tpu"),
+    "bytes, memory and time": (
+        "memory",
+        "microbatches",
+        "remat",
+        "weights",
+        "context",
+        "zigzag",
+        "halves",
+        "overlap",
+        "prefetch",
+        "bucket_bytes",
+        "reduce_dtype",
+        "pipeline",
+        "pipeline_rounds",
+        "compiler_flags",
+    ),
+    "numbers": (
+        "policy",
+        "precision",
+        "nonfinite",
+        "loss_scale",
+        "initial_loss_scale",
+        "min_loss_scale",
+        "loss_scale_window",
+        "hysteresis",
+    ),
+    "optimizer": (
+        "steps",
+        "learning_rate",
+        "schedule",
+        "warmup_steps",
+        "decay_steps",
+        "min_learning_rate",
+        "optimizer",
+        "weight_decay",
+        "weight_decay_except",
+        "clip_norm",
+        "trainable",
+    ),
+    "data": (
+        "data",
+        "tokenizer",
+        "split",
+        "packing",
+        "batch_ramp",
+        "data_column",
+        "data_cache",
+        "data_workers",
+        "end_token",
+        "seed",
+    ),
+    "reports of a run": (
+        "workdir",
+        "log_every",
+        "eval_every",
+        "eval_batches",
+        "extra_metrics",
+        "profile_steps",
+        "steps_per_call",
+    ),
+    "checkpoints": (
+        "checkpoint_every",
+        "keep",
+        "keep_best",
+        "local_checkpoints",
+        "local_every",
+        "resume",
+        "init_from",
+        "override",
+        "exit_after_minutes",
+        "exit_at_step",
+    ),
+    "processes": (
+        "coordinator",
+        "num_processes",
+        "process_id",
+        "join_timeout",
+        "pause_timeout",
+    ),
+    "hardware": ("hardware", "topology", "slices"),
+    "reports of a plan": ("html", "compare_layout", "stage", "against"),
+    "sweeps": ("measure", "parallel", "rounds"),
+    "calibration": ("minutes",),
+    "export": ("out", "step", "dtype", "max_shard_size"),
+}
+_STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
+_RUN = ("data", "reports of a run", "checkpoints", "processes")
+
+
+class Help:
+    """What the help of a command shows.
+
+    Attributes:
+        used: its most used flags, first; at most ten.
+        groups: the groups whose flags it reads.
+        also: flags of other groups that it reads.
+        without: flags of its groups that it does not read.
+        examples: what each does, and its arguments.
+    """
+
+    def __init__(
+        self,
+        used: str,
+        groups: Iterable[str] = (),
+        also: str = "",
+        without: str = "",
+        examples: Mapping[str, str] = {},
+    ) -> None:
+        self.used = tuple(used.split())
+        self.also = tuple(also.split())
+        left = {*without.split()}
+        listed = {title: [n for n in GROUPS[title] if n not in left] for title in groups}
+        self.groups = {title: tuple(names) for title, names in listed.items()}
+        self.examples = examples
+
+    @property
+    def flags(self) -> set[str]:
+        """All flags of the command."""
+        return {*self.used, *self.also}.union(*self.groups.values())
+
+
+_LAYOUT = '--mesh_shape="data:64,model:8" --layout="batch:data; heads:model; d_ff:model"'
+HELP: Mapping[str, Help] = {
+    "train": Help(
+        "model mesh_shape layout host_devices data steps batch_size learning_rate policy workdir",
+        (*_STEP, *_RUN),
+        also="hardware",
+        examples={
+            "Train a small model on 8 virtual devices:": "--model=gpt_mini "
+            '--mesh_shape="data:2,model:4" --host_devices=8 '
+            '--layout="batch:data; heads:model; d_ff:model; vocab:model"',
+            "Train on your text, with checkpoints; the same line goes on after a stop:": "--data="
+            "'corpus/**/*.txt' --workdir=runs/long --checkpoint_every=500",
+            "Train on all hosts of a pod:": "--coordinator=auto "
+            '--mesh_shape="data:64,model:8" --layout="batch:data; heads:model; d_ff:model"',
+        },
+    ),
+    "explain": Help(
+        "model mesh_shape layout policy remat microbatches memory optimizer hardware html",
+        (*_STEP, "reports of a plan"),
+        also="batch_ramp",
+        without="host_devices tpu against",
+        examples={
+            "See what a step sends and holds, on any machine:": "--model=gpt3_175b " + _LAYOUT,
+            "What another layout changes, as a page:": "--model=gpt3_175b "
+            + _LAYOUT
+            + ' --compare_layout="batch:data; params/embed:data" --html=report.html',
+        },
+    ),
+    "compile": Help(
+        "topology model mesh_shape layout policy remat memory against html slices",
+        (*_STEP, "hardware", "reports of a plan"),
+        without="host_devices tpu hardware compare_layout stage",
+        examples={
+            "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
+            "--model=gpt3_175b " + _LAYOUT + " --policy=params=float32,compute=bfloat16",
+        },
+    ),
+    "sweep": Help(
+        "model mesh_shape layout topology measure hardware workdir policy remat parallel",
+        (*_STEP, "hardware", "sweeps"),
+        also="workdir seed",
+        without="tpu",
+        examples={
+            "Rank layouts on meshes:": '--model=gpt3_175b --mesh_shape="data:{64,128},model:8" '
+            '--layout="batch:data; heads:{model,-}" --layout=layouts.txt --workdir=sweep',
+            "Time them on 8 virtual devices:": '--mesh_shape="data:{2,4},model:2" '
+            '--layout="batch:data; heads:model" --measure=run --host_devices=8 --workdir=sweep',
+        },
+    ),
+    "calibrate": Help(
+        "out host_devices minutes override",
+        examples={"Measure this machine, for --hardware=mine.json:": "--out=mine.json"},
+    ),
+    "export": Help(
+        "workdir out step dtype max_shard_size",
+        examples={
+            "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "
+            "--dtype=bfloat16"
+        },
+    ),
+    "doctor": Help("", examples={"See what is missing for what:": ""}),
+}
+_UNGROUPED = set(FLAGS).difference(*GROUPS.values())
+_DEBUG = "Show where in the code an error comes from."
+_COLUMN, _WIDTH = 26, 100
+
+
+def show_help(command: str, says: str) -> str:
+    """Returns the help of a command."""
+    about = HELP.get(command)
+    if about is None:  # a command without groups of its own takes them all
+        return "\n".join([f"meshdsl {command}: {says}", "", *_lines(FLAGS)])
+    lines = [f"meshdsl {command}: {says}"]
+    if about.used:
+        lines += ["", "most used", *_lines(about.used)]
+    for title, names in about.groups.items():
+        if rest := [name for name in names if name not in about.used]:
+            lines += ["", title, *_lines(rest)]
+    rest = [name for name in about.also if name not in about.used] + sorted(_UNGROUPED)
+    lines += ["", "others", *_lines(rest), *_flag("debug", None, _DEBUG), "", "examples"]
+    for says_of_example, arguments in about.examples.items():
+        lines += [f"  {says_of_example}", f"    meshdsl {command} {arguments}".rstrip()]
+    return "\n".join(lines)
+
+
+def _lines(names: Iterable[str]) -> list[str]:
+    return [line for name in names for line in _flag(name, FLAGS[name][0], FLAGS[name][2])]
+
+
+def _flag(name: str, default: str | None, text: str) -> list[str]:
+    """Returns the lines of a flag: its name and default, and what it means beside or below."""
+    head = f"  --{name}" + (f"={default}" if default else "")
+    indent = " " * (_COLUMN + 2)
+    wrapped = textwrap.wrap(text, _WIDTH - len(indent), break_on_hyphens=False)
+    if len(head) <= _COLUMN:
+        return [f"{head:<{_COLUMN}}  {wrapped[0]}", *(indent + line for line in wrapped[1:])]
+    return [head, *(indent + line for line in wrapped)]
