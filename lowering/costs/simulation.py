@@ -17,7 +17,7 @@ schedule, so that one can be held against the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshdsl.layouts.calibration import calibration_of
@@ -98,6 +98,58 @@ def step_seconds(program: SpmdProgram, hardware: Hardware) -> float:
     """Returns `simulate(program, hardware).seconds`, without saying where they go."""
     steps = _Writer.of(program, hardware).program(program.block)
     return steps.run().totals.time / PICOSECONDS
+
+
+def priced_work(
+    program: SpmdProgram, hardware: Hardware
+) -> list[tuple[Instruction, tuple[Instruction, ...], float]]:
+    """Returns all work of a program: each instruction, the loops around it, seconds of one run.
+
+    Of the branches of a `cond` it has the first. Instructions that cost nothing are left out.
+    """
+    writer = _Writer.of(program, hardware)
+    products = hardware.products if writer.measured is None else "alone"
+
+    def within(block: Block, loops: tuple[Instruction, ...]) -> Iterator:
+        work = local_work(block, writer.fused, products)
+        for instruction in block.instructions:
+            if instruction.bodies:
+                bodies = instruction.bodies[: 1 if instruction.op == "cond" else None]
+                for body in bodies:
+                    yield from within(body, (*loops, instruction))
+            elif instruction in work:
+                seconds = writer.seconds(instruction, work[instruction])
+                if seconds:
+                    yield instruction, loops, seconds
+
+    return [*within(program.block, ())]
+
+
+def sending_seconds(
+    hardware: Hardware, mesh: Mesh, kind: str, wire: float, axes: Sequence[str]
+) -> float:
+    """Returns the time of a collective that sends some bytes, by the table of the hardware."""
+    table = costs_of(hardware.name)
+    return _sending(hardware, mesh, table and table.on(hardware), kind, wire, axes)
+
+
+def _sending(
+    hardware: Hardware,
+    mesh: Mesh,
+    costs: Costs | None,
+    kind: str,
+    sent: float,
+    axes: Sequence[str],
+) -> float:
+    """Returns the time of a collective: by the table on one switch, elsewhere by the links."""
+    devices = mesh.extent(axes)
+    on_switch = not hardware.torus and not hardware.slow_axes(mesh).intersection(axes)
+    if costs is not None and on_switch and devices > 1:
+        payload = sent / wire_bytes(kind, 1.0, devices)
+        measured = costs.collective(kind, devices, payload)
+        if measured is not None:
+            return measured
+    return hardware.seconds(kind, sent, axes, mesh)
 
 
 @dataclass
@@ -226,22 +278,11 @@ class _Writer:
                 seconds = self.measured.transfer(instruction)
             else:
                 sent = wire_of(instruction, self.mesh)
-                seconds = self._sending(instruction.op, sent, axes)
+                seconds = _sending(self.hardware, self.mesh, self.costs, instruction.op, sent, axes)
             pairs = instruction.params["pairs"] if instruction.op == "permute" else ()
             links = links_of(instruction.op, axes, self.mesh, pairs)
             self.collectives[instruction] = _picoseconds(seconds), links
         return self.collectives[instruction]
-
-    def _sending(self, kind: str, sent: float, axes: Sequence[str]) -> float:
-        """Returns the time of a collective: by the table on one switch, elsewhere by the links."""
-        hardware, devices = self.hardware, self.mesh.extent(axes)
-        on_switch = not hardware.torus and not hardware.slow_axes(self.mesh).intersection(axes)
-        if self.costs is not None and on_switch and devices > 1:
-            payload = sent / wire_bytes(kind, 1.0, devices)
-            measured = self.costs.collective(kind, devices, payload)
-            if measured is not None:
-                return measured
-        return hardware.seconds(kind, sent, axes, self.mesh)
 
     def events(self, run: Iterable[Moment]) -> tuple[Event, ...]:
         """Returns what moments stand for, without loops that do nothing."""

@@ -1,0 +1,1 @@
+"""Search: the layout, mesh and variant of a step that are fastest by simulation."""

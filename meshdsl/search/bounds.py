@@ -1,0 +1,272 @@
+"""Bounds: the least time and memory of points, by arithmetic on the facts of one device.
+
+* Work: every instruction of the program on one device, divided by the axes that split one of its
+  dims, rounded up to whole positions. Products cost what they cost at their local sizes, if a table
+  has that. Lowering adds work (padding, accumulation), and never splits it further. Stages of a
+  pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
+* Sums: gradients of parameters that axes of the batch do not split must be added up over these.
+* Memory: nine tenths of the buffers at the peak of one device, divided alike, and what goes in.
+
+What is sent for other reasons is not in these bounds, nor waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from meshdsl.layouts.layout import matches
+from meshdsl.lowering.costs.simulation import sending_seconds
+from meshdsl.search.facts import PARTS, Facts, Stored, Work
+from meshdsl.search.space import Point, Structure
+
+_PEAK = 0.9  # lowering may free buffers earlier than on one device
+_HALF = 2  # bytes of an element of a gradient that is sent, at least
+
+
+class Bounds:
+    """The bounds of one step on some hardware.
+
+    Attributes:
+        facts: those of its program.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._prices: dict[tuple[int, int, int, int, int], float] = {}
+        priced = facts.costs is not None
+        self._products = [row for row in facts.work if priced and row.product is not None]
+        products = set(map(id, self._products))
+        alike: dict[tuple, list[Work]] = defaultdict(list)
+        for row in facts.work:
+            if id(row) not in products:
+                alike[tuple(sorted(row.dims.items())), row.stacks, row.repeated].append(row)
+        # Instructions with the same dims are one, but for their time.
+        rest = [(rows[0], sum(row.seconds * row.runs for row in rows)) for rows in alike.values()]
+        self._update = [row for row in rest if frozenset(row[0].dims) in facts.shapes]
+        self._rest = [row for row in rest if frozenset(row[0].dims) not in facts.shapes]
+
+    def seconds(
+        self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least work of many points, [points], in seconds, but for the update.
+
+        Args:
+            structure: what the axes do; how the state is stored does not matter.
+            sizes: [points, axes]; microbatches: [points].
+        """
+        split = Split(self.facts, replace(structure, storage=""), sizes, microbatches)
+        total = np.zeros(len(sizes))
+        for row, seconds in self._rest:
+            total += seconds * split.work(row)
+        for row in self._products:
+            total += self._product(row, split)
+        return total
+
+    def update_seconds(
+        self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least work on tensors with the dims of parameters: as `seconds`."""
+        split = Split(self.facts, structure, sizes, microbatches)
+        total = np.zeros(len(sizes))
+        for row, seconds in self._update:
+            total += seconds * split.work(row)
+        return total
+
+    def least(self, point: Point, work: float) -> float:
+        """Returns the least time of a point with some work: sums of gradients may take longer."""
+        return max(work, self._sums(point))
+
+    def _product(self, row: Work, split: Split) -> np.ndarray:
+        """Returns the time of a product at its local sizes, [points], in seconds."""
+        assert row.product is not None and self.facts.costs is not None
+        share = split.work(row)
+        local = split.local(row)
+        sizes = {kind: np.ones(len(share)) for kind in ("batch", "rows", "inner", "columns")}
+        volume = np.ones(len(share))
+        for dim, kind in row.product.items():
+            sizes[kind] = sizes[kind] * local[dim]
+        for dim, size in row.dims.items():
+            volume *= local[dim] / size
+        stacked = np.stack([*sizes.values()], axis=1).astype(np.int64)
+        price = np.empty(len(share))
+        for at, (batch, rows, inner, columns) in enumerate(stacked.tolist()):
+            key = rows, inner, columns, row.width, batch
+            if key not in self._prices:
+                self._prices[key] = self.facts.costs.product(*key)
+            price[at] = self._prices[key]
+        runs = row.runs * share / volume
+        return np.maximum(row.seconds * row.runs * share, price * runs)
+
+    def _sums(self, point: Point) -> float:
+        """Returns the least time in which gradients are added up and their sums come back."""
+        structure, mesh = point.structure, point.mesh
+        batch = [
+            axis
+            for role, axis in zip(structure.roles, structure.axes, strict=True)
+            if role.kind in ("data", "context")
+        ]
+        devices = mesh.extent(batch)
+        if devices == 1:
+            return 0.0
+        split = Split(self.facts, structure, np.array([point.sizes]), np.array([1]))
+        held = sum(
+            math.prod(row.dims.values()) * float(split.share(row.dims)[0])
+            for row in self.facts.parameters
+        )
+        wire = _HALF * held * (devices - 1) / devices
+        hardware = self.facts.hardware
+        kinds = ("reduce_scatter", "all_gather")
+        return sum(sending_seconds(hardware, mesh, kind, wire, batch) for kind in kinds)
+
+    def peak_bytes(
+        self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least memory of many points of a structure, [points], in bytes."""
+        split = Split(self.facts, structure, sizes, microbatches)
+        inputs = sum(row.bytes * self._held(row, split) for row in self.facts.inputs)
+        peak = sum(row.bytes * self._held(row, split) for row in self.facts.peak)
+        return np.maximum(inputs, _PEAK * peak)
+
+    def _held(self, row: Stored, split: Split) -> np.ndarray:
+        """Returns the share of a buffer that one device has."""
+        storage = split.structure.storage
+        is_gradient = not row.path and frozenset(row.dims) in self.facts.shapes
+        scopes = ("params", "optimizer") if storage == "params" else ("optimizer",)
+        stored = storage and (is_gradient or any(matches(scope, row.path) for scope in scopes))
+        if stored:
+            return split.share(row.dims) * split.storage(row.dims)
+        if row.path or is_gradient:
+            return split.share(row.dims)
+        return split.share(row.dims) * split.parts(row.dims) * split.live(row.dims)
+
+
+class Split:
+    """What points of one structure split.
+
+    Attributes:
+        sizes: [points, axes]; microbatches: [points].
+    """
+
+    def __init__(
+        self, facts: Facts, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
+    ) -> None:
+        self.facts, self.structure = facts, structure
+        self.sizes, self.microbatches = sizes, microbatches
+        self.shapes = facts.shapes
+        self._shares: dict[tuple, np.ndarray] = {}
+
+    @cached_property
+    def _batch(self) -> Mapping[str, int]:
+        """The dims of the batch, and their sizes in all microbatches together."""
+        rows = [row.dims for row in self.facts.inputs]
+        return {
+            dim: max(dims[dim] for dims in rows if dim in dims)
+            for dim in self.facts.data
+            if any(dim in dims for dims in rows)
+        }
+
+    def _is_part(self, dim: str, size: int) -> bool:
+        """Whether a dim of some size is that of a microbatch."""
+        return (
+            self.facts.microbatches == PARTS and self._batch.get(dim) == PARTS * size and size > 0
+        )
+
+    def extents(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """Returns over how many devices each dim of a tensor is split."""
+        found: dict[str, np.ndarray] = {}
+        for number, role in enumerate(self.structure.roles):
+            fitting = [dim for dim in role.dims if dims.get(dim, 1) > 1]
+            if fitting:
+                dim = fitting[0]
+                found[dim] = found.get(dim, 1) * self.sizes[:, number]
+        return found
+
+    def share(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns the share of a tensor that one device has, whole positions of each dim."""
+        key = tuple(sorted(dims.items()))
+        if key not in self._shares:
+            share = np.ones(len(self.sizes))
+            for dim, extent in self.extents(dims).items():
+                size = np.full(len(self.sizes), float(dims[dim]))
+                if self._is_part(dim, dims[dim]):
+                    size = np.maximum(1.0, dims[dim] * PARTS / self.microbatches)
+                share *= np.ceil(size / extent) / size
+            self._shares[key] = share
+        return self._shares[key]
+
+    def parts(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns the size of a tensor of a microbatch, against that in `PARTS` of them."""
+        part = any(self._is_part(dim, size) for dim, size in dims.items())
+        return PARTS / self.microbatches if part else np.ones(len(self.sizes))
+
+    def live(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns how many microbatches' activations a stage keeps of its layers, at least."""
+        stages = self.stages
+        if dims.keys().isdisjoint(self.facts.stacks):
+            return np.ones(len(self.sizes))
+        return np.minimum(2 * stages - 1, self.microbatches)
+
+    @cached_property
+    def stages(self) -> np.ndarray:
+        stages = np.ones(len(self.sizes))
+        for number, role in enumerate(self.structure.roles):
+            if role.kind == "stack":
+                stages = stages * self.sizes[:, number]
+        return stages
+
+    def storage(self, dims: Mapping[str, int]) -> np.ndarray:
+        """Returns the share that storage leaves on a device."""
+        if not self.structure.storage:
+            return np.ones(len(self.sizes))
+        axes, _ = self.structure.storing
+        taken = {dim for dim in self.extents(dims)}
+        for dim in self.structure.stored:
+            if dim in dims and dim not in taken:
+                extent = np.ones(len(self.sizes))
+                for number, axis in enumerate(self.structure.axes):
+                    role = self.structure.roles[number]
+                    free = not any(d in dims for d in role.splits)
+                    if axis in axes and free:
+                        extent = extent * self.sizes[:, number]
+                return np.ceil(dims[dim] / extent) / dims[dim]
+        return np.ones(len(self.sizes))
+
+    def work(self, row: Work) -> np.ndarray:
+        """Returns the work of all runs of an instruction, against that on one device."""
+        share = self.share(row.dims)
+        if frozenset(row.dims) in self.shapes:  # the update, and sums of gradients
+            share = share * self.storage(row.dims)
+        if row.repeated:
+            share = share * self.parts(row.dims) * (self.microbatches / self.facts.microbatches)
+        stacks = [d for d in row.stacks if d in self.facts.stacks]
+        for number, role in enumerate(self.structure.roles):
+            if role.kind == "stack" and role.splits[0] in stacks:
+                layers, stages = self.facts.size(role.splits[0]), self.sizes[:, number]
+                ticks = (self.microbatches + stages - 1) / self.microbatches
+                share = share * np.ceil(layers / stages) / layers * ticks
+        return share
+
+    def local(self, row: Work) -> dict[str, np.ndarray]:
+        """Returns the sizes of the dims of an instruction on a device, each [points]."""
+        extents = self.extents(row.dims)
+        local = {}
+        for dim, size in row.dims.items():
+            whole = np.full(len(self.sizes), float(size))
+            if row.repeated and self._is_part(dim, size):
+                whole = np.maximum(1.0, np.round(size * PARTS / self.microbatches))
+            local[dim] = np.ceil(whole / extents[dim]) if dim in extents else whole
+        return local
+
+
+def as_arrays(
+    sizes: Sequence[Sequence[int]], microbatches: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all pairs of sizes and microbatches as arrays: [points, axes], [points]."""
+    pairs = [(size, count) for size in sizes for count in microbatches]
+    return np.array([size for size, _ in pairs]), np.array([count for _, count in pairs])

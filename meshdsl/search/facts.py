@@ -1,0 +1,231 @@
+"""Facts: what a program of one device shows about splitting it, without lowering it again.
+
+`Facts.of` reads the program of a step on one device, where nothing is split and nothing is sent.
+It has the work, by the dims that can split it; the buffers at the peak; and the parameters. All
+bounds of a search are these, divided by what a layout splits (`search.bounds`).
+
+A step in two microbatches shows what a step in any number of them does: what has a part of the
+batch shrinks with their number, the rest of the loop is repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.layouts.costs import PRODUCTS, Costs, costs_of
+from meshdsl.layouts.hardware import Hardware
+from meshdsl.layouts.layout import matches
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.costs.products import GROUPED
+from meshdsl.lowering.costs.simulation import priced_work
+from meshdsl.lowering.program import Instruction, SpmdProgram, Value
+from meshdsl.training.microbatches import MICROBATCH
+
+PARTS = 2  # microbatches of the program that stands for all with more than one
+_MATTERS = 0.0005  # the share of the flops and of the parameters from which a dim matters
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one instruction.
+
+    Attributes:
+        dims: the sizes of the dims of its operands and results.
+        seconds: the time of one run; `runs`: how often a step runs it.
+        flops: those of one run.
+        stacks: the dims that the loops around it go through, microbatches left out.
+        repeated: whether it runs for each microbatch.
+        product: for a product of matrices, what each dim is: batch, rows, inner or columns.
+        width: for a product, the bytes of an element.
+    """
+
+    dims: Mapping[str, int]
+    seconds: float
+    runs: int
+    flops: int
+    stacks: frozenset[str]
+    repeated: bool
+    product: Mapping[str, str] | None = None
+    width: int = 2
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A buffer at the peak, or an input: its dims, its bytes, and its path if it is an input."""
+
+    dims: Mapping[str, int]
+    bytes: int
+    path: str = ""
+
+    @property
+    def is_parameter(self) -> bool:
+        return matches("params", self.path)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a program on one device shows; see above.
+
+    Attributes:
+        microbatches: 1 or `PARTS`: how many the program has.
+        inputs: what the step is given, with its paths.
+        peak: the buffers at the moment that needs the most memory.
+        paired: pairs of dims of which one is the other, renamed: length and memory_length.
+        together: pairs of dims that some tensor has both of.
+    """
+
+    hardware: Hardware
+    microbatches: int
+    work: tuple[Work, ...]
+    inputs: tuple[Stored, ...]
+    peak: tuple[Stored, ...]
+    paired: frozenset[tuple[str, str]]
+    together: frozenset[frozenset[str]]
+
+    @staticmethod
+    def of(program: SpmdProgram, hardware: Hardware) -> Facts:
+        """Returns the facts of a program that is lowered for one device."""
+        assert program.mesh.size == 1
+        rows = priced_work(program, hardware)
+        work = tuple(_work(*row) for row in rows)
+        paths = dict(zip(program.block.inputs, program.input_paths, strict=True))
+        inputs = tuple(_stored(value, value.bytes, path) for value, path in paths.items())
+        peak = tuple(
+            _stored(buffer.value, buffer.bytes, buffer.path) for buffer in program.memory.buffers
+        )
+        paired: set[tuple[str, str]] = set()
+        together: set[frozenset[str]] = set()
+        for instruction, _ in program.block.walk():
+            for value in (*instruction.inputs, *instruction.outputs):
+                names = [dim.name for dim in value.shape if dim.size > 1]
+                together |= {frozenset((a, b)) for a in names for b in names if a != b}
+            if instruction.op == "rename":
+                (value,), (result,) = instruction.inputs, instruction.outputs
+                old, new = value.shape.names, result.shape.names
+                paired |= {(a, b) for a, b in zip(old, new, strict=True) if a != b}
+        parts = any(
+            i.op == "scan" and i.params["dim"] == MICROBATCH for i, _ in program.block.walk()
+        )
+        return Facts(
+            hardware,
+            PARTS if parts else 1,
+            work,
+            inputs,
+            peak,
+            frozenset(paired),
+            frozenset(together),
+        )
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """The table of the hardware, if it has one of products."""
+        table = costs_of(self.hardware.name)
+        return table.on(self.hardware) if table and PRODUCTS in table.families else None
+
+    @cached_property
+    def parameters(self) -> tuple[Stored, ...]:
+        """The inputs that are parameters; of a function without such paths, all inputs."""
+        return tuple(stored for stored in self.inputs if stored.is_parameter) or self.inputs
+
+    @cached_property
+    def shapes(self) -> frozenset[frozenset[str]]:
+        """The dims of parameters, and of the slices of them that loops read."""
+        found = {frozenset(row.dims) for row in self.parameters}
+        return frozenset(found | {shape - {stack} for shape in found for stack in self.stacks})
+
+    @cached_property
+    def stacks(self) -> tuple[str, ...]:
+        """The dims that loops go through and that parameters have: the layers."""
+        inside = {dim for row in self.work for dim in row.stacks}
+        return tuple(sorted(inside & {dim for row in self.parameters for dim in row.dims}))
+
+    @cached_property
+    def data(self) -> tuple[str, ...]:
+        """Dims of the batch that matter, and that no large parameter has: the most work first."""
+        others = [stored for stored in self.inputs if not stored.path.startswith("state/")]
+        parameters = set(map(id, self.parameters))
+        mine = [row for row in others if id(row) not in parameters] or others
+        names = {dim for row in mine for dim, size in row.dims.items() if size > 1}
+        return self._by_flops(names - self._large)
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """Dims of parameters that matter, but the stacks: those with the most work first."""
+        return self._by_flops(self._large - {*self.stacks, *self.data})
+
+    @cached_property
+    def _large(self) -> set[str]:
+        total = sum(stored.bytes for stored in self.parameters)
+        held: Counter[str] = Counter()
+        for stored in self.parameters:
+            held.update(dict.fromkeys(stored.dims, stored.bytes))
+        return {dim for dim, count in held.items() if count >= _MATTERS * total}
+
+    def _by_flops(self, names: set[str]) -> tuple[str, ...]:
+        shares = {name: self.coverage([name]) for name in names}
+        matter = [name for name in names if shares[name] >= _MATTERS]
+        return tuple(sorted(matter, key=lambda name: (-shares[name], name)))
+
+    def coverage(self, dims: Sequence[str]) -> float:
+        """Returns the share of the flops of work that has any of some dims."""
+        total = covered = 0
+        for row in self.work:
+            total += row.flops * row.runs
+            covered += 0 if row.dims.keys().isdisjoint(dims) else row.flops * row.runs
+        return covered / total if total else 0.0
+
+    def size(self, dim: str) -> int:
+        """Returns the size of a dim: the largest that any work or input has."""
+        rows = [row.dims for row in self.inputs] + [row.dims for row in self.work]
+        return max((dims[dim] for dims in rows if dim in dims), default=1)
+
+
+def _stored(value: Value, count: int, path: str) -> Stored:
+    return Stored({dim.name: dim.size for dim in value.shape}, count, path)
+
+
+def _work(instruction: Instruction, loops: tuple[Instruction, ...], seconds: float) -> Work:
+    values = (*instruction.inputs, *instruction.outputs)
+    dims: dict[str, int] = {}
+    for value in values:
+        for dim in value.shape:
+            dims[dim.name] = max(dim.size, dims.get(dim.name, 1))
+    over = [loop.params.get("dim", "") for loop in loops]
+    runs = 1
+    for loop in loops:
+        runs *= loop.runs
+    is_product = instruction.op == "einsum" and len(instruction.inputs) == 2
+    flops = instruction_flops(instruction) if _multiplies(instruction) else 0
+    return Work(
+        dims,
+        seconds,
+        runs,
+        flops,
+        frozenset(name for name in over if name and name != MICROBATCH),
+        MICROBATCH in over,
+        _classes(instruction) if is_product else None,
+        min(instruction.inputs[0].dtype.itemsize, 2) if instruction.inputs else 2,
+    )
+
+
+def _multiplies(instruction: Instruction) -> bool:
+    return instruction.op in ("einsum", "convolve", "attention", "attention_gradient", *GROUPED)
+
+
+def _classes(instruction: Instruction) -> dict[str, str]:
+    first, second = (value.shape.names for value in instruction.inputs)
+    result = instruction.outputs[0].shape.names
+    classes = {}
+    for name in dict.fromkeys((*first, *second)):
+        if name in first and name in second:
+            classes[name] = "batch" if name in result else "inner"
+        else:
+            classes[name] = "rows" if name in first else "columns"
+    return classes
+
+
+ONE_DEVICE = Mesh((("one", 1),))

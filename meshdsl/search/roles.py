@@ -1,0 +1,133 @@
+"""Roles: what one axis of a mesh may do for a program.
+
+A role says which dims an axis splits. They are found from the program's facts, by their share of
+the work; no name of a dim is known here.
+
+* `data`: a dim of the batch; `context`: another one, such as the length, together with its other
+  names where the program renames it.
+* `weights`: dims of parameters of which no tensor has two, as many as fit together, since an axis
+  splits one dim of a tensor. Beside them it may split a dim of the batch where it is free.
+* `stack`: the dim of the layers, which makes a pipeline, with dims of parameters outside of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from meshdsl.search.facts import Facts
+
+Kind = Literal["data", "context", "weights", "stack"]
+_COVERS = 0.3  # the share of the flops from which a role is worth an axis
+_MOST_SETS = 4
+_MOST_DIMS = 8
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an axis does.
+
+    Attributes:
+        name: the name of such an axis in meshes that the search makes.
+        splits: the dims that it splits; no tensor has two of them.
+        optional: the dims that it splits in tensors that have none of `splits`.
+    """
+
+    name: str
+    kind: Kind
+    splits: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return (*self.splits, *self.optional)
+
+
+def roles_of(facts: Facts) -> tuple[Role, ...]:
+    """Returns the roles that axes may have in a program; deterministic."""
+    found = [*_of_data(facts), *_of_weights(facts), *_of_stacks(facts)]
+    return tuple(found)
+
+
+def _of_data(facts: Facts) -> Iterator[Role]:
+    for number, dim in enumerate(facts.data[:_MOST_SETS]):
+        if facts.coverage([dim]) < _COVERS:
+            continue
+        others = sorted(b for a, b in facts.paired if a == dim and b not in facts.data)
+        same = [other for other in others if facts.size(other) == facts.size(dim)]
+        if number == 0:
+            yield Role("data", "data", (dim,), tuple(same))
+        else:
+            name = "context" if same else f"{dim}_parts"
+            yield Role(name, "context", (dim,), tuple(same))
+
+
+def _of_weights(facts: Facts) -> Iterator[Role]:
+    chosen = []
+    for dims in _independent(facts):
+        covered = facts.coverage(dims)
+        if covered >= _COVERS:
+            chosen.append((covered, dims))
+    chosen.sort(key=lambda row: (-row[0], row[1]))
+    names: set[str] = set()
+    for number, (covered, dims) in enumerate(chosen[:_MOST_SETS]):
+        base = "model" if number == 0 else _singular(max(dims, key=lambda d: facts.coverage([d])))
+        name = next(n for n in _numbered(base) if n not in names)
+        names.add(name)
+        yield Role(name, "weights", dims)
+        # Where the dims are absent, a dim of the batch takes the axis.
+        beside = facts.data[1:2] or facts.data[:1]
+        if covered < 1 - _COVERS / 2:
+            beside = facts.data[:1]
+        for dim in beside:
+            yield Role(name, "weights", dims, (dim,))
+        main = max(dims, key=lambda dim: facts.coverage([dim]))
+        if number and len(dims) > 1 and facts.data:  # experts, whose tokens come from all devices
+            yield Role(name, "weights", (main,), facts.data[:1])
+
+
+def _of_stacks(facts: Facts) -> Iterator[Role]:
+    inside = {
+        dim
+        for row in facts.parameters
+        if facts.stacks and not row.dims.keys().isdisjoint(facts.stacks)
+        for dim in row.dims
+    }
+    for stack in facts.stacks:
+        outside = tuple(dim for dim in facts.weights if dim not in inside)
+        yield Role("pipe", "stack", (stack, *outside[:1]))
+
+
+def _independent(facts: Facts) -> list[tuple[str, ...]]:
+    """Returns the largest sets of dims of parameters of which no tensor has two."""
+    dims: list[str] = []
+    for dim in facts.weights:
+        # Of dims that occur in the same work, one is enough.
+        same = [d for d in dims if facts.coverage([d, dim]) == facts.coverage([d])]
+        alike = [d for d in same if facts.coverage([d]) == facts.coverage([dim])]
+        if len(dims) < _MOST_DIMS and not any(frozenset((d, dim)) in facts.together for d in alike):
+            dims.append(dim)
+
+    def fits(chosen: tuple[str, ...]) -> bool:
+        pairs = itertools.combinations(chosen, 2)
+        return not any(frozenset(pair) in facts.together for pair in pairs)
+
+    sets = [
+        chosen
+        for count in range(1, len(dims) + 1)
+        for chosen in itertools.combinations(dims, count)
+        if fits(chosen)
+    ]
+    return [chosen for chosen in sets if not any(set(chosen) < set(other) for other in sets)]
+
+
+def _singular(dim: str) -> str:
+    return dim[:-1] if dim.endswith("s") else f"{dim}_parts"
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}{number}"

@@ -1,0 +1,239 @@
+"""Space: the points of a search, as structures with sizes.
+
+A `Structure` says what each axis of a mesh does and how the state is stored; sizes of the axes, the
+number of microbatches and what is computed again make it a `Point`, which is a mesh and a layout.
+Points that are equal occur once: an axis of size 1 is left out, axes stand in one order, and an
+axis that does what another one does is joined with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from meshdsl.layouts.layout import Layout, Rule
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.search.facts import Facts
+from meshdsl.search.roles import Role
+
+Storage = Literal["", "optimizer", "params"]
+_ORDER = {"stack": 0, "data": 1, "context": 2, "weights": 3}  # major first: the least is sent there
+_COVERED = 0.95  # the share of the parameters that rules of storage should split
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the axes of a mesh do.
+
+    Attributes:
+        roles: of each axis, major first; `axes`: their names.
+        storage: what of the state is split over the axes that split the batch: nothing, the
+            optimizer's state (ZeRO-1), or all of it (FSDP).
+        stored: the dims that are split for that.
+        pinned: the rules that the user has given; no other rule has one of their targets.
+        slow: the axes that cross the slow network.
+    """
+
+    roles: tuple[Role, ...]
+    axes: tuple[str, ...]
+    storage: Storage = ""
+    stored: tuple[str, ...] = ()
+    pinned: Layout = field(default_factory=Layout)
+    slow: frozenset[str] = frozenset()
+
+    @cached_property
+    def of_dim(self) -> dict[str, tuple[tuple[str, ...], bool]]:
+        """The axes of each dim, major first, and whether the rule is optional."""
+        found: dict[str, tuple[list[str], bool]] = {}
+        rows = sorted(zip(self.roles, self.axes, strict=True), key=lambda row: _minor(row[0]))
+        for role, axis in rows:
+            for dim in role.dims:
+                axes, optional = found.get(dim, ([], False))
+                found[dim] = [*axes, axis], optional or dim in role.optional
+        return {dim: (tuple(axes), optional) for dim, (axes, optional) in found.items()}
+
+    @cached_property
+    def storing(self) -> tuple[tuple[str, ...], bool]:
+        """The axes over which the state is stored, and whether parameters may have them already."""
+        axes = [
+            axis
+            for role, axis in zip(self.roles, self.axes, strict=True)
+            if role.kind in ("data", "context") or _splits_data(role, self.roles)
+        ]
+        return tuple(axes), any(
+            role.kind == "weights" and axis in axes
+            for role, axis in zip(self.roles, self.axes, strict=True)
+        )
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout, with the pinned rules first."""
+        rules = [Rule("", dim, *row) for dim, row in self.of_dim.items()]
+        if self.storage:
+            axes, shared = self.storing
+            optional = shared or len(self.stored) > 1
+            rules += [Rule(self.storage, dim, axes, optional) for dim in self.stored]
+        pinned = {rule.target for rule in self.pinned.rules}
+        return Layout((*self.pinned.rules, *(r for r in rules if r.target not in pinned)))
+
+    def mesh(self, sizes: Sequence[int]) -> Mesh:
+        """Returns the mesh with some sizes of the axes."""
+        return Mesh(tuple(zip(self.axes, map(int, sizes), strict=True)), self.slow)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What else a step may do: its microbatches, and what it computes again ("": as it is)."""
+
+    microbatches: int = 1
+    remat: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the space."""
+
+    structure: Structure
+    sizes: tuple[int, ...]
+    variant: Variant
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.structure.mesh(self.sizes)
+
+    @property
+    def layout(self) -> Layout:
+        return self.structure.layout
+
+
+def structures(facts: Facts, roles: Sequence[Role], most_axes: int = 4) -> Iterator[Structure]:
+    """Yields the structures of meshes of any shape, without their storage."""
+    by_kind = {kind: [role for role in roles if role.kind == kind] for kind in _ORDER}
+    weights: list[tuple[Role, ...]] = [(), *((role,) for role in by_kind["weights"])]
+    for pair in itertools.combinations(by_kind["weights"], 2):
+        disjoint = not set(pair[0].dims) & set(pair[1].dims)
+        # Two axes for parameters are worth it where one of them moves the batch, as for experts.
+        if disjoint and any(_splits_data(role, by_kind["data"]) for role in pair):
+            weights.append(pair)
+    for data, context, sets, stack in itertools.product(
+        ((), *((role,) for role in by_kind["data"])),
+        ((), *((role,) for role in by_kind["context"])),
+        weights,
+        ((), *((role,) for role in by_kind["stack"])),
+    ):
+        chosen = (*stack, *data, *context, *sets)
+        if chosen and len(chosen) <= most_axes and _agree(chosen):
+            yield Structure(chosen, tuple(role.name for role in chosen))
+
+
+def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator[Structure]:
+    """Yields the structures of a given mesh, without their storage.
+
+    An axis that the user's rules name keeps their dims.
+    """
+    axes = [(name, size) for name, size in mesh.axes if size > 1]
+    allowed = []
+    for name, _ in axes:
+        dims = {rule.dim for rule in pinned.rules if name in rule.axes and not rule.scope}
+        scoped = any(name in rule.axes for rule in pinned.rules)
+        fitting: list[Role | None] = [role for role in roles if dims <= set(role.dims)]
+        if dims and not fitting:
+            fitting = [Role(name, "weights", tuple(sorted(dims)))]
+        allowed.append(fitting if dims or not scoped else [*fitting, None])
+    for chosen in itertools.product(*allowed):
+        kept = [(role, name) for role, (name, _) in zip(chosen, axes, strict=True) if role]
+        found = tuple(role for role, _ in kept)
+        if len({role for role in found if role.kind in ("weights", "context")}) > 2:
+            continue
+        if found and _agree(tuple(dict.fromkeys(found))):
+            names = tuple(name for _, name in kept)
+            yield Structure(found, names, pinned=pinned, slow=mesh.slow & frozenset(names))
+
+
+def stored_ways(structure: Structure, facts: Facts) -> Iterator[Structure]:
+    """Yields a structure with each way to store the state."""
+    yield structure
+    axes, _ = structure.storing
+    split = {dim for role in structure.roles for dim in role.splits}
+    free = [dim for dim in _dims_of(facts) if dim not in split and dim not in facts.stacks]
+    chosen = _cover(facts, free)
+    if not axes or not chosen:
+        return
+    for storage in ("optimizer", "params"):
+        if storage == "optimizer" and not any("optimizer" in row.path for row in facts.inputs):
+            continue
+        yield replace(structure, storage=storage, stored=chosen)
+
+
+def factorisations(devices: int, count: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the ways to write a number as a product of `count` factors of at least 2.
+
+    >>> list(factorisations(8, 2, (8, 2)))
+    [(4, 2)]
+    """
+    if count == 1:
+        if 2 <= devices <= most[0]:
+            yield (devices,)
+        return
+    for first in range(2, min(devices // 2, most[0]) + 1):
+        if devices % first == 0:
+            for rest in factorisations(devices // first, count - 1, most[1:]):
+                yield (first, *rest)
+
+
+def largest(role: Role, facts: Facts) -> int:
+    """Returns the largest size of an axis of a role: that of its smallest dim that matters."""
+    sizes = [facts.size(dim) for dim in role.splits]
+    if role.kind == "stack":
+        return sizes[0]
+    matter = [
+        size for dim, size in zip(role.splits, sizes, strict=True) if facts.coverage([dim]) > 0.05
+    ]
+    return min(matter or sizes)
+
+
+def devices_of(sizes: Sequence[int]) -> int:
+    """Returns the number of devices of a mesh of some sizes."""
+    return math.prod(sizes)
+
+
+def _minor(role: Role) -> int:
+    # Stages and optional dims take what is left, so they are minor.
+    return {"data": 0, "context": 1, "weights": 2, "stack": 3}[role.kind]
+
+
+def _splits_data(role: Role, others: Sequence[Role]) -> bool:
+    """Whether an axis of parameters splits the batch where it can, as that of experts does."""
+    batch = {role.splits[0] for role in others if role.kind == "data"}
+    return role.kind == "weights" and not batch.isdisjoint(role.optional)
+
+
+def _agree(roles: Sequence[Role]) -> bool:
+    """Whether roles of different axes go together: no dim of two of them."""
+    dims = [dim for role in roles for dim in role.splits if role.kind != "stack"]
+    context = {role.splits[0] for role in roles if role.kind == "context"}
+    optional = {dim for role in roles if role.kind == "weights" for dim in role.optional}
+    return len(set(dims)) == len(dims) and not context & optional
+
+
+def _dims_of(facts: Facts) -> list[str]:
+    return sorted({dim for row in facts.parameters for dim, size in row.dims.items() if size > 1})
+
+
+def _cover(facts: Facts, dims: Sequence[str]) -> tuple[str, ...]:
+    """Returns few dims that most of the parameters have one of, the most bytes first."""
+    chosen: list[str] = []
+    left = list(facts.parameters)
+    total = sum(row.bytes for row in left)
+    while left and sum(row.bytes for row in left) > (1 - _COVERED) * total:
+        held = {dim: sum(r.bytes for r in left if dim in r.dims) for dim in dims}
+        best = max(held, key=lambda dim: (held[dim], dim), default="")
+        if not best or not held[best]:
+            break
+        chosen.append(best)
+        left = [row for row in left if best not in row.dims]
+    return tuple(chosen)

@@ -1,0 +1,52 @@
+"""Small training steps to search layouts for."""
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.models import load
+from meshdsl.optim import Sgd
+from meshdsl.search.searching import Step
+from meshdsl.training import Recipe
+from meshdsl.training.state import spec_of
+
+
+def step_of(init, loss, batch, microbatches=(1,), optimizer=None, options=None):
+    """Returns the step of a model, with some numbers of microbatches."""
+    kept = {}
+
+    def jitted(count):
+        recipe = Recipe(init, loss, optimizer or Sgd(1e-3), microbatches=count)
+        kept.setdefault("state", spec_of(recipe.create_state()))
+        return md.jit(recipe.train_step(), None, None, donate="state")
+
+    def graph(variant):
+        f = jitted(variant.microbatches)
+        return f.trace(kept["state"], batch)
+
+    def donated(graph):
+        return [path.startswith("state/") for path in graph.input_paths]
+
+    return Step(graph, donated, tuple(microbatches), options=options or md.Options())
+
+
+def mlp(batch, sizes, layers, **rest):
+    """Returns the step of an MLP of `layers` products, of alternating dims a and b."""
+    rows, a, b = md.dims(batch=batch, a=sizes, b=sizes)
+
+    def init(key):
+        keys = md.random.split(key, layers)
+        make = nn.initializers.normal(0.02)
+        return [make(keys[i], [a, b] if i % 2 == 0 else [b, a]) for i in range(layers)]
+
+    def loss(params, batch):
+        x = batch["x"]
+        for i, weight in enumerate(params):
+            x = md.relu(md.einsum(x, weight, over="a" if i % 2 == 0 else "b"))
+        return md.mean(md.square(x))
+
+    return step_of(init, loss, {"x": md.spec([rows, a], "float32")}, **rest)
+
+
+def gpt(**rest):
+    """Returns the step of a transformer of two layers."""
+    model = load("gpt_mini").with_overrides("layers=2")
+    return step_of(model.init, model.loss, model.batch_spec(16, 128), **rest)

@@ -1,0 +1,101 @@
+"""Searches find what trying everything finds, and say how far off they may be."""
+
+import warnings
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.simulation import step_seconds
+from meshdsl.lowering.lower import lower
+from meshdsl.search.searching import Effort, Search, search
+from tests.search.steps import gpt, mlp
+
+
+def seconds_of_all(step, hardware, devices):
+    """Returns the simulated time of every point of the space that fits."""
+    found = Search(step, hardware, devices)
+    every = {}
+    for row in found.candidates()[0]:
+        point = row.point
+        graph = step.graph(point.variant)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                program = lower(graph, point.mesh, point.layout, found.exact, step.donated(graph))
+            except ValueError:
+                continue
+        if program.peak_bytes <= found.room:
+            every[str(point.mesh), str(point.layout)] = step_seconds(program, found.hardware)
+    return every
+
+
+@pytest.mark.parametrize(
+    ("step", "hardware"),
+    [
+        (mlp(4096, 256, 3), "v5p"),
+        (mlp(16, 2048, 3), "v5p"),
+        (mlp(512, 1024, 2), "h100"),
+        pytest.param(gpt(), "v5p", marks=pytest.mark.slow),
+    ],
+)
+def test_the_best_of_all_is_found_and_the_certificate_holds(step, hardware):
+    best = min(seconds_of_all(step, hardware, 4).values())
+    plans = search(step, hardware, 4)
+    assert plans.best.decided
+    assert plans.best.seconds <= 1.02 * best
+    assert plans.best.seconds <= (1 + plans.gap) * best * 1.001  # what the certificate says
+
+
+def test_a_search_is_deterministic():
+    first, second = (search(mlp(512, 1024, 2), "h100", 8) for _ in range(2))
+    assert [str(p.point.layout) for p in first.plans] == [str(p.point.layout) for p in second.plans]
+    assert first.gap == second.gap
+
+
+def test_a_large_batch_is_split_as_alpa_does():
+    best = search(mlp(65536, 256, 6), "v5p", 4).best
+    assert str(best.point.layout).startswith("batch:data")
+    assert best.program.mesh.size == 4
+    kinds = {collective.kind for collective in best.program.collectives}
+    assert kinds <= {"all_reduce", "reduce_scatter", "all_gather"}
+
+
+def test_large_weights_stay_where_they_are_as_alpa_does():
+    best = search(mlp(16, 8192, 4), "v5p", 4).best
+    weights = [
+        v
+        for v, p in zip(best.program.block.inputs, best.program.input_paths, strict=True)
+        if "params" in p
+    ]
+    assert all(4 * value.local.volume == value.shape.volume for value in weights)
+    # Activations are sent, and no weights.
+    largest = max(collective.payload_bytes for collective in best.program.collectives)
+    assert largest < min(value.bytes for value in weights)
+
+
+def test_rules_that_are_given_are_kept():
+    step = gpt()
+    mesh, rules = Mesh.parse("data:2,model:2"), Layout.parse("heads:model")
+    plans = search(step, "v5p", mesh, rules, Effort(estimated=20, tried=3, decided=1))
+    for plan in plans.plans:
+        assert str(plan.point.layout).startswith("heads:model")
+        assert str(plan.program.mesh) == "data:2 model:2"
+
+
+def test_a_limit_on_memory_is_kept_and_an_impossible_one_is_explained():
+    limit = max(plan.peak_bytes for plan in search(mlp(16, 2048, 3), "v5p", 4).plans) - 1
+    step = mlp(16, 2048, 3, options=md.Options(memory=limit))
+    assert all(plan.peak_bytes <= limit for plan in search(step, "v5p", 4).plans)
+    step = mlp(16, 2048, 3, options=md.Options(memory=1000))
+    with pytest.raises(ValueError, match=r"no layout fits: .* needs more than 1000 B"):
+        search(step, "v5p", 4)
+
+
+def test_more_effort_never_finds_less():
+    step = mlp(512, 1024, 2, microbatches=(1, 2))
+    few = search(step, "h100", 8, effort=Effort(tried=2, decided=1))
+    many = search(step, "h100", 8, effort=Effort(tried=16, decided=8))
+    assert many.best.seconds <= few.best.seconds
+    assert many.gap <= few.gap
