@@ -211,7 +211,7 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
 
     Raises:
         ValueError: count or sizes do not fit (the error names every misfit), or the data are no
-        numbers.
+            numbers.
     """
     if not hasattr(data, "shape") or not hasattr(data, "dtype"):
         data = _plain(data)
