@@ -1,6 +1,7 @@
 """The Python of the README and of every page of `docs/` runs as it stands, page by page."""
 
 import functools
+import json
 import linecache
 import re
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from docs.making import notebook
 from meshdsl.training import Recipe, Reporting, train
 from tests.docs.pages import DOCS, LANGUAGES, PAGES, README, blocks, name_of
 
@@ -77,3 +79,13 @@ def test_the_model_for_the_command_line_has_a_loss():
         {"embedding": md.spec([names["vocab"], names["embed"]])}, tiny.batch_spec(2, 8)
     )
     assert program.block.outputs[0].shape == ()
+
+
+def test_the_notebook_is_the_page_start():
+    hint = "write it anew: python -m docs.making.notebook"
+    assert notebook.NOTEBOOK.read_text() == notebook.text(), hint
+    cells = json.loads(notebook.text())["cells"]
+    code = ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
+    shown = [block.text.rstrip("\n") for block in blocks(DOCS / "start.md", "python")]
+    assert [one for one in code if not one.startswith("!")] == shown
+    assert sum(one.startswith("!meshdsl ") for one in code) == 2
