@@ -191,13 +191,54 @@ FLAGS: dict[str, Flag] = {
     **_made(
         "checkpoint_every", "keep", "keep_best", "local_checkpoints", "local_every", "init_from"
     ),
+    "prompt": (
+        None,
+        str,
+        "A text for `generate` to go on from; several: the flag again.",
+    ),
+    "prompts": (
+        None,
+        str,
+        'A file of them: lines of JSON, {"prompt": "..."}, in a .jsonl file, else lines of text.',
+    ),
+    "max_tokens": ("200", whole(1), "The most tokens that `generate` writes after each."),
+    "temperature": (
+        "1.0",
+        number,
+        "What `generate` divides scores by before it draws a token; 0 takes the likeliest.",
+    ),
+    "top_k": ("0", whole(0), "Draw from this many of the likeliest tokens. Default: from all."),
+    "top_p": (
+        "1.0",
+        number,
+        "Draw from the fewest tokens that together have this probability. Default: from all.",
+    ),
+    "min_p": (
+        "0.0",
+        number,
+        "Draw from tokens with at least this share of the largest probability. Default: from all.",
+    ),
+    "repetition_penalty": (
+        "1.0",
+        number,
+        "Lowers the scores of tokens that a text has already, by this factor.",
+    ),
+    "stop": (
+        None,
+        str,
+        "A text ends before this string (\\n is a new line); several: the flag again.",
+    ),
     "out": (
         None,
         str,
-        "Where `export` writes: a .safetensors file, or a folder for several; and `calibrate`: a "
-        ".json file.",
+        "Where `export` writes: a .safetensors file, or a folder for several; `generate`: lines of "
+        "JSON; and `calibrate`: a .json file.",
     ),
-    "step": (None, whole(0), "Step of the checkpoint to `export`. Default: the latest."),
+    "step": (
+        None,
+        whole(0),
+        "Step of the checkpoint to `export`, or to `generate` with. Default: the latest.",
+    ),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),
     **_made("resume", "override", "exit_after_minutes", "exit_at_step", "profile_steps"),
@@ -252,7 +293,10 @@ FLAGS: dict[str, Flag] = {
 }
 
 
-SEVERAL = {"sweep": ("mesh_shape", "layout", "topology")}  # what a command takes lists of, as texts
+SEVERAL = {  # what a command takes lists of, as texts
+    "sweep": ("mesh_shape", "layout", "topology"),
+    "generate": ("prompt", "stop"),
+}
 _LISTED = frozenset(itertools.chain(*SEVERAL.values()))
 
 
@@ -287,9 +331,14 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
             problems.add(f"--{name}: {value.reason}")
         elif not isinstance(value, list) and name in _LISTED and values[name].present > 1:
             problems.add(
-                f"--{name} is given {values[name].present} times: only `sweep` takes several"
+                f"--{name} is given {values[name].present} times: only `{_takes_several(name)}` "
+                "takes several"
             )
     return values, problems
+
+
+def _takes_several(name: str) -> str:
+    return next(command for command, names in SEVERAL.items() if name in names)
 
 
 def written(values: flags.FlagValues) -> list[str]:

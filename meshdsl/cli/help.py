@@ -98,6 +98,17 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "reports of a plan": ("html", "compare_layout", "stage", "against"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
+    "text": (
+        "prompt",
+        "prompts",
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "stop",
+    ),
     "export": ("out", "step", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
@@ -188,6 +199,18 @@ HELP: Mapping[str, Help] = {
     "calibrate": Help(
         "out host_devices minutes override",
         examples={"Measure this machine, for --hardware=mine.json:": "--out=mine.json"},
+    ),
+    "generate": Help(
+        "workdir prompt max_tokens temperature top_p stop prompts out mesh_shape layout",
+        ("text", "devices and layout"),
+        also="model model_args policy batch_size seed step tokenizer end_token init_from override",
+        examples={
+            "Go on from a text, with a run's latest checkpoint:": "--workdir=runs/first "
+            '--prompt="def " --temperature=0.7',
+            "Write lines of JSON for a file of prompts, with split caches:": "--workdir=runs/first "
+            '--prompts=prompts.jsonl --out=texts.jsonl --mesh_shape="data:2,model:4" '
+            '--layout="batch:data; memory_length:model"',
+        },
     ),
     "export": Help(
         "workdir out step dtype max_shard_size",

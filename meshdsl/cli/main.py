@@ -27,6 +27,7 @@ COMMANDS = {
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
     "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
+    "generate": "Write text with a trained model.",
     "export": "Write the parameters of a checkpoint as safetensors.",
     "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }

@@ -212,7 +212,8 @@ _FREE = frozenset(
     "exit_after_minutes exit_at_step html compare_layout stage hardware data_workers data_cache "
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
     "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
-    "max_shard_size minutes".split()
+    "max_shard_size minutes prompt prompts max_tokens temperature top_k top_p min_p "
+    "repetition_penalty stop".split()
 )
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 

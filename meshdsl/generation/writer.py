@@ -9,7 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,20 @@ def check_writes(model: Model) -> None:
         )
 
 
+def limits(model: Model) -> tuple[int | None, Callable[[int], int | None]]:
+    """Returns the most tokens of a prompt, and of how many may follow a prompt; None: any number.
+
+    They are limited by the positions that a model has learned.
+    """
+    assert model.decoding is not None
+    most = model.decoding.max_length
+    if most is None:
+        return None, lambda prompt: None
+    if model.decoding.empty is None:  # encoder and decoder have positions of their own
+        return most + 1, lambda prompt: most
+    return most, lambda prompt: most + 1 - prompt  # the last token is not read
+
+
 def check_lengths(model: Model, prompt_tokens: int, new_tokens: int) -> None:
     """Checks that texts fit the positions that a model has learned.
 
@@ -171,15 +185,10 @@ def check_lengths(model: Model, prompt_tokens: int, new_tokens: int) -> None:
         ValueError: they do not.
     """
     assert model.decoding is not None
-    limit = model.decoding.max_length
-    if limit is None:
-        return
-    if model.decoding.empty is None:
-        longest = max(prompt_tokens - 1, new_tokens)
-    else:
-        longest = prompt_tokens + new_tokens - 1  # the last token is not read
-    if longest > limit:
+    most, new = limits(model)
+    room = new(prompt_tokens)
+    if most is not None and room is not None and (prompt_tokens > most or new_tokens > room):
         raise ValueError(
-            f"{model.name} has learned max_length={limit} positions, too few for a prompt of "
-            f"{prompt_tokens} tokens and {new_tokens} new ones"
+            f"{model.name} has learned max_length={model.decoding.max_length} positions, too few "
+            f"for a prompt of {prompt_tokens} tokens and {new_tokens} new ones"
         )

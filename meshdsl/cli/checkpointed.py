@@ -1,0 +1,133 @@
+"""What commands need that use a trained model: its parameters, and the settings of its run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from meshdsl.cli.flags import Mistake
+from meshdsl.cli.problems import Problems
+from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
+
+if TYPE_CHECKING:
+    from meshdsl.models import Model
+    from meshdsl.training.checkpointing.stored_params import StoredParams
+    from meshdsl.training.checkpointing.weights import Weights
+
+OF_MODEL = ("model", "model_args", "policy", "tokenizer", "end_token")
+_FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
+_POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
+
+
+def stored_params(
+    values: flags.FlagValues, problems: Problems, settings: Sequence[str] = OF_MODEL
+) -> StoredParams | None:
+    """Returns the parameters in the checkpoint of `--workdir`, if that is given.
+
+    Flags that the user did not set get the values of the run.
+
+    Args:
+        settings: the names of these flags.
+    """
+    if not values.workdir:
+        if values.init_from is None:
+            problems.add(
+                "--workdir says whose checkpoint to use, as in --workdir=runs/first; --init_from "
+                "takes weights instead"
+            )
+        return None
+    if values.init_from is not None:
+        problems.add("--workdir and --init_from: give one of them; both have parameters")
+    if isinstance(values.step, Mistake):
+        return None
+    from meshdsl.training.checkpointing.stored_params import StoredParams
+
+    stored = None
+    with problems.caught("--workdir"):
+        stored = StoredParams.of(values.workdir, values.step)
+    if stored is not None:
+        _take_settings(values, stored, settings, problems)
+    return stored
+
+
+def _take_settings(
+    values: flags.FlagValues, stored: StoredParams, names: Sequence[str], problems: Problems
+) -> None:
+    for name in names:
+        saved = stored.config.get(name)
+        flag = values[name]
+        if not flag.present:
+            if saved is not None:
+                flag.parse(_readable(name, saved))
+                if isinstance(flag.value, Mistake):
+                    problems.add(f"--{name}: {flag.value.reason} (in {stored.folder})")
+        elif name in _FIXED and stored.config and str(flag.value) != saved and not values.override:
+            problems.add(
+                f"--{name}: {flag.value} here, {saved or 'none'} in {stored.folder}; leave the "
+                "flag out, or say --override if it makes the same tokens"
+            )
+
+
+def _readable(name: str, saved: str) -> str:
+    """Returns a setting of a checkpoint as its flag reads it."""
+    if name == "policy" and (pairs := _POLICY.findall(saved)):
+        return ",".join(f"{key}={dtype}" for key, dtype in pairs)
+    if name == "split":
+        return saved.strip("()[] ")
+    return saved
+
+
+def model_of(values: flags.FlagValues, problems: Problems) -> Model | None:
+    """Returns the model of the flags, with their policy; None if they do not give one."""
+    from meshdsl.models import load
+
+    if isinstance(values.model, Mistake):
+        return None
+    with problems.caught("--model"):
+        model = load(values.model, values.model_args)
+        if values.policy is not None and hasattr(model.config, "policy"):
+            pairs = (
+                (name, getattr(values.policy, name)) for name in ("params", "compute", "output")
+            )
+            model = model.with_overrides(",".join(f"policy.{n}={d.name}" for n, d in pairs))
+        return model
+    return None
+
+
+def tokenizer_of(
+    values: flags.FlagValues, model: Model | None, problems: Problems
+) -> Tokenizer | None:
+    """Returns the tokenizer of the flags, if the model has all of its tokens."""
+    with problems.caught("--tokenizer"):
+        tokenizer = load_tokenizer(values.tokenizer, values.end_token)
+        vocabulary = getattr(getattr(model, "config", None), "vocab", None)
+        if vocabulary is not None:
+            check_vocabulary(tokenizer, vocabulary, values.model)
+        return tokenizer
+    return None
+
+
+def weights_of(values: flags.FlagValues, problems: Problems) -> Weights | None:
+    """Returns the weights of `--init_from`, if that is given."""
+    if values.init_from is None:
+        return None
+    from meshdsl.training.checkpointing.weights import Weights
+
+    with problems.caught("--init_from"):
+        return Weights(values.init_from)
+    return None
+
+
+def loaded(stored: StoredParams | None, weights: Weights | None, like: Any, places: Any) -> Any:
+    """Returns the parameters of a checkpoint, or those of weights, where they are wanted.
+
+    Raises:
+        ValueError: they are of another model, or cannot be read.
+    """
+    if stored is not None:
+        return stored.load(like, places)
+    assert weights is not None
+    return weights.load(like, places)

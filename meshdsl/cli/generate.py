@@ -1,0 +1,247 @@
+"""`meshdsl generate`: text from a trained model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from meshdsl.cli import job as jobs
+from meshdsl.cli.checkpointed import loaded, model_of, stored_params, tokenizer_of, weights_of
+from meshdsl.cli.flags import Mistake
+from meshdsl.cli.problems import Problems
+from meshdsl.cli.record_flags import values_of
+from meshdsl.lowering.options import Options
+from meshdsl.training.reporting.output import tell
+
+if TYPE_CHECKING:
+    from meshdsl.generation import Sampling, Text
+    from meshdsl.models import Model
+    from meshdsl.training.data.tokenizers import Tokenizer
+
+_AT_ONCE = 8  # texts, by default
+_PROMPT = "prompt"  # the key in lines of JSON
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The prompts, and what stands beside each in its file."""
+
+    prompts: list[str]
+    lines: list[dict[str, Any]]
+
+
+def main(values: flags.FlagValues, problems: Problems) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises:
+        ValueError: the user's mistakes, as many as possible in one error.
+    """
+    from meshdsl.generation import Place, Writer
+
+    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
+    stored = stored_params(values, problems)
+    weights = weights_of(values, problems)
+    model = model_of(values, problems)
+    tokenizer = tokenizer_of(values, model, problems)
+    asked = _asked(values, problems)
+    sampling = _sampling(values, problems)
+    if values.layout and not values.mesh_shape:
+        problems.add(
+            '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
+        )
+    if values.out and Path(values.out).exists():
+        problems.add(f"--out: {values.out} is there already; choose another name")
+    problems.check()
+    assert model is not None and tokenizer is not None and sampling is not None
+    longest = _longest(values, model, tokenizer, asked.prompts, problems)
+    problems.check()
+    writer = Writer(
+        model,
+        prompt_tokens=longest,
+        new_tokens=values.max_tokens,
+        batch_size=min(values.batch_size or _AT_ONCE, len(asked.prompts)),
+        sampling=sampling,
+        place=Place(
+            values.mesh_shape,
+            values.layout,
+            values.backend,
+            Options(**values_of(Options, values)),
+        ),
+    )
+    like = writer.programs.like
+    writer.load(loaded(stored, weights, like, writer.programs.places()))
+    stop = [text.replace("\\n", "\n").replace("\\t", "\t") for text in values.stop or ()]
+    if values.out:
+        _to_file(values, writer, tokenizer, asked, stop)
+    else:
+        _to_terminal(writer, tokenizer, asked.prompts, stop)
+    return 0
+
+
+def _to_terminal(
+    writer: Any, tokenizer: Tokenizer, prompts: Sequence[str], stop: Sequence[str]
+) -> None:
+    """Prints a single text as it is written, and several one after another."""
+    from meshdsl.generation import write_texts
+
+    single = len(prompts) == 1
+
+    def show(number: int, piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    if single:
+        show(0, prompts[0])
+    texts = write_texts(writer, tokenizer, prompts, stop, show if single else None)
+    for number, text in enumerate(texts, start=1):
+        sys.stdout.write("\n" if single else f"[{number}] {text.prompt}{text.written}\n")
+        sys.stdout.flush()
+
+
+def _to_file(
+    values: flags.FlagValues, writer: Any, tokenizer: Tokenizer, asked: Asked, stop: Sequence[str]
+) -> None:
+    """Writes a line of JSON for each text.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    from meshdsl.generation import write_texts
+
+    finished: Counter[str] = Counter()
+    count = 0
+    try:
+        with open(values.out, "x", encoding="utf-8") as file:
+            texts = write_texts(writer, tokenizer, asked.prompts, stop)
+            for line, text in zip(asked.lines, _tracked(texts, len(asked.prompts)), strict=True):
+                file.write(_line(line, text) + "\n")
+                file.flush()
+                finished[str(text.finish)] += 1
+                count += len(text.tokens)
+    except OSError as error:
+        raise ValueError(f"cannot write {values.out}: {error.strerror}") from error
+    ends = ", ".join(f"{number:,} by {why}" for why, number in sorted(finished.items()))
+    tell(f"{len(asked.prompts):,} texts, {count:,} {tokenizer.unit}s in {values.out}; ended {ends}")
+
+
+def _line(given: Mapping[str, Any], text: Text) -> str:
+    written = {"text": text.written, "finish": text.finish, "tokens": len(text.tokens)}
+    return json.dumps({**given, _PROMPT: text.prompt, **written}, ensure_ascii=False)
+
+
+def _tracked(texts: Iterable[Text], total: int) -> Iterator[Text]:
+    """Yields texts, with a bar on a terminal that shows how many are done."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    hidden = not console.is_interactive
+    yield from track(texts, "texts", total, console=console, disable=hidden, transient=True)
+
+
+def _asked(values: flags.FlagValues, problems: Problems) -> Asked:
+    """Returns the prompts of `--prompt` or of the file `--prompts`."""
+    given = list(values.prompt or ())
+    if bool(given) == bool(values.prompts):
+        problems.add(
+            "--prompt is the text to go on from; give it once or several times, or a file of them "
+            "with --prompts"
+        )
+        return Asked([], [])
+    if given:
+        return Asked(given, [{} for _ in given])
+    lines: list[dict[str, Any]] = []
+    with problems.caught("--prompts"):
+        lines = _read(Path(values.prompts))
+    return Asked([line[_PROMPT] for line in lines], lines)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines, or one for each line of a text.
+
+    Raises:
+        ValueError: the file cannot be read, or lines are wrong; all of these are listed.
+    """
+    try:
+        texts = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
+    if path.suffix not in (".jsonl", ".json"):
+        texts = [text for text in texts if text.strip()]
+        lines, wrong = [{_PROMPT: text} for text in texts], list[str]()
+    else:
+        lines, wrong = [], []
+        for number, text in enumerate(texts, start=1):
+            if not text.strip():
+                continue
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                wrong.append(f"line {number}: {error}")
+                continue
+            if isinstance(line, dict) and isinstance(line.get(_PROMPT), str):
+                lines.append(line)
+            else:
+                wrong.append(f'line {number}: needs {{"{_PROMPT}": "..."}}')
+    if wrong:
+        raise ValueError("\n  ".join([f"{path} is no file of prompts", *wrong[:10]]))
+    if not lines:
+        raise ValueError(f"{path} has no prompt")
+    return lines
+
+
+def _sampling(values: flags.FlagValues, problems: Problems) -> Sampling | None:
+    from meshdsl.generation import Sampling
+
+    chosen = {field.name: getattr(values, field.name) for field in fields(Sampling)}
+    if any(isinstance(value, Mistake) for value in chosen.values()):
+        return None
+    found = None
+    with problems.caught("sampling"):
+        found = Sampling(**chosen)
+    return found
+
+
+def _longest(
+    values: flags.FlagValues,
+    model: Model,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    problems: Problems,
+) -> int:
+    """Returns the number of tokens of the longest prompt; checks that the model has room for it."""
+    from meshdsl.generation.texts import prompt_tokens
+    from meshdsl.generation.writer import check_writes, limits
+
+    with problems.caught("--model"):
+        check_writes(model)
+    problems.check()
+    sizes = [len(tokens) for tokens in prompt_tokens(tokenizer, prompts)]
+    most, new = limits(model)
+    source = "--prompts" if values.prompts else "--prompt"
+    unit = tokenizer.unit
+    for number, size in enumerate(sizes, start=1):
+        if most is not None and size > most:
+            which = f"number {number} has" if len(sizes) > 1 else "it has"
+            problems.add(
+                f"{source}: {which} {size:,} {unit}s, but {values.model} reads at most {most:,}: "
+                "shorten it"
+            )
+    longest = max(sizes)
+    problems.check()
+    room = new(longest)
+    if room is not None and values.max_tokens > room:
+        problems.add(
+            f"--max_tokens={values.max_tokens}: {values.model} has positions for {room:,} more "
+            f"{unit}s after a prompt of {longest:,}; take --max_tokens={room}"
+        )
+    return longest

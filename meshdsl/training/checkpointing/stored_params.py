@@ -1,0 +1,187 @@
+"""The parameters in a checkpoint, and the settings of the run that saved it.
+
+The checkpoint is only read, also while a run goes on that writes others beside it. Nothing else of
+it is read, such as the optimizer's state.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshdsl.tensors.dims import Dimension
+from meshdsl.tensors.dtypes import short
+from meshdsl.tensors.named_array import NamedArray, Spec, spec
+from meshdsl.training.checkpointing.checkpoints import CheckpointWarning
+from meshdsl.training.checkpointing.saving import FOLDER
+from meshdsl.training.checkpointing.seals import damage
+from meshdsl.training.checkpointing.shared_checkpoints import described, nested
+from meshdsl.training.state import by_path, tree_like
+
+_PARAMS = "params"
+_MOST = 10  # the most differences in a message
+
+
+@dataclass(frozen=True)
+class StoredParams:
+    """The parameters in a checkpoint: `StoredParams.of("runs/first")`.
+
+    Attributes:
+        folder: the checkpoint's.
+        specs: dims and dtypes of the parameters, by path.
+        config: the settings of the run, by name, as text; empty for runs without.
+    """
+
+    folder: Path
+    specs: Mapping[str, Spec]
+    config: Mapping[str, str]
+
+    @staticmethod
+    def of(workdir: str | os.PathLike[str], step: int | None = None) -> StoredParams:
+        """Returns the parameters in a run's checkpoint.
+
+        Args:
+            workdir: the run's folder.
+            step: the checkpoint's step. None: the latest undamaged one.
+
+        Raises:
+            ValueError: there is no such checkpoint, or it is damaged.
+        """
+        folder = _undamaged(Path(workdir).absolute() / FOLDER, step)
+        try:
+            about = described(folder)
+            specs = {
+                path.removeprefix(f"{_PARAMS}/"): spec(
+                    [Dimension(name, size) for name, size in array["dims"]], array["dtype"]
+                )
+                for path, array in about["arrays"].items()
+                if path.startswith(f"{_PARAMS}/")
+            }
+            return StoredParams(folder, specs, dict(about["config"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"the description of {folder} cannot be read ({error})") from error
+
+    @property
+    def step(self) -> int:
+        return int(self.folder.name)
+
+    def check(self, like: Any) -> None:
+        """Compares the parameters with those of a model.
+
+        Args:
+            like: a tree of `md.spec`.
+
+        Raises:
+            ValueError: they are of another model; the differences are listed.
+        """
+        wanted = by_path(like)
+        problems = [f"{path}: not in the checkpoint" for path in wanted if path not in self.specs]
+        problems += [f"{path}: not of the model" for path in self.specs if path not in wanted]
+        problems += [
+            f"{path}: {_shown(self.specs[path])} in the checkpoint, {_shown(leaf)} in the model"
+            for path, leaf in wanted.items()
+            if path in self.specs and not _fits(self.specs[path], leaf)
+        ]
+        if problems:
+            rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+            first = f"checkpoint {self.folder} is of another model"
+            raise ValueError("\n  ".join([first, *problems[:_MOST], *rest]))
+
+    def load(self, like: Any, places: Sequence[Any]) -> Any:
+        """Returns the parameters as a tree of NamedArrays, each process with its own blocks.
+
+        Args:
+            like: as for `check`.
+            places: the sharding of each leaf; of those without one, numpy arrays are returned.
+
+        Raises:
+            ValueError: they are of another model, or cannot be read.
+        """
+        self.check(like)
+        wanted = by_path(like)
+        where = dict(zip(wanted, places, strict=True))
+        arrays = self.read(list(wanted), where)
+        return tree_like(like, [NamedArray(arrays[n], leaf.dims) for n, leaf in wanted.items()])
+
+    def read(self, names: Sequence[str], places: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns some of the parameters, on the host or with the given shardings.
+
+        Raises:
+            ValueError: they cannot be read.
+        """
+        import orbax.checkpoint as ocp
+
+        where = places or {}
+        wanted = {
+            f"{_PARAMS}/{n}": np.broadcast_to(
+                np.zeros((), self.specs[n].dtype), self.specs[n].dims.sizes
+            )
+            for n in names
+        }
+        how: dict[str, Any] = {}
+        for name in names:
+            place = where.get(name)
+            if place is None:
+                how[f"{_PARAMS}/{name}"] = ocp.RestoreArgs(restore_type=np.ndarray)
+            else:
+                how[f"{_PARAMS}/{name}"] = ocp.ArrayRestoreArgs(
+                    restore_type=jax.Array, sharding=place
+                )
+        args = ocp.args.PyTreeRestore(
+            nested(wanted), restore_args=nested(how), partial_restore=True
+        )
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                tree = reader.restore(self.folder / "state", args=args)
+        except Exception as error:  # Orbax's own, and those of its storage, are of many kinds
+            reason = str(error).splitlines()[0][:200]
+            raise ValueError(
+                f"cannot read {self.folder}: {reason}. If a run goes on there, it may have "
+                "deleted it"
+            ) from error
+        params = {}
+        for name in names:
+            leaf = tree[_PARAMS]
+            for part in name.split("/"):
+                leaf = leaf[part]
+            params[name] = leaf if where.get(name) is not None else np.asarray(leaf)
+        return params
+
+
+def _undamaged(checkpoints: Path, step: int | None) -> Path:
+    """Returns the folder of a checkpoint that is not damaged."""
+    steps = sorted(int(path.name) for path in checkpoints.glob("*") if path.name.isdigit())
+    if not steps:
+        raise ValueError(f"{checkpoints} has no checkpoint")
+    if step is not None and step not in steps:
+        listed = ", ".join(map(str, steps))
+        raise ValueError(f"{checkpoints} has no checkpoint of step {step}; it has {listed}")
+    problems: list[str] = []
+    for number in reversed(steps) if step is None else [step]:
+        folder = checkpoints / str(number)
+        try:
+            reason = damage(folder)
+        except OSError as error:
+            raise ValueError(f"cannot read {error.filename}: {error.strerror}") from error
+        if reason is None:
+            if problems:
+                warnings.warn("; ".join(problems), CheckpointWarning, stacklevel=4)
+            return folder
+        problems.append(f"checkpoint {folder} is damaged: {reason}")
+    raise ValueError("\n  ".join(problems))
+
+
+def _fits(stored: Spec, leaf: Spec) -> bool:
+    return stored.dims == leaf.dims and stored.dtype == leaf.dtype
+
+
+def _shown(leaf: Spec) -> str:
+    sizes = ", ".join(f"{dim.name}={dim.size}" for dim in leaf.dims)
+    return f"{short(np.dtype(leaf.dtype))}[{sizes}]"
