@@ -20,9 +20,9 @@ from absl import flags as absl_flags
 from meshdsl.cli import flags
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.problems import Problems, UsageError
-from meshdsl.cli.sweep_measures import Asked, Setup, Subject, Timed, Turn, prepare
-from meshdsl.cli.sweep_progress import Progress
-from meshdsl.cli.workers import Died, perform
+from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, Timed, Turn, prepare
+from meshdsl.cli.sweeping.progress import Progress
+from meshdsl.cli.sweeping.workers import Died, perform
 from meshdsl.layouts.calibration import calibration_of, find_hardware, is_file_name
 from meshdsl.layouts.topologies import Topology
 from meshdsl.reports.sweeps import candidates, tables

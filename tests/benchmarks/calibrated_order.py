@@ -25,7 +25,7 @@ from scipy.stats import kendalltau
 
 from meshdsl.cli import flags, job
 from meshdsl.cli.planned import checked_program, jitted_step
-from meshdsl.cli.sweep_measures import random_batch
+from meshdsl.cli.sweeping.measures import random_batch
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.lowering.costs.schedule import WORK
 from meshdsl.lowering.costs.simulation import simulate

@@ -45,7 +45,7 @@ def sweep(parallel: int, folder: str) -> tuple[float, float, list[dict]]:
 
 def profile(folder: str) -> None:
     """Prints where the time of ten candidates goes."""
-    from meshdsl.cli.sweep_measures import Asked, Setup, Subject, by_plan
+    from meshdsl.cli.sweeping.measures import Asked, Setup, Subject, by_plan
     from meshdsl.reports.sweeps.candidates import read
 
     Path(folder, "pages").mkdir()

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from meshdsl.cli.workers import Died, perform
-from tests.cli import tasks
+from meshdsl.cli.sweeping.workers import Died, perform
+from tests.cli.sweeping import tasks
 
 KILLED = "the process that measured it was ended by SIGKILL (as when the machine is out of memory)"
 EXITED = "the process that measured it ended with exit code {}; its last words are above"
 OWNER = """
-from meshdsl.cli.workers import perform
-from tests.cli import tasks
+from meshdsl.cli.sweeping.workers import perform
+from tests.cli.sweeping import tasks
 if __name__ == "__main__":
     for task, message in perform(["one", "two"], 2, tasks.slow, None):
         print(message, flush=True)

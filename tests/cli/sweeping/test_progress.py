@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from meshdsl.cli.sweep_progress import Progress
+from meshdsl.cli.sweeping.progress import Progress
 
 
 def test_elsewhere_there_are_about_ten_lines_however_many_candidates():
