@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 OF_MODEL = ("model", "model_args", "policy", "tokenizer", "end_token")
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
+_FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
 
 
@@ -76,7 +78,7 @@ def _readable(name: str, saved: str) -> str:
     if name == "policy" and (pairs := _POLICY.findall(saved)):
         return ",".join(f"{key}={dtype}" for key, dtype in pairs)
     if name == "split":
-        return saved.strip("()[] ")
+        return ",".join(str(Fraction(int(n), int(d))) for n, d in _FRACTION.findall(saved))
     return saved
 
 

@@ -232,12 +232,12 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "Where `export` writes: a .safetensors file, or a folder for several; `generate`: lines of "
-        "JSON; and `calibrate`: a .json file.",
+        "JSON; `evaluate` and `calibrate`: a .json file.",
     ),
     "step": (
         None,
         whole(0),
-        "Step of the checkpoint to `export`, or to `generate` with. Default: the latest.",
+        "Step of the checkpoint to `export`, `generate` with or `evaluate`. Default: the latest.",
     ),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),

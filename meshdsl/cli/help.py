@@ -212,6 +212,17 @@ HELP: Mapping[str, Help] = {
             '--layout="batch:data; memory_length:model"',
         },
     ),
+    "evaluate": Help(
+        "workdir data batch_size length eval_batches out mesh_shape layout",
+        ("model", "devices and layout"),
+        also="policy precision step tokenizer end_token split packing data_column data_cache "
+        "init_from override",
+        examples={
+            "The text that a run has kept from training:": "--workdir=runs/first",
+            "Other text, with a page of its numbers:": "--workdir=runs/first --data='notes/*.md' "
+            "--out=scores.json",
+        },
+    ),
     "export": Help(
         "workdir out step dtype max_shard_size",
         examples={

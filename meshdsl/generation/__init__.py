@@ -2,11 +2,13 @@
 
 A `Writer` has the compiled steps of a model (`programs`), for a mesh and a layout, and writes
 tokens, chosen as `Sampling` says. `texts` makes text of them, and ends it where it should end.
+`scoring` has the loss of a model on text.
 """
 
 from meshdsl.generation.programs import Place
 from meshdsl.generation.sampling import Sampling
+from meshdsl.generation.scoring import Score, Scorer
 from meshdsl.generation.texts import Text, write_texts
 from meshdsl.generation.writer import Writer
 
-__all__ = ["Place", "Sampling", "Text", "Writer", "write_texts"]
+__all__ = ["Place", "Sampling", "Score", "Scorer", "Text", "Writer", "write_texts"]

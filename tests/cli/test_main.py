@@ -49,7 +49,7 @@ def test_the_package_and_the_module_of_the_script_run_it(module):
 def test_an_unknown_command(capsys):
     assert refused(capsys, "trian") == (
         "meshdsl: unknown command 'trian'; choose one of train, explain, compile, sweep, "
-        "calibrate, generate, export, doctor. Did you mean `train`?\n"
+        "calibrate, generate, evaluate, export, doctor. Did you mean `train`?\n"
     )
 
 

@@ -1,0 +1,171 @@
+"""`meshdsl evaluate`: the loss and the perplexity of a trained model on text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import flags
+
+from meshdsl.cli import job as jobs
+from meshdsl.cli.checkpointed import (
+    OF_MODEL,
+    loaded,
+    model_of,
+    stored_params,
+    tokenizer_of,
+    weights_of,
+)
+from meshdsl.cli.problems import Problems
+from meshdsl.cli.record_flags import values_of
+from meshdsl.lowering.options import Options
+from meshdsl.training.data.entries import parse_entries
+from meshdsl.training.data.files import find
+from meshdsl.training.reporting.output import tell
+
+if TYPE_CHECKING:
+    from meshdsl.generation.scoring import Score
+    from meshdsl.models import Model
+    from meshdsl.training.data import Source
+    from meshdsl.training.data.tokenizers import Tokenizer
+
+_TEXT = {"tokens", "targets"}  # what a batch of text has
+_OF_DATA = ("data", "data_column", "split", "packing", "length", "batch_size", "precision")
+
+
+def main(values: flags.FlagValues, problems: Problems) -> int:
+    """Runs the command; returns its exit code.
+
+    Raises:
+        ValueError: the user's mistakes, as many as possible in one error.
+    """
+    from meshdsl.generation import Place
+    from meshdsl.generation.scoring import Scorer
+
+    jobs.use_host_devices(values.host_devices if isinstance(values.host_devices, int) else None)
+    own = not values["data"].present  # the text that the run has kept from training
+    stored = stored_params(values, problems, (*OF_MODEL, *_OF_DATA))
+    weights = weights_of(values, problems)
+    model = model_of(values, problems)
+    tokenizer = tokenizer_of(values, model, problems)
+    with problems.caught("--data"):
+        find([name for entry in parse_entries(values.data) for name in entry.patterns])
+    if values.layout and not values.mesh_shape:
+        problems.add(
+            '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
+        )
+    if values.out and Path(values.out).exists():
+        problems.add(f"--out: {values.out} is there already; choose another name")
+    problems.check()
+    assert model is not None and tokenizer is not None
+    batch_size, length = values.batch_size or model.batch_size, values.length or model.length
+    _check_text(values, model, problems)
+    texts = _texts(values, model, tokenizer, length, own)
+    scorer = Scorer(
+        model,
+        batch_size=min(batch_size, *map(len, texts.values())),
+        length=length,
+        packed=values.packing,
+        precision=values.precision,
+        place=Place(
+            values.mesh_shape,
+            values.layout,
+            values.backend,
+            Options(**values_of(Options, values)),
+        ),
+    )
+    scorer.load(loaded(stored, weights, scorer.like, scorer.places()))
+    most = values.eval_batches if values["eval_batches"].present else None
+    scores = {
+        name: scorer.score(source, _spread(len(source), most, batch_size))
+        for name, source in texts.items()
+    }
+    if stored is not None:
+        tell(f"{values.model} after step {stored.step:,}, {stored.folder}")
+    for name, score in scores.items():
+        tell(f"{name}: {_described(score, tokenizer.unit)}")
+    if values.out:
+        _write(Path(values.out), scores, None if stored is None else stored.step)
+    return 0
+
+
+def _check_text(values: flags.FlagValues, model: Model, problems: Problems) -> None:
+    """Checks that the model's batches are text, packed if they are to be."""
+    if set(model.batch_spec(1, 2)) != _TEXT:
+        problems.add(f"--model: {values.model} is not evaluated on text: its batches are others")
+    elif values.packing and not model.packed:
+        problems.add(f"--packing: the loss of {values.model} takes no packed documents")
+    problems.check()
+
+
+def _texts(
+    values: flags.FlagValues, model: Model, tokenizer: Tokenizer, length: int, own: bool
+) -> dict[str, Source]:
+    """Returns the examples to score, by name: held-out ones of a run's text, or all of other text.
+
+    Raises:
+        ValueError: files cannot be read, or there is too little text.
+    """
+    from meshdsl.training.data import Corpus, DocumentWindows, PackedRows
+
+    corpus = Corpus.read(
+        values.data,
+        jobs.vocabulary(model),
+        tokenizer,
+        values.data_column,
+        Path(values.data_cache) if values.data_cache else None,
+    )
+    if own:
+        splits = corpus.split(length, batch_size=1, ratios=values.split, packing=values.packing)
+        parts = {"held-out text": splits.valid, "test text": splits.test}
+        return {name: source for name, source in parts.items() if source is not None}
+    make = PackedRows.of if values.packing else DocumentWindows.of
+    several = len(corpus.components) > 1
+    texts: dict[str, Source] = {
+        part.name if several else values.data: make(part.documents, length)
+        for part in corpus.components
+    }
+    if short := [name for name, source in texts.items() if not len(source)]:
+        raise ValueError(
+            f"the text is too short for one example of {length} {tokenizer.unit}s: "
+            f"{', '.join(short)}; give more, or a smaller --length"
+        )
+    return texts
+
+
+def _spread(examples: int, batches: int | None, batch_size: int) -> Any:
+    """Returns the examples to score: all, or as many batches of them, spread evenly."""
+    if batches is None or batches * batch_size >= examples:
+        return None
+    return np.arange(batches * batch_size) * examples // (batches * batch_size)
+
+
+def _described(score: Score, unit: str) -> str:
+    return (
+        f"loss {score.loss:.4f} nats per {unit}, perplexity {score.perplexity:,.3f}, "
+        f"{score.bits:.4f} bits per {unit}; {score.tokens:,} {unit}s"
+    )
+
+
+def _write(path: Path, scores: Mapping[str, Score], step: int | None) -> None:
+    """Writes scores as JSON.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    texts = {
+        name: {
+            "loss": score.loss,
+            "perplexity": score.perplexity,
+            "bits_per_token": score.bits,
+            "tokens": score.tokens,
+        }
+        for name, score in scores.items()
+    }
+    try:
+        path.write_text(json.dumps({"step": step, "texts": texts}, indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,104 @@
+"""`meshdsl evaluate`: loss and perplexity of a checkpoint, on its own held-out text or other."""
+
+import json
+import math
+import re
+
+import pytest
+
+from meshdsl.cli.main import run
+
+MODEL = "--model_args=layers=1,embed=16,heads=2"
+MESH = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The workdir of a run with text to train on, to validate with, and to test with."""
+    folder = tmp_path_factory.mktemp("trained")
+    for number in range(10):
+        text = f"A named dimension is a dimension with a name, or {number}. " * 30
+        (folder / f"{number}.txt").write_text(text)
+    sizes = (MODEL, "--batch_size=4", "--length=16", "--steps=3", "--eval_batches=100")
+    where = (f"--data={folder}/*.txt", f"--workdir={folder}/run", "--backend=numpy")
+    assert run(["train", *sizes, *where, "--split=60,20,20"]) == 0
+    return folder / "run"
+
+
+def answer(capsys, *arguments):
+    capsys.readouterr()
+    code = run(["evaluate", "--backend=numpy", *arguments])
+    return code, *capsys.readouterr()
+
+
+def scores(capsys, *arguments):
+    """Returns the loss of each text, as printed."""
+    code, out, err = answer(capsys, *arguments)
+    assert (code, err) == (0, "")
+    return {name: float(loss) for name, loss in re.findall(r"^(.*): loss ([\d.]+) nats", out, re.M)}
+
+
+@pytest.fixture
+def other(tmp_path):
+    (tmp_path / "other.txt").write_bytes(b"Nothing like it, in any way! " * 40)
+    return tmp_path / "other.txt"
+
+
+def test_other_text_is_scored_whole_on_every_mesh(capsys, trained, other, tmp_path):
+    given = (f"--workdir={trained}", f"--data={other}")
+    code, out, _ = answer(capsys, *given, f"--out={tmp_path}/scores.json")
+    assert code == 0
+    first, second = out.splitlines()
+    assert first == f"gpt_mini after step 3, {trained}/checkpoints/3"
+    written = json.loads((tmp_path / "scores.json").read_text())
+    score = written["texts"][str(other)]
+    windows = (29 * 40 + 1) // 17
+    assert (written["step"], score["tokens"]) == (3, 16 * windows)
+    assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+    assert second == (
+        f"{other}: loss {score['loss']:.4f} nats per byte, perplexity {score['perplexity']:,.3f}, "
+        f"{score['bits_per_token']:.4f} bits per byte; {16 * windows:,} bytes"
+    )
+    (loss,) = scores(capsys, *given, *MESH).values()
+    assert loss == pytest.approx(score["loss"], abs=2e-4)
+    assert scores(capsys, *given, "--eval_batches=1") != scores(capsys, *given)
+
+
+def test_held_out_and_test_text_are_scored_apart(capsys, trained):
+    found = scores(capsys, f"--workdir={trained}")
+    assert list(found) == ["held-out text", "test text"]
+    line = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
+    # The run left out the windows that fill no batch.
+    assert found["held-out text"] == pytest.approx(line["eval_loss"], abs=0.05)
+    assert found["test text"] == pytest.approx(line["test_loss"], abs=0.05)
+
+
+def test_a_run_has_the_scores_of_its_own_held_out_text(capsys, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 237)
+    held_out = (46 * 237 + 1) // 17 // 20
+    sizes = (MODEL, f"--batch_size={held_out}", "--length=16", "--steps=2", "--eval_batches=9")
+    where = (f"--data={tmp_path}/text.txt", f"--workdir={tmp_path}/run", "--backend=numpy")
+    assert run(["train", *sizes, *where]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    wanted = json.loads(lines[-1])["eval_loss"]
+    found = scores(capsys, f"--workdir={tmp_path}/run")
+    assert found == {"held-out text": pytest.approx(wanted, abs=1e-4)}
+
+
+def test_mistakes_are_reported(capsys, trained, tmp_path, other):
+    def refused(*arguments):
+        code, out, err = answer(capsys, *arguments)
+        assert (code, out) == (2, "")
+        return err
+
+    told = refused(f"--workdir={tmp_path}", f"--data={tmp_path}/none.txt", "--model=gpt")
+    assert told.startswith("meshdsl evaluate: 3 problems\n\n  1. --workdir: ")
+    assert "\n  2. --model: unknown model 'gpt'" in told
+    assert "\n  3. --data: " in told and "none.txt` matches no file" in told
+    told = refused(f"--workdir={trained}", f"--data={other}", "--length=5000")
+    assert told == (
+        "meshdsl evaluate: the text is too short for one example of 5000 bytes: "
+        f"{other}; give more, or a smaller --length\n"
+    )
+    told = refused(f"--workdir={trained}", "--model=resnet_mini", "--model_args=")
+    assert "--model: resnet_mini is not evaluated on text: its batches are others" in told
