@@ -38,7 +38,8 @@ def inside(text: str) -> str:
     text = text.replace("](docs/", "](../")
     for name, file in INSIDE.items():
         text = text.replace(f"]({file}", f"]({name}.md")
-    return text
+    # Their long tables have every word; searches show guides and the reference first.
+    return f"---\nsearch:\n  boost: 0.2\n---\n\n{text}"
 
 
 def on_config(config: Any) -> Any:

@@ -100,12 +100,13 @@ def go(opened, address):
 
 
 def test_the_site_in_a_browser(page):
-    """One browser for all: the search, dark pages, narrow screens, no requests elsewhere."""
+    """One browser for all: search by keyboard, dark pages, narrow ones, no request elsewhere."""
     opened, address = page
     go(opened, f"{address}/index.html")
     wait(opened, "document.querySelector('img').naturalWidth > 0")  # the picture
 
-    opened.click("[data-md-component=search-query]")
+    opened.press("/")  # from the keyboard
+    wait(opened, "document.activeElement.matches('[data-md-component=search-query]')")
     opened.type("einsum")
     wait(opened, "document.querySelectorAll('.md-search-result__link').length > 3")
 
