@@ -260,9 +260,44 @@ def pipeline() -> Canvas:
     return canvas
 
 
+def halo() -> Canvas:
+    """What two devices exchange before a convolution with windows of three rows."""
+    height, width, channels, window = 8, 12, 1, 3
+    image = md.spec(md.dims(batch=1, height=height, width=width, channels=channels))
+    filters = md.spec(md.dims(filter_height=window, channels=channels, features=1))
+
+    def convolve(x: md.Tensor, filters: md.Tensor) -> md.Tensor:
+        along = {"height": "filter_height"}
+        return md.conv(x, filters, along, in_dim="channels", out_dim="features", padding="same")
+
+    program = md.jit(convolve, "rows:2", "height:rows").lower(image, filters)
+    (moved,) = program.collectives
+    sent = moved.wire_bytes / (4 * width)  # rows of float32
+    canvas = Canvas(780, 300, "Two devices exchange the rows next to their border")
+    canvas.words(24, 34, [("height:rows", AXES["model"])], 15)
+    canvas.text(140, 34, f"height={height} on rows:2, windows of {window} rows", 13, PALE)
+    half = height // 2
+    for device in range(2):
+        x = 40 + 380 * device
+        canvas.text(x, 66, f"device {device}", 14, bold=True)
+        for row in range(half):
+            y = 78 + 32 * (row + (device == 1))
+            canvas.box(x, y, 240, 30, fill=DEVICES[device], stroke="#4b5563")
+            number = row + half * device
+            canvas.text(x + 120, y + 20, f"row {number}", 12, mono=True, anchor="middle")
+        y, number = (78 + 32 * half, half) if device == 0 else (78, half - 1)
+        canvas.box(x, y, 240, 30, fill=DEVICES[1 - device], stroke="#4b5563", dashed=True)
+        canvas.text(x + 120, y + 20, f"halo: row {number}", 12, mono=True, anchor="middle")
+    canvas.arrow(284, 78 + 32 * half - 18, 414, 92)
+    canvas.arrow(414, 78 + 32 + 16, 284, 78 + 32 * half + 14)
+    words = f"One {moved.kind}: a device sends {sent:g} row of its {half}."
+    canvas.text(24, 284, words, 13, PALE)
+    return canvas
+
+
 PICTURES: dict[str, Callable[[], Canvas]] = {
     drawn.__name__: drawn
-    for drawn in (layout, splits, if_free, padding, partial_sums, storage, dims, pipeline)
+    for drawn in (layout, splits, if_free, padding, partial_sums, storage, dims, pipeline, halo)
 }
 
 
