@@ -19,7 +19,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Layers, optimizers and models are code that users read, so their lines count.
 _MACHINERY = tuple(
     os.path.join(_ROOT, room) + os.sep
-    for room in ("gradients", "ops", "precision", "running", "tensors", "tracing")
+    for room in ("gradients", "imports", "ops", "precision", "running", "tensors", "tracing")
 )
 _OUTSIDE = (
     os.path.dirname(jax.__file__) + os.sep,

@@ -1,0 +1,155 @@
+"""What a user says of dims: `names={"params/**/query": "embed (heads kv)", "x": "batch length"}`.
+
+A key is the path of an argument's leaf, or a pattern of it: `*` is one component, `**` any number.
+Of several that match, the one with most components without wildcards decides, then the later one.
+A value has a name for each position. `_` leaves a position to inference, `...` any number of them.
+`(heads kv)` is one dim, `heads_kv`, which the program may split into `heads` and `kv`. A value may
+also be a tree of such values, or a function of (path, sizes) that returns one, or None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from meshdsl.tensors.dims import Dimension, did_you_mean
+
+_TOKEN = re.compile(r"\(([^()]*)\)|([^\s,()]+)|([()])")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Word:
+    """The name of one position, and those of the dims that it is split into, if they are said."""
+
+    name: str
+    parts: tuple[str, ...] = ()
+
+
+Words = tuple[Word | None, ...]
+
+
+def annotate(names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]]) -> list[Words]:
+    """Returns a word, or None, for each position of each leaf.
+
+    Args:
+        names: see the module.
+        leaves: paths and sizes.
+
+    Raises:
+        ValueError: a key matches no path, names do not fit a rank or are not valid, or one leaf has
+            a name twice; it lists all of these.
+    """
+    problems: list[str] = []
+    if callable(names):
+        names = {"**": names}
+    entries = list(_entries(names if names is not None else {}, ""))
+    used = set()
+    chosen = []
+    for path, sizes in leaves:
+        fitting = [n for n, (pattern, _) in enumerate(entries) if matches(pattern, path)]
+        used.update(fitting)
+        value: Any = None
+        if fitting:
+            value = entries[max(fitting, key=lambda n: (_weight(entries[n][0]), n))][1]
+        if callable(value):
+            value = value(path, sizes)
+        try:
+            chosen.append(_words(value, sizes))
+        except ValueError as error:
+            problems.append(f"{path} {list(sizes)}: {error}")
+    paths = [path for path, _ in leaves]
+    for number, (pattern, _) in enumerate(entries):
+        if number not in used and not pattern.startswith("return") and pattern != "**":
+            hint = did_you_mean(pattern, paths) or f"; there are {', '.join(paths[:8])}"
+            problems.append(f"names[{pattern!r}] matches no argument{hint}")
+    if problems:
+        raise ValueError("names do not fit the arguments: " + "; ".join(problems))
+    return chosen
+
+
+def annotate_results(names: Any, leaves: Sequence[tuple[str, tuple[int, ...]]]) -> list[Words]:
+    """Returns as `annotate`, for results: their keys begin with `return`."""
+    if not isinstance(names, Mapping):
+        return [(None,) * len(sizes) for _, sizes in leaves]
+    return annotate({k: v for k, v in names.items() if str(k).startswith("return")}, leaves)
+
+
+def _entries(names: Any, start: str) -> Iterator[tuple[str, Any]]:
+    """Yields patterns with their values; trees are written out."""
+    if isinstance(names, Mapping):
+        for key, value in names.items():
+            yield from _entries(value, f"{start}/{key}" if start else str(key))
+    elif _is_tree(names):
+        for number, value in enumerate(names):
+            yield from _entries(value, f"{start}/{number}")
+    elif names is not None:
+        yield start, names
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether a list is one of values, not of names."""
+    listed = isinstance(value, list | tuple)
+    return listed and any(not isinstance(v, str | Dimension) or " " in str(v) for v in value)
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a path fits a pattern."""
+    return _match(pattern.split("/"), path.split("/"))
+
+
+def _match(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_match(pattern[1:], parts[n:]) for n in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _match(pattern[1:], parts[1:])
+
+
+def _weight(pattern: str) -> tuple[int, int]:
+    parts = pattern.split("/")
+    return sum(not set(part) & set("*?[") for part in parts), sum(part != "**" for part in parts)
+
+
+def _words(value: Any, sizes: Sequence[int]) -> Words:
+    if value is None:
+        return (None,) * len(sizes)
+    words = list(_parsed(value))
+    if words.count("...") > 1:
+        raise ValueError("`...` occurs twice")
+    if "..." in words:
+        at = words.index("...")
+        words[at : at + 1] = [None] * (len(sizes) - len(words) + 1)
+    if len(words) != len(sizes):
+        raise ValueError(f"{value!r} names {len(words)} dims, but it has {len(sizes)}")
+    known = [word.name for word in words if isinstance(word, Word)]
+    if twice := sorted({name for name in known if known.count(name) > 1}):
+        raise ValueError(f"{value!r} has `{', '.join(twice)}` twice; give one another name")
+    return tuple(word if isinstance(word, Word) else None for word in words)
+
+
+def _parsed(value: Any) -> Iterator[Word | None | str]:
+    if not isinstance(value, str):
+        for each in value:
+            yield Word(_checked(each.name if isinstance(each, Dimension) else each))
+        return
+    for group, name, stray in _TOKEN.findall(value):
+        if stray:
+            raise ValueError(f"{value!r} has a `{stray}` without its other half")
+        if name:
+            yield None if name == "_" else name if name == "..." else Word(_checked(name))
+        else:
+            parts = tuple(_checked(part) for part in group.replace(",", " ").split())
+            yield Word("_".join(parts), parts)
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name a dim: use letters, digits and underscores")
+    return name
+
+
+Names = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any] | None

@@ -1,0 +1,269 @@
+"""`md.from_jax`: a function of JAX as a function of named tensors.
+
+It is traced by JAX once per signature. Its dims are named by what the user says and by the dims of
+the tensors that it is called with; `inference` names the rest. Then it is an ordinary function of
+the language: `md.jit`, `md.grad`, `md.scan` and all reports take it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from meshdsl.imports.jax.annotations import Names, Word, Words, annotate, annotate_results
+from meshdsl.imports.jax.arrays import Array, settled
+from meshdsl.imports.jax.classes import Classes
+from meshdsl.imports.jax.conversion import Conversion
+from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
+from meshdsl.imports.jax.naming import Naming
+from meshdsl.imports.jax.rules import CONVERT, INFER
+from meshdsl.ops.literal import as_traced
+from meshdsl.ops.random_keys import KEY
+from meshdsl.running.jit import jit
+from meshdsl.tensors.dims import Dimension, Shape
+from meshdsl.tensors.module import path_of
+from meshdsl.tensors.named_array import NamedArray, Spec, named, number
+from meshdsl.tensors.paths import path_names
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import TracedTensor
+from meshdsl.tracing.source import user_definition
+from meshdsl.tracing.trace import is_tracing, located
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def from_jax(function: Callable[P, R], names: Names = None) -> FromJax[P, R]:
+    """Makes a program over named dims of a function of JAX, to which any layout applies.
+
+        program = md.from_jax(loss, names={"x": "batch length embed", "params/**/w_in": "_ d_ff"})
+        step = md.jit(md.value_and_grad(program), mesh="data:2,model:4", layout="d_ff:model")
+        value, gradients = step(*program.named(params, x))
+
+    Dims are one where the function pairs them up: in products, elementwise operations, reshapes,
+    look-ups, loops. A name that is said once holds for all of them. What stays unnamed gets a
+    telling name; `print(program.listing(params, x))` shows all.
+
+    Args:
+        function: takes and returns trees of arrays; jittable by JAX. The rules of `jax.custom_jvp`
+            and `jax.custom_vjp` are not used: the function itself is differentiated.
+        names: the names of dims, by parameter and path: `{"x": "batch length embed"}`, with
+            patterns (`"params/**/query"`), trees, or a function of (path, sizes). `_` leaves a dim
+            to inference. `(heads kv)` is one dim, `heads_kv`, which the function splits. Results
+            are `return/...`.
+
+    Returns:
+        A function of trees of tensors. Its method `named` names plain arrays.
+
+    Raises:
+        ValueError: `function` is no function; when called: names that fit no argument or no rank,
+            two names of one dim (both uses are shown), or a primitive that has no translation.
+    """
+    if not callable(function):
+        raise ValueError(f"from_jax converts a function, not {function!r}")
+    return FromJax(function, names)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A function's jaxpr for one signature, with the names of all dims.
+
+    Attributes:
+        paths: of the arguments' leaves.
+        inputs, outputs: the names of the dims of leaves.
+        tree: of the results.
+    """
+
+    frame: Frame
+    naming: Naming
+    paths: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    outputs: tuple[tuple[str, ...], ...]
+    tree: Any
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """An array among the arguments; `dims` has its names, if it has any."""
+
+    path: str
+    sizes: tuple[int, ...]
+    dtype: np.dtype
+    dims: tuple[str, ...] | None
+
+
+class FromJax(Generic[P, R]):
+    """A function of JAX over named dims; see `from_jax`."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[P, R], names: Names = None) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.function = function
+        self.names = names
+        self._signature = inspect.signature(function)
+        self._known: dict[Any, Inferred] = {}
+        self._jitted: Any = None
+        if not hasattr(self, "__name__"):
+            self.__name__ = type(function).__name__
+
+    def __repr__(self) -> str:
+        return f"<md.from_jax of {self.__name__}{self._signature}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not is_tracing():
+            self._jitted = self._jitted or jit(self)
+            return self._jitted(*args, **kwargs)
+        leaves, tree, paths = self._flatten(args, kwargs)
+        leaves = [as_traced(leaf) for leaf in leaves]
+        inferred = self._inferred(leaves, tree, paths)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        conversion = Conversion(inferred.naming, CONVERT)
+        with located(user_definition(self.function)):
+            arrays = conversion.run(inferred.frame, [Array.of(t) for t in tensors])
+            pairs = zip(arrays, inferred.outputs, strict=True)
+            results = [settled(array, names) for array, names in pairs]
+        return jax.tree.unflatten(inferred.tree, results)
+
+    def named(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Returns the arguments with names: arrays become NamedArrays, shapes `md.spec`s.
+
+        `program.named(params, x)`. What has names keeps them.
+        """
+        leaves, tree, paths = self._flatten(args, kwargs)
+        leaves = [_bare(leaf) for leaf in leaves]
+        inferred = self._inferred(leaves, tree, paths)
+        names = iter(inferred.inputs)
+        result = [_name(leaf, next(names)) if _is_array(leaf) else leaf for leaf in leaves]
+        bound = self._signature.bind(*args, **kwargs)
+        bound.arguments = jax.tree.unflatten(tree, result)
+        return (*bound.args, *bound.kwargs.values())
+
+    def inferred(self, *args: Any, **kwargs: Any) -> Inferred:
+        """Returns the names of all dims, for arguments like these."""
+        leaves, tree, paths = self._flatten(args, kwargs)
+        return self._inferred([_bare(leaf) for leaf in leaves], tree, paths)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Any) -> tuple[list[Any], Any, list[str]]:
+        bound = self._signature.bind(*args, **kwargs)
+        keyed, tree = jax.tree_util.tree_flatten_with_path(
+            dict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor | Spec)
+        )
+        return [leaf for _, leaf in keyed], tree, [path_of(keys) for keys, _ in keyed]
+
+    def _inferred(self, leaves: Sequence[Any], tree: Any, paths: Sequence[str]) -> Inferred:
+        """Traces and infers, once per signature."""
+        known = [
+            _Leaf(path, *_aval(leaf)) if _is_array(leaf) else leaf
+            for leaf, path in zip(leaves, paths, strict=True)
+        ]
+        key = (tree, tuple(known))
+        try:
+            found = self._known.get(key)
+        except TypeError:  # a leaf that is neither an array nor hashable
+            return self._infer(known, tree)
+        if found is None:
+            found = self._known[key] = self._infer(known, tree)
+        return found
+
+    def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
+        arrays = [leaf for leaf in leaves if isinstance(leaf, _Leaf)]
+        words = annotate(self.names, [(leaf.path, leaf.sizes) for leaf in arrays])
+
+        def flat(*values: Any) -> Any:
+            given = iter(values)
+            full = [next(given) if isinstance(leaf, _Leaf) else leaf for leaf in leaves]
+            bound = self._signature.bind_partial()
+            bound.arguments = jax.tree.unflatten(tree, full)
+            return self.function(*bound.args, **bound.kwargs)
+
+        specs = [jax.ShapeDtypeStruct(leaf.sizes, leaf.dtype) for leaf in arrays]
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*specs)
+        source = user_definition(self.function)
+        if unknown := check_known(closed, INFER, source):
+            raise ValueError(
+                f"from_jax: {self.__name__} uses primitives of JAX that have no translation: "
+                f"{'; '.join(unknown)}. Compute that part in the language, or with md.local, which "
+                "runs a function of JAX on each device's arrays"
+            )
+        classes = Classes()
+        short = [name.replace(".", "_") for name in path_names([leaf.path for leaf in arrays])]
+        operands = [
+            _argument(classes, leaf, name, each)
+            for leaf, name, each in zip(arrays, short, words, strict=True)
+        ]
+        frame = Walk(classes, INFER).frame(closed, operands, source)
+        results = [frame.of(atom) for atom in frame.jaxpr.outvars]
+        keyed, out_tree = jax.tree_util.tree_flatten_with_path(shapes)
+        out_paths = [path_of(keys, "return") for keys, _ in keyed]
+        out_words = annotate_results(
+            self.names,
+            [(p, tuple(leaf.shape)) for p, (_, leaf) in zip(out_paths, keyed, strict=True)],
+        )
+        for path, dims, each in zip(out_paths, results, out_words, strict=True):
+            _say(classes, dims.nodes, each, path)
+        if classes.conflicts:
+            raise ValueError(
+                f"from_jax: names of {self.__name__} contradict each other: "
+                + "; ".join(classes.conflicts)
+                + ". Give them one name, or change the function so that they do not meet"
+            )
+        classes.settle()
+        naming = Naming(classes)
+        inputs = tuple(labels(naming, frame, v) for v in frame.jaxpr.invars)
+        outputs = tuple(
+            () if len(d.nodes) == 0 else naming.of(d.nodes) for d in results
+        )
+        paths = tuple(leaf.path for leaf in arrays)
+        return Inferred(frame, naming, paths, inputs, outputs, out_tree)
+
+
+def _argument(classes: Classes, leaf: _Leaf, name: str, words: Words) -> Dims:
+    """Returns the dims of an argument, with the names that are known."""
+    nodes = tuple(classes.new(size, f"{name}_{p}") for p, size in enumerate(leaf.sizes))
+    if leaf.dims is not None:
+        parts = [word.parts if word is not None else () for word in words]
+        words = tuple(Word(n, p) for n, p in zip(leaf.dims, parts, strict=True))
+    classes.array(nodes)
+    _say(classes, nodes, words, leaf.path)
+    return Dims(nodes, tuple(size == 1 for size in leaf.sizes))
+
+
+def _say(classes: Classes, nodes: Sequence[int], words: Words, path: str) -> None:
+    for place, (node, word) in enumerate(zip(nodes, words, strict=True)):
+        if word is not None:
+            classes.say(node, word.name, f"dim {place} of {path}", word.parts)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor | Spec) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+
+
+def _aval(leaf: Any) -> tuple[tuple[int, ...], np.dtype, tuple[str, ...] | None]:
+    if isinstance(leaf, Tensor | Spec):
+        return leaf.dims.sizes, np.dtype(leaf.dtype), leaf.dims.names
+    return tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype), None
+
+
+def _bare(leaf: Any) -> Any:
+    """Returns an argument as arrays hold it: keys of random numbers as their words."""
+    if isinstance(leaf, bool | int | float):
+        return number(leaf)
+    if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return named(np.asarray(jax.random.key_data(leaf)), [*(f"_{n}" for n in range(leaf.ndim)), KEY])
+    return leaf
+
+
+def _name(leaf: Any, names: Sequence[str]) -> Any:
+    if isinstance(leaf, TracedTensor | NamedArray | Spec):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        dims = [Dimension(n, s) for n, s in zip(names, leaf.shape, strict=True)]
+        return Spec(Shape(dims), np.dtype(leaf.dtype))
+    return named(leaf, list(names))

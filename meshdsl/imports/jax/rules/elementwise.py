@@ -1,0 +1,276 @@
+"""Elementwise primitives: positions pair up, one of them may be broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl.ops as ops
+from meshdsl.imports.jax import conversion, inference
+from meshdsl.imports.jax.arrays import Array, aligned
+from meshdsl.imports.jax.conversion import Unfit
+from meshdsl.imports.jax.inference import Dims
+from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.ops.elementwise.arithmetic import stop_gradient
+from meshdsl.tensors.dtypes import is_float
+from meshdsl.tensors.tensor import Tensor
+
+
+def together(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    """Pairs positions up; those of scalars and of size one are broadcast."""
+    sizes = site.sizes()
+    full = [
+        (dims, site.operand_sizes(n))
+        for n, dims in enumerate(operands)
+        if len(dims.nodes) == len(sizes)
+    ]
+    nodes, weak = [], []
+    for place, size in enumerate(sizes):
+        having = [(d.nodes[place], d.weak[place]) for d, own in full if own[place] == size]
+        strong = [node for node, is_weak in having if not is_weak] or [having[0][0]]
+        best = max(strong, key=lambda node: _known(site, node))
+        for node in strong:
+            site.unify(best, node)
+        for node, is_weak in having:
+            if is_weak:
+                site.classes.later(best, node)
+        nodes.append(best)
+        weak.append(all(is_weak for _, is_weak in having))
+    return [Dims(tuple(nodes), tuple(weak))] * len(site.equation.outvars)
+
+
+def _known(site: inference.Site, node: int) -> tuple[bool, int]:
+    """Orders classes by how much is known of them."""
+    facts = site.classes.facts(node)
+    return facts.said is not None, len(facts.arrays)
+
+
+def same(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    """Gives results the dims of the operands, one by one."""
+    return operands[: len(site.equation.outvars)]
+
+
+def elementwise(function: Callable[..., Tensor]) -> Rule:
+    """Returns the rule of a function of the elements."""
+
+    def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
+        return [_applied(function, operands, site.outputs[0])]
+
+    return Rule(together, convert)
+
+
+def _applied(
+    function: Callable[..., Any], operands: Sequence[Array], labels: Sequence[str]
+) -> Array:
+    tensors, result = aligned(operands, labels)
+    return replace(result, tensor=function(*tensors), number=None)
+
+
+def with_params(function: Callable[..., Tensor]) -> Rule:
+    """Returns the rule of a function of (params, *elements)."""
+
+    def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
+        def applied(*tensors: Tensor) -> Tensor:
+            return function(site.params, *tensors)
+
+        return [_applied(applied, operands, site.outputs[0])]
+
+    return Rule(together, convert)
+
+
+def _of_kind(of_bools: Callable[..., Tensor], of_numbers: Callable[..., Tensor]) -> Callable:
+    def function(*tensors: Tensor) -> Tensor:
+        return (of_bools if tensors[0].dtype == np.bool_ else of_numbers)(*tensors)
+
+    return function
+
+
+def _divide(x: Tensor, y: Tensor) -> Tensor:
+    """Returns the quotient; of integers, rounded to zero."""
+    if is_float(x.dtype) or x.dtype.kind == "c":
+        return ops.divide(x, y)
+    if x.dtype.kind == "u":
+        return ops.floor_divide(x, y)
+    return ops.sign(x) * ops.sign(y) * ops.floor_divide(ops.abs(x), ops.abs(y))
+
+
+def _remainder(x: Tensor, y: Tensor) -> Tensor:
+    """Returns the remainder with the sign of x, as XLA has it."""
+    if x.dtype.kind == "u":
+        return ops.remainder(x, y)
+    return ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
+
+
+def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
+    if condition.dtype == np.bool_:
+        return ops.where(condition, cases[-1], cases[0])
+    chosen = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        chosen = ops.where(condition >= number, case, chosen)
+    return chosen
+
+
+def _power(params: Mapping[str, Any], x: Tensor) -> Tensor:
+    exponent, product = params["y"], None
+    square, left = x, abs(exponent)
+    while left:
+        if left & 1:
+            product = square if product is None else product * square
+        left >>= 1
+        square = square * square if left else square
+    if product is None:
+        return ops.ones(x.shape, x.dtype)
+    return ops.reciprocal(product) if exponent < 0 else product
+
+
+def _converted(params: Mapping[str, Any], x: Tensor) -> Tensor:
+    dtype = np.dtype(params["new_dtype"])
+    if dtype == np.bool_ and x.dtype != np.bool_:
+        return ops.not_equal(x, 0)
+    return ops.cast(x, dtype)
+
+
+def _cast_number(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    (x,) = operands
+    if x.number is not None and np.dtype(site.params["new_dtype"]) != np.bool_:
+        number = np.asarray(x.number).astype(site.params["new_dtype"])[()]
+        return [Array.filled(number, site.dtype(), x.sizes)]
+    return [replace(x, tensor=_converted(site.params, x.tensor), number=None)]
+
+
+def _bits_as(params: Mapping[str, Any], x: Tensor) -> Tensor:
+    """Returns the bits of numbers as another dtype of that width, device by device."""
+    dtype = np.dtype(params["new_dtype"])
+    if dtype.itemsize != x.dtype.itemsize:
+        raise Unfit(f"from {x.dtype.name} to {dtype.name}, of another width")
+
+    return ops.local(
+        _Bits(dtype), x, out=x.shape, dtype=dtype, split=x.shape, gradient=None, name="bitcast"
+    )
+
+
+class _Bits:
+    """Reads bits as another dtype; two of one dtype are equal, so that programs are shared."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.bitcast_convert_type(x, self.dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bits) and other.dtype == self.dtype
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+
+def _logical_shift(x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype.kind != "u":
+        unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
+        bits = _bits_as({"new_dtype": unsigned}, x)
+        moved = ops.shift_right(bits, ops.cast(y, unsigned))
+        return _bits_as({"new_dtype": x.dtype}, moved)
+    return ops.shift_right(x, y)
+
+
+def _stopped(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    return [replace(x, tensor=stop_gradient(x.tensor)) for x in operands]
+
+
+def _same(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    return list(operands)
+
+
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "abs": ops.abs,
+    "acos": ops.acos,
+    "acosh": ops.acosh,
+    "add": ops.add,
+    "add_any": ops.add,
+    "and": _of_kind(ops.logical_and, ops.bit_and),
+    "asin": ops.asin,
+    "asinh": ops.asinh,
+    "atan": ops.atan,
+    "atan2": ops.atan2,
+    "atanh": ops.atanh,
+    "bessel_i0e": ops.bessel_i0e,
+    "bessel_i1e": ops.bessel_i1e,
+    "cbrt": ops.cbrt,
+    "ceil": ops.ceil,
+    "clamp": lambda low, x, high: ops.minimum(ops.maximum(x, low), high),
+    "complex": ops.complex,
+    "conj": ops.conj,
+    "cos": ops.cos,
+    "cosh": ops.cosh,
+    "digamma": ops.digamma,
+    "div": _divide,
+    "eq": ops.equal,
+    "erf": ops.erf,
+    "erf_inv": ops.erf_inv,
+    "erfc": ops.erfc,
+    "exp": ops.exp,
+    "exp2": ops.exp2,
+    "expm1": ops.expm1,
+    "floor": ops.floor,
+    "ge": ops.greater_equal,
+    "gt": ops.greater,
+    "imag": ops.imag,
+    "is_finite": ops.isfinite,
+    "le": ops.less_equal,
+    "lgamma": ops.lgamma,
+    "log": ops.log,
+    "log1p": ops.log1p,
+    "logistic": ops.sigmoid,
+    "lt": ops.less,
+    "max": ops.maximum,
+    "min": ops.minimum,
+    "mul": ops.multiply,
+    "ne": ops.not_equal,
+    "neg": ops.negative,
+    "not": _of_kind(ops.logical_not, ops.bit_not),
+    "or": _of_kind(ops.logical_or, ops.bit_or),
+    "population_count": ops.population_count,
+    "pow": lambda x, y: ops.power(x, ops.cast(y, x.dtype)),
+    "real": ops.real,
+    "rem": _remainder,
+    "rsqrt": ops.rsqrt,
+    "select_n": _choose,
+    "shift_left": ops.shift_left,
+    "shift_right_arithmetic": ops.shift_right,
+    "shift_right_logical": _logical_shift,
+    "sign": ops.sign,
+    "sin": ops.sin,
+    "sinh": ops.sinh,
+    "sqrt": ops.sqrt,
+    "square": ops.square,
+    "sub": ops.subtract,
+    "tan": ops.tan,
+    "tanh": ops.tanh,
+    "xor": _of_kind(ops.logical_xor, ops.bit_xor),
+}
+TABLE: Table = {
+    **{name: elementwise(function) for name, function in _FUNCTIONS.items()},
+    "bitcast_convert_type": with_params(_bits_as),
+    "convert_element_type": Rule(same, _cast_number),
+    "copy": Rule(same, _same),
+    "copy_p": Rule(same, _same),
+    "integer_pow": with_params(_power),
+    "optimization_barrier": Rule(same, _same),
+    "reduce_precision": Rule(same, _same),
+    "round": with_params(
+        lambda params, x: (
+            ops.round(x)
+            if int(params["rounding_method"]) == 1
+            else ops.sign(x) * ops.floor(ops.abs(x) + 0.5)
+        )
+    ),
+    "sharding_constraint": Rule(same, _same),
+    "stop_gradient": Rule(same, _stopped),
+}

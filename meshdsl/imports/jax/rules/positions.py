@@ -1,0 +1,185 @@
+"""Primitives on runs of positions: slices, pads, joins, and slices at places known at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import meshdsl.ops as ops
+from meshdsl.imports.jax import conversion, inference
+from meshdsl.imports.jax.arrays import Array, plain, single
+from meshdsl.imports.jax.inference import Dims
+from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.tensors.tensor import Tensor
+
+
+def resized(site: inference.Site, dims: Dims, operand: int = 0) -> Dims:
+    """Returns the dims of a result whose positions are those of an operand, some of other sizes."""
+    nodes, weak = [], []
+    own = site.operand_sizes(operand)
+    for node, is_weak, old, size in zip(dims.nodes, dims.weak, own, site.sizes(), strict=True):
+        nodes.append(node if old == size else site.new(size, like=node))
+        weak.append(is_weak)
+    return Dims(tuple(nodes), tuple(weak))
+
+
+# Slices.
+
+
+def _infer_resized(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    return [resized(site, operands[0])]
+
+
+def _sliced(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    x = single(operands[0], site.inputs[0])
+    starts, stops = site.params["start_indices"], site.params["limit_indices"]
+    strides = site.params["strides"] or (1,) * len(starts)
+    tensor = x.tensor
+    for p, (start, stop, step) in enumerate(zip(starts, stops, strides, strict=True)):
+        if x.places[p] is not None and (start, stop, step) != (0, x.sizes[p], 1):
+            tensor = ops.slice(tensor, x.name(p), start, stop, step)
+    return [replace(x, tensor=tensor, sizes=site.sizes())]
+
+
+def _split(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    axis = site.params["axis"]
+    x = single(operands[0], site.inputs[0])
+    start, parts = 0, []
+    for number, size in enumerate(site.params["sizes"]):
+        tensor = x.tensor
+        if x.places[axis] is not None:
+            tensor = ops.slice(tensor, x.name(axis), start, start + size)
+        parts.append(replace(x, tensor=tensor, sizes=site.sizes(number)))
+        start += size
+    return parts
+
+
+def _infer_split(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    axis, (x,) = site.params["axis"], operands
+    results = []
+    for size in site.params["sizes"]:
+        part = site.new(size, like=x.nodes[axis])
+        nodes = tuple(part if p == axis else n for p, n in enumerate(x.nodes))
+        results.append(Dims(nodes, x.weak))
+    return results
+
+
+# Pads and joins.
+
+
+def _infer_pad(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    dims = resized(site, operands[0])
+    padded = [any(each) for each in site.params["padding_config"]]
+    return [Dims(dims.nodes, tuple(w and not p for w, p in zip(dims.weak, padded, strict=True)))]
+
+
+def _padded(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    x, value = operands
+    config = site.params["padding_config"]
+    moved = [p for p, each in enumerate(config) if any(each)]
+    x = plain(x, site.inputs[0], moved)
+    number = value.number if value.number is not None else 0
+    tensor = _pad(x.tensor, x, config, moved, number)
+    if value.number is None:
+        there = ops.full(x.tensor.shape, True, "bool")
+        tensor = ops.where(_pad(there, x, config, moved, False), tensor, value.tensor)
+    return [replace(x, tensor=tensor, sizes=site.sizes(), number=None)]
+
+
+def _pad(tensor: Tensor, x: Array, config: Any, moved: Sequence[int], value: Any) -> Tensor:
+    for p in moved:
+        low, high, interior = config[p]
+        tensor = ops.pad(tensor, x.name(p), low, high, value, interior=interior)
+    return tensor
+
+
+def _infer_joined(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    axis, first = site.params["dimension"], operands[0]
+    if len(operands) == 1:
+        return [first]
+    for other in operands[1:]:
+        rest = [p for p in range(len(first.nodes)) if p != axis]
+        site.match(first.pick(rest), other.pick(rest))
+    like = next((x.nodes[axis] for x in operands if not x.weak[axis]), None)
+    nodes, weak = list(first.nodes), [all(each) for each in zip(*(x.weak for x in operands), strict=True)]
+    for p in range(len(nodes)):
+        nodes[p] = next((x.nodes[p] for x in operands if not x.weak[p]), nodes[p])
+    nodes[axis], weak[axis] = site.new(site.sizes()[axis], like), False
+    return [Dims(tuple(nodes), tuple(weak))]
+
+
+def _joined(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    axis, labels = site.params["dimension"], site.outputs[0]
+    have = [p for p in range(len(labels)) if any(x.places[p] is not None for x in operands)]
+    parts = [plain(x, labels, sorted({*have, axis})) for x in operands]
+    tensor = ops.concat([x.tensor for x in parts], labels[axis])
+    return [replace(parts[0], tensor=tensor, sizes=site.sizes(), number=None)]
+
+
+# Slices whose place is known at run time.
+
+
+def _start(array: Array) -> Any:
+    """Returns where a slice begins: a number if it is known."""
+    if array.number is not None:
+        return int(array.number)
+    return array.tensor if array.tensor.dtype == np.int32 else ops.cast(array.tensor, "int32")
+
+
+def _dynamic_slice(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    x, *starts = operands
+    x = single(x, site.inputs[0])
+    tensor = x.tensor
+    for p, (size, start) in enumerate(zip(site.sizes(), starts, strict=True)):
+        if x.places[p] is not None and size != x.sizes[p]:
+            tensor = ops.dynamic_slice(tensor, x.name(p), _start(start), size)
+    return [replace(x, tensor=tensor, sizes=site.sizes(), number=None)]
+
+
+def _infer_update(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    x, update = operands[:2]
+    sizes, own = site.operand_sizes(0), site.operand_sizes(1)
+    for p, (a, b) in enumerate(zip(sizes, own, strict=True)):
+        if a == b:
+            if x.weak[p] or update.weak[p]:
+                site.classes.later(x.nodes[p], update.nodes[p])
+            else:
+                site.unify(x.nodes[p], update.nodes[p])
+    nodes = tuple(
+        update.nodes[p] if x.weak[p] and sizes[p] == own[p] else x.nodes[p]
+        for p in range(len(sizes))
+    )
+    return [Dims(nodes, (False,) * len(nodes))]
+
+
+def _dynamic_update(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    x, update, *starts = operands
+    labels = site.outputs[0]
+    x, update = plain(x, labels), plain(update, labels)
+    moved = [p for p in range(len(labels)) if x.sizes[p] != update.sizes[p]]
+    where = [(x.name(p), _start(starts[p]), update.sizes[p]) for p in moved]
+    tensor = updated(x.tensor, update.tensor, where)
+    return [replace(x, tensor=tensor, number=None)]
+
+
+def updated(x: Tensor, update: Tensor, where: Sequence[tuple[str, Any, int]]) -> Tensor:
+    """Returns x with a block replaced, which begins at a place along each of some dims."""
+    if not where:
+        return update
+    (dim, start, size), *rest = where
+    if rest:
+        update = updated(ops.dynamic_slice(x, dim, start, size), update, rest)
+    return ops.dynamic_update_slice(x, update, dim, start)
+
+
+TABLE: Table = {
+    "concatenate": Rule(_infer_joined, _joined),
+    "dynamic_slice": Rule(_infer_resized, _dynamic_slice),
+    "dynamic_update_slice": Rule(_infer_update, _dynamic_update),
+    "pad": Rule(_infer_pad, _padded),
+    "slice": Rule(_infer_resized, _sliced),
+    "split": Rule(_infer_split, _split),
+}
