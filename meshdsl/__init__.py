@@ -6,6 +6,7 @@ are imported by name: `meshdsl.models`, `meshdsl.training`, `meshdsl.lowering`.
 
 from meshdsl.gradients.autodiff import grad, value_and_grad
 from meshdsl.gradients.directions import hessian_vector_product, jacobian, jvp
+from meshdsl.imports.jax import from_jax
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement
@@ -119,6 +120,7 @@ __all__ = [
     "flip",
     "floor",
     "floor_divide",
+    "from_jax",
     "full",
     "gelu",
     "grad",

@@ -131,7 +131,7 @@ def _words(value: Any, sizes: Sequence[int]) -> Words:
     return tuple(word if isinstance(word, Word) else None for word in words)
 
 
-def _parsed(value: Any) -> Iterator[Word | None | str]:
+def _parsed(value: Any) -> Iterator[Word | str | None]:
     if not isinstance(value, str):
         for each in value:
             yield Word(_checked(each.name if isinstance(each, Dimension) else each))

@@ -81,10 +81,10 @@ def fit(array: Array, labels: Sequence[str]) -> Array:
         if names is not None and len(names) > 1 and wanted.intersection(names):
             array = merged(array, place, labels[place])
     pairs = zip(array.places, labels, strict=True)
-    names = {p[0]: label for p, label in pairs if p is not None and len(p) == 1}
-    held = set(array.tensor.shape.names) - set(names)
-    clash = {label: unused(label, array.tensor.shape) for label in names.values() if label in held}
-    return renamed(renamed(array, clash), names)
+    wished = {p[0]: label for p, label in pairs if p is not None and len(p) == 1}
+    held = set(array.tensor.shape.names) - set(wished)
+    clash = {label: unused(label, array.tensor.shape) for label in held.intersection(labels)}
+    return renamed(renamed(array, clash), wished)
 
 
 def spare(name: str, tensor: Tensor) -> str:
@@ -180,7 +180,9 @@ def _splits_clash(arrays: Sequence[Array], rank: int) -> bool:
         if len(products) > 1:
             return True
         every += [name for names, _ in products for name in names or ()]
-    held = {n for a in arrays for p in range(rank) if not _is_product(a, p) for n in a.places[p] or ()}
+    held = {
+        n for a in arrays for p in range(rank) if not _is_product(a, p) for n in a.places[p] or ()
+    }
     return len(set(every)) < len(every) or bool(held & set(every))
 
 

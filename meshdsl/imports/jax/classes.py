@@ -9,6 +9,7 @@ the conversion renames there, as the language asks for: `k.rename(length="memory
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,16 @@ class Said:
 
 @dataclass
 class _Facts:
-    """What is known of a class; `copies` has the nodes that it is a second occurrence of."""
+    """What is known of a class.
+
+    Attributes:
+        arrays: those that have it.
+        parts: the names of the dims that it is split into, if the user said them.
+        copies: nodes of which it is a second occurrence in an array.
+        like, liked: nodes of what it is a part of, as a slice is, and of its parts.
+        near: nodes that the program pairs it up with, though an array has both.
+        hint: a telling name.
+    """
 
     size: int
     arrays: set[int] = field(default_factory=set)
@@ -39,6 +49,7 @@ class _Facts:
     parts: tuple[str, ...] = ()
     copies: list[int] = field(default_factory=list)
     like: list[int] = field(default_factory=list)
+    liked: list[int] = field(default_factory=list)
     near: list[int] = field(default_factory=list)
     hint: str = ""
 
@@ -80,6 +91,8 @@ class Classes:
         node = len(self._parents)
         self._parents.append(node)
         self._facts[node] = _Facts(size, hint=hint, like=[] if like is None else [like])
+        if like is not None:
+            self.facts(like).liked.append(node)
         return node
 
     def root(self, node: int) -> int:
@@ -116,7 +129,7 @@ class Classes:
         nodes = [self.new(size) for _ in range(count)]
         for node in nodes:
             self._facts[node].copies.append(base)
-        self._pairs.extend((one, other, base) for one, other in zip(nodes, nodes[1:], strict=False))
+        self._pairs.extend((one, other, base) for one, other in itertools.pairwise(nodes))
         return nodes
 
     def apart(self, one: int, other: int) -> bool:
@@ -231,6 +244,7 @@ class Classes:
         mine.parts = mine.parts or theirs.parts
         mine.copies += theirs.copies
         mine.like += theirs.like
+        mine.liked += theirs.liked
         mine.near += theirs.near
         mine.hint = mine.hint or theirs.hint
         del self._facts[b]

@@ -101,12 +101,15 @@ class Conversion:
         known: dict[Any, Array] = {}
 
         def read(atom: Any) -> Array:
-            if isinstance(atom, jex.Literal):
-                return Array.filled(atom.val, atom.aval.dtype, atom.aval.shape)
-            return known[atom]
+            if not isinstance(atom, jex.Literal):
+                return known[atom]
+            aval: Any = atom.aval
+            return Array.filled(atom.val, aval.dtype, aval.shape)
 
         for variable, value in zip(frame.jaxpr.constvars, frame.consts, strict=True):
-            known[variable] = self._constant(value, variable.aval, labels(self.naming, frame, variable))
+            known[variable] = self._constant(
+                value, variable.aval, labels(self.naming, frame, variable)
+            )
         for variable, array in zip(frame.jaxpr.invars, operands, strict=True):
             known[variable] = fit(array, labels(self.naming, frame, variable))
         for number, equation in enumerate(frame.jaxpr.eqns):

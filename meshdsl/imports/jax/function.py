@@ -193,7 +193,7 @@ class FromJax(Generic[P, R]):
                 "runs a function of JAX on each device's arrays"
             )
         classes = Classes()
-        short = [name.replace(".", "_") for name in path_names([leaf.path for leaf in arrays])]
+        short = _hints([leaf.path for leaf in arrays])
         operands = [
             _argument(classes, leaf, name, each)
             for leaf, name, each in zip(arrays, short, words, strict=True)
@@ -217,9 +217,7 @@ class FromJax(Generic[P, R]):
         classes.settle()
         naming = Naming(classes)
         inputs = tuple(labels(naming, frame, v) for v in frame.jaxpr.invars)
-        outputs = tuple(
-            () if len(d.nodes) == 0 else naming.of(d.nodes) for d in results
-        )
+        outputs = tuple(() if len(d.nodes) == 0 else naming.of(d.nodes) for d in results)
         paths = tuple(leaf.path for leaf in arrays)
         return Inferred(frame, naming, paths, inputs, outputs, out_tree)
 
@@ -233,6 +231,17 @@ def _argument(classes: Classes, leaf: _Leaf, name: str, words: Words) -> Dims:
     classes.array(nodes)
     _say(classes, nodes, words, leaf.path)
     return Dims(nodes, tuple(size == 1 for size in leaf.sizes))
+
+
+def _hints(paths: Sequence[str]) -> list[str]:
+    """Returns short, unique names of leaves, none of which begins with a number."""
+    hints = []
+    for path, name in zip(paths, path_names(paths), strict=True):
+        before = path.split("/")[: -1 - name.count(".")]
+        while name[0].isdigit() and before:
+            name = f"{before.pop()}.{name}"
+        hints.append(name.replace(".", "_"))
+    return hints
 
 
 def _say(classes: Classes, nodes: Sequence[int], words: Words, path: str) -> None:
@@ -256,7 +265,9 @@ def _bare(leaf: Any) -> Any:
     if isinstance(leaf, bool | int | float):
         return number(leaf)
     if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return named(np.asarray(jax.random.key_data(leaf)), [*(f"_{n}" for n in range(leaf.ndim)), KEY])
+        return named(
+            np.asarray(jax.random.key_data(leaf)), [*(f"_{n}" for n in range(leaf.ndim)), KEY]
+        )
     return leaf
 
 

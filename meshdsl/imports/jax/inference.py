@@ -141,12 +141,7 @@ class Walk:
         for number, equation in enumerate(frame.jaxpr.eqns):
             source = source_of(equation, outer)
             frame.sources.append(source)
-            inputs = [
-                self._sized(frame.of(atom), atom.aval.shape)
-                if isinstance(atom, jex.Literal)
-                else frame.of(atom)
-                for atom in equation.invars
-            ]
+            inputs = [frame.of(atom) for atom in equation.invars]
             for node in itertools.chain.from_iterable(dims.nodes for dims in inputs):
                 self.classes.used.setdefault(node, source)
             site = Site(self, frame, number, equation, source)

@@ -81,15 +81,17 @@ class Naming:
                 text = "_".join(name for name in names if name)
                 if all(names) and len(text) <= _LONGEST:
                     return Name(text, Origin.DERIVED)
-            for nodes, form in ((facts.copies, "memory_{}"), (facts.like, "{}")):
+            sources = (
+                (facts.copies, "memory_{}"),
+                (facts.like, "{}"),
+                (facts.near, "{}_out"),
+                (facts.liked, "{}"),
+            )
+            for nodes, form in sources:
                 for node in nodes:
                     known = self._known(node)
                     if known is not None and self._classes.root(node) != root:
                         return Name(form.format(known), Origin.DERIVED)
-            for node in facts.near:
-                known = self._known(node)
-                if known is not None and self._classes.root(node) != root:
-                    return Name(f"{known}_out", Origin.DERIVED)
         finally:
             self._open.discard(root)
         return None

@@ -124,7 +124,11 @@ def _infer_scan(site: inference.Site, operands: list[Dims]) -> list[Dims]:
 def _scanned(site: conversion.Site, operands: list[Array]) -> list[Array]:
     first, count = site.params["num_consts"], site.params["num_carry"]
     arguments, outputs = site.labels(0)
-    consts, carry, stacked = operands[:first], operands[first : first + count], operands[first + count :]
+    consts, carry, stacked = (
+        operands[:first],
+        operands[first : first + count],
+        operands[first + count :],
+    )
     names = [labels[0] for labels in (*site.inputs[first + count :], *site.outputs[count:])]
     dim = names[0] if names else "steps"
     inside = {name for labels in (*arguments, *outputs) for name in labels}
@@ -139,11 +143,10 @@ def _scanned(site: conversion.Site, operands: list[Array]) -> list[Array]:
 
     def body(state: list[Tensor], slices: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         values = [_whole(t, labels) for t, labels in zip(state, arguments[first:], strict=False)]
-        parts = [
-            Array(t, x.places[1:], x.sizes[1:]) for t, x in zip(slices, xs, strict=True)
-        ]
+        parts = [Array(t, x.places[1:], x.sizes[1:]) for t, x in zip(slices, xs, strict=True)]
         results = site.run(0, [*consts, *values, *parts])
-        after = [settled(x, ls) for x, ls in zip(results, arguments[first:], strict=False)][:count]
+        pairs = zip(results[:count], arguments[first : first + count], strict=True)
+        after = [settled(x, ls) for x, ls in pairs]
         ys = [settled(x, ls) for x, ls in zip(results[count:], outputs[count:], strict=True)]
         return after, ys
 
@@ -171,10 +174,10 @@ def _repeated(site: conversion.Site, operands: list[Array]) -> list[Array]:
     def values(state: Sequence[Tensor]) -> list[Array]:
         return [_whole(t, ls) for t, ls in zip(state, labels, strict=True)]
 
-    def going_on(state: list[Tensor]) -> Tensor:
+    def going_on(state: Sequence[Tensor]) -> Tensor:
         return site.run(0, [*operands[:asked], *values(state)])[0].tensor
 
-    def following(state: list[Tensor]) -> list[Tensor]:
+    def following(state: Sequence[Tensor]) -> Sequence[Tensor]:
         results = site.run(1, [*operands[asked : asked + done], *values(state)])
         return [settled(x, ls) for x, ls in zip(results, labels, strict=True)]
 

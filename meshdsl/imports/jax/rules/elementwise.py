@@ -186,8 +186,6 @@ def _same(site: conversion.Site, operands: list[Array]) -> list[Array]:
     return list(operands)
 
 
-
-
 _FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "abs": ops.abs,
     "acos": ops.acos,
@@ -261,6 +259,7 @@ TABLE: Table = {
     "convert_element_type": Rule(same, _cast_number),
     "copy": Rule(same, _same),
     "copy_p": Rule(same, _same),
+    "device_put": Rule(same, _same),
     "integer_pow": with_params(_power),
     "optimization_barrier": Rule(same, _same),
     "reduce_precision": Rule(same, _same),

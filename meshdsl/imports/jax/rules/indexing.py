@@ -89,9 +89,7 @@ def _plan(
 def _gather_plan(jaxpr: Any, equation: Any) -> _Plan:
     table, indices = equation.invars
     numbers = equation.params["dimension_numbers"]
-    batching = zip(
-        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
-    )
+    batching = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     return _plan(
         jaxpr,
         table.aval.shape,
@@ -197,10 +195,9 @@ def _gathered(site: conversion.Site, operands: list[Array]) -> list[Array]:
     starts = _components(
         operands[1], site.inputs[1], len(site.params["dimension_numbers"].start_index_map)
     )
-    for place, component in plan.along:
-        if chosen[place] != 1 and plan.rows:
-            raise Unfit("of windows at several places at once")
     moved = [(p, c) for p, c in plan.along if chosen[p] != 1]
+    if moved and plan.rows:
+        raise Unfit("of windows at several places at once")
     if moved:
         return [_window(site, plan, table, starts, chosen)]
     names = _table_names(plan, labels, len(table.sizes))
@@ -321,8 +318,10 @@ def _scattered(mode: str) -> Rule:
         starts = _components(operands[1], site.inputs[1], count)
         own = dict((mine, place) for place, mine in plan.window)
         wide = [p for p, _ in plan.along if p in own and updates.sizes[own[p]] != 1]
-        if wide or not plan.along:
+        if wide or not plan.along or (mode == "mul" and not plan.rows):
             return [_block(site, plan, x, updates, starts, mode, bool(wide))]
+        if mode == "mul":
+            raise Unfit("of several products")
         names = list(given)
         for place, mine in plan.window:
             names[place] = labels[mine]
@@ -390,6 +389,7 @@ def _block(
     combined = {
         "set": lambda a, b: b,
         "add": ops.add,
+        "mul": ops.multiply,
         "max": ops.maximum,
         "min": ops.minimum,
     }[mode](old, update)
@@ -400,7 +400,7 @@ TABLE: Table = {
     "gather": Rule(_infer_gather, _gathered),
     "scatter": _scattered("set"),
     "scatter-add": _scattered("add"),
-    "scatter_add": _scattered("add"),
-    "scatter_max": _scattered("max"),
-    "scatter_min": _scattered("min"),
+    "scatter-max": _scattered("max"),
+    "scatter-min": _scattered("min"),
+    "scatter-mul": _scattered("mul"),
 }

@@ -13,6 +13,7 @@ from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, single
 from meshdsl.imports.jax.inference import Dims
 from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.imports.jax.rules.shapes import without_ones
 from meshdsl.tensors.tensor import Tensor
 
 
@@ -104,11 +105,18 @@ def _infer_joined(site: inference.Site, operands: list[Dims]) -> list[Dims]:
         rest = [p for p in range(len(first.nodes)) if p != axis]
         site.match(first.pick(rest), other.pick(rest))
     like = next((x.nodes[axis] for x in operands if not x.weak[axis]), None)
-    nodes, weak = list(first.nodes), [all(each) for each in zip(*(x.weak for x in operands), strict=True)]
-    for p in range(len(nodes)):
-        nodes[p] = next((x.nodes[p] for x in operands if not x.weak[p]), nodes[p])
+    nodes, weak = _common(operands)
     nodes[axis], weak[axis] = site.new(site.sizes()[axis], like), False
     return [Dims(tuple(nodes), tuple(weak))]
+
+
+def _common(operands: Sequence[Dims]) -> tuple[list[int], list[bool]]:
+    """Returns the positions of several arrays together, and whether each is weak in all."""
+    nodes, weak = list(operands[0].nodes), [True] * len(operands[0].nodes)
+    for p in range(len(nodes)):
+        strong = [x.nodes[p] for x in operands if not x.weak[p]]
+        nodes[p], weak[p] = (strong or nodes[p : p + 1])[0], not strong
+    return nodes, weak
 
 
 def _joined(site: conversion.Site, operands: list[Array]) -> list[Array]:
@@ -117,6 +125,63 @@ def _joined(site: conversion.Site, operands: list[Array]) -> list[Array]:
     parts = [plain(x, labels, sorted({*have, axis})) for x in operands]
     tensor = ops.concat([x.tensor for x in parts], labels[axis])
     return [replace(parts[0], tensor=tensor, sizes=site.sizes(), number=None)]
+
+
+def _infer_stack(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    axis, first = site.params["axis"], operands[0]
+    for other in operands[1:]:
+        site.match(first, other)
+    nodes, weak = _common(operands)
+    nodes.insert(axis, site.new(len(operands)))
+    weak.insert(axis, False)
+    return [Dims(tuple(nodes), tuple(weak))]
+
+
+def _stacked(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    axis, labels = site.params["axis"], site.outputs[0]
+    rest = (*labels[:axis], *labels[axis + 1 :])
+    have = [p for p in range(len(rest)) if any(x.places[p] is not None for x in operands)]
+    parts = [plain(x, rest, have) for x in operands]
+    tensor = ops.stack([x.tensor for x in parts], labels[axis])
+    places = list(parts[0].places)
+    places.insert(axis, (labels[axis],))
+    return [Array(tensor, tuple(places), site.sizes())]
+
+
+def _infer_unstack(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    rest = [p for p in range(len(operands[0].nodes)) if p != site.params["axis"]]
+    return [operands[0].pick(rest)] * len(site.equation.outvars)
+
+
+def _unstacked(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    axis = site.params["axis"]
+    x = single(operands[0], site.inputs[0])
+    rest = [p for p in range(len(x.sizes)) if p != axis]
+    if x.places[axis] is None:
+        return [x.pick(rest)] * x.sizes[axis]
+    tensors = [ops.index(x.tensor, x.name(axis), n) for n in range(x.sizes[axis])]
+    return [replace(x, tensor=t).pick(rest) for t in tensors]
+
+
+def _infer_tile(site: inference.Site, operands: list[Dims]) -> list[Dims]:
+    own, sizes = site.operand_sizes(), site.sizes()
+    (x,), extra = operands, len(sizes) - len(own)
+    nodes = [site.new(size) for size in sizes[:extra]]
+    weak = [True] * extra
+    for p, (old, size) in enumerate(zip(own, sizes[extra:], strict=True)):
+        nodes.append(x.nodes[p] if old == size else site.new(size, like=x.nodes[p]))
+        weak.append(x.weak[p] or old == 1)
+    return [Dims(tuple(nodes), tuple(weak))]
+
+
+def _tiled(site: conversion.Site, operands: list[Array]) -> list[Array]:
+    x, sizes = single(without_ones(operands[0]), site.inputs[0]), site.sizes()
+    extra = len(sizes) - len(x.sizes)
+    tensor = x.tensor
+    for p, (old, size) in enumerate(zip(x.sizes, sizes[extra:], strict=True)):
+        if old != size and x.places[p] is not None:
+            tensor = ops.concat([tensor] * (size // old), x.name(p))
+    return [Array(tensor, ((None,) * extra) + x.places, sizes)]
 
 
 # Slices whose place is known at run time.
@@ -182,4 +247,7 @@ TABLE: Table = {
     "pad": Rule(_infer_pad, _padded),
     "slice": Rule(_infer_resized, _sliced),
     "split": Rule(_infer_split, _split),
+    "stack": Rule(_infer_stack, _stacked),
+    "tile": Rule(_infer_tile, _tiled),
+    "unstack": Rule(_infer_unstack, _unstacked),
 }

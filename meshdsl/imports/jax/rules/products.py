@@ -103,11 +103,11 @@ def _free_of(x: Array, free: Sequence[int], labels: Sequence[str]) -> Array:
         for p, q in enumerate(x.places)
     ]
     taken = {n for p, n in enumerate(names) if p not in wanted and n}
-    for p, label in wanted.items():
+    for label in wanted.values():
         if label in taken:  # a dim that is summed over has it: that one gives way
-            for q, name in enumerate(names):
-                if q not in wanted and name == label:
-                    names[q] = unused(label, x.tensor.shape)
+            for p, name in enumerate(names):
+                if p not in wanted and name == label:
+                    names[p] = unused(label, x.tensor.shape)
     for p, q in enumerate(x.places):
         if q is not None and len(q) > 1 and set(q) & set(filter(None, names)):
             x = merged(x, p)

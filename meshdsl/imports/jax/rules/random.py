@@ -24,7 +24,7 @@ from meshdsl.tracing.trace import bind_one
 
 def _key(x: Array) -> Tensor:
     """Returns one key, as the language has it."""
-    if not jax.config.jax_threefry_partitionable:
+    if not jax.config.values["jax_threefry_partitionable"]:
         raise Unfit("needs jax_threefry_partitionable=True, JAX's default")
     if any(size != 1 for size in x.sizes):
         raise Unfit("of several keys at once, as under jax.vmap")
@@ -91,11 +91,13 @@ def _split(site: conversion.Site, operands: list[Array]) -> list[Array]:
 
 def _bits(site: conversion.Site, operands: list[Array]) -> list[Array]:
     width = site.params["bit_width"]
-    if width == 64:
-        raise Unfit("of 64 bits")
     shape = Shape(Dimension(n, s) for n, s in zip(site.outputs[0], site.sizes(), strict=True))
     pair = words(_key(operands[0]), shape)
-    bits = ops.bit_xor(ops.index(pair, KEY, 0), ops.index(pair, KEY, 1))
+    high, low = ops.index(pair, KEY, 0), ops.index(pair, KEY, 1)
+    if width == 64:
+        wide = ops.shift_left(ops.cast(high, "uint64"), 32)
+        return [Array.of(ops.bit_or(wide, ops.cast(low, "uint64")))]
+    bits = ops.bit_xor(high, low)
     if width < 32:
         bits = ops.cast(ops.bit_and(bits, 2**width - 1), np.dtype(f"uint{width}"))
     return [Array.of(bits)]

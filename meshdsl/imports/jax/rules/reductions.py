@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-
 import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, single

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-
 import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, Place, plain, spare, stretched
@@ -21,7 +20,7 @@ from meshdsl.tensors.dims import Dimension
 def _infer_broadcast(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     sizes, places = site.sizes(), site.params["broadcast_dimensions"]
     own = site.operand_sizes()
-    nodes = [None] * len(sizes)
+    nodes: list[int | None] = [None] * len(sizes)
     weak = [True] * len(sizes)
     for mine, place in enumerate(places):
         if own[mine] == sizes[place]:
@@ -163,8 +162,8 @@ def _regroup(
         if len(parts) == 1:
             nodes[place] = parts[0]
         else:
-            nodes[place] = site.new(size)
-            site.classes.regroup(nodes[place], parts)
+            whole = nodes[place] = site.new(size)
+            site.classes.regroup(whole, parts)
 
 
 def _split_further(
@@ -185,7 +184,7 @@ def _reshaped(site: conversion.Site, operands: list[Array]) -> list[Array]:
     if site.params.get("dimensions") is not None:
         raise Unfit("in another order than row by row")
     labels, given = site.outputs[0], site.inputs[0]
-    for mine, theirs in groups(x.sizes, sizes):
+    for mine, _ in groups(x.sizes, sizes):
         known = [x.places[p] is None for p in mine]
         if any(known) and not all(known):
             x = plain(x, given, [p for p, lacking in zip(mine, known, strict=True) if lacking])
@@ -255,7 +254,9 @@ def _through_one(
 
 def _infer_iota(site: inference.Site, operands: list[Dims]) -> list[Dims]:
     sizes, along = site.sizes(), site.params["dimension"]
-    nodes = tuple(site.new(size, hint="position" if p == along else "") for p, size in enumerate(sizes))
+    nodes = tuple(
+        site.new(size, hint="position" if p == along else "") for p, size in enumerate(sizes)
+    )
     return [Dims(nodes, tuple(p != along for p in range(len(sizes))))]
 
 

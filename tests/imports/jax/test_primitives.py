@@ -1,0 +1,143 @@
+"""Primitives of JAX, one by one: a converted function computes what JAX computes, on a mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 6)).astype(np.float32)
+Y = RNG.normal(size=(6, 6)).astype(np.float32)
+N = RNG.integers(0, 6, (4,)).astype(np.int32)
+IMAGE = RNG.normal(size=(2, 6, 6, 4)).astype(np.float32)
+FILTERS = RNG.normal(size=(3, 3, 4, 6)).astype(np.float32)
+KEY = np.array([1, 2], np.uint32)
+
+
+def scan(x, y):
+    def body(carry, row):
+        carry = jnp.tanh(carry @ y + row)
+        return carry, carry.sum()
+
+    return jax.lax.scan(body, jnp.zeros(6), x)
+
+
+def scan_with_unused_carry(x, y):
+    return jax.lax.fori_loop(0, 3, lambda i, v: v * y[i] + x[i], jnp.zeros(6))
+
+
+def loop(x, y):
+    return jax.lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, jnp.sin(s[1]) @ y), (0, x))
+
+
+def branches(x, y):
+    return jax.lax.switch(x[0, 0].astype(int) % 3, [jnp.sin, jnp.cos, jnp.exp], x @ y)
+
+
+def custom(x, y):
+    @jax.custom_vjp
+    def f(x):
+        return x * 2
+
+    f.defvjp(lambda x: (f(x), None), lambda _, g: (g * 2,))
+    return f(jax.nn.relu(x)) + jax.nn.silu(x)
+
+
+def attend(x, y):
+    scores = jnp.where(jnp.tril(jnp.ones((4, 4), bool)), x @ x.T, -1e9)
+    return jax.nn.softmax(scores) @ x
+
+
+def draw(key, x):
+    first, second = jax.random.split(key)
+    noise = jax.random.normal(first, x.shape) + jax.random.uniform(jax.random.fold_in(key, 3), (6,))
+    return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), noise, x)
+
+
+def conv(x, w, strides=(1, 1), padding="SAME", **kwargs):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=numbers, **kwargs)
+
+
+def pool(x, w):
+    window, strides = (1, 2, 2, 1), (1, 2, 2, 1)
+    most = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, "VALID")
+    total = jax.lax.reduce_window(x, 0.0, jax.lax.add, window, strides, "SAME")
+    return most, total
+
+
+CASES = {
+    "product of one array with itself": (lambda x, y: x @ x.T, X, Y),
+    "square and its transpose": (lambda x, y: y + y.T @ y, X, Y),
+    "attention of rows": (attend, X, Y),
+    "sum of unequal ranks": (lambda x, y: x + y[0] + x.mean(0, keepdims=True), X, Y),
+    "merge and split": (lambda x, y: (x.reshape(-1) * 2).reshape(2, 2, 3, 2), X, Y),
+    "reshape across": (lambda x, y: x.reshape(6, 4) @ x.reshape(8, 3).reshape(4, 6), X, Y),
+    "merged product": (
+        lambda x, y: jnp.einsum("ij,kj->ik", x.reshape(2, 2, 6).reshape(4, 6), y),
+        X,
+        Y,
+    ),
+    "outer ramp": (lambda x, y: jnp.arange(4)[:, None] >= jnp.arange(4)[None], X, Y),
+    "slices and joins": (lambda x, y: jnp.concatenate([x[:, ::2], x[:, 1:4], y[:4]], 1), X, Y),
+    "pad and flip": (lambda x, y: jnp.flip(jnp.pad(x, ((1, 2), (0, 0))), 0), X, Y),
+    "stack and roll": (lambda x, y: jnp.stack([x, jnp.roll(x, 1, 1)], 1), X, Y),
+    "dynamic slice": (lambda x, n: jax.lax.dynamic_slice(x, (n[0] % 3, n[1]), (2, 4)), X, N),
+    "dynamic update": (lambda x, n: jax.lax.dynamic_update_slice(x, x[:2, :3], (n[0], n[1])), X, N),
+    "look-up": (lambda y, n: y[n] * jnp.take(y, n, axis=1).T, Y, N),
+    "look-up outside": (lambda y, n: jnp.take(y, n + 3, axis=0), Y, N),
+    "look-up clipped": (lambda y, n: jnp.take(y, n + 3, axis=0, mode="clip"), Y, N),
+    "one of each row": (lambda x, n: x[jnp.arange(4), n], X, N),
+    "pairs": (lambda y, n: y[n, n[::-1]], Y, N),
+    "along": (lambda x, n: jnp.take_along_axis(x, n[:, None], 1), X, N),
+    "one-hot": (lambda x, n: jax.nn.one_hot(n, 6) * x, X, N),
+    "write": (lambda x, n: x.at[:, 0].set(1.0).at[1:3].add(2.0).at[n[0] % 4].mul(0 * n[0]), X, N),
+    "add at": (lambda y, n: y.at[n].add(y[:4]).at[:, n].max(0.5), Y, N),
+    "add at pairs": (lambda x, n: x.at[jnp.arange(4), n].add(1.0), X, N),
+    "order": (lambda x, y: (jnp.sort(x), jnp.argsort(x, 0), jax.lax.top_k(x, 2)[0]), X, Y),
+    "extremes": (lambda x, y: (x.argmax(1), jnp.cumsum(x, 0), jax.lax.cummax(x, 1, True)), X, Y),
+    "logcumsumexp": (lambda x, y: jax.lax.cumlogsumexp(x, 1), X, Y),
+    "scan": (scan, X, Y),
+    "counted loop": (scan_with_unused_carry, X, Y),
+    "while": (loop, X, Y),
+    "branches": (branches, X, Y),
+    "custom rules": (custom, X, Y),
+    "checkpoint": (lambda x, y: jax.checkpoint(lambda x: jnp.sin(x @ y))(x), X, Y),
+    "vmap": (lambda x, y: jax.vmap(lambda r: y @ r)(x), X, Y),
+    "random": (draw, KEY, X),
+    "integers": (lambda x, n: (n // 2, n % 4, -n // 3, (n << 2) ^ n), X, N),
+    "constant table": (lambda x, y: x * np.arange(24.0, dtype=np.float32).reshape(4, 6), X, Y),
+    "convolution": (conv, IMAGE, FILTERS),
+    "strided convolution": (
+        functools.partial(conv, strides=(2, 2), padding="VALID"),
+        IMAGE,
+        FILTERS,
+    ),
+    "dilated convolution": (functools.partial(conv, rhs_dilation=(2, 2)), IMAGE, FILTERS),
+    "upsampling convolution": (
+        functools.partial(conv, padding=((1, 2), (0, 3)), lhs_dilation=(2, 2)),
+        IMAGE,
+        FILTERS,
+    ),
+    "pooling": (pool, IMAGE, FILTERS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_converted_function_computes_what_jax_computes(case):
+    function, *arrays = CASES[case]
+    program = md.from_jax(function)
+    arguments = program.named(*arrays)
+    names = [name for name in arguments[-1].dims.names[:2] if name != "random_key"]
+    layout = "; ".join(f"{name}:{axis}" for name, axis in zip(names, "ab", strict=False))
+    results = md.jit(program, mesh="a:2,b:2", layout=layout, backend="numpy")(*arguments)
+    expected = jax.tree.leaves(function(*map(jnp.asarray, arrays)))
+    results = jax.tree.leaves(results, is_leaf=lambda x: isinstance(x, md.NamedArray))
+    for mine, theirs in zip(results, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.dims.sizes == theirs.shape
+        np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-5, atol=1e-5)
