@@ -21,6 +21,7 @@ from meshdsl.imports.jax.arrays import Array, settled
 from meshdsl.imports.jax.classes import Classes
 from meshdsl.imports.jax.conversion import Conversion
 from meshdsl.imports.jax.inference import Dims, Frame, Walk, check_known, labels
+from meshdsl.imports.jax.listing import listing
 from meshdsl.imports.jax.naming import Naming
 from meshdsl.imports.jax.rules import CONVERT, INFER
 from meshdsl.ops.literal import as_traced
@@ -144,6 +145,11 @@ class FromJax(Generic[P, R]):
         bound = self._signature.bind(*args, **kwargs)
         bound.arguments = jax.tree.unflatten(tree, result)
         return (*bound.args, *bound.kwargs.values())
+
+    def listing(self, *args: Any, **kwargs: Any) -> str:
+        """Returns the names of all dims as text, line by line, for arguments like these."""
+        found = self.inferred(*args, **kwargs)
+        return listing(self.__name__, found.naming, found.frame, found.paths)
 
     def inferred(self, *args: Any, **kwargs: Any) -> Inferred:
         """Returns the names of all dims, for arguments like these."""
