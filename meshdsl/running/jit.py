@@ -33,6 +33,7 @@ from meshdsl.running.calling import MISS, Direct, Order
 from meshdsl.running.garbage import paused
 from meshdsl.running.runnable import (
     Runnable,
+    arguments_of,
     bare,
     devices_of,
     hardware_on,
@@ -412,7 +413,8 @@ class Jitted(Generic[P, R]):
 
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments (see `bare`) and their signature."""
-        bound = self._parameters.bind(*args, **(kwargs or {}))
+        args, kwargs = arguments_of(self.function, args, kwargs or {})
+        bound = self._parameters.bind(*args, **kwargs)
         leaves, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])

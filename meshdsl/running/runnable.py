@@ -14,8 +14,9 @@ from meshdsl.layouts.hardware import Hardware, hardware_of
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.running.finite import watched
 from meshdsl.tensors.cuts import Cuts
-from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.named_array import NamedArray, Spec
 from meshdsl.tensors.signature import Trees
+from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 
 if TYPE_CHECKING:
@@ -180,3 +181,18 @@ def devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
 def bare(arrays: Sequence[Any]) -> list[Any]:
     """Returns what executables take: the data of arrays without pads, and arrays with pads."""
     return [array if getattr(array, "cuts", True) else array.data for array in arrays]
+
+
+def arguments_of(
+    function: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Returns a call's arguments, plain arrays with names if the function names them itself.
+
+    Programs of `md.from_jax` do so.
+    """
+    name = getattr(function, "name_arguments", None)
+    if name is None:
+        return args, kwargs
+    given = jax.tree.leaves((args, kwargs), is_leaf=lambda x: isinstance(x, Tensor | Spec))
+    plain = any(not isinstance(x, Tensor | Spec) and hasattr(x, "shape") for x in given)
+    return (name(*args, **kwargs), {}) if plain else (args, kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -146,6 +147,8 @@ class FromJax(Generic[P, R]):
         bound.arguments = jax.tree.unflatten(tree, result)
         return (*bound.args, *bound.kwargs.values())
 
+    name_arguments = named  # what `md.jit` calls for plain arrays
+
     def listing(self, *args: Any, **kwargs: Any) -> str:
         """Returns the names of all dims as text, line by line, for arguments like these."""
         found = self.inferred(*args, **kwargs)
@@ -159,7 +162,7 @@ class FromJax(Generic[P, R]):
     def _flatten(self, args: Sequence[Any], kwargs: Any) -> tuple[list[Any], Any, list[str]]:
         bound = self._signature.bind(*args, **kwargs)
         keyed, tree = jax.tree_util.tree_flatten_with_path(
-            dict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor | Spec)
+            OrderedDict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor | Spec)
         )
         return [leaf for _, leaf in keyed], tree, [path_of(keys) for keys, _ in keyed]
 

@@ -76,8 +76,8 @@ def jax_loss(params, tokens, targets):
     for p in params["blocks"]:
         x = jax_block(x, p)
     logits = rms_norm(x, params["norm"]) @ params["embedding"].T
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
-    return -jnp.mean(picked)
+    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
 
 
 # In the language.
@@ -92,7 +92,10 @@ def named_block(x, p):
     q = md.einsum(h, p["query"], over="embed")
     k = md.einsum(h, p["key"], over="embed").rename(length="memory_length")
     v = md.einsum(h, p["value"], over="embed").rename(length="memory_length")
-    mixed = md.attention(q, k, v, over="memory_length", causal=True)
+    scores = md.einsum(q, k, over="kv") * KV**-0.5
+    length, memory = scores.dims.get("length"), scores.dims.get("memory_length")
+    causal = md.outer(md.greater_equal, md.arange(length), md.arange(memory))
+    mixed = md.einsum(md.softmax(md.where(causal, scores, -1e30), memory), v, over=memory)
     x = x + md.einsum(mixed, p["out"], over=["heads", "kv"])
     h = named_norm(x, p["norm_2"])
     return x + md.einsum(md.gelu(md.einsum(h, p["w_in"], over="embed")), p["w_out"], over="d_ff")

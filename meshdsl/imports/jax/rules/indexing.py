@@ -200,7 +200,7 @@ def _gathered(site: conversion.Site, operands: list[Array]) -> list[Array]:
         raise Unfit("of windows at several places at once")
     if moved:
         return [_window(site, plan, table, starts, chosen)]
-    names = _table_names(plan, labels, len(table.sizes))
+    names = _table_names(plan, labels, site.inputs[0])
     needed = [p for p, _ in (*plan.pairs, *plan.along)]
     table = plain(table, names, needed)
     rows = [labels[p] for p in plan.batch]
@@ -212,13 +212,13 @@ def _gathered(site: conversion.Site, operands: list[Array]) -> list[Array]:
     index, inside, dim, tensor = _one_index(table, plan, starts, mode)
     tensor = ops.take(tensor, index, dim)
     if mode == _FILL and inside is not None:
-        tensor = ops.where(inside, tensor, _filler(site.params["fill_value"], tensor.dtype))
+        tensor = _fill(tensor, inside, _filler(site.params["fill_value"], tensor.dtype))
     return [_result(plan, tensor, table, starts, site.sizes())]
 
 
-def _table_names(plan: _Plan, labels: Sequence[str], rank: int) -> list[str]:
-    """Returns names for the table's dims: those of the result, and free ones for what is chosen."""
-    names = [""] * rank
+def _table_names(plan: _Plan, labels: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Returns names for the table's dims: those of the result, and their own for what is chosen."""
+    names = [""] * len(given)
     for place, mine in plan.window:
         names[mine] = labels[place]
     for mine, row in plan.pairs:
@@ -227,9 +227,10 @@ def _table_names(plan: _Plan, labels: Sequence[str], rank: int) -> list[str]:
     for mine, name in enumerate(names):
         along = mine in {p for p, _ in plan.along}
         if not name or along:
-            name = f"index_{mine}"
+            name = given[mine]
             while name in taken:
                 name += "_"
+            taken.add(name)
             names[mine] = name
     return names
 
@@ -258,6 +259,16 @@ def _one_index(
         tensor = ops.merge(tensor, names, dim)
         index = index if inside is None else ops.where(inside, index, -1)
     return index, inside, dim, tensor
+
+
+def _fill(tensor: Tensor, inside: Tensor, value: Any) -> Tensor:
+    """Returns looked-up elements, which are zeros outside of the table, with a value there.
+
+    Numbers are added, so that the result may stay a partial sum, as that of the look-up may.
+    """
+    if tensor.dtype == np.bool_:
+        return ops.where(inside, tensor, value)
+    return ops.add(tensor, ops.where(inside, ops.zeros([], tensor.dtype), value))
 
 
 def _filler(value: Any, dtype: np.dtype) -> Any:
