@@ -40,6 +40,7 @@ PAGES = {
         (
             "meshdsl.running.jit",
             "meshdsl.running.placing",
+            "meshdsl.imports",
             "meshdsl.layouts",
             "meshdsl.lowering.options",
             "meshdsl.tracing",

@@ -32,6 +32,9 @@ COMMANDS = {
     "export": "Write the parameters of a checkpoint as safetensors.",
     "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }
+OF_FUNCTIONS = {  # commands that take a function of a file, `my_model.py:example`
+    "names": "Show the dims of a function of JAX: meshdsl names my_model.py:example.",
+}
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'
@@ -70,15 +73,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         tell(version_line())
         return 0
-    if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS)
+    if name not in {**COMMANDS, **OF_FUNCTIONS}:
+        hint = did_you_mean(name, [*COMMANDS, *OF_FUNCTIONS])
         return _fail(
             "meshdsl", f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}{hint}"
         )
     command = f"meshdsl {name}"
     from meshdsl.cli import flags
 
+    places = []
+    while name in OF_FUNCTIONS and rest and not rest[0].startswith("-"):
+        places.append(rest.pop(0))
     values, problems = flags.read(rest, name)
+    if values.help and name in OF_FUNCTIONS:
+        tell(f"meshdsl {name}: {OF_FUNCTIONS[name]}")
+        return 0
     if values.help:
         from meshdsl.cli.help import show_help
 
@@ -87,7 +96,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     code = None
     try:
         with _plain_warnings(command):
-            code = importlib.import_module(f"meshdsl.cli.{name}").main(values, problems)
+            module = importlib.import_module(f"meshdsl.cli.{name}")
+            code = module.main(values, problems, *[places] * (name in OF_FUNCTIONS))
         if sys.stdout is not None:
             sys.stdout.flush()
     except SystemExit as stopped:  # a signal has ended a run between two steps
@@ -154,7 +164,8 @@ def _fail(command: str, message: str, code: int = 2) -> int:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    commands = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    every = {**COMMANDS, **OF_FUNCTIONS}
+    commands = [f"  {name:<{width}}  {text}" for name, text in every.items()]
     return "\n".join(
         [
             "usage: meshdsl <command> --flags",

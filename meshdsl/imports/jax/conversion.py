@@ -121,6 +121,10 @@ class Conversion:
                 tuple(labels(self.naming, frame, atom) for atom in equation.invars),
                 tuple(labels(self.naming, frame, atom) for atom in equation.outvars),
             )
+            if _is_empty(equation):
+                for variable in equation.outvars:
+                    known[variable] = Array.filled(0, variable.aval.dtype, variable.aval.shape)
+                continue
             inputs = [read(atom) for atom in equation.invars]
             with located(site.source):
                 try:
@@ -145,3 +149,10 @@ class Conversion:
         if is_uniform(value):
             return Array.filled(data.flat[0] if data.size else 0, aval.dtype, aval.shape)
         return Array.of(literal(named(data, list(names))))
+
+
+def _is_empty(equation: Any) -> bool:
+    """Whether an equation computes arrays without elements only, as slices of nothing are."""
+    return all(0 in getattr(v.aval, "shape", ()) for v in equation.outvars) and bool(
+        equation.outvars
+    )

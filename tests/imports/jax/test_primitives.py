@@ -101,6 +101,7 @@ CASES = {
     "order": (lambda x, y: (jnp.sort(x), jnp.argsort(x, 0), jax.lax.top_k(x, 2)[0]), X, Y),
     "extremes": (lambda x, y: (x.argmax(1), jnp.cumsum(x, 0), jax.lax.cummax(x, 1, True)), X, Y),
     "logcumsumexp": (lambda x, y: jax.lax.cumlogsumexp(x, 1), X, Y),
+    "scan in parallel": (lambda x, y: jax.lax.associative_scan(jnp.multiply, x), X, Y),
     "scan": (scan, X, Y),
     "counted loop": (scan_with_unused_carry, X, Y),
     "while": (loop, X, Y),

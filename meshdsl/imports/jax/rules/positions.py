@@ -80,6 +80,8 @@ def _infer_pad(site: inference.Site, operands: list[Dims]) -> list[Dims]:
 def _padded(site: conversion.Site, operands: list[Array]) -> list[Array]:
     x, value = operands
     config = site.params["padding_config"]
+    if 0 in x.sizes:
+        return [Array(value.tensor, (None,) * len(x.sizes), site.sizes(), value.number)]
     moved = [p for p, each in enumerate(config) if any(each)]
     x = plain(x, site.inputs[0], moved)
     number = value.number if value.number is not None else 0
@@ -121,6 +123,9 @@ def _common(operands: Sequence[Dims]) -> tuple[list[int], list[bool]]:
 
 def _joined(site: conversion.Site, operands: list[Array]) -> list[Array]:
     axis, labels = site.params["dimension"], site.outputs[0]
+    operands = [x for x in operands if x.sizes[axis]]
+    if len(operands) == 1:
+        return operands
     have = [p for p in range(len(labels)) if any(x.places[p] is not None for x in operands)]
     parts = [plain(x, labels, sorted({*have, axis})) for x in operands]
     tensor = ops.concat([x.tensor for x in parts], labels[axis])
