@@ -59,11 +59,13 @@ def _no_pipeline(graph: Graph, mesh: Mesh, layout: Layout) -> Iterator[str]:
 def _unused(options: Options) -> Iterator[str]:
     """Yields messages about options for what XLA decides.
 
-    A limit on memory is none of them: the program may keep it nevertheless.
+    A limit on memory is none of them: the program may keep it nevertheless. Neither is
+    `pipeline=none`: there are no pipelines here.
     """
     for field in fields(Options):
         value = getattr(options, field.name)
-        if field.name != "memory" and value != field.default:
+        kept = field.name == "memory" or (field.name, value) == ("pipeline", "none")
+        if not kept and value != field.default:
             asked = field.name if value is True else f"{field.name}={value}"
             yield f"{asked} changes nothing: on backend jax_auto, XLA decides what is sent and how"
 
