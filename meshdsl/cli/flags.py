@@ -272,7 +272,7 @@ FLAGS: dict[str, Flag] = {
         "v5p",
         hardware_name,
         "What `explain` and `sweep` take the time of a step for, and what has to fit, without a "
-        "topology. If given, `explain` and `train` choose the fastest program by it: "
+        "topology. If given, `explain`, `sweep` and `train` choose the fastest program by it: "
         f"{', '.join(HARDWARE)}, or a file of `calibrate`, mine.json.",
     ),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),

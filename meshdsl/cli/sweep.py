@@ -240,7 +240,7 @@ class _Sweep:
     def summary(self) -> Heading:
         values, machines = self.subject.values, self.subject.setup.topologies
         measured = f"the median of {values.rounds} rounds in turn, on the devices there are"
-        estimate = "a lower bound, from published peaks, with nothing overlapped"
+        estimate = "simulated"
         if is_file_name(values.hardware) and not machines:
             estimate = "simulated, by what was measured"
         return Heading(

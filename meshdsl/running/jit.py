@@ -376,15 +376,18 @@ class Jitted(Generic[P, R]):
             placement=self.placement,
         )
 
-    def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> Jitted[P, R]:
+    def on(
+        self, mesh: MeshLike | None, layout: LayoutLike | None, options: Options | None = None
+    ) -> Jitted[P, R]:
         """Returns the same function for another mesh and layout, `f.on("data:8", "batch:data")`.
 
         The results share their traces: each signature is traced once. A placement is for one mesh:
-        the other function has none.
+        the other function has none. The options stay, unless others are given.
         """
         if self._traces is None:
             self._traces = {}
-        rest = self.donate, self.check_finite, self.options, self.steps_per_call
+        options = self.options if options is None else options
+        rest = self.donate, self.check_finite, options, self.steps_per_call
         other: Jitted[P, R] = Jitted(self.function, mesh, layout, self.backend, *rest)
         other._traces = self._traces
         return other

@@ -30,6 +30,7 @@ from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.topologies import Topology
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen
+from meshdsl.lowering.options import Options
 from meshdsl.reports.sweeps.candidates import Candidate
 from meshdsl.reports.sweeps.result import Result, planned
 from meshdsl.reports.sweeps.store import PAGES
@@ -93,8 +94,15 @@ class Subject:
     def of(setup: Setup) -> Subject:
         """Builds the step that the flags describe; errors as in `jobs.build`."""
         values, problems = flags.read(setup.arguments)
-        job = jobs.build(values, problems, feeds_text=False)
+        job = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
         return Subject(setup, values, job, *jitted_step(job))
+
+    def on_its_devices(self) -> Subject:
+        """Returns the subject with the TPUs at hand, by whose time `train` decides as well."""
+        from meshdsl.running.runnable import with_hardware_at_hand
+
+        options = Options.of(with_hardware_at_hand(self.job.options, self.job.backend))
+        return replace(self, job=replace(self.job, options=options))
 
     def hardware(self, topology: str) -> str:
         """Returns the name of a topology's hardware; without a topology, that of the flag."""
@@ -111,7 +119,11 @@ class Subject:
         return {name: self.room(name) for name in self.setup.topologies or [""]}
 
     def on(self, candidate: Candidate) -> Jitted:
-        return self.jitted.on(candidate.mesh, candidate.layout)
+        """Returns the step of a candidate, as `explain`, `compile` or `train` lower it."""
+        job = self.job
+        if candidate.topology:
+            job = jobs.on_hardware(job, self.hardware(candidate.topology))
+        return self.jitted.on(candidate.mesh, candidate.layout, job.options)
 
 
 def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
@@ -120,6 +132,8 @@ def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
     jobs.use_host_devices(subject.values.host_devices)
     if setup.topologies:
         jobs.use_no_devices()
+    elif subject.values.measure != "plan":
+        subject = subject.on_its_devices()
     measure = {"plan": by_plan, "compile": by_compiling}.get(subject.values.measure)
     if measure is None:
         return lambda task: by_running(subject, task)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from meshdsl.layouts.calibration import is_file_name
 from meshdsl.lowering.costs.timeline import over
 from meshdsl.lowering.program import Instruction, SpmdProgram, wire_of
 from meshdsl.reports.explain.explanation import Explanation
@@ -29,11 +28,11 @@ class Result:
         reason: why there are no figures, if there are none.
         passing: whether the failure may have other causes than the candidate, so that it is worth
             another try.
-        seconds: the time that ranks it: measured if `--measure=run`; simulated, if the hardware is
-            calibrated; else estimated.
+        seconds: the time that ranks it: measured if `--measure=run`, else simulated.
         quartiles: of the measured times.
-        estimated_seconds, overlapped_seconds: as in `Timeline`, for the hardware asked for.
-        limit: what takes most of the estimated time, in words.
+        estimated_seconds: simulated, as `explain` does for the hardware asked for.
+        overlapped_seconds: as in `Timeline`, a bound from published peaks.
+        limit: what takes most of the time at these peaks, in words.
         wire_bytes: what is sent, by mesh axes: `data`, or `data+model` if over both at once.
         peak_bytes: the peak of memory, by the compiler if one was asked, else by the plan.
         planned_peak_bytes: by the plan.
@@ -96,14 +95,13 @@ def planned(candidate: Candidate, report: Explanation, program: SpmdProgram, roo
         room: bytes that a device may hold.
     """
     timeline = report.timeline
-    simulated = is_file_name(timeline.hardware.name)
     return Result(
         mesh=candidate.mesh,
         layout=candidate.layout,
         topology=candidate.topology,
         devices=program.mesh.size,
-        seconds=report.simulated.seconds if simulated else timeline.seconds,
-        estimated_seconds=timeline.seconds,
+        seconds=report.simulated.seconds,
+        estimated_seconds=report.simulated.seconds,
         overlapped_seconds=timeline.overlapped_seconds,
         limit=what_limits(timeline),
         wire_bytes=sent_over(program),

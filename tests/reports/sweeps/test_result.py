@@ -65,7 +65,7 @@ def test_the_plan_of_a_candidate_is_its_explanation():
         assert found.fits == (room == program.peak_bytes)
         assert found.candidate == candidate
         assert (found.devices, found.reason) == (16, "")
-        assert found.seconds == found.estimated_seconds == report.timeline.seconds
+        assert found.seconds == found.estimated_seconds == report.simulated.seconds
         assert found.overlapped_seconds == report.timeline.overlapped_seconds
         assert found.peak_bytes == found.planned_peak_bytes == report.memory.peak_bytes
         assert found.wire == pytest.approx(report.wire_bytes)
