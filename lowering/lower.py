@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.hardware import Hardware
@@ -32,7 +32,7 @@ from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.reduce_inside import reduce_inside
 from meshdsl.lowering.passes.schedule import schedule
 from meshdsl.lowering.passes.tidy import tidy
-from meshdsl.lowering.pipelining import notes_without, pipelined
+from meshdsl.lowering.pipelining.finding import find_stack, notes_without
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
@@ -48,6 +48,9 @@ from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 from meshdsl.tracing.statements import statement_at
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.pipelining.rewriting import Pipelined
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def lower_in_stages(
     simplified = Simplified(simplify(graph), mesh, layout)
     validate(simplified.graph, mesh, layout)
     given_layout = layout
-    pipeline = pipelined(simplified.graph, layout, mesh, options)
+    pipeline = _pipelined(simplified, options)
     if pipeline is not None:
         simplified = Simplified(simplify(pipeline.graph), mesh, pipeline.layout)
         layout = pipeline.layout
@@ -172,6 +175,17 @@ def lower_in_stages(
         stages = replace(stages, program=program)
     warn_of_options(stages.program, options)
     return stages
+
+
+def _pipelined(simplified: Simplified, options: Options) -> Pipelined | None:
+    """Returns a training step as a pipeline; None if its layout makes none of it."""
+    graph, mesh, layout = simplified.graph, simplified.mesh, simplified.layout
+    if options.pipeline == "none" or find_stack(graph, layout, mesh) is None:
+        return None
+    # Few programs are pipelines: the others do not wait for the modules that make them.
+    from meshdsl.lowering.pipelining.rewriting import pipelined
+
+    return pipelined(graph, layout, mesh, options)
 
 
 def _check_halves(options: Options, graph: Graph) -> None:

@@ -1,6 +1,6 @@
 """Pipelining: a training step whose layers are split over axes of the mesh becomes a pipeline.
 
-    graph, layout = pipelined(graph, layout, mesh, options)
+    pipeline = pipelined(graph, layout, mesh, options)  # its graph and layout, or None
 
 This is a rewriting of the graph, before placement: the loop over microbatches becomes loops over
 the ticks of a schedule. All other stages of lowering then treat it as any other program.
@@ -15,8 +15,3 @@ the ticks of a schedule. All other stages of lowering then treat it as any other
 | `loops.py` | the loops over ticks |
 | `rewriting.py` | `pipelined` |
 """
-
-from meshdsl.lowering.pipelining.finding import notes_without
-from meshdsl.lowering.pipelining.rewriting import Pipelined, pipelined
-
-__all__ = ["Pipelined", "notes_without", "pipelined"]

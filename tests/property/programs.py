@@ -25,7 +25,7 @@ from meshdsl.layouts.validate import problems
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.lower import tensors_of
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.pipelining import pipelined
+from meshdsl.lowering.pipelining.rewriting import pipelined
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 from tests.property import training

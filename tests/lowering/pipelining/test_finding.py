@@ -1,6 +1,8 @@
 """Which loops a layout makes a pipeline, and what is said where it cannot."""
 
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -39,6 +41,16 @@ def test_the_user_may_have_no_pipeline():
 @pytest.mark.parametrize("layout", ["layers:pipe?", "", "layers:-", "batch:pipe"])
 def test_without_the_rule_there_is_no_pipeline(layout):
     assert lower(GPT, 4, "pipe:2", layout).pipeline is None
+
+
+def test_programs_without_a_pipeline_do_not_load_what_makes_them():
+    code = """
+import sys, meshdsl as md
+a = md.Dimension("a", 4)
+md.jit(lambda x: x + 1, "d:2", "a:d", "numpy").lower(md.spec([a]))
+sys.exit("meshdsl.lowering.pipelining.rewriting" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_loop_over_positions_is_no_pipeline():
