@@ -32,7 +32,7 @@ from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.reduce_inside import reduce_inside
 from meshdsl.lowering.passes.schedule import schedule
 from meshdsl.lowering.passes.tidy import tidy
-from meshdsl.lowering.pipelining.finding import find_stack, notes_without
+from meshdsl.lowering.pipelining.finding import find_stacks, notes_without
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
@@ -180,7 +180,7 @@ def lower_in_stages(
 def _pipelined(simplified: Simplified, options: Options) -> Pipelined | None:
     """Returns a training step as a pipeline; None if its layout makes none of it."""
     graph, mesh, layout = simplified.graph, simplified.mesh, simplified.layout
-    if options.pipeline == "none" or find_stack(graph, layout, mesh) is None:
+    if options.pipeline == "none" or not find_stacks(graph, layout, mesh):
         return None
     # Few programs are pipelines: the others do not wait for the modules that make them.
     from meshdsl.lowering.pipelining.rewriting import pipelined

@@ -10,24 +10,39 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 
 
 @dataclass(frozen=True)
+class RunningStack:
+    """A stack of layers that is a part of a pipeline.
+
+    Attributes:
+        layers: how many layers it has.
+        per_chunk: the layers of a chunk; the last chunks may have fewer, and compute as long.
+        line: where the loop over the layers is.
+    """
+
+    layers: int
+    per_chunk: int
+    line: str
+
+
+@dataclass(frozen=True)
 class RunningPipeline:
     """A pipeline that a program runs, on ticks that all stages share.
 
     Attributes:
         rule: the rule of the layout that makes it, as `layers:pipe`.
         axes: the axes of the mesh that number the stages.
-        layers: how many layers the stack has.
-        per_chunk: the layers of a chunk; the last chunks may have fewer, and compute as long.
-        schedule: what each stage does; None cells align ticks.
+        stacks: the stacks of layers, in the order in which a microbatch goes through them. Each
+            stage has as many chunks of each.
+        schedule: what each stage does; None cells align ticks. Chunks are numbered through all
+            stacks.
         forward_ticks, backward_ticks: in how many ticks the program computes forward, and backward
-            passes.
+            passes; a tick counts once for each stack whose chunks it computes.
         also: stacks of layers that are not part of it, so that every stage computes them.
     """
 
     rule: str
     axes: tuple[str, ...]
-    layers: int
-    per_chunk: int
+    stacks: tuple[RunningStack, ...]
     schedule: Schedule
     forward_ticks: int
     backward_ticks: int
@@ -48,6 +63,13 @@ class RunningPipeline:
         return 1 - passes / (self.forward_ticks + self.backward_ticks)
 
     @property
+    def rounds(self) -> int:
+        """How many chunks of each stack a stage has."""
+        return self.schedule.rounds // len(self.stacks)
+
+    @property
     def filling(self) -> float:
         """The share of the layers' work that is done for layers that the model does not have."""
-        return 1 - self.layers / (self.per_chunk * self.schedule.chunks)
+        chunks = self.schedule.stages * self.rounds
+        computed = sum(stack.per_chunk * chunks for stack in self.stacks)
+        return 1 - sum(stack.layers for stack in self.stacks) / computed

@@ -9,9 +9,11 @@ the ticks of a schedule. All other stages of lowering then treat it as any other
 |---|---|
 | `finding.py` | the loops that a rule such as `layers:pipe` makes a pipeline |
 | `parts.py` | which operations of a microbatch belong to which part of a tick |
-| `timetable.py` | what each stage does in each tick, as numbers |
+| `timetable.py`, `clocking.py` | in which ticks the chunks of a stack do their passes |
+| `joint.py` | several stacks, one after the other; what each stage does in each tick, as numbers |
 | `regions.py` | tensors of which every stage has its own value |
 | `chunks.py` | the layers of a stage, and its buffers |
-| `loops.py` | the loops over ticks |
+| `layers.py` | the passes over the chunks of one stack |
+| `loops.py`, `ticks.py` | the loops over ticks, and what a tick does |
 | `rewriting.py` | `pipelined` |
 """

@@ -52,7 +52,7 @@ def clocked(schedule: Schedule) -> Timetable:
             times.update({(action.chunk, action.microbatch): tick for action in done})
         tick += 1
     rounds = schedule.chunks // schedule.stages
-    return Timetable(
+    return Timetable.of(
         schedule.stages, rounds, schedule.microbatches, schedule.name, forward, backward
     )
 

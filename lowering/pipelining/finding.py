@@ -23,6 +23,10 @@ from meshdsl.tracing.graph import Graph, Operation
 _SAME_NUMBERS = ("cast", "rename", "transpose")  # operations between a parameter and its use
 
 
+class NoPipelineError(ValueError):
+    """A loop over microbatches cannot be a pipeline of its stacks of layers."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A stack of layers in a training step.
@@ -43,12 +47,13 @@ class Stack:
         return self.forward.params["dim"]
 
 
-def find_stack(graph: Graph, layout: Layout, mesh: Mesh) -> Stack | None:
-    """Returns the stack of layers that a layout makes a pipeline; None if there is none.
+def find_stacks(graph: Graph, layout: Layout, mesh: Mesh) -> tuple[Stack, ...]:
+    """Returns the stacks of layers that a layout makes a pipeline; none if there are none.
 
-    A program without a backward pass has none: each device then gathers the layers one by one. Of
-    several stacks, it is the one with the most layers. A rule that need not be used
-    (`layers:pipe?`) makes none: whether there is a pipeline is the user's choice.
+    A program without a backward pass has none: each device then gathers the layers one by one. A
+    rule that need not be used (`layers:pipe?`) makes none: whether there is a pipeline is the
+    user's choice. All stacks are of one loop and one rule: those of the stack with the most layers.
+    They are in the order of the model.
 
     Raises:
         ValueError: the step is not computed in microbatches.
@@ -56,8 +61,16 @@ def find_stack(graph: Graph, layout: Layout, mesh: Mesh) -> Stack | None:
     for rule in _rules(layout, mesh):
         for forward, _ in _pairs(graph, graph.inputs, rule.dim):
             raise _at_once(rule, forward, mesh)
-    found = stacks_of(graph, layout, mesh)
-    return max(found, key=lambda stack: stack.layers.size, default=None)
+    found = list(stacks_of(graph, layout, mesh))
+    longest = longest_of(found)
+    if longest is None:
+        return ()
+    return tuple(s for s in found if s.rule is longest.rule and s.loop is longest.loop)
+
+
+def longest_of(stacks: Iterable[Stack]) -> Stack | None:
+    """Returns the stack with the most layers, if any; of several, the first."""
+    return max(stacks, key=lambda stack: stack.layers.size, default=None)
 
 
 def stacks_of(graph: Graph, layout: Layout, mesh: Mesh) -> Iterator[Stack]:

@@ -2,7 +2,8 @@
 
 The body of the loop over microbatches has a forward and a backward pass over the layers. Other
 operations compute what the layers read, the loss and its gradient, and the gradients of what comes
-before the layers. `Level` says of each tensor which of these it depends on.
+before the layers. The *level* of a tensor says which of these it depends on. There may be several
+stacks of layers; see `joint` for what passes and junctions are.
 
 The sums of the gradients over the microbatches are taken apart (`terms`): what the head adds is
 added in other ticks than what the layers add.
@@ -10,26 +11,19 @@ added in other ticks than what the layers add.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from meshdsl.lowering.graphs.from_nothing import from_nothing
-from meshdsl.lowering.pipelining.finding import Stack
+from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
 from meshdsl.tracing.trace import bind, located
 
-
-class Level(enum.IntEnum):
-    """What a tensor depends on; each level may depend on the lower ones too."""
-
-    FIXED = 0  # the same for all microbatches
-    BATCH = 1  # the data of its microbatch
-    HEAD = 2  # what the last layer leaves
-    STACKED = 3  # what each layer has stacked
-    TAIL = 4  # the backward pass over the layers
+# Levels; what a tensor depends on includes all that is lower.
+FIXED = 0  # the same for all microbatches
+BATCH = 1  # the data of its microbatch; BATCH + j: what pass j leaves
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,10 @@ class Parts:
     """The body of a loop over microbatches, taken apart.
 
     Attributes:
+        stacks: the stacks of layers, in the order of the model.
+        passes: the operations of the passes; pass j is number j - 1.
         levels: by tensor.
+        late: the tensors that need what all layers of a stack have stacked.
         constants: the tensors that depend on nothing at all.
         makers: the operation that makes each tensor.
         consts, sums, slices: the inputs: what is fixed, the running sums, parts of the batch.
@@ -52,12 +49,20 @@ class Parts:
         results: what the loop stacks along the dim of the microbatches.
     """
 
-    def __init__(self, stack: Stack) -> None:
-        params = stack.loop.params
+    def __init__(self, stacks: Sequence[Stack]) -> None:
+        """Takes the body apart.
+
+        Raises:
+            NoPipelineError: microbatches do more than add up results; or a stack starts where
+                another one is on its way back.
+        """
+        self.stacks = tuple(stacks)
+        params = stacks[0].loop.params
         body: Graph = params["body"]
         first, last = params["consts"], params["consts"] + params["carries"]
-        self.stack = stack
         self.body = body
+        self.rule, self.loop = stacks[0].rule, stacks[0].loop
+        self.passes = self._passes()
         self.consts = body.inputs[:first]
         self.sums = body.inputs[first:last]
         self.slices = body.inputs[last:]
@@ -67,26 +72,77 @@ class Parts:
         for op in body.operations:
             if not op.bodies and from_nothing(op, self.constants):
                 self.constants.update(op.outputs)
+        self._ends = {
+            tensor: number
+            for number, op in enumerate(self.passes, start=1)
+            for tensor in op.outputs[: op.params["carries"]]
+        }
+        self.late: set[Tensor] = set()
         self.levels = self._levels()
-        self._of_layers = set(stack.backward.outputs[stack.backward.params["carries"] :])
+        self._of_layers = {
+            t: number
+            for number, stack in enumerate(stacks)
+            for t in stack.backward.outputs[stack.backward.params["carries"] :]
+        }
         self._on_sums = self._depending_on_sums()
         sums = zip(self.sums, body.outputs, strict=False)
         self.terms = [self._added(start, end) for start, end in sums]
 
-    def _levels(self) -> dict[Tensor, Level]:
-        stack = self.stack
-        levels = dict.fromkeys((*self.consts, *self.sums), Level.FIXED)
-        levels.update(dict.fromkeys(self.slices, Level.BATCH))
-        carries = stack.forward.params["carries"]
+    @property
+    def head(self) -> int:
+        """The number of the junction between forward and backward passes."""
+        return len(self.stacks)
+
+    def _passes(self) -> tuple[Operation, ...]:
+        forth = [stack.forward for stack in self.stacks]
+        back = [stack.backward for stack in reversed(self.stacks)]
+        place = {op: number for number, op in enumerate(self.body.operations)}
+        passes = (*forth, *back)
+        if [place[op] for op in passes] != sorted(place[op] for op in passes):
+            raise NoPipelineError(
+                f"`{self.rule}` makes a pipeline of stacks that follow each other, forth and back "
+                f"in reverse; those of the loop at {self.loop.source} do not"
+            )
+        return passes
+
+    def _levels(self) -> dict[Tensor, int]:
+        levels = dict.fromkeys((*self.consts, *self.sums), FIXED)
+        levels.update(dict.fromkeys(self.slices, BATCH))
         for op in self.body.operations:
-            level = max((levels[t] for t in op.inputs), default=Level.FIXED)
+            level = max((levels[t] for t in op.inputs), default=FIXED)
+            if op in self.passes:
+                number = self.passes.index(op) + 1
+                level = BATCH + number
+                if number <= self.head:
+                    self.late.update(op.outputs[op.params["carries"] :])
+            elif not self.late.isdisjoint(op.inputs):
+                self.late.update(op.outputs)
             levels.update(dict.fromkeys(op.outputs, level))
-            if op is stack.forward:
-                levels.update(dict.fromkeys(op.outputs[:carries], Level.HEAD))
-                levels.update(dict.fromkeys(op.outputs[carries:], Level.STACKED))
-            elif op is stack.backward:
-                levels.update(dict.fromkeys(op.outputs, Level.TAIL))
         return levels
+
+    def junction(self, tensor: Tensor) -> int:
+        """Returns after which pass a tensor is computed that sums or results need."""
+        return max(self.levels[tensor] - BATCH, self.head)
+
+    def is_end(self, tensor: Tensor) -> int:
+        """Returns the number of the pass that leaves a tensor for what follows it; 0 if none."""
+        return self._ends.get(tensor, 0)
+
+    def ends_under(self, tensors: Iterable[Tensor]) -> dict[Tensor, None]:
+        """Returns what passes leave that some tensors are computed of."""
+        ends: dict[Tensor, None] = {}
+        seen: set[Tensor] = set()
+        front = list(tensors)
+        while front:
+            tensor = front.pop()
+            if tensor in seen:
+                continue
+            seen.add(tensor)
+            if self.is_end(tensor):
+                ends[tensor] = None
+            elif (op := self.makers.get(tensor)) is not None and op not in self.passes:
+                front += op.inputs
+        return ends
 
     def _depending_on_sums(self) -> set[Tensor]:
         depending = set(self.sums)
@@ -99,14 +155,14 @@ class Parts:
         """Returns what is added to a running sum.
 
         Raises:
-            ValueError: the sum is not only added to.
+            NoPipelineError: the sum is not only added to.
         """
         terms = self._apart(end)
         rest = [term for term in terms if term.tensor is not start or term.after]
         if len(rest) != len(terms) - 1 or any(t.tensor in self._on_sums for t in rest):
-            raise ValueError(
-                f"`{self.stack.rule}` makes a pipeline, in which the microbatches of the loop at "
-                f"{self.stack.loop.source} only add up results; {end} ({end.source}) depends "
+            raise NoPipelineError(
+                f"`{self.rule}` makes a pipeline, in which the microbatches of the loop at "
+                f"{self.loop.source} only add up results; {end} ({end.source}) depends "
                 "otherwise on the microbatch before"
             )
         return rest
@@ -114,7 +170,7 @@ class Parts:
     def _apart(self, tensor: Tensor) -> list[Term]:
         """Returns the summands of a tensor; linear operations are done on each by itself."""
         op = self.makers.get(tensor)
-        if op is None or op is self.stack.forward or op is self.stack.backward:
+        if op is None or op in self.passes:
             return [Term(tensor)]
         if op.name == "add":
             terms = [term for t in op.inputs for term in self._apart(t)]
@@ -126,19 +182,19 @@ class Parts:
 
     def _must_stay_apart(self, tensor: Tensor, terms: Sequence[Term]) -> bool:
         """Whether summands are known in different ticks, or are added in different ways."""
-        ticks = {self.levels[term.tensor] is Level.TAIL for term in terms}
-        stacked = any(self.is_of_layers(term.tensor) for term in terms)
+        ticks = {self.junction(term.tensor) for term in terms}
+        stacked = any(self.of_stack(term.tensor) is not None for term in terms)
         return tensor in self._on_sums or stacked or len(ticks) > 1
 
-    def is_of_layers(self, tensor: Tensor) -> bool:
-        """Whether the backward pass over the layers has stacked a tensor."""
-        return tensor in self._of_layers
+    def of_stack(self, tensor: Tensor) -> int | None:
+        """Returns the number of the stack whose backward pass has stacked a tensor, if any."""
+        return self._of_layers.get(tensor)
 
     def _passed_by(self, op: Operation) -> Tensor | None:
         """Returns the operand of an elementwise operation that is linear in it alone, if any."""
         if op.primitive.form is not Form.ELEMENTWISE or len(op.outputs) != 1:
             return None
-        rest = [t for t in op.inputs if self.levels[t] is not Level.FIXED]
+        rest = [t for t in op.inputs if self.levels[t] != FIXED]
         linear = [op.inputs[i] for i in op.linear]
         return rest[0] if len(rest) == 1 and rest[0] in linear else None
 
@@ -150,10 +206,10 @@ class Parts:
         """
 
         def is_fixed(tensor: Tensor) -> bool:
-            return self.levels[tensor] is Level.FIXED and tensor not in self.constants
+            return self.levels[tensor] == FIXED and tensor not in self.constants
 
-        passes = (self.stack.forward, self.stack.backward)
-        readers = [op for op in self.body.operations if op in passes or not is_fixed(op.outputs[0])]
+        operations = self.body.operations
+        readers = [op for op in operations if op in self.passes or not is_fixed(op.outputs[0])]
         read = [t for op in readers for t in op.inputs] + list(self.body.outputs)
         ends = set(self.sums) | self._on_sums
         return dict.fromkeys(t for t in read if is_fixed(t) and t not in ends)
@@ -171,22 +227,25 @@ class Values:
         parts: Parts,
         known: Mapping[Tensor, Tensor],
         given: Callable[[Tensor], Tensor] | None = None,
+        saved: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Starts with what is known.
 
         Args:
             given: returns what stands for a fixed tensor, or for a part of the batch; by default
                 fixed tensors are computed.
+            saved: returns what an earlier pass has left.
         """
         self.parts = parts
         self.known = dict(known)
         self._given = given
+        self._saved = saved
 
     def get(self, tensor: Tensor) -> Tensor:
         """Returns what stands for a tensor of the body.
 
         Raises:
-            ValueError: it is a result of a pass over the layers, and not known.
+            NoPipelineError: it is a result of a pass over the layers, and not known.
         """
         if tensor not in self.known:
             op = self.parts.makers.get(tensor)
@@ -194,7 +253,9 @@ class Values:
                 self.known[tensor] = self._given(tensor)
                 return self.known[tensor]
             assert op is not None, tensor
-            if op in (self.parts.stack.forward, self.parts.stack.backward):
+            if self._saved is not None and self.parts.is_end(tensor):
+                self.known[tensor] = self._saved(tensor)
+            elif op in self.parts.passes:
                 raise self._too_late(tensor, op)
             else:
                 arguments = self.every(op.inputs)
@@ -206,12 +267,12 @@ class Values:
     def every(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [self.get(t) for t in tensors]
 
-    def _too_late(self, tensor: Tensor, op: Operation) -> ValueError:
+    def _too_late(self, tensor: Tensor, op: Operation) -> NoPipelineError:
         """Returns the error of a tensor that is needed in other ticks than it is computed in."""
         readers = [o for o in self.parts.body.operations if tensor in o.inputs]
         lines = ", ".join(dict.fromkeys(str(o.source) for o in readers))
-        return ValueError(
-            f"`{self.parts.stack.rule}` makes a pipeline of the loop at {op.source}; {lines} "
+        return NoPipelineError(
+            f"`{self.parts.rule}` makes a pipeline of the loop at {op.source}; {lines} "
             f"needs {tensor} of all its layers at once, together with later results of the same "
             "microbatch, which no stage has"
         )
@@ -236,16 +297,16 @@ class Late:
         """Returns the late results of a loop.
 
         Raises:
-            ValueError: a result needs a gradient.
+            NoPipelineError: a result needs a gradient.
         """
-        levels, forward = parts.levels, parts.stack.forward
+        levels = parts.levels
         for tensor in parts.results:
-            if levels[tensor] is Level.TAIL:
-                raise ValueError(
-                    f"`{parts.stack.rule}` makes a pipeline, which cannot return {tensor} "
+            if levels[tensor] > BATCH + parts.head:
+                raise NoPipelineError(
+                    f"`{parts.rule}` makes a pipeline, which cannot return {tensor} "
                     f"({tensor.source}) of each microbatch: it depends on gradients"
                 )
-        results = [t for t in parts.results if levels[t] is Level.STACKED]
+        results = [t for t in parts.results if t in parts.late]
         stacked: dict[Tensor, None] = {}
         heads: dict[Tensor, None] = {}
         seen: set[Tensor] = set()
@@ -255,10 +316,11 @@ class Late:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if levels[tensor] is Level.HEAD:
+            if tensor in parts.late:
+                if parts.makers[tensor] in parts.passes:
+                    stacked[tensor] = None
+                else:
+                    front += parts.makers[tensor].inputs
+            elif levels[tensor] > BATCH:
                 heads[tensor] = None
-            elif parts.makers.get(tensor) is forward:
-                stacked[tensor] = None
-            elif levels[tensor] is Level.STACKED:
-                front += parts.makers[tensor].inputs
         return Late(tuple(dict.fromkeys(results)), tuple(stacked), tuple(heads))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout, Rule
@@ -12,10 +12,11 @@ from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.named import WITH_ROUNDS, named
-from meshdsl.lowering.pipelines.running import RunningPipeline
+from meshdsl.lowering.pipelines.running import RunningPipeline, RunningStack
 from meshdsl.lowering.pipelining.chunks import Dims
 from meshdsl.lowering.pipelining.clocking import clocked
-from meshdsl.lowering.pipelining.finding import Stack, find_stack
+from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, find_stacks, longest_of
+from meshdsl.lowering.pipelining.joint import Joint
 from meshdsl.lowering.pipelining.loops import Pipeline
 from meshdsl.lowering.pipelining.parts import Parts
 from meshdsl.lowering.pipelining.timetable import Timetable, circular
@@ -49,46 +50,70 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
     """
     if options.pipeline == "none":
         return None
-    if find_stack(graph, layout, mesh) is None:
+    if not find_stacks(graph, layout, mesh):
         return None
     rounds = options.pipeline_rounds
     # What is gathered once per step, or sent to another stage, is cast before that.
     moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
     graph = simplify(hoist_casts(graph, moved))
-    stack = find_stack(graph, layout, mesh)
-    assert stack is not None
-    stages = mesh.extent(stack.rule.axes)
-    microbatches = stack.loop.params["dim"].size
-    timetable = _timetable(options, stages, microbatches)
+    found = find_stacks(graph, layout, mesh)
+    longest = longest_of(found)
+    assert longest is not None
+    stages = mesh.extent(longest.rule.axes)
+    timetable = _timetable(options, stages, longest.loop.params["dim"].size)
+    gains = [s for s in found if s is longest or _gains(s.layers.size, stages, rounds)]
+    try:
+        return _pipelined(graph, gains, timetable, layout)
+    except NoPipelineError:
+        if len(gains) == 1:
+            raise
+        # Stacks that cannot follow each other: the longest one alone; the report names the others.
+        return _pipelined(graph, [longest], timetable, layout)
+
+
+def _gains(layers: int, stages: int, rounds: int) -> bool:
+    """Whether a stage computes fewer layers if a stack is divided, than if all compute it."""
+    return rounds * -(-layers // (stages * rounds)) < layers
+
+
+def _pipelined(
+    graph: Graph, stacks: Sequence[Stack], timetable: Timetable, layout: Layout
+) -> Pipelined:
+    """Makes a pipeline of stacks, each of which has the same timetable."""
     used = {name for tensor in _tensors(graph) for name in tensor.shape.names}
-    dims = Dims.of(stack.layers, stages, rounds, stack.rule.axes, used)
-    _check(stack, dims, layout)
-    rule = Rule("", dims.stage.name, stack.rule.axes)
-    layout = Layout((*layout.rules, rule))
+    stages, rounds, axes = timetable.stages, timetable.rounds, stacks[0].rule.axes
+    dims = [Dims.of(stack.layers, stages, rounds, axes, used) for stack in stacks]
+    _check(stacks, dims, layout)
+    rule = Rule("", dims[0].stage.name, axes)
+    joint = Joint.of([timetable] * len(stacks))
     return Pipelined(
-        _rewritten(graph, stack, timetable, dims), layout, _facts(stack, dims, timetable)
+        _rewritten(graph, stacks, joint, dims),
+        Layout((*layout.rules, rule)),
+        _facts(stacks, dims, joint),
     )
 
 
-def _facts(stack: Stack, dims: Dims, timetable: Timetable) -> RunningPipeline:
+def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> RunningPipeline:
     """Returns what reports say of a pipeline."""
-    body = stack.loop.params["body"]
-    passes = (stack.forward, stack.backward)
+    body = stacks[0].loop.params["body"]
+    passes = [op for stack in stacks for op in (stack.forward, stack.backward)]
     rest = [
         op
         for op in body.operations
         if op.name == "scan" and op not in passes and not op.source.backward
     ]
     also = [f"{op.params['dim']} at {op.source}" for op in rest if _computes(op.params["body"])]
-    phases = timetable.phases
+    ticks = [sum(p.ticks for p in joint.phases if n in p.passes) for n in joint.passes]
     return RunningPipeline(
-        str(stack.rule),
-        stack.rule.axes,
-        stack.layers.size,
-        dims.inside.size,
-        timetable.schedule(),
-        sum(phase.ticks for phase in phases if phase.forward),
-        sum(phase.ticks for phase in phases if phase.backward),
+        str(stacks[0].rule),
+        stacks[0].rule.axes,
+        tuple(
+            RunningStack(stack.layers.size, dim.inside.size, str(stack.forward.source))
+            for stack, dim in zip(stacks, dims, strict=True)
+        ),
+        joint.schedule(),
+        sum(ticks[: joint.count]),
+        sum(ticks[joint.count :]),
         tuple(also),
     )
 
@@ -124,7 +149,7 @@ def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
     return clocked(table)
 
 
-def _rewritten(graph: Graph, stack: Stack, timetable: Timetable, dims: Dims) -> Graph:
+def _rewritten(graph: Graph, stacks: Sequence[Stack], joint: Joint, dims: Sequence[Dims]) -> Graph:
     trace = Trace()
     with tracing(trace):
         values: dict[Tensor, Tensor] = {
@@ -132,8 +157,8 @@ def _rewritten(graph: Graph, stack: Stack, timetable: Timetable, dims: Dims) -> 
         }
         for op in graph.operations:
             arguments = [values[t] for t in op.inputs]
-            if op is stack.loop:
-                outputs = Pipeline(Parts(stack), timetable, dims).write(arguments)
+            if op is stacks[0].loop:
+                outputs = Pipeline(Parts(stacks), joint, dims).write(arguments)
             else:
                 with located(op.source):
                     outputs = list(bind(op.primitive, arguments, op.params).outputs)
@@ -149,9 +174,11 @@ def _rewritten(graph: Graph, stack: Stack, timetable: Timetable, dims: Dims) -> 
     )
 
 
-def _check(stack: Stack, dims: Dims, layout: Layout) -> None:
+def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> None:
     """Raises ValueError, with all reasons, if the layers cannot be divided among the stages."""
-    stages, rounds = dims.stage.size, dims.round.size
+    stages, rounds = dims[0].stage.size, dims[0].round.size
+    stack = longest_of(stacks)
+    assert stack is not None
     rule, problems = stack.rule, []
     if stack.layers.size < stages * rounds:
         fewer = f", and {rounds} rounds" if rounds > 1 else ""
@@ -160,7 +187,8 @@ def _check(stack: Stack, dims: Dims, layout: Layout) -> None:
             f"the axes {'+'.join(rule.axes)} fewer devices, or use another rule"
         )
     claims = {}
-    for body in (stack.forward.params["body"], stack.backward.params["body"]):
+    for scan in (scan for s in stacks for scan in (s.forward, s.backward)):
+        body = scan.params["body"]
         inside = [layout.inside(tensor.shape) for tensor in _tensors(body)]
         inside += [layout.assign(t.shape, path) for t, path in tensors_with_paths(body)]
         for dim, axes in (split for each in inside for split in each.splits):

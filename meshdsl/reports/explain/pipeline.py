@@ -11,11 +11,10 @@ _MOST_COLUMNS = 24  # of the grid; a wider one shows its begin
 def pipeline_lines(pipeline: RunningPipeline, width: int) -> list[str]:
     """Returns the section about a pipeline."""
     schedule = pipeline.schedule
-    per_stage = _many(schedule.rounds, "chunk")
     lines = [
-        f"pipeline {pipeline.rule}: {_many(schedule.stages, 'stage')} of {per_stage} of "
-        f"{_many(pipeline.per_chunk, 'layer')}; {_many(schedule.microbatches, 'microbatch', 'es')};"
-        f" schedule {schedule.name}",
+        f"pipeline {pipeline.rule}: {_stages(pipeline)}; "
+        f"{_many(schedule.microbatches, 'microbatch', 'es')}; schedule {schedule.name}",
+        *_stacks(pipeline),
         f"  {pipeline.forward_ticks} ticks with forward passes, {pipeline.backward_ticks} with "
         f"backward passes; bubble {pipeline.bubble:.1%} of them: stages wait "
         f"{_waiting(pipeline)}",
@@ -23,12 +22,36 @@ def pipeline_lines(pipeline: RunningPipeline, width: int) -> list[str]:
         + " ".join(map(str, pipeline.live)),
     ]
     if pipeline.filling > 0:
-        lines.append(
-            f"  {pipeline.filling:.1%} of the layers' work is for none: {pipeline.layers} layers "
-            f"are computed as {schedule.chunks} × {pipeline.per_chunk}"
+        chunks = schedule.stages * pipeline.rounds
+        for_none = ", ".join(
+            f"{stack.layers} layers are computed as {chunks} × {stack.per_chunk}"
+            for stack in pipeline.stacks
+            if stack.layers < chunks * stack.per_chunk
         )
+        lines.append(f"  {pipeline.filling:.1%} of the layers' work is for none: {for_none}")
     lines += [f"  not part of it, computed by every stage: {one}" for one in pipeline.also]
     return [*lines, *_grid(pipeline, width)]
+
+
+def _stages(pipeline: RunningPipeline) -> str:
+    """Returns how many stages there are, and what each has."""
+    stages, chunks = pipeline.schedule.stages, _many(pipeline.rounds, "chunk")
+    text = f"{_many(stages, 'stage')} of {chunks}"
+    if len(pipeline.stacks) == 1:
+        return f"{text} of {_many(pipeline.stacks[0].per_chunk, 'layer')}"
+    return f"{text} of each of {len(pipeline.stacks)} stacks, one after the other"
+
+
+def _stacks(pipeline: RunningPipeline) -> list[str]:
+    """Returns which chunks the stacks have, if they are several."""
+    if len(pipeline.stacks) == 1:
+        return []
+    count = pipeline.schedule.stages * pipeline.rounds
+    return [
+        f"  chunks {n * count} to {(n + 1) * count - 1}: {_many(stack.per_chunk, 'layer')} each of "
+        f"the layers={stack.layers} at {stack.line}"
+        for n, stack in enumerate(pipeline.stacks)
+    ]
 
 
 def _waiting(pipeline: RunningPipeline) -> str:
@@ -37,7 +60,7 @@ def _waiting(pipeline: RunningPipeline) -> str:
     fewer = f"{ticks - passes} of {ticks} passes"
     if pipeline.bubble < 0.05:
         return fewer
-    rounds = " or --pipeline_rounds" if pipeline.per_chunk > 1 else ""
+    rounds = " or --pipeline_rounds" if pipeline.stacks[0].per_chunk > 1 else ""
     return f"{fewer}; more --microbatches{rounds} make that fewer"
 
 

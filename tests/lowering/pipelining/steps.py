@@ -15,6 +15,7 @@ GPT = "gpt_mini", "layers=4,embed=16,heads=2,d_ff=32,vocab=32"
 LLAMA = "llama_7b", "layers=4,embed=32,heads=4,kv=8,d_ff=64,vocab=32"
 EXPERTS = "mixtral_mini", "layers=4,vocab=32"
 DENSE_FIRST = "deepseek_mini", "layers=5,vocab=32"
+KINDS = "deepseek_mini", "layers=7,dense_layers=3,vocab=32"
 T5 = "t5_mini", "layers=4,vocab=32"
 
 
@@ -25,8 +26,9 @@ def layers(model, count):
 
 
 @functools.cache
-def problem(model, microbatches, batch=8, length=8):
-    """Returns the step of a model, its state and a batch."""
+def problem(model, microbatches, batch=None, length=8):
+    """Returns the step of a model, its state and a batch, of two rows per microbatch or more."""
+    batch = batch or max(8, 2 * microbatches)
     name, overrides = model
     rows = dict(row.split("=") for row in overrides.split(","))  # the last of a name counts
     loaded = models.load(name, ",".join(f"{k}={v}" for k, v in rows.items()))
@@ -35,7 +37,7 @@ def problem(model, microbatches, batch=8, length=8):
         key: md.named(rng.integers(0, 32, spec.dims.sizes).astype("int32"), spec.dims)
         for key, spec in loaded.batch_spec(batch, length).items()
     }
-    optimizer = Sgd(0.1)
+    optimizer = Sgd(0.1, momentum=0.9)  # its state is the gradient of the step
     step = make_train_step(
         loaded.loss, optimizer, microbatches=microbatches, clip_norm=1.0, update=loaded.update
     )
@@ -56,7 +58,7 @@ def alone(model, microbatches):
     return run(model, microbatches)
 
 
-def lower(model, microbatches, mesh, layout, batch=8, **options):
+def lower(model, microbatches, mesh, layout, batch=None, **options):
     """Returns the program of a step."""
     step, _, data, spec = problem(model, microbatches, batch)
     jitted = md.jit(step, mesh, layout, donate="state", options=Options(**options))

@@ -9,6 +9,7 @@ from meshdsl.lowering.pipelines.circular import Circular
 from meshdsl.lowering.pipelines.named import named
 from meshdsl.lowering.pipelines.schedule import Schedule
 from meshdsl.lowering.pipelining.clocking import clocked
+from meshdsl.lowering.pipelining.joint import Joint
 from meshdsl.lowering.pipelining.timetable import circular
 from tests.lowering.pipelining.steps import GPT, lower
 
@@ -26,8 +27,9 @@ def check(table):
             assert table.forward_tick[chunk - 1, k] < table.forward_tick[chunk, k]
             assert table.backward_tick[chunk, k] < table.backward_tick[chunk - 1, k]
         assert table.forward_tick[chunk, k] <= table.backward_tick[chunk, k]
-    assert [p.start for p in table.phases] == [0, *(p.stop for p in table.phases[:-1])]
-    assert table.phases[-1].stop == table.ticks
+    phases = Joint.of([table]).phases
+    assert [p.start for p in phases] == [0, *(p.stop for p in phases[:-1])]
+    assert phases[-1].stop == table.ticks
 
 
 def random_schedule(rng):
@@ -78,7 +80,7 @@ def test_circular_needs_no_more_ticks_than_the_others(name):
         check(other)
 
         def passes(table):
-            return sum(p.ticks * (p.forward + p.backward) for p in table.phases)
+            return sum(p.ticks * len(p.passes) for p in Joint.of([table]).phases)
 
         assert passes(circular(stages, 1, microbatches)) <= passes(other)
 

@@ -11,6 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.pipelines.checking import check
 from meshdsl.training.step import make_eval_step
 from tests.lowering.pipelining.steps import GPT, layers, lower, problem
 
@@ -121,10 +122,27 @@ def test_options_of_pipelines_without_one_are_told():
         lower(GPT, 4, "data:2", "batch:data", pipeline_rounds=2)
 
 
-def test_the_longest_stack_is_the_pipeline_and_others_are_named():
-    program = lower(("t5_mini", "layers=4,vocab=32"), 4, "pipe:2", "layers:pipe")
-    assert len(program.pipeline.also) == 1
-    assert "layers=4 at models/layers/block.py" in program.pipeline.also[0]
+def test_stacks_follow_each_other_on_the_same_stages():
+    pipeline = lower(("t5_mini", "layers=4,vocab=32"), 4, "pipe:2", "layers:pipe").pipeline
+    assert [(stack.layers, stack.per_chunk) for stack in pipeline.stacks] == [(4, 2), (4, 2)]
+    assert not pipeline.also
+    check(pipeline.schedule)  # a microbatch leaves the encoder before the decoder reads it
+
+
+def test_a_stack_that_is_no_longer_by_division_is_computed_by_every_stage():
+    """One dense layer: a stage would compute as much of it with a stage of its own."""
+    pipeline = lower(("deepseek_mini", "layers=5,vocab=32"), 4, "pipe:2", "layers:pipe").pipeline
+    assert [stack.layers for stack in pipeline.stacks] == [4]
+    assert len(pipeline.also) == 1
+    assert "layers=1 at models/layers/block.py" in pipeline.also[0]
+
+
+def test_stages_divide_the_work_of_all_stacks():
+    def flops(*mesh):
+        return lower(("t5_mini", "layers=4,vocab=32,d_ff=512"), 8, *mesh).flops
+
+    # 2 microbatches' worth of ticks are idle: (m + p - 1) / m of the work, on p devices.
+    assert flops("pipe:2", "layers:pipe") < 0.65 * flops("pipe:1", "")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tests.lowering.pipelining.steps import (
     DENSE_FIRST,
     EXPERTS,
     GPT,
+    KINDS,
     LLAMA,
     T5,
     alone,
@@ -31,9 +32,11 @@ def check_same(model, microbatches, *how, **options):
     expected = leaves(alone(model, microbatches))
     result = leaves(run(model, microbatches, *how, **options))
     assert result.keys() == expected.keys()
+    # Other axes and backends add up in another order: without a pipeline, it is as much.
+    close = 1e-6 if how[1:] == ("layers:pipe",) else 5e-6
     for path, values in expected.items():
         scale = np.abs(values).max() + 1e-9
-        assert np.abs(result[path] - values).max() < 1e-6 * scale, path
+        assert np.abs(result[path] - values).max() < close * scale, path
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,11 @@ def check_same(model, microbatches, *how, **options):
         (EXPERTS, 4, "pipe:2,expert:2", "layers:pipe; experts:expert", 1),
         (EXPERTS, 4, "pipe:2,expert:2", "layers:pipe; experts:expert", 2),
         (DENSE_FIRST, 4, "pipe:2,data:2", "layers:pipe; batch:data", 1),
-        (T5, 4, "pipe:2", "layers:pipe", 1),
+        (T5, 5, "pipe:2", "layers:pipe", 1),  # two stacks, one after the other
+        (T5, 5, "pipe:2", "layers:pipe", 2),
+        (T5, 4, "pipe:4,data:2", STORED, 1),
+        (KINDS, 5, "pipe:4", "layers:pipe", 1),  # 3 dense layers, then 4 with experts
+        (KINDS, 4, "pipe:2", "layers:pipe", 2),
     ],
     ids=str,
 )

@@ -1,7 +1,7 @@
 """What a report says of a pipeline."""
 
 from meshdsl.reports.explain.explanation import explain
-from tests.lowering.pipelining.steps import GPT, T5, layers, lower
+from tests.lowering.pipelining.steps import DENSE_FIRST, GPT, T5, layers, lower
 
 
 def text_of(*args, **options):
@@ -24,9 +24,16 @@ def test_layers_that_fill_chunks_up_are_told():
 
 
 def test_stacks_that_are_no_part_of_it_are_told():
-    assert "not part of it, computed by every stage: layers=4 at" in text_of(
-        T5, 4, "pipe:2", "layers:pipe"
-    )
+    text = text_of(DENSE_FIRST, 4, "pipe:2", "layers:pipe")
+    assert "not part of it, computed by every stage: layers=1 at" in text
+
+
+def test_stacks_that_follow_each_other_are_told():
+    text = text_of(T5, 4, "pipe:2", "layers:pipe")
+    assert "2 stages of 1 chunk of each of 2 stacks, one after the other; 4 micro" in text
+    assert "chunks 0 to 1: 2 layers each of the layers=4 at models/layers/block.py" in text
+    assert "stage 0   0F0 0F1 2F0 0F2 2F1   . 0F3 2F2 2B0" in text
+    assert "bubble 20.0% of them" in text  # as that of one stack
 
 
 def test_advice_splits_nothing_over_the_axis_of_the_pipeline():

@@ -1,0 +1,232 @@
+"""Layers: the passes over the chunks of one stack of a pipeline, and what a stage keeps for them.
+
+A pass runs the layers of one chunk, in a region (`regions`): each stage has its own layers,
+microbatch and activations. What a stage works on, it reads off its rows of the timetable. A pass
+without work computes on anything, and its results are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import meshdsl.ops as ops
+from meshdsl.lowering.pipelining.chunks import Dims, carries_of, unless_filling
+from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, slices_of
+from meshdsl.lowering.pipelining.parts import FIXED, Parts, Term, Values
+from meshdsl.lowering.pipelining.regions import send, vary
+from meshdsl.lowering.pipelining.timetable import Timetable
+from meshdsl.ops.control.scan import SCAN
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.graph import Operation
+from meshdsl.tracing.source import Source
+from meshdsl.tracing.trace import bind, bind_one, located
+
+# What ticks pass on of a stack, a tree of tensors:
+#   inputs, gradients: what the neighbours have sent, or (gradients) what is to be sent to them
+#   waiting_inputs, ...: buffers of those that are not used in the tick in which they arrive
+#   starts, loss_gradients: buffers of what junctions compute, if that is not used at once
+#   kept: buffers of activations
+#   stacked: buffers of what chunks stack beside those, of all microbatches
+#   layers: sums of the gradients of a stage's own layers, by the number of the sum
+FORTH = ["inputs", "waiting_inputs", "kept", "stacked"]  # what forward passes change
+BACK = ["gradients", "waiting_gradients", "layers"]
+STARTS, LOSS_GRADIENTS = "starts", "loss_gradients"
+State: TypeAlias = dict[str, Any]
+Fields: TypeAlias = Callable[[str], Tensor]  # the name of a column -> its number: s32[]
+Own: TypeAlias = Callable[[Tensor, Mapping[Tensor, Tensor]], Values]
+
+
+class Layers:
+    """The passes over one stack, written into the present trace.
+
+    Attributes:
+        late: of what the forward pass stacks, what results of the loop need.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        number: int,
+        table: Timetable,
+        dims: Dims,
+        late: Sequence[Tensor],
+    ) -> None:
+        self.parts = parts
+        self.number = number
+        self.stack: Stack = parts.stacks[number]
+        self.table = table
+        self.dims = dims
+        stacked = set(self.stack.forward.outputs)
+        self.late = [t for t in late if t in stacked]
+        self.stacks: dict[Tensor, Tensor] = {}  # each stage's own layers
+        self.real: Tensor | None = None
+
+    @cached_property
+    def kept(self) -> list[Tensor]:
+        """What the forward pass stacks and the backward pass reads."""
+        stacked = set(self.stack.forward.outputs[self.stack.forward.params["carries"] :])
+        return [t for t in dict.fromkeys(slices_of(self.stack.backward)) if t in stacked]
+
+    @cached_property
+    def sums(self) -> list[int]:
+        """The numbers of the sums of what the backward pass stacks: the layers' gradients."""
+        numbers = []
+        for number, terms in enumerate(self.parts.terms):
+            kinds = {self.parts.of_stack(term.tensor) for term in terms}
+            if self.number in kinds and len(kinds) > 1:
+                line = self.parts.body.outputs[number].source
+                raise NoPipelineError(
+                    f"`{self.stack.rule}` makes a pipeline of the loop at "
+                    f"{self.stack.forward.source}; {line} adds gradients of its layers to other "
+                    "ones of the same parameter, which no stage has"
+                )
+            if kinds == {self.number}:
+                numbers.append(number)
+        return numbers
+
+    def fetch(self, before: Values) -> None:
+        """Gives each stage its own layers."""
+        for scan in (self.stack.forward, self.stack.backward):
+            for tensor in slices_of(scan):
+                if self.parts.levels[tensor] == FIXED and tensor not in self.stacks:
+                    self.stacks[tensor] = self.dims.apart(before.get(tensor))
+        self.real = self.dims.real() if self.dims.fills else None
+
+    def start(self, sums: Sequence[Tensor]) -> State:
+        """Returns what the first tick gets."""
+        table, dims = self.table, self.dims
+        inputs = [(t.shape, t.dtype) for t in carries_of(self.stack.forward)]
+        gradients = [(t.shape, t.dtype) for t in carries_of(self.stack.backward)]
+        kept = [(dims.chunk_shape(t.shape), t.dtype) for t in self.kept]
+        stacked = [(dims.chunk_shape(t.shape), t.dtype) for t in self.late]
+        return {
+            "inputs": [ops.zeros(*t) for t in inputs],
+            "gradients": [ops.zeros(*t) for t in gradients],
+            "waiting_inputs": dims.buffers(inputs, table.waiting_inputs[1]),
+            "waiting_gradients": dims.buffers(gradients, table.waiting_gradients[1]),
+            "starts": dims.buffers(inputs, table.waiting_starts[1]),
+            "loss_gradients": dims.buffers(gradients, table.waiting_loss_gradients[1]),
+            "kept": dims.buffers(kept, table.kept[1]),
+            "stacked": dims.buffers(stacked, table.rounds * table.microbatches),
+            "layers": {n: dims.apart(sums[n]) for n in self.sums},
+        }
+
+    def sent(self, tensors: Sequence[Tensor], by: int) -> list[Tensor]:
+        return [send(t, self.dims.stage, by) for t in tensors]
+
+    def forward(
+        self, state: State, starts: Sequence[Tensor], own: Fields, values: Own
+    ) -> list[Tensor]:
+        """Runs a chunk's layers; returns what they leave for the next chunk.
+
+        Args:
+            starts: what the first chunk reads; none if it reads no one.
+            values: returns what a stage computes for its microbatch.
+        """
+        scan = self.stack.forward
+        carries = self._when_due(state, "inputs", own("store_input"), own("load_input"))
+        first = own("first") == 1
+        for number, start in enumerate(starts):
+            carries[number] = ops.where(first, vary(start), carries[number])
+        outputs = self._run(scan, carries, own("microbatch"), own("round"), {}, values)
+        made = dict(zip(scan.outputs, outputs, strict=True))
+        for name, tensors, slot in (("kept", self.kept, "keep"), ("stacked", self.late, "result")):
+            rows = zip(state[name], tensors, strict=True)
+            state[name] = [self.dims.put(buffer, made[t], own(slot)) for buffer, t in rows]
+        return outputs[: len(carries)]
+
+    def backward(
+        self, state: State, loss_gradients: Sequence[Tensor], own: Fields, values: Own
+    ) -> None:
+        """Runs the backward pass of a chunk, and adds up its layers' gradients.
+
+        Args:
+            loss_gradients: what the last chunk reads; none if it reads no one.
+        """
+        scan, dims = self.stack.backward, self.dims
+        carries = self._when_due(state, "gradients", own("store_gradient"), own("load_gradient"))
+        last = own("last") == 1
+        for number, loss in enumerate(loss_gradients):
+            carries[number] = ops.where(last, vary(loss), carries[number])
+        buffers = zip(self.kept, state["kept"], strict=True)
+        kept = {t: dims.get(buffer, own("kept")) for t, buffer in buffers}
+        place = own("backward_round")
+        outputs = self._run(scan, carries, own("backward_microbatch"), place, kept, values)
+        state["gradients"] = outputs[: len(carries)]
+        made = dict(zip(scan.outputs, outputs, strict=True))
+        known = values(own("backward_microbatch"), made)
+        works = own("backward") == 1
+        state["layers"] = dict(state["layers"])
+        for number in self.sums:
+            for term in self.parts.terms[number]:
+                more = finished(self.parts, known, term)
+                with located(line_of(self.parts, number)):
+                    sums = state["layers"][number]
+                    state["layers"][number] = dims.plus(sums, ops.where(works, more, 0), place)
+
+    def _run(
+        self,
+        scan: Operation,
+        carries: Sequence[Tensor],
+        microbatch: Tensor,
+        place: Tensor,
+        kept: Mapping[Tensor, Tensor],
+        values: Own,
+    ) -> list[Tensor]:
+        """Runs a pass over the layers of one chunk."""
+        slices = []
+        for tensor in slices_of(scan):
+            if tensor in kept:
+                slices.append(kept[tensor])
+            elif tensor in self.stacks:
+                slices.append(self.dims.chunk(self.stacks[tensor], place))
+            else:
+                raise self._not_of_one_stage(tensor, scan)
+        consts = values(microbatch, {}).every(scan.inputs[: scan.params["consts"]])
+        likes = scan.inputs[: len(consts) + len(carries)]
+        arguments = [
+            x.transpose(like.shape.names)
+            for x, like in zip((*consts, *carries), likes, strict=True)
+        ]
+        arguments += slices
+        params = {**scan.params, "dim": self.dims.inside}
+        if self.real is not None:
+            arguments.append(self.dims.chunk(self.real, place))
+            params["body"] = unless_filling(scan)
+        with located(scan.source):
+            return list(bind(SCAN, arguments, params).outputs)
+
+    def _not_of_one_stage(self, tensor: Tensor, scan: Operation) -> NoPipelineError:
+        return NoPipelineError(
+            f"`{self.stack.rule}` makes a pipeline of the loop at {scan.source}; it reads {tensor} "
+            f"({tensor.source}) of each layer, computed from a microbatch. Compute it in the body "
+            "of the loop, from what is the same for all layers"
+        )
+
+    def _when_due(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:
+        """Returns what has arrived, or came earlier and waits in a buffer."""
+        arrived, waiting = list(state[name]), f"waiting_{name}"
+        rows = zip(state[waiting], arrived, strict=False)
+        state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in rows]
+        for number, buffer in enumerate(state[waiting]):
+            waited = self.dims.get(buffer, load)
+            arrived[number] = ops.where(load >= 0, waited, arrived[number])
+        return arrived
+
+
+def finished(parts: Parts, values: Values, term: Term) -> Tensor:
+    """Returns a summand, with the operations done that its sum has after it."""
+    result = values.get(term.tensor)
+    for op in term.after:
+        varying = {t for t in op.inputs if parts.levels[t] != FIXED}
+        arguments = [result if t in varying else values.get(t) for t in op.inputs]
+        with located(op.source):
+            result = bind_one(op.primitive, arguments, op.params)
+    return result
+
+
+def line_of(parts: Parts, number: int) -> Source:
+    """Returns the line of what is added to a sum, for reports of where that is reduced."""
+    return parts.body.outputs[number].source

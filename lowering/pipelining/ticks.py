@@ -1,0 +1,179 @@
+"""Ticks: what all stages do in one tick of a pipeline; see `loops`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import meshdsl.ops as ops
+from meshdsl.lowering.pipelining.chunks import carries_of
+from meshdsl.lowering.pipelining.joint import NONE, Phase
+from meshdsl.lowering.pipelining.layers import (
+    LOSS_GRADIENTS,
+    STARTS,
+    Fields,
+    Layers,
+    State,
+    finished,
+    line_of,
+)
+from meshdsl.lowering.pipelining.parts import Term, Values
+from meshdsl.lowering.pipelining.regions import of_stage
+from meshdsl.tensors.tensor import Tensor
+from meshdsl.tracing.trace import located
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.pipelining.loops import Pipeline
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Writes one tick of a phase.
+
+    Attributes:
+        state: what the tick before passes on; it becomes what this one passes on.
+        own, shared: the columns of each stack and of each junction.
+    """
+
+    pipeline: Pipeline
+    phase: Phase
+    state: State
+    own: Sequence[Fields]
+    shared: Sequence[Fields]
+
+    def run(self) -> list[Tensor]:
+        """Writes the tick; returns what heads return."""
+        pipeline, joint = self.pipeline, self.pipeline.joint
+        results: list[Tensor] = []
+        starts: dict[int, list[Tensor]] = {}  # what junctions of this tick compute, by pass
+        for number in self.phase.passes:
+            if number > joint.count:
+                stack, state = self._stack(number)
+                with located(stack.stack.backward.source):
+                    state["gradients"] = stack.sent(state["gradients"], -1)
+        for number in self.phase.passes:
+            stack, state = self._stack(number)
+            fields = self.own[stack.number]
+
+            def own(
+                microbatch: Tensor, known: Mapping[Tensor, Tensor], reads: State = self.state
+            ) -> Values:
+                return pipeline.own(reads, microbatch, known)
+
+            if number <= joint.count:
+                first = self._first() if number == 1 else self._start(number, starts)
+                left = stack.forward(state, first, fields, own)
+                if number in self.phase.junctions:
+                    starts[number + 1], made = self._junction(number, left)
+                    results += made
+                state["inputs"] = stack.sent(left, 1)
+                continue
+            with located(stack.stack.backward.source):
+                stack.backward(state, self._start(number, starts), fields, own)
+                if number in self.phase.junctions or number == 2 * joint.count:
+                    starts[number + 1], _ = self._junction(number, list(state["gradients"]))
+        return results
+
+    def _stack(self, number: int) -> tuple[Layers, State]:
+        stack = self.pipeline.stacks[self.pipeline.joint.stack_of(number)]
+        return stack, self.state["stacks"][stack.number]
+
+    def _first(self) -> list[Tensor]:
+        """Returns what the model's first chunk reads."""
+        due, microbatch = (self.shared[0](name) for name in ("due", "microbatch"))
+        wanted = carries_of(self.pipeline.parts.passes[0])
+        return self._where_due(
+            due, lambda: self.pipeline.alike(self.state, microbatch, {}).every(wanted), wanted
+        )
+
+    def _start(self, number: int, starts: Mapping[int, list[Tensor]]) -> Sequence[Tensor]:
+        """Returns what a pass starts from, of the junction before; none if it reads no one."""
+        stack, state = self._stack(number)
+        at_once = starts.get(number, [])
+        buffers = state[STARTS if number <= self.pipeline.joint.count else LOSS_GRADIENTS]
+        if not buffers:
+            return at_once
+        slot = self.shared[number - 1]("load")
+        waited = [stack.dims.get(buffer, slot) for buffer in buffers]
+        if not at_once:
+            return waited
+        return [ops.where(slot >= 0, a, b) for a, b in zip(waited, at_once, strict=True)]
+
+    def _junction(self, number: int, left: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Computes what follows a pass, of the microbatch that has just left it.
+
+        Returns what the next pass starts from, and what heads return.
+        """
+        pipeline, parts, joint = self.pipeline, self.pipeline.parts, self.pipeline.joint
+        scan, shared, terms = parts.passes[number - 1], self.shared[number], pipeline.terms(number)
+        due, microbatch = shared("due"), shared("microbatch")
+        last = number == 2 * joint.count
+        wanted = [] if last else list(carries_of(parts.passes[number]))
+        results = pipeline.results if number == parts.head else []
+        saved = pipeline.saved_after(number)
+        if not (wanted or terms or results or saved):
+            return [], []
+        stage = self.pipeline.dims.stage
+        at = stage.size - 1 if number <= joint.count else 0
+
+        def compute() -> list[Tensor]:
+            ends = zip(scan.outputs, left, strict=False)
+            known = {t: of_stage(x, stage, at) for t, x in ends}
+            values = pipeline.alike(self.state, microbatch, known)
+            summands = [finished(parts, values, term) for _, term in terms]
+            return [
+                *values.every(wanted),
+                *summands,
+                *values.every(results),
+                *values.every(saved.values()),
+            ]
+
+        like = [*wanted, *(_end_of(term) for _, term in terms), *results, *saved.values()]
+        computed = iter(self._where_due(due, compute, like))
+        starts = list(islice(computed, len(wanted)))
+        self._add(terms, list(islice(computed, len(terms))), due)
+        made = list(islice(computed, len(results)))
+        for place, tensor in saved.items():
+            slot = ops.where(due == 1, pipeline.slot(tensor, microbatch), NONE)
+            buffer = self.state["ends"][place]
+            self.state["ends"][place] = pipeline.dims.put(buffer, next(computed), slot)
+        if not last:
+            stack, state = self._stack(number + 1)
+            name = STARTS if number < joint.count else LOSS_GRADIENTS
+            state[name] = [
+                stack.dims.put(buffer, x, shared("store"))
+                for buffer, x in zip(state[name], starts, strict=False)
+            ]
+        return starts, made
+
+    def _where_due(
+        self, due: Tensor, compute: Callable[[], list[Tensor]], like: Iterable[Tensor]
+    ) -> list[Tensor]:
+        """Returns what is computed in ticks that have the work, and anything in others.
+
+        With one round, nearly all ticks of a loop have it.
+        """
+        if self.pipeline.dims.round.size == 1:
+            return compute()
+
+        def idle() -> list[Tensor]:
+            return [ops.zeros(t.shape, t.dtype) for t in like]
+
+        computed: list[Tensor] = ops.cond(due == 1, compute, idle)
+        return computed
+
+    def _add(
+        self, terms: Sequence[tuple[int, Term]], summands: Sequence[Tensor], due: Tensor
+    ) -> None:
+        """Adds summands to their sums, in ticks that have the work."""
+        sums = self.state["shared"]
+        for (number, _), summand in zip(terms, summands, strict=True):
+            with located(line_of(self.pipeline.parts, number)):
+                sums[number] = sums[number] + ops.where(due == 1, summand, 0)
+
+
+def _end_of(term: Term) -> Tensor:
+    """Returns the tensor of the body that a summand is in the end."""
+    return term.after[-1].outputs[0] if term.after else term.tensor
