@@ -59,8 +59,24 @@ class Family:
         """The sizes of the table, for each of an operation's sizes."""
         return tuple(tuple(sorted(set(column))) for column in zip(*self.efficiency, strict=True))
 
+    @cached_property
+    def smallest(self) -> int:
+        """The smallest size in the table."""
+        return min(column[0] for column in self.axes)
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, ...], float]:
+        """The results of `at`: a step has the same sizes many times, and so have its variants."""
+        return {}
+
     def at(self, sizes: Sequence[float]) -> float:
         """Returns the efficiency of an operation, interpolated."""
+        key = tuple(sizes)
+        if key not in self._known:
+            self._known[key] = self._interpolated(key)
+        return self._known[key]
+
+    def _interpolated(self, sizes: tuple[float, ...]) -> float:
         corners = [_between(size, axis) for size, axis in zip(sizes, self.axes, strict=True)]
         total = weight_sum = 0.0
         for corner in itertools.product(*corners):
@@ -100,7 +116,7 @@ class Costs:
             batch: how many such products are one operation.
         """
         family = self.families[PRODUCTS]
-        smallest = min(min(sizes) for sizes in family.efficiency)
+        smallest = family.smallest
         sizes = [max(size, smallest) for size in (rows, inner, columns)]
         least = _least_of_product(self.hardware, sizes, width)
         alone = least / family.at(sizes)

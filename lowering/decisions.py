@@ -44,7 +44,7 @@ def decide(
     Each change is tried on the best lowering before it, in turns, until none gains. The decisions
     are those of the last turn: what each change costs from the lowering that is returned.
     """
-    from meshdsl.lowering.costs.simulation import step_seconds
+    from meshdsl.lowering.costs.simulation import Simulator
 
     best, usual = choose(write, graph, layout, options)
     room = hardware.memory_bytes if options.memory is None else options.memory
@@ -53,9 +53,11 @@ def decide(
     # A plan may be below the compiler's peak, and a change of speed must not cost the run.
     allowed = max(_ROOM * room, usual.program.peak_bytes)
 
+    simulator = Simulator(hardware)
+
     @cache
     def costs(program: SpmdProgram) -> Alternative:
-        return Alternative("", step_seconds(program, hardware), program.peak_bytes)
+        return Alternative("", simulator.seconds(program), program.peak_bytes)
 
     @cache
     def evaluate(choice: Choice) -> Alternative:

@@ -96,8 +96,26 @@ def simulate(program: SpmdProgram, hardware: Hardware, fused: bool = True) -> Sc
 
 def step_seconds(program: SpmdProgram, hardware: Hardware) -> float:
     """Returns `simulate(program, hardware).seconds`, without saying where they go."""
-    steps = _Writer.of(program, hardware).program(program.block)
-    return steps.run().totals.time / PICOSECONDS
+    return Simulator(hardware).seconds(program)
+
+
+class Simulator:
+    """Simulates programs on some hardware, and remembers what they share.
+
+    A program that was changed in one place has the other blocks and instructions of the program
+    before, so only what changed is written and run again. The seconds are those of `simulate`.
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self._writers: dict[Mesh, _Writer] = {}
+
+    def seconds(self, program: SpmdProgram) -> float:
+        """Returns the time of a step."""
+        if program.mesh not in self._writers:
+            self._writers[program.mesh] = _Writer.of(program, self.hardware)
+        steps = self._writers[program.mesh].program(program.block)
+        return steps.run().totals.time / PICOSECONDS
 
 
 def priced_work(
@@ -160,6 +178,8 @@ class _Writer:
         fused: whether a compiler fuses elementwise work.
         costs: the table of the hardware; `measured`: its calibration; at most one of them.
         known: what each step stands for, but waits.
+        blocks: the steps of the blocks that were written.
+        times: the picoseconds of instructions, by their work.
         collectives: the time of each collective, and its links.
         estimated: the kinds of work that the table lacks, and what stands for each.
     """
@@ -170,6 +190,8 @@ class _Writer:
     fused: bool = True
     measured: MeasuredCosts | None = None
     known: dict[Step, Instruction] = field(default_factory=dict)
+    blocks: dict[Block, Steps] = field(default_factory=dict)
+    times: dict[tuple[Instruction, int, int], int] = field(default_factory=dict)
     collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
     estimated: dict[str, str] = field(default_factory=dict)
 
@@ -194,7 +216,16 @@ class _Writer:
 
     def steps(self, block: Block) -> Steps:
         """Returns the steps of a block."""
-        return Steps.of(_BlockWriter(self, block).run())
+        if block not in self.blocks:
+            self.blocks[block] = Steps.of(_BlockWriter(self, block).run())
+        return self.blocks[block]
+
+    def time(self, instruction: Instruction, work: LocalWork) -> int:
+        """Returns the picoseconds of work."""
+        key = instruction, work.flops, work.bytes
+        if key not in self.times:
+            self.times[key] = _picoseconds(self.seconds(instruction, work))
+        return self.times[key]
 
     def seconds(self, instruction: Instruction, work: LocalWork) -> float:
         """Returns the time of work."""
@@ -389,8 +420,7 @@ class _BlockWriter:
         """Returns the picoseconds of work."""
         if instruction not in self.times:
             work = self.work.get(instruction)
-            time = _picoseconds(self.outer.seconds(instruction, work)) if work else 0
-            self.times[instruction] = time
+            self.times[instruction] = self.outer.time(instruction, work) if work else 0
         return self.times[instruction]
 
     def _repeated(self, instruction: Instruction) -> Step:
