@@ -52,14 +52,10 @@ def warn_of_options(program: SpmdProgram, options: Options) -> None:
     """Warns of options without effect on a program, and of a limit on memory that it exceeds."""
     for text in program.unused:
         _warn(text, OptionWarning)
-    if program.pipeline is None and any(i.source.backward for i in program.block.instructions):
+    if program.pipeline is None and any(i.source.backward for i, _ in program.block.walk()):
         for name, usual in (("pipeline", "auto"), ("pipeline_rounds", 1)):
             if (value := getattr(options, name)) not in (usual, "none"):
-                _warn(
-                    f"{name}={value} has no effect: no rule of the layout, as layers:pipe, makes a "
-                    "pipeline of the layers",
-                    OptionWarning,
-                )
+                _warn(f"{name}={value} has no effect: {_why_no_pipeline(program)}", OptionWarning)
     if options.memory is not None and program.peak_bytes > options.memory:
         from meshdsl.lowering.costs.units import show_bytes
 
@@ -70,6 +66,16 @@ def warn_of_options(program: SpmdProgram, options: Options) -> None:
             "(--microbatches), split more dims, or allow more memory",
             OptionWarning,
         )
+
+
+def _why_no_pipeline(program: SpmdProgram) -> str:
+    """Returns why a training step is no pipeline."""
+    if any(i.op == "scan" and i.params["dim"] == "layers" for i, _ in program.block.walk()):
+        return "no rule of the layout, as layers:pipe, makes a pipeline of the layers"
+    return (
+        "the model has no stack of layers, which a pipeline divides among its stages: write its "
+        'layers as md.scan(..., dim="layers"), or split other dims'
+    )
 
 
 def _tensors(graph: Graph, constant: set[Tensor]) -> Iterator[LabelledTensor]:

@@ -61,10 +61,18 @@ def read(path: str | Path) -> Schedule:
     """Returns the schedule of a CSV file; its name is the file's.
 
     Raises:
-        ValueError: As `parse`.
+        ValueError: As `parse`; or the file cannot be read.
     """
     path = Path(path)
-    return parse(path.read_text(encoding="utf-8"), path.stem)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"pipeline schedule {path} cannot be read: {getattr(error, 'strerror', None) or error}."
+            " Give a CSV file with one line of actions per stage, such as `0F0,0B0`, or the name "
+            "of a built-in schedule"
+        ) from None
+    return parse(content, path.stem)
 
 
 def write(schedule: Schedule, path: str | Path) -> None:

@@ -102,12 +102,23 @@ def check_carry(
         raise ValueError(f"the body returns a carry of another structure: {out_tree}, not {tree}")
     paths = [path_of(keys, "carry") for keys, _ in jax.tree_util.tree_flatten_with_path(carry)[0]]
     problems = [
-        f"{path} goes in as {old} and comes out as {new} (made at {new.source})"
+        f"{path} goes in as {old} and comes out as {new} (made at {new.source}){_repair(old, new)}"
         for path, old, new in zip(paths, before, after, strict=True)
         if set(old.shape) != set(new.shape) or old.dtype != new.dtype
     ]
     if problems:
         raise ValueError("the carry must keep its dims and dtypes: " + "; ".join(problems))
+
+
+def _repair(old: Tensor, new: Tensor) -> str:
+    """Returns what to do about a result that has not the dims or the dtype of its carry."""
+    if old.dtype != new.dtype:
+        return f"; cast it: md.cast(x, {old.dtype.name!r})"
+    gone = [dim for dim in old.shape if new.shape.find(dim.name) is None]
+    come = [dim for dim in new.shape if old.shape.find(dim.name) is None]
+    if len(gone) == len(come) == 1 and gone[0].size == come[0].size:
+        return f"; rename it at the end of the body: x.rename({come[0].name}={gone[0].name!r})"
+    return "; return it with the dims it came in, or as what the loop stacks"
 
 
 def share_captured(

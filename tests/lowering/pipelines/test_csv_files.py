@@ -45,3 +45,11 @@ def test_an_empty_file_is_refused():
         ValueError, match=r"schedule `mine` has no action\. Write one line per stage"
     ):
         csv_files.parse(",,\n", name="mine")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"mine.csv cannot be read: No such file.*built-in"):
+        csv_files.read(tmp_path / "mine.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe0")
+    with pytest.raises(ValueError, match=r"bytes.csv cannot be read"):
+        csv_files.read(tmp_path / "bytes.csv")

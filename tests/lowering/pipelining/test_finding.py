@@ -12,7 +12,9 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelines.checking import check
-from meshdsl.training.step import make_eval_step
+from meshdsl.optim import Sgd
+from meshdsl.training.state import create, spec_of
+from meshdsl.training.step import make_eval_step, make_train_step
 from tests.lowering.pipelining.steps import GPT, layers, lower, problem
 
 
@@ -143,6 +145,20 @@ def test_stages_divide_the_work_of_all_stacks():
 
     # 2 microbatches' worth of ticks are idle: (m + p - 1) / m of the work, on p devices.
     assert flops("pipe:2", "layers:pipe") < 0.65 * flops("pipe:1", "")
+
+
+def test_a_schedule_for_a_model_without_a_stack_is_told():
+    batch, embed = md.dims(batch=8, embed=4)
+
+    def loss(w, x):
+        return md.mean(md.square(md.einsum(w, x, over="embed")))
+
+    step = make_train_step(loss, Sgd(0.1), microbatches=4)
+    state = spec_of(create(lambda key: md.random.normal(key, [embed]), Sgd(0.1)))
+    x = md.spec([batch, embed], "float32")
+    jitted = md.jit(step, "data:2", "batch:data", options=Options(pipeline="gpipe"))
+    with pytest.warns(UserWarning, match="pipeline=gpipe has no effect: the model has no stack of"):
+        jitted.lower(state, x)
 
 
 @pytest.mark.parametrize(

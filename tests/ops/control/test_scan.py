@@ -294,7 +294,19 @@ def test_a_carry_that_changes_is_told_by_its_path():
     line = model.__code__.co_firstlineno + 2
     assert "scan: the carry must keep its dims and dtypes: " in text
     assert "carry/m goes in as f64[steps=4] and comes out as f32[steps=4] (made at " in text
-    assert f"test_scan.py:{line}); carry/v goes in as f64[] and comes out as f64[a=3]" in text
+    assert f"test_scan.py:{line}); cast it: md.cast(x, 'float64'); carry/v goes in as f64[]" in text
+    assert "comes out as f64[a=3] (made at " in text
+    assert "return it with the dims it came in, or as what the loop stacks" in text
+
+
+def test_a_carry_with_another_name_is_told_how_to_be_renamed():
+    embed, features = md.dims(embed=3, features=3)
+    weights = random([steps, embed, features])
+
+    def model(x):
+        return md.scan(lambda h, w: (md.einsum(h, w, over="embed"), None), x, weights, "steps")
+
+    assert "x.rename(features='embed')" in message(model, random([embed]))
 
 
 def test_other_mistakes_are_told():
