@@ -100,7 +100,10 @@ def scatter(case: Case) -> Strategy | Strategies:
 
     tables = [home, home.drop(of_index.split_axes)]
     tables += whole_along(out.shape, home, dim, case.mesh)
-    every = [_layouts(where, of_index, pairs, dim) for where in dict.fromkeys(tables)]
+    led = of_update.restrict(index.shape.names)  # indices that are split as the updates are
+    starts = [of_index, led] if led.splits and not of_index.splits else [of_index]
+    ways = dict.fromkeys((where, start) for start in starts for where in tables)
+    every = [_layouts(where, start, pairs, dim) for where, start in ways]
 
     def work(layouts: _Layouts) -> Work:
         left = layouts.table.add_partial(places(layouts), kind)

@@ -11,7 +11,8 @@ A minimum cut decides which tensors stay split. The costs are:
 - A tensor that stays split (source side) costs a move to each other layout in which a reader needs
   it.
 - A tensor that does not stay split costs the gather.
-- A sum over a dim that stays split costs the reduction.
+- An operation whose operands stay split costs what it sends then: to move operands and results, and
+  by the collectives that its strategy writes.
 
 A tensor that stays split has all splits of the rules and more, so a move to it is a free slice.
 Among equally good cuts, the one with most tensors in the layout of the rules is chosen.
@@ -28,6 +29,8 @@ from meshdsl.lowering.partition.shape import led_by_operand
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START
+from meshdsl.lowering.program import Block, wire_of
+from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
 
@@ -73,6 +76,7 @@ class _LateGathers:
 
     Attributes:
         split_layouts: for tensors that may stay split, their layouts if they do.
+        read: the tensors that are read at all.
         paid: the reads that some reader moves in every cut.
     """
 
@@ -95,6 +99,7 @@ class _LateGathers:
         self.fixed_by_name = {*results, *graph.names}
         self.split_layouts: dict[Tensor, TensorLayout] = {}
         self.constant = constant
+        self.read = {*graph.outputs, *(t for op in graph.operations for t in op.inputs)}
         self.paid: set[tuple[Tensor, TensorLayout]] = set()
         self.cut = CutGraph()
 
@@ -125,8 +130,9 @@ class _LateGathers:
             if op.primitive.form in _RESHAPED:
                 if self._layout_of(op.inputs[0]).splits:
                     self._offer(op.outputs[0], self._reshaped(op))
-            elif op.primitive.positionwise and self._any_split(op.inputs):
-                self._offer(op.outputs[0], self._following(op))
+            elif op in self.strategies and self._any_split(op.inputs):
+                for result in op.outputs:
+                    self._offer(result, self._following(op, result))
 
     def _offer(self, tensor: Tensor, layout: TensorLayout) -> None:
         """Adds a layout in which a tensor may stay, if it has all splits of the rules and more."""
@@ -146,9 +152,8 @@ class _LateGathers:
         results = tuple(self.layouts[t] for t in op.outputs)
         return led_by_operand(Case(op, (self._layout_of(op.inputs[0]),), results, self.mesh))
 
-    def _following(self, op: Operation) -> TensorLayout:
+    def _following(self, op: Operation, result: Tensor) -> TensorLayout:
         """Returns the layout of a result with the splits of the rules and those of operands."""
-        (result,) = op.outputs
         layout = self.layouts[result]
         for tensor in op.inputs:
             if tensor not in self.split_layouts:
@@ -156,7 +161,9 @@ class _LateGathers:
             for name, axes in self.split_layouts[tensor].splits:
                 before = layout.axes(name)
                 dim = result.shape.find(name)
-                if dim is None or dim not in tensor.shape or axes[: len(before)] != before:
+                if dim is None or axes[: len(before)] != before:
+                    continue
+                if op.primitive.positionwise and dim not in tensor.shape:
                     continue
                 if layout.split_axes.isdisjoint(axes[len(before) :]):
                     layout = layout.split(name, axes)
@@ -166,11 +173,9 @@ class _LateGathers:
 
     def _add(self, op: Operation) -> None:
         splittable = [t for t in dict.fromkeys(op.inputs) if t in self.split_layouts]
-        if not op.primitive.positionwise:
-            strategy = self.strategies.get(op)
-            usual = strategy.operands if strategy else tuple(self.layouts[t] for t in op.inputs)
-            for tensor, layout in zip(op.inputs, usual, strict=True):
-                self._needed(tensor, layout)
+        if op not in self.strategies:  # it has bodies
+            for tensor in op.inputs:
+                self._needed(tensor, self.layouts[tensor])
         elif not splittable:
             self._begin(op)
         else:
@@ -183,12 +188,16 @@ class _LateGathers:
 
     def _move(self, tensor: Tensor, layout: TensorLayout, reader: Hashable) -> None:
         """Adds the cost of moving a tensor that stays split for a reader that does not."""
-        cost = self._sent(tensor, self.split_layouts[tensor], layout)
-        cost -= self._sent(tensor, self.layouts[tensor], layout)
+        cost = self._moved_bytes(tensor, layout)
         if cost > 0:
             node = ("from", tensor, layout)
             self.cut.edge_once(tensor, node, cost)
             self.cut.edge(node, reader, INFINITE)
+
+    def _moved_bytes(self, tensor: Tensor, layout: TensorLayout) -> float:
+        """Returns how much more is sent to move a tensor to a layout if it stays split."""
+        cost = self._sent(tensor, self.split_layouts[tensor], layout)
+        return cost - self._sent(tensor, self.layouts[tensor], layout)
 
     def _begin(self, op: Operation) -> None:
         """Adds an operation that gathers its operands unless its result stays split."""
@@ -200,8 +209,10 @@ class _LateGathers:
                 node = ("to", tensor, layout)
                 self.cut.edge_once(CutGraph.SOURCE, node, cost)
                 self.cut.edge(node, result, INFINITE)
-        self.cut.edge(CutGraph.SOURCE, result, self._result_bytes(op, usual, self.layouts[result]))
-        cost = self._result_bytes(op, split, self.split_layouts[result])
+        self.cut.edge(
+            CutGraph.SOURCE, result, self._result_bytes(op, usual, (self.layouts[result],))
+        )
+        cost = self._result_bytes(op, split, (self.split_layouts[result],))
         cost += sum(
             self._sent(tensor, self.layouts[tensor], layout)
             for tensor, layout in zip(op.inputs, split.operands, strict=True)
@@ -209,37 +220,48 @@ class _LateGathers:
         self.cut.edge(result, CutGraph.SINK, cost)
 
     def _continue(self, op: Operation, splittable: Sequence[Tensor]) -> None:
-        """Adds an operation with operands that may stay split; its result may stay split too."""
-        (result,) = op.outputs
-        may_stay = result in self.split_layouts
+        """Adds an operation with operands that may stay split; its results may stay split too."""
+        staying = [t for t in op.outputs if t in self.split_layouts and t in self.read]
         usual = self.strategies[op]
-        result_moved = self._strategy(op, stays=False)
-        result_split = self._strategy(op, stays=True) if may_stay else result_moved
-        rows = zip(op.inputs, result_moved.operands, result_split.operands, strict=True)
+        results_moved = self._strategy(op, stays=False)
+        results_split = self._strategy(op, stays=True) if staying else results_moved
+        rows = zip(op.inputs, results_moved.operands, results_split.operands, strict=True)
         for tensor, if_moved, if_split in rows:
             if tensor not in self.split_layouts:
                 continue
             if if_split != self.split_layouts[tensor]:
                 self._move(tensor, if_split, CutGraph.SINK)
+                more = self._moved_bytes(tensor, if_moved) - self._moved_bytes(tensor, if_split)
+                for result in staying if more > 0 else ():
+                    self.cut.edge_once(tensor, ("more", tensor, op), more)
+                    self.cut.edge(("more", tensor, op), result, INFINITE)
             elif if_moved != if_split:
-                self._move(tensor, if_moved, result)
+                for result in staying:
+                    self._move(tensor, if_moved, result)
 
-        def sent(strategy: Strategy, layout: TensorLayout) -> float:
+        def sent(strategy: Strategy, layouts: Sequence[TensorLayout]) -> float:
             operand_bytes = self._operand_bytes(op, strategy, splittable)
-            return operand_bytes + self._result_bytes(op, strategy, layout)
+            return operand_bytes + self._result_bytes(op, strategy, layouts)
 
         # Bytes sent if no operand stays split, and if only operands do.
-        none_split = sent(usual, self.layouts[result])
-        operands_split = sent(result_moved, self.layouts[result])
+        by_rules = [self.layouts[t] for t in op.outputs]
+        none_split = sent(usual, by_rules)
+        operands_split = sent(results_moved, by_rules)
         node = ("result", op)
         for tensor in splittable:
             self.cut.edge(tensor, node, INFINITE)
-        if may_stay:
-            all_split = sent(result_split, self.split_layouts[result])
-            self.cut.edge(node, CutGraph.SINK, max(all_split - none_split, 0.0))
-            self.cut.edge(node, result, max(operands_split - max(all_split, none_split), 0.0))
-        else:
+        if not staying:
             self.cut.edge(node, CutGraph.SINK, max(operands_split - none_split, 0.0))
+            return
+        all_split = sent(results_split, list(map(self._layout_of, op.outputs)))
+        self.cut.edge(node, CutGraph.SINK, max(all_split - none_split, 0.0))
+        saved = max(operands_split - max(all_split, none_split), 0.0)
+        sizes = [t.shape.volume * t.dtype.itemsize for t in staying]
+        for result, size in zip(staying, sizes, strict=True):
+            self.cut.edge(node, result, saved * size / max(sum(sizes), 1))
+        for unread in op.outputs:
+            if unread in self.split_layouts and unread not in self.read:
+                self.cut.edge(staying[0], unread, INFINITE)
 
     def _strategy(self, op: Operation, stays: bool) -> Strategy:
         """Returns the strategy if all operands that may stay split do.
@@ -262,13 +284,23 @@ class _LateGathers:
             if not any(t is other for other in splittable)
         )
 
-    def _result_bytes(self, op: Operation, strategy: Strategy, layout: TensorLayout) -> float:
-        """Returns the bytes sent to move an operation's result to a layout."""
-        (result,) = op.outputs
-        sent = self._sent(result, strategy.results[0], layout)
-        if op.name == "window" and layout.axes(op.params["dim"]):  # shards exchange elements
-            sent += layout.local(result.shape, self.mesh).volume * result.dtype.itemsize + START
-        return sent
+    def _result_bytes(
+        self, op: Operation, strategy: Strategy, layouts: Sequence[TensorLayout]
+    ) -> float:
+        """Returns the bytes sent by an operation, and to move its results to their layouts."""
+        rows = zip(op.outputs, strategy.results, layouts, strict=True)
+        sent = sum(self._sent(t, left, layout) for t, left, layout in rows if t in self.read)
+        return sent + self._bytes_within(op, strategy)
+
+    def _bytes_within(self, op: Operation, strategy: Strategy) -> float:
+        """Returns the bytes of the collectives that a strategy writes."""
+        if op.primitive.form is Form.ELEMENTWISE or all(t in self.constant for t in op.outputs):
+            return 0.0
+        builder = BlockBuilder(self.mesh)
+        rows = zip(op.inputs, strategy.operands, strict=True)
+        results = strategy.emit(builder, [builder.value(t.shape, t.dtype, at) for t, at in rows])
+        written = Block((), tuple(builder.instructions), tuple(results))
+        return sum((wire_of(i, self.mesh) + START * i.is_collective) * n for i, n in written.walk())
 
     def _sent(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
         if before == after or tensor in self.constant:
