@@ -15,6 +15,7 @@ Y = RNG.normal(size=(6, 6)).astype(np.float32)
 N = RNG.integers(0, 6, (4,)).astype(np.int32)
 IMAGE = RNG.normal(size=(2, 6, 6, 4)).astype(np.float32)
 FILTERS = RNG.normal(size=(3, 3, 4, 6)).astype(np.float32)
+AWAY = jax.lax.RoundingMethod.AWAY_FROM_ZERO
 KEY = np.array([1, 2], np.uint32)
 
 
@@ -45,6 +46,11 @@ def custom(x, y):
 
     f.defvjp(lambda x: (f(x), None), lambda _, g: (g * 2,))
     return f(jax.nn.relu(x)) + jax.nn.silu(x)
+
+
+def log_sums(x, y):
+    far = jnp.where(x < 0.5, -jnp.inf, x)
+    return [jax.lax.cumlogsumexp(each, 1, reverse=r) for each in (200 * x, far) for r in (0, 1)]
 
 
 def attend(x, y):
@@ -100,7 +106,30 @@ CASES = {
     "add at pairs": (lambda x, n: x.at[jnp.arange(4), n].add(1.0), X, N),
     "order": (lambda x, y: (jnp.sort(x), jnp.argsort(x, 0), jax.lax.top_k(x, 2)[0]), X, Y),
     "extremes": (lambda x, y: (x.argmax(1), jnp.cumsum(x, 0), jax.lax.cummax(x, 1, True)), X, Y),
-    "logcumsumexp": (lambda x, y: jax.lax.cumlogsumexp(x, 1), X, Y),
+    "logcumsumexp": (log_sums, X, Y),
+    "fewer bits": (
+        lambda x, y: [jax.lax.reduce_precision(x * s, 5, 10) for s in (1, 1e-5, 1e5)],
+        X,
+        Y,
+    ),
+    "half away from zero": (
+        lambda x, y: jax.lax.round(jnp.float32(0.49999997) + 0 * x, AWAY),
+        X,
+        Y,
+    ),
+    "least integers": (
+        lambda n, m: (jax.lax.div(n, m), jax.lax.rem(n, m)),
+        np.array([-(2**31), -(2**31), -7, 7], np.int32),
+        np.array([3, -3, -2, 2], np.int32),
+    ),
+    "powers of integers": (lambda x, n: jnp.broadcast_to(n[:, None], (4, 3)).prod(1), X, N),
+    "windows of naturals": (
+        lambda n, x: jax.lax.reduce_window(
+            n, np.uint32(2**32 - 1), jax.lax.min, (2,), (1,), "SAME"
+        ),
+        N.astype(np.uint32),
+        X,
+    ),
     "scan in parallel": (lambda x, y: jax.lax.associative_scan(jnp.multiply, x), X, Y),
     "scan": (scan, X, Y),
     "counted loop": (scan_with_unused_carry, X, Y),
@@ -142,3 +171,28 @@ def test_a_converted_function_computes_what_jax_computes(case):
         assert mine.dtype == theirs.dtype
         assert mine.dims.sizes == theirs.shape
         np.testing.assert_allclose(np.asarray(mine), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_sums_of_exponentials_is_that_of_jax():
+    def loss(x):
+        return jnp.sum(jax.lax.cumlogsumexp(200 * x, 1) * Y[:4])
+
+    program = md.from_jax(loss)
+    found = md.jit(md.grad(program), mesh="a:2", layout="x_1:a", backend="numpy")(*program.named(X))
+    np.testing.assert_allclose(np.asarray(found), jax.grad(loss)(X), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (jnp.bitwise_and.reduce, "`reduce_and`: of the bits of integers"),
+        (
+            lambda n: jax.lax.reduce_window(n, np.int32(0), jax.lax.add, (2,), (1,), "SAME"),
+            "`reduce_window_sum`: of integers",
+        ),
+    ],
+)
+def test_what_has_no_translation_for_integers_is_refused(function, reason):
+    program = md.from_jax(function)
+    with pytest.raises(ValueError, match=f"from_jax: {reason} at .*test_primitives.py"):
+        md.jit(program, backend="numpy")(*program.named(N))

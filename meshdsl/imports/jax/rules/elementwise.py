@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 import meshdsl.ops as ops
@@ -93,16 +94,26 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
     """Returns the quotient; of integers, rounded to zero."""
     if is_float(x.dtype) or x.dtype.kind == "c":
         return ops.divide(x, y)
+    quotient = ops.floor_divide(x, y)
     if x.dtype.kind == "u":
-        return ops.floor_divide(x, y)
-    return ops.sign(x) * ops.sign(y) * ops.floor_divide(ops.abs(x), ops.abs(y))
+        return quotient
+    return quotient + ops.cast(_rounds_down(x, y, ops.remainder(x, y)), x.dtype)
+
+
+def _rounds_down(x: Tensor, y: Tensor, rest: Tensor) -> Tensor:
+    """Whether x / y, with this remainder, is rounded down where XLA rounds to zero."""
+    signs_differ = ops.not_equal(ops.less(x, 0), ops.less(y, 0))
+    return ops.logical_and(ops.not_equal(rest, 0), signs_differ)
 
 
 def _remainder(x: Tensor, y: Tensor) -> Tensor:
     """Returns the remainder with the sign of x, as XLA has it."""
+    if is_float(x.dtype):
+        return ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
+    rest = ops.remainder(x, y)
     if x.dtype.kind == "u":
-        return ops.remainder(x, y)
-    return ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
+        return rest
+    return ops.where(_rounds_down(x, y, rest), rest - y, rest)
 
 
 def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
@@ -114,8 +125,9 @@ def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
     return chosen
 
 
-def _power(params: Mapping[str, Any], x: Tensor) -> Tensor:
-    exponent, product = params["y"], None
+def integer_power(x: Tensor, exponent: int) -> Tensor:
+    """Returns a power by repeated multiplication, which is exact for integers."""
+    product = None
     square, left = x, abs(exponent)
     while left:
         if left & 1:
@@ -153,20 +165,43 @@ def _bits_as(params: Mapping[str, Any], x: Tensor) -> Tensor:
     )
 
 
-class _Bits:
-    """Reads bits as another dtype; two of one dtype are equal, so that programs are shared."""
+# Functions of arrays as classes: equal ones compare as equal, so that programs are shared.
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self.dtype = dtype
+
+@dataclass(frozen=True)
+class _Bits:
+    """Reads bits as another dtype."""
+
+    dtype: np.dtype
 
     def __call__(self, x: Any) -> Any:
         return jax.lax.bitcast_convert_type(x, self.dtype)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Bits) and other.dtype == self.dtype
 
-    def __hash__(self) -> int:
-        return hash(self.dtype)
+@dataclass(frozen=True)
+class _Fewer:
+    """Rounds numbers to so many bits, and keeps their dtype."""
+
+    exponent: int
+    mantissa: int
+
+    def __call__(self, x: Any) -> Any:
+        return jax.lax.reduce_precision(x, self.exponent, self.mantissa)
+
+
+def _in_fewer_bits(params: Mapping[str, Any], x: Tensor) -> Tensor:
+    own, fewer = ml_dtypes.finfo(x.dtype), _Fewer(params["exponent_bits"], params["mantissa_bits"])
+    if fewer.exponent >= own.nexp and fewer.mantissa >= own.nmant:
+        return x
+    return ops.local(fewer, x, out=x.shape, split=x.shape, name="reduce_precision")
+
+
+def _rounded(params: Mapping[str, Any], x: Tensor) -> Tensor:
+    if int(params["rounding_method"]) == 1:
+        return ops.round(x)
+    size = ops.abs(x)
+    whole = ops.floor(size)  # size + 0.5 would be rounded itself
+    return ops.sign(x) * (whole + ops.cast(ops.greater_equal(size - whole, 0.5), x.dtype))
 
 
 def _logical_shift(x: Tensor, y: Tensor) -> Tensor:
@@ -260,16 +295,10 @@ TABLE: Table = {
     "copy": Rule(same, _same),
     "copy_p": Rule(same, _same),
     "device_put": Rule(same, _same),
-    "integer_pow": with_params(_power),
+    "integer_pow": with_params(lambda params, x: integer_power(x, params["y"])),
     "optimization_barrier": Rule(same, _same),
-    "reduce_precision": Rule(same, _same),
-    "round": with_params(
-        lambda params, x: (
-            ops.round(x)
-            if int(params["rounding_method"]) == 1
-            else ops.sign(x) * ops.floor(ops.abs(x) + 0.5)
-        )
-    ),
+    "reduce_precision": with_params(_in_fewer_bits),
+    "round": with_params(_rounded),
     "sharding_constraint": Rule(same, _same),
     "stop_gradient": Rule(same, _stopped),
 }

@@ -11,8 +11,10 @@ from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, single
 from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.inference import Dims
-from meshdsl.imports.jax.rules.elementwise import together
+from meshdsl.imports.jax.rules.elementwise import integer_power, together
 from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.ops.elementwise.arithmetic import stop_gradient
+from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
 
@@ -30,13 +32,16 @@ def reduced(function: Callable[..., Tensor], repeats: str = "") -> Rule:
 
     def convert(site: conversion.Site, operands: list[Array]) -> list[Array]:
         x, over = operands[0], set(site.params["axes"])
+        if function in (ops.all, ops.any) and x.tensor.dtype != bool:
+            raise Unfit("of the bits of integers")
         names = [name for p in sorted(over) for name in x.places[p] or ()]
         tensor = function(x.tensor, names) if names else x.tensor
         alike = math.prod(x.sizes[p] for p in over if x.places[p] is None)
         if repeats == "times" and alike != 1:
             tensor = tensor * alike
         if repeats == "power" and alike != 1:
-            tensor = ops.power(tensor, float(alike))
+            exact = not is_float(tensor.dtype)
+            tensor = integer_power(tensor, alike) if exact else ops.power(tensor, float(alike))
         rest = [p for p in range(len(x.sizes)) if p not in over]
         places = tuple(x.places[p] for p in rest)
         return [Array(tensor, places, tuple(x.sizes[p] for p in rest))]
@@ -71,8 +76,13 @@ def cumulative(function: Callable[..., Tensor]) -> Rule:
 
 
 def _cumulative_logsumexp(x: Tensor, dim: str, reverse: bool) -> Tensor:
-    highest = ops.max(x, dim)
-    return ops.log(ops.cumsum(ops.exp(x - highest), dim, reverse)) + highest
+    """Sums along a dim in units of the largest element so far, so that none is lost."""
+    highest, before = (
+        stop_gradient(ops.cummax(x, dim, reverse, exclusive)) for exclusive in (False, True)
+    )
+    unit = ops.where(ops.isfinite(highest), highest, 0)
+    decay = ops.exp(before - unit)  # from the unit before to this one
+    return ops.log(ops.linear_recurrence(decay, ops.exp(x - unit), dim, reverse)) + unit
 
 
 # Sorting.

@@ -13,6 +13,7 @@ from meshdsl.imports.jax.conversion import Unfit
 from meshdsl.imports.jax.inference import Dims
 from meshdsl.imports.jax.rules.positions import resized
 from meshdsl.imports.jax.rules.rule import Rule, Table
+from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
 
@@ -84,6 +85,8 @@ def _pooled(function: Callable[..., Tensor], of_sums: bool) -> Rule:
         params, sizes = site.params, site.params["window_dimensions"]
         if any(d != 1 for d in params["base_dilation"]):
             raise Unfit("with a dilated operand")
+        if of_sums and not is_float(operands[0].tensor.dtype):
+            raise Unfit("of integers")
         moved = [
             p
             for p, size in enumerate(sizes)
@@ -113,7 +116,8 @@ def _pooled(function: Callable[..., Tensor], of_sums: bool) -> Rule:
 
 
 def _min_pool(x: Tensor, *rest: object) -> Tensor:
-    return ops.negative(ops.max_pool(ops.negative(x), *rest))  # type: ignore[arg-type]
+    back = ops.negative if is_float(x.dtype) else ops.bit_not  # integers in the reverse order
+    return back(ops.max_pool(back(x), *rest))  # type: ignore[arg-type]
 
 
 TABLE: Table = {
