@@ -1,12 +1,17 @@
 """A program as a user writes it; type checkers must see every type that it asserts."""
 
-from collections.abc import Sequence
-from typing import assert_type
+from collections.abc import Iterator, Sequence
+from typing import Any, assert_type
 
+import jax
 import numpy as np
+from numpy.typing import NDArray
 
 import meshdsl as md
-from meshdsl import nn, optim
+from meshdsl import models, nn, optim
+from meshdsl.generation import Sampling, Score, Scorer, Text, Writer, write_texts
+from meshdsl.training.data.examples import Source
+from meshdsl.training.data.tokenizers import Tokenizer
 
 BATCH, EMBED = md.dims(batch=8, embed=4)
 
@@ -50,6 +55,21 @@ def norms(tensors: Sequence[md.Tensor]) -> list[md.Tensor]:
     return [md.norm(tensor) for tensor in tensors]
 
 
+def write(prompts: list[str], tokenizer: Tokenizer, source: Source) -> float:
+    model = models.load("gpt_mini")
+    writer = Writer(model, prompt_tokens=8, new_tokens=4, sampling=Sampling(temperature=0.8))
+    for tokens in writer.write([[1, 2]]):
+        assert_type(tokens, NDArray[np.int32])
+    assert_type(write_texts(writer, tokenizer, prompts), Iterator[Text])
+    score = Scorer(model, batch_size=4, length=8).score(source)
+    assert_type(score, Score)
+    return score.perplexity
+
+
+def energy(x: jax.Array) -> jax.Array:
+    return (x * x).sum()
+
+
 x = md.named(np.ones((8, 4), np.float32), [BATCH, EMBED])
 assert_type(x, md.NamedArray)
 assert_type(x.dims, md.Shape)
@@ -73,6 +93,9 @@ assert_type(md.scan(total, md.zeros([EMBED]), x, dim="batch"), tuple[md.Tensor, 
 assert_type(md.cond(md.sum(x) > 0, halved, md.negative, x), md.Tensor)
 assert_type(halved(x), md.Tensor)
 assert_type(norms([x, x]), list[md.Tensor])
+imported = md.from_jax(energy, names={"x": "batch embed"})
+assert_type(imported.listing(x), str)
+assert_type(md.jit(md.grad(imported), mesh="data:2")(*imported.named(x)), Any)
 assert_type(md.Layout.parse("batch:data"), md.Layout)
 assert_type(md.Mesh.parse("data:2"), md.Mesh)
 assert_type(md.Options(), md.Options)

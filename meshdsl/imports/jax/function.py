@@ -12,7 +12,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,11 +37,8 @@ from meshdsl.tracing.graph import TracedTensor
 from meshdsl.tracing.source import user_definition
 from meshdsl.tracing.trace import is_tracing, located
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def from_jax(function: Callable[P, R], names: Names = None) -> FromJax[P, R]:
+def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
     """Makes a program over named dims of a function of JAX, to which any layout applies.
 
         program = md.from_jax(loss, names={"x": "batch length embed", "params/**/w_in": "_ d_ff"})
@@ -100,12 +97,15 @@ class _Leaf:
     dims: tuple[str, ...] | None
 
 
-class FromJax(Generic[P, R]):
-    """A function of JAX over named dims; see `from_jax`."""
+class FromJax:
+    """A function of JAX over named dims; see `from_jax`.
+
+    Where the function takes and returns arrays of JAX, it takes and returns tensors.
+    """
 
     __name__: str
 
-    def __init__(self, function: Callable[P, R], names: Names = None) -> None:
+    def __init__(self, function: Callable[..., Any], names: Names = None) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self.names = names
@@ -118,7 +118,7 @@ class FromJax(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<md.from_jax of {self.__name__}{self._signature}>"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_tracing():
             self._jitted = self._jitted or jit(self)
             return self._jitted(*args, **kwargs)
