@@ -33,14 +33,14 @@ class Cache(md.Module):
     Attributes:
         start: s32[]; how many positions have been read, pads included.
         pads: s32[batch]; how many positions at the start of a row are pads.
-        held: of each stack of layers, tensors [layers, batch, memory_length, ...] by name.
+        layers: of each stack of layers, tensors [layers, batch, memory_length, ...] by name.
         memory: what the decoder of an encoder-decoder attends to, likewise.
         memory_pads: s32[batch]; how many of its positions are pads, at the start.
     """
 
     start: md.Tensor
     pads: md.Tensor
-    held: Mapping[str, Mapping[str, md.Tensor]]
+    layers: Mapping[str, Mapping[str, md.Tensor]]
     memory: Mapping[str, md.Tensor] | None = None
     memory_pads: md.Tensor | None = None
 
@@ -64,6 +64,9 @@ class Decoding:
             for each token.
         max_length: the most positions of a text; None: any number.
         window: how many positions back a token sees; None: all.
+
+    Raises:
+        ValueError: there is neither `empty` nor `encode`, or there are both.
     """
 
     step: Callable[..., tuple[md.Tensor, Cache]]
@@ -72,6 +75,13 @@ class Decoding:
     prepare: Callable[[Any], Any] = lambda params: params
     max_length: int | None = None
     window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.empty is None) == (self.encode is None):
+            raise ValueError(
+                "a Decoding begins a cache by `empty`, or by `encode` if the model has an encoder: "
+                "give one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,8 @@ class Model:
         batch_size, length: sensible defaults for training.
         batch_spec: (batch_size, length) -> the dims and dtypes of a batch.
         packed: whether the loss takes batches as of `packed_batch` too.
-        config: the configuration it was made of: a frozen dataclass, or None.
+        config: the configuration it was made of: a frozen dataclass, or None. That of a model that
+            writes text has `vocab`, the number of its tokens.
         rebuild: makes the model of another configuration; needed for overrides.
         decoding: how it writes text; None: it does not.
     """
@@ -108,7 +119,8 @@ class Model:
         """Returns the model with some fields of its configuration changed: "layers=8,embed=512".
 
         Raises:
-            ValueError: the model has no configuration, or the text does not fit it; all told.
+            ValueError: the model has no configuration, or the text does not fit it; it lists all
+                problems.
         """
         if not text.strip():
             return self

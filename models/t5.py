@@ -16,7 +16,7 @@ from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers import (
     Block,
     Drawing,
-    Held,
+    LayerCache,
     Norm,
     Shared,
     distance_bias,
@@ -79,9 +79,9 @@ class Stack(md.Module):
     ) -> tuple[md.Tensor, Mapping[str, md.Tensor]]:
         """Returns the stream of new positions, and the layers' caches with them."""
         assert cache.memory is not None and cache.memory_pads is not None
-        length, (held,) = x.shape.get("length"), cache.held.values()
+        length, (own,) = x.shape.get("length"), cache.layers.values()
         memory = cache.memory["keys"].shape.get("memory_length")
-        room = next(iter(held.values())).shape.get("memory_length")
+        room = next(iter(own.values())).shape.get("memory_length")
         slots = nn.Slots(length, room, cache.start, cache.pads)
         if self.positions is not None:
             x = x + md.take(self.positions, slots.text_positions, "max_length")
@@ -93,8 +93,8 @@ class Stack(md.Module):
             memory_mask=md.outer(md.greater_equal, md.arange(memory), cache.memory_pads),
         )
         x = config.policy.to_compute(x)
-        x, held = step_blocks(config, self.blocks, x, shared, held, cache.memory)
-        return self._normed(config, x), held
+        x, own = step_blocks(config, self.blocks, x, shared, own, cache.memory)
+        return self._normed(config, x), own
 
     def _normed(self, config: TransformerConfig, x: md.Tensor) -> md.Tensor:
         return x if self.final_norm is None else config.policy.to_compute(self.final_norm)(x)
@@ -173,15 +173,15 @@ def encode(
     encoded, _ = encoder(config, x, causal=False, pads=pads)
     encoded = encoded.rename(length="memory_length")
 
-    def of_memory(_: None, block: Block) -> tuple[None, Held]:
+    def of_memory(_: None, block: Block) -> tuple[None, LayerCache]:
         assert block.cross is not None
         return None, config.policy.to_compute(block.cross).of_memory(encoded)
 
     _, memory = md.scan(of_memory, None, params.decoder.blocks, dim="layers")
     layers, room = config.dims[0], Dimension("memory_length", positions)
-    held = {"decoder": empty_cache(config, [layers, batch, room])}
+    own = {"decoder": empty_cache(config, [layers, batch, room])}
     start = md.zeros([], "int32")
-    return Cache(start, md.zeros([batch], "int32"), held, memory, pads)
+    return Cache(start, md.zeros([batch], "int32"), own, memory, pads)
 
 
 def decode_step(
@@ -192,12 +192,12 @@ def decode_step(
     See `transformer.decode_step`.
     """
     x = md.take(params.embedding, tokens, "vocab")
-    x, held = params.decoder.step(config, x, cache)
+    x, own = params.decoder.step(config, x, cache)
     length = tokens.shape.get("length").size
     if not every:
         x = md.index(x, "length", length - 1)
     scores = _scores(config, params, x)
-    return scores, cache.replace(start=cache.start + length, held={"decoder": held})
+    return scores, cache.replace(start=cache.start + length, layers={"decoder": own})
 
 
 def _scores(config: TransformerConfig, params: T5, x: md.Tensor) -> md.Tensor:

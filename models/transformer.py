@@ -134,10 +134,10 @@ def new_cache(config: TransformerConfig, pads: md.Tensor, positions: int) -> Cac
         positions: how many of a text are kept, `memory_length`; see `nn.slots_needed`.
     """
     batch, memory = pads.shape.get("batch"), Dimension("memory_length", positions)
-    held = {}
+    stacks = {}
     for name, layers in _stacks(config).items():
-        held[name] = empty_cache(config, [Dimension("layers", layers), batch, memory])
-    return Cache(md.zeros([], "int32"), pads, held)
+        stacks[name] = empty_cache(config, [Dimension("layers", layers), batch, memory])
+    return Cache(md.zeros([], "int32"), pads, stacks)
 
 
 def _stacks(config: TransformerConfig) -> dict[str, int]:
@@ -164,7 +164,7 @@ def decode_step(
         every: whether to return the scores after each of the tokens, [batch, length, vocab].
     """
     length, policy = tokens.shape.get("length"), config.policy
-    memory = cache.held["blocks"]["latent" if config.attention == "latent" else "keys"]
+    memory = cache.layers["blocks"]["latent" if config.attention == "latent" else "keys"]
     slots = nn.Slots(length, memory.shape.get("memory_length"), cache.start, cache.pads)
     x = md.take(params.embedding, tokens, "vocab")
     if params.positions is not None:
@@ -175,15 +175,15 @@ def decode_step(
         bias=distance_bias(config, params.distances, length, causal=True, slots=slots),
         slots=slots,
     )
-    x, held = policy.to_compute(x), {}
+    x, stacks = policy.to_compute(x), {}
     for name in _stacks(config):
-        x, held[name] = step_blocks(config, getattr(params, name), x, shared, cache.held[name])
+        x, stacks[name] = step_blocks(config, getattr(params, name), x, shared, cache.layers[name])
     if not every:
         x = md.index(x, "length", length.size - 1)
     if params.final_norm is not None:
         x = policy.to_compute(params.final_norm)(x)
     scores = _scores(config, params, x)
-    return scores, cache.replace(start=cache.start + length.size, held=held)
+    return scores, cache.replace(start=cache.start + length.size, layers=stacks)
 
 
 def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.Tensor:

@@ -31,9 +31,9 @@ from meshdsl.training.state import spec_of
 if TYPE_CHECKING:
     from meshdsl.running.jit import Options
 
-_OF_TRAINING = ("optimizer", "gradients")  # scopes of rules that steps of training alone follow
-# What rows of a batch are told, beside their tokens, by name: the dtype. See `Sampling`; `number`
-# is the number of the text.
+_OF_TRAINING = ("optimizer", "gradients")  # scopes of rules for steps of training only
+# The settings of each row of a batch, with their dtypes. See `Sampling`; `number` is the number of
+# the text.
 ROWS = {
     "temperature": np.dtype("float32"),
     "top_k": np.dtype("int32"),
@@ -67,7 +67,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Place:
-    """Where programs run: as in `md.jit`. Rules for training alone are left out."""
+    """Where programs run: as in `md.jit`. Rules for training only are left out."""
 
     mesh: MeshLike | None = None
     layout: LayoutLike | None = None
@@ -80,8 +80,8 @@ class Place:
         """Returns a compiled function.
 
         Args:
-            main: whether all rules of the layout are for this program. Of others, it follows the
-                rules that it has dims for.
+            main: whether every rule of the layout must fit this program. Other programs follow only
+                the rules whose dims they have.
 
         Raises:
             ValueError: the layout does not fit.
@@ -112,10 +112,10 @@ class Programs:
     Attributes:
         like: dims and dtypes of the parameters.
         prepare: parameters -> those that the other programs read.
-        begin: those, the tokens of an encoder or None, pads, and what rows are told -> `state`, and
-            what is `fixed` in all steps.
-        steps: by the number of tokens that they read: parameters, state, fixed, and tokens [batch,
-            length] -> `state`, and `tokens` [batch, length=1].
+        begin: prepared parameters, the tokens of an encoder or None, pads, and the settings of rows
+            (`ROWS`) -> `state`, and what is `fixed` in all steps.
+        steps: by the number of tokens that they read: prepared parameters, state, fixed, and tokens
+            [batch, length] -> `state`, and `tokens` [batch, length=1].
 
     Raises:
         ValueError: the layout or the mesh do not fit.

@@ -3,7 +3,7 @@
 Guarantees:
     Every example counts once, also those that do not fill a batch. The loss is the mean over tokens
     and does not depend on the batch size, mesh or layout, up to rounding.
-    Losses of training that are none of text, such as those of routers, are left out.
+    Losses of training that are not about text, such as those of routers, are left out.
 """
 
 from __future__ import annotations
@@ -90,18 +90,16 @@ class Scorer:
         self._precision, self._place = precision, place or Place()
         self.like: Any = spec_of(self.model.init)
         self._programs = {batch_size: self._compiled(batch_size)}
-        self._settle = self._place.compiled(
-            lambda params: {"params": params}, [self.like], "params"
-        )
+        self._put = self._place.compiled(lambda params: {"params": params}, [self.like], "params")
         self._params: Any = None
 
     def places(self) -> list[Any]:
         """Returns the shardings of the parameters that `load` takes, without pads."""
-        return places(self._settle, self.like)
+        return places(self._put, self.like)
 
     def load(self, params: Any) -> None:
-        """Takes parameters to score with: a tree as the model's `init` returns, given up here."""
-        self._params = self._settle(params)["params"]
+        """Takes parameters to score with: a tree as the model's `init` returns; it is donated."""
+        self._params = self._put(params)["params"]
 
     def score(self, source: Source, examples: Sequence[int] | None = None) -> Score:
         """Returns the score of examples; by default, of all in the source.
@@ -124,7 +122,7 @@ class Scorer:
         for first in range(0, len(numbers), self.batch_size):
             batch = source[numbers[first : first + self.batch_size]]
             rows = len(next(iter(batch.values())))
-            if rows not in self._programs:  # the last ones
+            if rows not in self._programs:  # the last batch is smaller
                 self._programs[rows] = self._compiled(rows)
             loss = self._programs[rows](self._params, self._named(batch))
             waiting.append((loss, _counted(batch)))

@@ -14,7 +14,7 @@ from typing import Literal
 from meshdsl.generation.writer import Writer
 from meshdsl.training.data.tokenizers import Tokenizer
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # what is no UTF-8, and what is not all there
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not UTF-8, or not complete yet
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Text:
         prompt: what it follows.
         tokens: those written, without the one that ended the text.
         written: the text so far, up to what may still change.
-        finish: "end" (the tokenizer's end token), "stop" (a stop string), "length" (as many tokens
-            as may be); None: it goes on.
+        finish: "end" (the tokenizer's end token), "stop" (a stop string), "length" (the
+            limit of tokens is reached). None: the text goes on.
     """
 
     prompt: str
@@ -37,18 +37,18 @@ class Text:
     finish: Literal["end", "stop", "length"] | None = None
     _read: int = 0  # tokens whose characters are all known
     _context: int = 0  # where the tokens begin that are decoded together with later ones
-    _held: str = ""  # the beginning of what may become a stop string
+    _pending: str = ""  # the beginning of what may become a stop string
 
     def add(self, token: int) -> str:
-        """Takes the next token; returns the text that it settles."""
+        """Adds the next token; returns the text that is certain with it."""
         if token == self.tokenizer.end:
             return self.close("end")
         self.tokens.append(token)
-        return self._settle(self._fresh())
+        return self._up_to_stop(self._fresh())
 
     def close(self, finish: Literal["end", "length"]) -> str:
-        """Ends the text; returns what was not settled."""
-        piece = self._settle(self._fresh(last=True), last=True)
+        """Ends the text; returns the rest of it."""
+        piece = self._up_to_stop(self._fresh(last=True), last=True)
         self.finish = self.finish or finish
         return piece
 
@@ -64,17 +64,17 @@ class Text:
         self._context, self._read = self._read, len(self.tokens)
         return text[len(known) :]
 
-    def _settle(self, fresh: str, last: bool = False) -> str:
+    def _up_to_stop(self, fresh: str, last: bool = False) -> str:
         """Returns new text up to a stop string, or to what may become one."""
-        text = self._held + fresh
-        found = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        if found:
-            text, self._held, self.finish = text[: min(found)], "", "stop"
+        text = self._pending + fresh
+        starts = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        if starts:
+            text, self._pending, self.finish = text[: min(starts)], "", "stop"
         elif last:
-            self._held = ""
+            self._pending = ""
         else:
-            held = max((_overlap(text, stop) for stop in self.stop), default=0)
-            text, self._held = text[: len(text) - held], text[len(text) - held :]
+            pending = max((_overlap(text, stop) for stop in self.stop), default=0)
+            text, self._pending = text[: len(text) - pending], text[len(text) - pending :]
         self.written += text
         return text
 

@@ -71,7 +71,7 @@ class Writer:
         self._params: Any = None
 
     def load(self, params: Any) -> None:
-        """Takes parameters to write with: a tree as the model's `init` returns, given up here."""
+        """Takes parameters to write with: a tree as the model's `init` returns; it is donated."""
         self._params = self.programs.prepare(params)["params"]
 
     def write(
@@ -93,13 +93,13 @@ class Writer:
         numbers = range(count) if numbers is None else numbers
         spare = self.sizes.batch - count
         rows, numbers = [*prompts, *[prompts[0][-1:]] * spare], [*numbers, *[0] * spare]
-        coming, state, fixed = self._read(rows, numbers)
+        following, state, fixed = self._read(rows, numbers)
         for _ in range(self.new_tokens - 1):
-            tokens = coming
+            tokens = following
             stepped = self.programs.steps[1](self._params, state, fixed, tokens)
-            state, coming = stepped["state"], stepped["tokens"]
+            state, following = stepped["state"], stepped["tokens"]
             yield np.asarray(tokens)[:count, 0]
-        yield np.asarray(coming)[:count, 0]
+        yield np.asarray(following)[:count, 0]
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
         if not 1 <= len(prompts) <= self.sizes.batch:
@@ -119,11 +119,11 @@ class Writer:
         """Reads prompts; returns the tokens that follow, [batch, length=1], state and the rest."""
         sizes, programs = self.sizes, self.programs
         if self._encodes:
-            source, pads = _right(prompts, sizes.prompt + 1)
+            source, pads = _aligned_right(prompts, sizes.prompt + 1)
             text, source = source[:, -1:], source[:, :-1]
         else:
             longest = max(map(len, prompts))
-            text, pads = _right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
+            text, pads = _aligned_right(prompts, -(-longest // sizes.chunk) * sizes.chunk)
             source = None
         rows: dict[str, Any] = {
             name: named(np.full(sizes.batch, getattr(self.sampling, name), dtype), ["batch"])
@@ -135,17 +135,17 @@ class Writer:
         rows |= {"width": named(np.int32(text.shape[1]), [])}
         given = None if source is None else named(source, _TOKENS)
         begun = programs.begin(self._params, given, named(pads, ["batch"]), rows)
-        state, fixed, found = begun["state"], begun["fixed"], None
+        state, fixed, read = begun["state"], begun["fixed"], None
         size = min(sizes.chunk, text.shape[1])
         for first in range(0, text.shape[1], size):
             piece = named(text[:, first : first + size], _TOKENS)
-            found = programs.steps[size](self._params, state, fixed, piece)
-            state = found["state"]
-        assert found is not None
-        return found["tokens"], state, fixed
+            read = programs.steps[size](self._params, state, fixed, piece)
+            state = read["state"]
+        assert read is not None
+        return read["tokens"], state, fixed
 
 
-def _right(
+def _aligned_right(
     prompts: Sequence[Sequence[int]], width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Returns prompts that end at the last of `width` positions, and the number of pads of each."""
@@ -156,18 +156,27 @@ def _right(
 
 
 def check_writes(model: Model) -> None:
-    """Raises ValueError unless a model writes text."""
+    """Checks that a model writes text.
+
+    Raises:
+        ValueError: it does not, or does not say how many tokens there are.
+    """
     if model.decoding is None:
         raise ValueError(
             f"{model.name} does not write text: decoder-only transformers and T5 do, and a Model "
             "of your own with a `decoding`"
         )
+    if not hasattr(model.config, "vocab"):
+        raise ValueError(
+            f"{model.name} does not say how many tokens there are: give its Model a `config` with "
+            "`vocab`"
+        )
 
 
 def limits(model: Model) -> tuple[int | None, Callable[[int], int | None]]:
-    """Returns the most tokens of a prompt, and of how many may follow a prompt; None: any number.
+    """Returns the most tokens of a prompt, and a function from its tokens to the most after it.
 
-    They are limited by the positions that a model has learned.
+    The positions that a model has learned limit them. None: any number.
     """
     assert model.decoding is not None
     most = model.decoding.max_length

@@ -1,6 +1,12 @@
 """The parts that transformers are made of, each of a kind that the configuration names."""
 
-from meshdsl.models.layers.attention import Attention, Held, LatentAttention, Shared, empty_cache
+from meshdsl.models.layers.attention import (
+    Attention,
+    LatentAttention,
+    LayerCache,
+    Shared,
+    empty_cache,
+)
 from meshdsl.models.layers.block import (
     Block,
     balanced,

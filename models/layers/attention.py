@@ -13,7 +13,7 @@ from meshdsl.models.layers.drawing import Drawing, plus
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.tensors.dims import Dimension
 
-Held: TypeAlias = Mapping[str, md.Tensor]  # what a layer keeps of earlier positions, by name
+LayerCache: TypeAlias = Mapping[str, md.Tensor]  # what a layer keeps of earlier positions, by name
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ class Attention(md.Module):
             )
         )
 
-    def step(self, x: md.Tensor, shared: Shared, held: Held) -> tuple[md.Tensor, Held]:
+    def step(self, x: md.Tensor, shared: Shared, cache: LayerCache) -> tuple[md.Tensor, LayerCache]:
         """Returns attention of new positions to all that a cache holds, and the cache with them.
 
         Args:
-            held: `keys` and `values`, both [batch, memory_length, heads, kv].
+            cache: `keys` and `values`, both [batch, memory_length, heads, kv].
         """
         assert shared.slots is not None
         q, k, v = self._rotated(x, shared)
-        keys, values = shared.slots.write(held["keys"], k), shared.slots.write(held["values"], v)
+        keys, values = shared.slots.write(cache["keys"], k), shared.slots.write(cache["values"], v)
         mixed = _attend(
             q,
             keys,
@@ -93,16 +93,18 @@ class Attention(md.Module):
 
     def across(self, x: md.Tensor, memory: md.Tensor) -> md.Tensor:
         """Returns attention of the positions of x to memory: [batch, memory_length, embed]."""
-        return self.across_held(x, self.of_memory(memory))
+        return self.across_cached(x, self.of_memory(memory))
 
-    def of_memory(self, memory: md.Tensor) -> Held:
-        """Returns keys and values of memory [batch, memory_length, embed], for `across_held`."""
+    def of_memory(self, memory: md.Tensor) -> LayerCache:
+        """Returns keys and values of memory [batch, memory_length, embed], for `across_cached`."""
         return {"keys": self._key(memory), "values": self._value(memory)}
 
-    def across_held(self, x: md.Tensor, held: Held, mask: md.Tensor | None = None) -> md.Tensor:
+    def across_cached(
+        self, x: md.Tensor, cache: LayerCache, mask: md.Tensor | None = None
+    ) -> md.Tensor:
         """Returns attention of the positions of x to what `of_memory` has made of a memory."""
         q = self._query(x)
-        return self._leave(_attend(q, held["keys"], held["values"], scale=self._scale, mask=mask))
+        return self._leave(_attend(q, cache["keys"], cache["values"], scale=self._scale, mask=mask))
 
     def _rotated(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
         q, k, v = self._query(x), self._key(x), self._value(x)
@@ -161,14 +163,14 @@ class LatentAttention(md.Module):
         mixed = _attend(q, k, v, causal=shared.causal, segments=shared.segments, window=self.window)
         return md.einsum(mixed, self.out, over=["heads", "kv"])
 
-    def step(self, x: md.Tensor, shared: Shared, held: Held) -> tuple[md.Tensor, Held]:
+    def step(self, x: md.Tensor, shared: Shared, cache: LayerCache) -> tuple[md.Tensor, LayerCache]:
         """Returns attention of new positions to all that a cache holds, and the cache with them.
 
         Only latent vectors and rotated keys are kept, for all heads together. The projections of
         keys and values are applied to queries and results instead (section 2.1.2 of the paper).
 
         Args:
-            held: `latent`, [batch, memory_length, latent], of kv_rank and rotary_kv features.
+            cache: `latent`, [batch, memory_length, latent], of kv_rank and rotary_kv features.
         """
         assert shared.slots is not None
         q, q_rotary = self._queries(x, shared)
@@ -178,7 +180,7 @@ class LatentAttention(md.Module):
         q = md.einsum(q, self.key, over="kv").rename(kv_rank="latent")
         q = md.concat([q, q_rotary.rename(rotary_kv="latent")], "latent")
         latent, k_rotary = latent.rename(kv_rank="latent"), k_rotary.rename(rotary_kv="latent")
-        kept = shared.slots.write(held["latent"], md.concat([latent, k_rotary], "latent"))
+        kept = shared.slots.write(cache["latent"], md.concat([latent, k_rotary], "latent"))
         # All of the features are mixed, and those of positions left out then: that reads the cache
         # as it is, without a copy.
         mixed = _attend(
@@ -222,7 +224,7 @@ def _attend(q: md.Tensor, k: md.Tensor, v: md.Tensor, **options: Any) -> md.Tens
 
 
 def empty_cache(config: TransformerConfig, front: Sequence[Dimension]) -> dict[str, md.Tensor]:
-    """Returns zeros for `held` of attention's `step`.
+    """Returns zeros for `cache` of attention's `step`.
 
     Args:
         front: the dims before those of features: layers, batch, memory_length.

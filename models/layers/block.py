@@ -10,8 +10,8 @@ from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.attention import (
     Attention,
-    Held,
     LatentAttention,
+    LayerCache,
     Shared,
     init_attention,
     init_multihead,
@@ -49,24 +49,24 @@ class Block(md.Module):
         return self._mixed(x)
 
     def step(
-        self, x: md.Tensor, shared: Shared, held: Held, memory: Held | None = None
-    ) -> tuple[md.Tensor, Held]:
+        self, x: md.Tensor, shared: Shared, cache: LayerCache, memory: LayerCache | None = None
+    ) -> tuple[md.Tensor, LayerCache]:
         """Returns the stream of new positions, and the layer's cache with them.
 
         Experts drop no tokens: which ones they would drop depends on those that come later.
 
         Args:
-            held: as for `step` of the attention.
+            cache: as for `step` of the attention.
             memory: for a layer with cross-attention, `of_memory` of what it reads.
         """
-        y, held = self.attention.step(self._read(self.attention_norm, x), shared, held)
+        y, cache = self.attention.step(self._read(self.attention_norm, x), shared, cache)
         x = self._leave(self.attention_norm, x, y)
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None
             h = self._read(self.cross_norm, x)
-            y = self.cross.across_held(h, memory, shared.memory_mask)
+            y = self.cross.across_cached(h, memory, shared.memory_mask)
             x = self._leave(self.cross_norm, x, y)
-        return replace(self, mlp=undropping(self.mlp))._mixed(x)[0], held
+        return replace(self, mlp=undropping(self.mlp))._mixed(x)[0], cache
 
     def _mixed(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses | None]:
         """Returns the stream after the MLP or the experts, and the losses of their router."""
@@ -135,20 +135,22 @@ def step_blocks(
     blocks: Block,
     x: md.Tensor,
     shared: Shared,
-    held: Held,
-    memory: Held | None = None,
-) -> tuple[md.Tensor, Held]:
+    cache: LayerCache,
+    memory: LayerCache | None = None,
+) -> tuple[md.Tensor, LayerCache]:
     """Returns the stream of new positions after all blocks, and their caches with these.
 
     Args:
-        held, memory: as for `Block.step`, with the dim `layers` in front.
+        cache, memory: as for `Block.step`, with the dim `layers` in front.
     """
 
-    def block(x: md.Tensor, layer: tuple[Block, Held, Held | None]) -> tuple[md.Tensor, Held]:
-        params, held, memory = layer
-        return config.policy.to_compute(params).step(x, shared, held, memory)
+    def block(
+        x: md.Tensor, layer: tuple[Block, LayerCache, LayerCache | None]
+    ) -> tuple[md.Tensor, LayerCache]:
+        params, cache, memory = layer
+        return config.policy.to_compute(params).step(x, shared, cache, memory)
 
-    return md.scan(block, x, (blocks, held, memory), dim="layers")
+    return md.scan(block, x, (blocks, cache, memory), dim="layers")
 
 
 def with_routers(

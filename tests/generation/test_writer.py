@@ -1,6 +1,7 @@
 """Writers, against the full forward pass, and against themselves on other layouts."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.generation import Place, Sampling, Writer
 from meshdsl.models import transformer
+from meshdsl.models.model import Decoding
 
 SIZES = "layers=2,embed=16,heads=4,d_ff=8,vocab=61"
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6], [9]]
@@ -157,32 +159,42 @@ def test_numbers_out_of_range_are_all_told(numbers, problem):
     assert str(error.value) == problem
 
 
-def test_mistakes_are_told():
-    def told(function, *arguments, **options):
+def test_mistakes_have_messages():
+    def message(function, *arguments, **options):
         with pytest.raises(ValueError) as error:
             function(*arguments, **options)
         return str(error.value)
 
-    assert told(Writer, models.load("bert_mini"), prompt_tokens=4, new_tokens=2) == (
+    assert message(Writer, models.load("bert_mini"), prompt_tokens=4, new_tokens=2) == (
         "bert_mini does not write text: decoder-only transformers and T5 do, and a Model of your "
         "own with a `decoding`"
     )
+    assert message(Writer, replace(trained()[0], config=None), prompt_tokens=4, new_tokens=2) == (
+        "gpt_mini does not say how many tokens there are: give its Model a `config` with `vocab`"
+    )
+    decoding = trained()[0].decoding
+    assert message(Decoding, decoding.step).startswith(
+        "a Decoding begins a cache by `empty`, or by"
+    )
+    assert message(replace, decoding, encode=decoding.empty).endswith("give one of them")
     learned = models.load("gpt_mini", f"{SIZES},positions=learned,max_length=8")
-    assert told(Writer, learned, prompt_tokens=7, new_tokens=3) == (
+    assert message(Writer, learned, prompt_tokens=7, new_tokens=3) == (
         "gpt_mini has learned max_length=8 positions, too few for a prompt of 7 tokens and 3 new "
         "ones"
     )
     place = Place("model:2", "hedas:model", "numpy")
-    text = told(Writer, trained()[0], prompt_tokens=4, new_tokens=2, place=place)
+    text = message(Writer, trained()[0], prompt_tokens=4, new_tokens=2, place=place)
     assert (
         "`hedas:model` names a dim that this program does not have. Did you mean `heads`?" in text
     )
     writer = Writer(trained()[0], prompt_tokens=4, new_tokens=2, place=PLACES["one device"])
-    assert told(lambda: next(writer.write([[1]]))) == (
+    assert message(lambda: next(writer.write([[1]]))) == (
         "the writer has no parameters: load(params) first"
     )
-    assert told(lambda: next(writer.write([[1], [2]]))) == "the writer takes 1 to 1 prompts, got 2"
-    assert told(lambda: next(writer.write([[]]))) == (
+    assert (
+        message(lambda: next(writer.write([[1], [2]]))) == "the writer takes 1 to 1 prompts, got 2"
+    )
+    assert message(lambda: next(writer.write([[]]))) == (
         "prompt 0 has 0 tokens; the writer takes 1 to 4"
     )
 
