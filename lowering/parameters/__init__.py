@@ -25,17 +25,18 @@ from meshdsl.lowering.parameters.reductions import *
 if not TYPE_CHECKING:  # with it, mypy would accept any name
 
     def __getattr__(name: str) -> object:
-        """Raises AttributeError: no file that is imported here has this record."""
+        """Raises ImportError: no file that is imported here has this record."""
         text = f"module {__name__!r} has no attribute {name!r}"
         if name.startswith("_"):
             raise AttributeError(text)
+        # `from ... import` hides the message of an AttributeError.
         for file in sorted(Path(__file__).parent.glob("*.py")):
             if f"class {name}(" in file.read_text():
-                raise AttributeError(
+                raise ImportError(
                     f"{text}, though lowering/parameters/{file.name} has it: import that file in "
                     "lowering/parameters/__init__.py"
                 )
-        raise AttributeError(
+        raise ImportError(
             f"{text}: write this record, a TypedDict, in a file of lowering/parameters, which its "
             "__init__.py imports"
         )
