@@ -34,6 +34,6 @@ def spelled_out(text: str) -> str:
     return _SECTION.sub(lambda section: _SEVERAL.sub(_each, section[0]), text)
 
 
-def _each(found: re.Match[str]) -> str:
-    names = re.split(r",\s+", found[2])
-    return "\n".join(f"{found[1]}{name}:{found[3]}" for name in names)
+def _each(match: re.Match[str]) -> str:
+    names = re.split(r",\s+", match[2])
+    return "\n".join(f"{match[1]}{name}:{match[3]}" for name in names)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import meshdsl as md
-from docs.making.svg import AXES, DEVICES, INK, LINE, PALE, Canvas, axis_of, tensor
+from docs.making.svg import AXES, DEVICES, INK, LINE, PALE, Canvas, colour_of, tensor
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.pipelines.named import named
@@ -30,10 +30,9 @@ def _rules(canvas: Canvas, x: float, y: float, layout: str, size: int = 14) -> f
     """Writes a layout; each dim and its axis have the axis's colour."""
     parsed, words = Layout.parse(layout), []
     for number, rule in enumerate(str(parsed).split("; ")):
-        dim, axis = rule.split("/")[-1].rstrip("?").split(":")
+        axis = rule.rstrip("?").split(":")[1]
         words += [("; ", PALE)] if number else []
         words.append((rule, AXES.get(axis.split("+")[0], INK)))
-        assert dim
     return canvas.words(x, y, words, size)
 
 
@@ -43,7 +42,7 @@ def _dims(canvas: Canvas, x: float, y: float, name: str, spec: md.Spec, layout: 
     words = [(f"{name} [", INK)]
     for number, dim in enumerate(spec.dims.names):
         words += [(", ", INK)] if number else []
-        words.append((dim, axis_of(parsed, dim)))
+        words.append((dim, colour_of(parsed, dim)))
     return canvas.words(x, y, [*words, ("]", INK)], size=12)
 
 
@@ -129,11 +128,11 @@ def if_free() -> Canvas:
     canvas = Canvas(780, 212, "A rule with a question mark takes the axis where it is free")
     _rules(canvas, 24, 36, rules, 15)
     tensors = (("x", _spec(length=8, embed=8)), ("q", _spec(length=8, heads=8)))
-    told = ("model is free: length takes it", "heads has model: length stays whole")
-    for number, ((name, spec), words) in enumerate(zip(tensors, told, strict=True)):
+    captions = ("model is free: length takes it", "heads has model: length stays whole")
+    for number, ((name, spec), words) in enumerate(zip(tensors, captions, strict=True)):
         x = 24 + 380 * number
-        taken = "length:model" if name == "x" else "heads:model"
-        _dims(canvas, x, 72, name, spec, taken)
+        rule = "length:model" if name == "x" else "heads:model"
+        _dims(canvas, x, 72, name, spec, rule)
         tensor(canvas, (x, 82), (200, 84), spec, mesh, rules if name == "q" else "length:model")
         canvas.text(x, 190, words, 13, PALE)
     return canvas
@@ -143,11 +142,11 @@ def padding() -> Canvas:
     """A dim of 10 over 4 devices: blocks of 3, the last one with two pads."""
     mesh, rules, size = "model:4", "vocab:model", 10
     canvas = Canvas(780, 150, "A dim of 10 positions over 4 devices: blocks of 3, and two pads")
-    found = md.inspect(_spec(vocab=size), mesh, rules)
+    inspection = md.inspect(_spec(vocab=size), mesh, rules)
     _rules(canvas, 24, 34, rules, 15)
     canvas.text(170, 34, f"vocab={size} on {mesh}", 13, PALE)
     x = 24.0
-    for number, (((start, stop, pads),), (device,)) in enumerate(found.blocks.items()):
+    for number, (((start, stop, pads),), (device,)) in enumerate(inspection.blocks.items()):
         for position in range(start, stop + pads):
             pad = position >= stop
             fill = "none" if pad else DEVICES[number]
@@ -232,8 +231,8 @@ def dims() -> Canvas:
             canvas.box(x, y, width, 30, fill=fill, stroke="#4b5563")
             canvas.text(x + width / 2, y + 20, dim.name, 13, mono=True, anchor="middle")
             x += width + 8
-        told = ("", "embed is in both: multiplied and summed", "all other dims stay, in order")
-        canvas.text(430, y + 20, told[number], 13, PALE)
+        captions = ("", "embed is in both: multiplied and summed", "all other dims stay, in order")
+        canvas.text(430, y + 20, captions[number], 13, PALE)
     return canvas
 
 

@@ -6,7 +6,6 @@ that names it, so nothing public can be left out.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import types
@@ -103,16 +102,16 @@ def names_of(page: str) -> list[tuple[str, Any]]:
     """Returns the public names of a page as users write them, each with its object."""
     if page in MODULES:
         module, short = _OBJECTS[page], MODULES[page].title
-        found = []
+        listed = []
         for name in module.__all__:
             if name in _INNER.get(page, ()):
                 inner = getattr(module, name)
-                found += [(f"{short}.{name}.{one}", getattr(inner, one)) for one in _public(inner)]
+                listed += [(f"{short}.{name}.{n}", getattr(inner, n)) for n in _public(inner)]
             else:
-                found.append((f"{short}.{name}", getattr(module, name)))
-        return found
-    functions = [name for name in md.__all__ if not inspect.ismodule(getattr(md, name))]
-    return [(f"md.{name}", getattr(md, name)) for name in functions if page_of(name) == page]
+                listed.append((f"{short}.{name}", getattr(module, name)))
+        return listed
+    names = [name for name in md.__all__ if not inspect.ismodule(getattr(md, name))]
+    return [(f"md.{name}", getattr(md, name)) for name in names if page_of(name) == page]
 
 
 def _public(module: types.ModuleType) -> list[str]:
@@ -131,9 +130,9 @@ def page_of(name: str) -> str:
         LookupError: no page takes the module that defines it.
     """
     module = getattr(md, name).__module__
-    for page, one in PAGES.items():
-        if any(module == taken or module.startswith(f"{taken}.") for taken in one.modules):
-            return page
+    for name_of_page, page in PAGES.items():
+        if any(module == own or module.startswith(f"{own}.") for own in page.modules):
+            return name_of_page
     raise LookupError(
         f"md.{name} of {module} is on no page of the reference: add its module to PAGES in "
         "docs/making/reference.py"
@@ -164,27 +163,20 @@ def _entry(written: str, value: Any) -> str:
 def _is_made(value: Any) -> bool:
     """Whether a function is made by another one, as `sin` is by `unary`."""
     name = getattr(value, "__name__", "")
-    return _module(value) == broadcasting.__name__ and not _written(broadcasting, name)
+    made_there = getattr(value, "__module__", "") == broadcasting.__name__
+    return made_there and f"\ndef {name}(" not in inspect.getsource(broadcasting)
 
 
 def _is_code(value: Any) -> bool:
     return inspect.isclass(value) or inspect.isfunction(value)
 
 
-def _written(module: types.ModuleType, name: str) -> bool:
-    return f"\ndef {name}(" in inspect.getsource(importlib.import_module(module.__name__))
-
-
-def _module(value: Any) -> str:
-    return getattr(value, "__module__", "")
-
-
 def _signature(written: str, value: Any) -> str:
     if not inspect.isfunction(value):  # a type or a constant
         return f"```python\n{written} = {_constant(value)}\n```\n\n"
     bare = [
-        one.replace(annotation=inspect.Parameter.empty)
-        for one in inspect.signature(value).parameters.values()
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(value).parameters.values()
     ]
     shown = inspect.Signature(bare)
     return f"```python\n{written}{shown}\n```\n\n"

@@ -115,7 +115,7 @@ class Canvas:
         return "\n".join([head, *self.parts, "</svg>"]) + "\n"
 
 
-def axis_of(layout: md.Layout, dim: str) -> str:
+def colour_of(layout: md.Layout, dim: str) -> str:
     """Returns the colour of a dim: that of the first axis which splits it, else that of text."""
     axes = next((rule.axes for rule in layout.rules if rule.dim == dim), ())
     return AXES[axes[0]] if axes else INK
@@ -123,7 +123,7 @@ def axis_of(layout: md.Layout, dim: str) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: where it is (shares of the whole along its dims), and who holds it."""
+    """A part of a tensor: where it is (as shares of its dims), and on which devices."""
 
     rows: tuple[float, float]
     columns: tuple[float, float]
@@ -133,9 +133,9 @@ class Shard:
 
 def shards(spec: md.Spec, mesh: str, layout: str) -> Iterator[Shard]:
     """Yields the shards of a tensor with one or two dims, pads at their ends included."""
-    found = md.inspect(spec, mesh, layout)
-    split = [dim.name for dim in found.split]
-    for block, devices in found.blocks.items():
+    inspection = md.inspect(spec, mesh, layout)
+    split = [dim.name for dim in inspection.split]
+    for block, devices in inspection.blocks.items():
         ranges = dict(zip(split, block, strict=True))
         spans, pads = [], []
         for dim in spec.dims:
@@ -169,8 +169,8 @@ def tensor(
     for shard, colour in zip(shards(spec, mesh, layout), colours, strict=False):
         top, bottom = (y + height * share for share in shard.rows)
         left, right = (x + width * share for share in shard.columns)
-        held = only is None or only in shard.devices
-        fill = "#f3f4f6" if not held else colour if only is None else "#86efac"
+        shown = only is None or only in shard.devices
+        fill = "#f3f4f6" if not shown else colour if only is None else "#86efac"
         canvas.box(left, top, right - left, bottom - top, fill=fill, stroke="#4b5563", thick=0.8)
         if labels:
             names = " ".join(map(str, shard.devices))

@@ -73,7 +73,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
 
 
 def version_line() -> str:
-    """Returns the versions that a report of a mistake should have."""
+    """Returns the versions that a bug report should have."""
     found = versions()
     jax = f"jax {found['jax']}" if "jax" in found else "no jax"
     return f"meshdsl {VERSION} ({jax}, Python {platform.python_version()})"
@@ -101,11 +101,11 @@ def table(installed: Mapping[str, str]) -> str:
         missing = use.missing(installed)
         if missing:
             names = ", ".join(each.replace("|", " or ") for each in missing)
-            told = f"{names} missing: pip install {use.install}"
+            detail = f"{names} missing: pip install {use.install}"
         else:
             every = [name for each in use.packages for name in each.split("|")]
-            told = ", ".join(f"{name} {installed[name]}" for name in every if name in installed)
-        grid.add_row(Text(use.what), "no" if missing else "yes", Text(told))
+            detail = ", ".join(f"{name} {installed[name]}" for name in every if name in installed)
+        grid.add_row(Text(use.what), "no" if missing else "yes", Text(detail))
     with console.capture() as captured:
         console.print(grid)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())

@@ -31,7 +31,7 @@ _PROMPT = "prompt"  # the key in lines of JSON
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts, and what stands beside each in its file."""
+    """The prompts, and the other fields of each one's line in the file."""
 
     prompts: list[str]
     lines: list[dict[str, Any]]
@@ -127,8 +127,9 @@ def _to_file(
                 count += len(text.tokens)
     except OSError as error:
         raise ValueError(f"cannot write {values.out}: {error.strerror}") from error
-    ends = ", ".join(f"{number:,} by {why}" for why, number in sorted(finished.items()))
-    tell(f"{len(asked.prompts):,} texts, {count:,} {tokenizer.unit}s in {values.out}; ended {ends}")
+    reasons = ", ".join(f"{number:,} by {why}" for why, number in sorted(finished.items()))
+    total = f"{len(asked.prompts):,} texts, {count:,} {tokenizer.unit}s"
+    tell(f"{total} in {values.out}; ended {reasons}")
 
 
 def _line(given: Mapping[str, Any], text: Text) -> str:

@@ -82,8 +82,8 @@ def fit(array: Array, labels: Sequence[str]) -> Array:
             array = merged(array, place, labels[place])
     pairs = zip(array.places, labels, strict=True)
     wished = {p[0]: label for p, label in pairs if p is not None and len(p) == 1}
-    held = set(array.tensor.shape.names) - set(wished)
-    clash = {label: unused(label, array.tensor.shape) for label in held.intersection(labels)}
+    others = set(array.tensor.shape.names) - set(wished)
+    clash = {label: unused(label, array.tensor.shape) for label in others.intersection(labels)}
     return renamed(renamed(array, clash), wished)
 
 
@@ -180,10 +180,10 @@ def _splits_clash(arrays: Sequence[Array], rank: int) -> bool:
         if len(products) > 1:
             return True
         every += [name for names, _ in products for name in names or ()]
-    held = {
+    single_dims = {
         n for a in arrays for p in range(rank) if not _is_product(a, p) for n in a.places[p] or ()
     }
-    return len(set(every)) < len(every) or bool(held & set(every))
+    return len(set(every)) < len(every) or bool(single_dims & set(every))
 
 
 def _is_product(array: Array, place: int) -> bool:

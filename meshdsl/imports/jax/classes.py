@@ -38,7 +38,7 @@ class _Facts:
         arrays: those that have it.
         parts: the names of the dims that it is split into, if the user said them.
         copies: nodes of which it is a second occurrence in an array.
-        like, liked: nodes of what it is a part of, as a slice is, and of its parts.
+        like: nodes that it is a part of, as a slice is; `liked`: nodes that are its parts.
         near: nodes that the program pairs it up with, though an array has both.
         hint: a telling name.
     """
@@ -124,7 +124,7 @@ class Classes:
         facts.parts = facts.parts or parts
 
     def copies(self, base: int, count: int) -> list[int]:
-        """Returns nodes for the positions of an array which a class would have several times."""
+        """Returns nodes for the positions of an array that would all be in one class."""
         size = self.size(base)
         nodes = [self.new(size) for _ in range(count)]
         for node in nodes:
@@ -167,7 +167,7 @@ class Classes:
             self.unify(one, other, source, what)
 
     def later(self, one: int, other: int) -> None:
-        """Joins two classes in the end if nothing speaks against it."""
+        """Joins two classes at the end, unless something forbids it."""
         self._later.append((one, other))
 
     def regroup(self, whole: int, parts: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ class Classes:
         self._regrouped[Regrouped(whole, tuple(parts))] = None
 
     def settle(self) -> None:
-        """Joins what is alike without being paired up."""
+        """Joins classes that are alike though no equation pairs them up."""
         self._join_regrouped()
         readers: dict[int, set[int]] = {}
         for one, other in self._read:
@@ -192,10 +192,10 @@ class Classes:
                 continue
             first = [n for n in (one, other) if root not in readers.get(self.root(n), ())]
             for node in first:
-                if self._softly(node, base):
+                if self._join_if_free(node, base):
                     break
         for one, other in self._later:
-            self._softly(one, other)
+            self._join_if_free(one, other)
         self._join_regrouped()
 
     def regrouped(self) -> list[Regrouped]:
@@ -215,13 +215,13 @@ class Classes:
             parts: dict[tuple[int, ...], tuple[int, ...]] = {}
             for each in self.regrouped():
                 other = wholes.setdefault(each.parts, each.whole)
-                changed |= self._softly(other, each.whole)
+                changed |= self._join_if_free(other, each.whole)
                 sizes = (self.root(each.whole), *map(self.size, each.parts))
                 for a, b in zip(parts.setdefault(sizes, each.parts), each.parts, strict=True):
-                    changed |= self._softly(a, b)
+                    changed |= self._join_if_free(a, b)
 
-    def _softly(self, one: int, other: int) -> bool:
-        """Joins two classes and returns whether they were two and nothing speaks against it."""
+    def _join_if_free(self, one: int, other: int) -> bool:
+        """Joins two classes unless something forbids it; returns whether it did."""
         a, b = self.root(one), self.root(other)
         mine, theirs = self._facts[a], self._facts[b]
         named_apart = mine.said and theirs.said and mine.said.name != theirs.said.name

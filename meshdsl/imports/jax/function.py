@@ -46,7 +46,7 @@ def from_jax(function: Callable[..., Any], names: Names = None) -> FromJax:
         value, gradients = step(*program.named(params, x))
 
     Dims are one where the function pairs them up: in products, elementwise operations, reshapes,
-    look-ups, loops. A name that is said once holds for all of them. What stays unnamed gets a
+    look-ups, loops. A name that is given once holds for all of them. What stays unnamed gets a
     telling name; `print(program.listing(params, x))` shows all.
 
     Args:

@@ -203,6 +203,7 @@ def check_known(jaxpr: Any, rules: Mapping[str, Any], outer: Source = UNKNOWN) -
     return list(problems)
 
 
+# Parameters with jaxprs that the rules do not read.
 _UNREAD = ("update_jaxpr", "reducer", "comparator", "jvp_jaxpr_fun", "select_jaxpr")
 
 

@@ -50,10 +50,10 @@ class Naming:
         """Returns the name of the class of a node."""
         root = self._classes.root(node)
         if root not in self._names:
-            found = self._derived(root)
+            name = self._derived(root) or self._telling(root)
             if root in self._open:  # asked for by a class that this one is derived from
-                return found or self._telling(root)
-            self._names[root] = found or self._telling(root)
+                return name
+            self._names[root] = name
         return self._names[root]
 
     def of(self, nodes: Sequence[int]) -> tuple[str, ...]:
