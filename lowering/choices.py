@@ -15,11 +15,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.communication.reshard_search import SLOWER
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.options import Context, Options
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.lowering.writing.loops import is_sum, within
 from meshdsl.tracing.graph import Graph, Operation
@@ -36,7 +36,7 @@ class Choice:
         share: whether the backward pass reads the tensors that the forward pass has moved.
         reduce_each: whether gradients that are stored split are reduced in each microbatch; else
             they stay partial sums until the last one.
-        ring: whether attention sends a split memory around a ring; else it gathers the memory.
+        context: how attention reads a split memory, as in `Options.context`; empty: as that says.
         prefetch: whether loops gather the weights of the next iteration during the present one.
         apart: whether each large collective starts as soon as its operand is ready: only small ones
             are joined (see `decisions.small_bytes`), and loops reduce large results slice by slice.
@@ -46,7 +46,7 @@ class Choice:
     keep: bool = False
     share: bool = True
     reduce_each: bool = False
-    ring: bool = False
+    context: Context | Literal[""] = ""
     prefetch: bool = False
     apart: bool = False
     halves: str = ""
@@ -115,15 +115,16 @@ def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Ch
     keeps = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
     shares = [True, False] if names & {"barrier", "scan"} else [True]
     reductions = [False, True] if stores and sums else [False]
-    rings = [False, True] if options.context == "auto" and "attention" in names else [False]
+    rings = options.context == "auto" and "attention" in names
+    contexts: list[Context | Literal[""]] = ["", "ring"] if rings else [""]
     prefetches = [True, False] if options.prefetch else [False]
     agains = [options.weights == "again"]
     if stores and options.weights == "auto" and "deal_to_stages" in names:
         agains = [False, True]
-    for again, prefetch, ring in itertools.product(agains, prefetches, rings):
+    for again, prefetch, context in itertools.product(agains, prefetches, contexts):
         rest = itertools.product(keeps if stores else [False], shares, reductions)
         halves = _halves(options)
-        yield [Choice(*choice, ring, prefetch, halves=halves, again=again) for choice in rest]
+        yield [Choice(*choice, context, prefetch, halves=halves, again=again) for choice in rest]
 
 
 def _has_running_sum(scan: Operation) -> bool:

@@ -6,25 +6,29 @@ step is faster and fits into memory. The changes are:
 * each large collective starts as soon as its operand is ready: it is not joined with others, and
   loops reduce large results slice by slice;
 * weights are kept from the forward to the backward pass;
+* attention reads a split memory in another way than that which sends the fewest bytes;
 * a dim is computed in halves.
 
-`SpmdProgram.decisions` lists what the other way of each would cost.
+`SpmdProgram.decisions` lists what the other way of each would cost. `fastest` decides among
+programs that are traced apart, such as those that keep more or less for the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.choices import Choice, Lowered, choose
-from meshdsl.lowering.options import Options
+from meshdsl.lowering.options import Context, Options
 from meshdsl.lowering.passes.halves import candidates
 from meshdsl.lowering.program import Alternative, Decision, SpmdProgram
+from meshdsl.lowering.writing.loops import within
 from meshdsl.tracing.graph import Graph
 
 _ROOM = 0.85  # the share of the memory that faster programs may plan with
@@ -63,7 +67,7 @@ def decide(
     def evaluate(choice: Choice) -> Alternative:
         return costs(write(choice).program)
 
-    switches = _switches(usual.program, layout, options)
+    switches = _switches(usual.program, graph, layout, options)
     decisions: dict[_Switch, Decision] = {}
     for _ in range(_ROUNDS):
         began = best
@@ -110,18 +114,60 @@ class _Switch:
         return self.on_word if value == self.on else str(value) if value else self.off_word
 
 
-def _switches(program: SpmdProgram, layout: Layout, options: Options) -> list[_Switch]:
-    """Returns what options leave open."""
+def _switches(
+    program: SpmdProgram, graph: Graph, layout: Layout, options: Options
+) -> list[_Switch]:
+    """Returns what options leave open.
+
+    Args:
+        program: the usual one.
+    """
     switches: list[_Switch] = []
     if options.bucket_bytes is None:
         switches.append(_Switch("collectives", "apart", True, "joined", "apart"))
     stores = any(rule.scope for rule in layout.rules)
     if stores and options.weights == "auto":
         switches.append(_Switch("weights", "keep", True, "gathered again", "kept"))
+    if options.context == "auto" and _splits_memory(graph, layout, program.mesh):
+        ways = [way for way in get_args(Context) if way != "auto"]
+        switches += [_Switch("context", "context", way, "fewest bytes", way) for way in ways]
     if options.halves == "auto":
         dims = candidates(program)
         switches += [_Switch("halves", "halves", dim, "none", dim) for dim in dims]
     return switches
+
+
+def _splits_memory(graph: Graph, layout: Layout, mesh: Mesh) -> bool:
+    """Whether an attention reads a memory that is split."""
+    memories = {op.params["memory"] for op in within(graph) if op.name == "attention"}
+    return any(rule.dim in memories and mesh.extent(rule.axes) > 1 for rule in layout.rules)
+
+
+def fastest(
+    name: str, programs: Mapping[str, SpmdProgram], hardware: Hardware, memory: int | None = None
+) -> tuple[str, tuple[Decision, ...]]:
+    """Returns the fastest of several ways to write a step that fits, and what each other costs.
+
+        fastest("remat", {"none": f.lower(x), "full": g.lower(x)}, hardware("v5p"))
+
+    Of ways that are equally fast, it is the one that needs the least memory; so it is if none fits.
+
+    Args:
+        name: what is decided.
+        memory: bytes that a device may use; None: those that it has.
+    """
+    from meshdsl.lowering.costs.simulation import Simulator
+
+    simulator = Simulator(hardware)
+    ways = [Alternative(n, simulator.seconds(p), p.peak_bytes) for n, p in programs.items()]
+    allowed = _ROOM * hardware.memory_bytes if memory is None else memory
+    fitting = [way for way in ways if way.peak_bytes <= allowed]
+    least = min((way.seconds for way in fitting), default=math.inf)
+    enough = [way for way in fitting if way.seconds * (1 - _GAIN) <= least] or ways
+    chosen = min(enough, key=lambda way: way.peak_bytes)
+    others = [way for way in ways if way is not chosen]
+    decisions = (Decision(name, chosen, way, way.peak_bytes <= allowed) for way in others)
+    return chosen.name, tuple(decisions)
 
 
 def small_bytes(hardware: Hardware, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.hardware import Hardware
@@ -25,7 +25,7 @@ from meshdsl.lowering.decisions import decide, small_bytes
 from meshdsl.lowering.graphs.hoist import hoist_casts
 from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.graphs.simplify import simplify
-from meshdsl.lowering.options import DEFAULT, Options
+from meshdsl.lowering.options import DEFAULT, Context, Options
 from meshdsl.lowering.passes import run_passes
 from meshdsl.lowering.passes.halves import in_halves
 from meshdsl.lowering.passes.prefetch import prefetch
@@ -128,9 +128,11 @@ def lower_in_stages(
     gathered_ahead, halved = cache(prefetch), cache(in_halves)
 
     @cache
-    def written(keep: bool, share: bool, reduce_each: bool, again: bool, ring: bool) -> Stages:
-        chosen = replace(options, context="ring") if ring else options
-        choice = Choice(keep=keep, share=share, reduce_each=reduce_each, again=again)
+    def written(
+        keep: bool, share: bool, reduce_each: bool, again: bool, context: Context | Literal[""]
+    ) -> Stages:
+        chosen = replace(options, context=context) if context else options
+        choice = Choice(keep, share, reduce_each, context, again=again)
         return _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
 
     @cache
@@ -155,7 +157,9 @@ def lower_in_stages(
         return schedule(tidy(program, options), options)
 
     def write(choice: Choice) -> Stages:
-        stages = written(choice.keep, choice.share, choice.reduce_each, choice.again, choice.ring)
+        stages = written(
+            choice.keep, choice.share, choice.reduce_each, choice.again, choice.context
+        )
         program = improved(stages.program, choice.apart)
         if choice.prefetch and (ahead := gathered_ahead(program)) is not program:
             program = tidied(ahead)

@@ -304,7 +304,7 @@ class Decision:
     """What lowering decided by simulated time.
 
     Attributes:
-        name: what it is about: `collectives`, `weights` or `halves`.
+        name: what it is about: `collectives`, `weights`, `context`, `halves` or `remat`.
         chosen, other: the ways to write the program.
         fits: whether both fit into memory.
     """

@@ -37,7 +37,7 @@ def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
             again = place(graph, layout, chooser, choice, given, shared.layouts, planned)
             planned = _planned(again)
     # Unused options are reported only if the user set them; lowering may try a ring by itself.
-    return planned if choice.ring else replace(planned, unused=_unused(planned))
+    return planned if choice.context else replace(planned, unused=_unused(planned))
 
 
 def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:

@@ -127,17 +127,17 @@ def test_only_what_may_differ_is_tried(of, layout, count):
     choices, _ = tried(of, layout, Options(memory=1))
     assert len(choices) == len(set(choices)) == count
     fewer, _ = tried(of, layout, Options(memory=1, weights="again", context="gather"))
-    assert not any(choice.keep or choice.ring for choice in fewer)
+    assert not any(choice.keep or choice.context for choice in fewer)
 
 
 def test_a_memory_is_sent_around_only_if_nothing_fits_otherwise():
     def peak(choice):
-        return 50 if choice.ring else 150
+        return 50 if choice.context == "ring" else 150
 
     choices, taken = tried(ATTENDING, "batch:data", Options(memory=100), peak)
-    assert taken.ring and [choice.ring for choice in choices] == [False, True]
+    assert taken.context == "ring" and [choice.context for choice in choices] == ["", "ring"]
     choices, taken = tried(ATTENDING, "batch:data", Options(memory=200), peak)
-    assert not taken.ring and len(choices) == 1
+    assert not taken.context and len(choices) == 1
 
 
 def test_gathering_ahead_is_given_up_only_if_nothing_fits_with_it():

@@ -5,7 +5,7 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.costs.simulation import simulate
-from meshdsl.lowering.decisions import small_bytes
+from meshdsl.lowering.decisions import fastest, small_bytes
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.verify import verify
 
@@ -133,6 +133,54 @@ def test_a_given_choice_is_not_changed():
     forced = residual(halves="batch")
     assert forced.decisions == ()
     assert len(forced.collectives) > len(residual().collectives)
+
+
+def attending(length, **options):
+    """Returns the gradients of a causal attention whose memory is split, and nothing else is."""
+    batch, dims = md.Dimension("batch", 2), md.dims(heads=1, length=length, kv=128)
+    where = {"length": "length", "features": "kv", "causal": True}
+
+    def loss(qkv):
+        q, k, v = qkv[0], *(each.rename(length="memory_length") for each in qkv[1:])
+        return md.sum(md.cast(md.attention(q, k, v, over="memory_length", **where), "float32"))
+
+    layout = "batch:data; length:context; memory_length:context"
+    f = md.jit(md.grad(loss), "data:2,context:4", layout, options=Options(**options))
+    return f.lower((md.spec([batch, *dims], "bfloat16"),) * 3)
+
+
+def test_a_memory_goes_around_a_ring_where_that_is_faster_than_fewest_bytes():
+    fast, usual = attending(2**15, hardware="v5p"), attending(2**15)
+    verify(fast)
+    ways = {one.other.name: one for one in fast.decisions if one.name == "context"}
+    assert {one.chosen.name for one in ways.values()} == {"ring"}
+    assert ways.keys() == {"fewest bytes", "gather", "sums"}
+    assert seconds(fast) < 0.95 * seconds(usual)
+    ring = attending(2**15, hardware="v5p", context="ring")
+    assert "context" not in {one.name for one in ring.decisions}  # it was given
+    assert seconds(ring) == pytest.approx(seconds(fast))
+    short = attending(2**10, hardware="v5p")
+    assert {one.chosen.name for one in short.decisions if one.name == "context"} == {"fewest bytes"}
+
+
+def test_attention_whose_memory_is_not_split_has_one_way():
+    assert "context" not in {one.name for one in residual(hardware="v5p").decisions}
+
+
+def test_the_fastest_way_that_fits_is_taken_and_the_others_are_priced():
+    kept, again = residual(), residual(weights="keep")
+    programs, v5p = {"again": kept, "keep": again}, hardware("v5p")
+    less, more = sorted(programs, key=lambda way: programs[way].peak_bytes)
+    quick = min(programs, key=lambda way: seconds(programs[way]))
+    name, (decision,) = fastest("weights", programs, v5p)
+    equal = seconds(programs[less]) < 1.01 * seconds(programs[quick])
+    assert name == (less if equal else quick)
+    assert decision.fits and (decision.name, decision.chosen.name) == ("weights", name)
+    assert decision.other.seconds == pytest.approx(seconds(programs[decision.other.name]))
+    limit = programs[less].peak_bytes
+    name, (decision,) = fastest("weights", programs, v5p, limit)
+    assert name == less and not decision.fits and decision.other.name == more
+    assert fastest("weights", programs, v5p, 1)[0] == less  # none fits
 
 
 def test_halves_of_an_unknown_dim_are_an_error():
