@@ -13,7 +13,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.pages import write_page
-from meshdsl.cli.planned import training_step
+from meshdsl.cli.planned import decided, training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
@@ -44,7 +44,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     against = _against(values, topology, problems)
     job = jobs.build(values, problems, feeds_text=False)
     assert topology is not None
-    job = jobs.on_hardware(job, topology.name)
+    job = decided(jobs.on_hardware(job, topology.name))
     program = training_step(job, job.layout)
     used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
     compiled = None

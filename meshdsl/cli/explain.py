@@ -10,7 +10,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.pages import write_page
-from meshdsl.cli.planned import jitted_step, training_step
+from meshdsl.cli.planned import decided, jitted_step, training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.lowering.options import Options
 
@@ -34,7 +34,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if values.stage and (values.compare_layout or values.html):
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
     check_machine(values, problems)
-    job = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
+    asked = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
+    job = decided(asked)
     if values.stage:
         from meshdsl.reports.stages import show_stage
 
@@ -46,7 +47,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     report = explain(program, values.hardware, others)
     shown: Explanation | Comparison = report
     if values.compare_layout:
-        shown = compare(report, explain(training_step(job, values.compare_layout), values.hardware))
+        other = decided(replace(asked, layout=values.compare_layout))
+        shown = compare(report, explain(training_step(other, other.layout), values.hardware))
     if values.html:
         write_page(values.html, page(shown))
     else:

@@ -77,7 +77,8 @@ FLAGS: dict[str, Flag] = {
         None,
         remat,
         "What the backward pass computes again: none, full, or all but dots, keep_collectives or "
-        "names:attention_out,mlp_hidden. Default: the model's.",
+        "names:attention_out,mlp_hidden. auto: the fastest by simulation that fits, on --hardware, "
+        "a topology or the TPUs at hand. Default: the model's.",
     ),
     "host_devices": (None, whole(1), "Make this many virtual CPU devices, and use them."),
     "backend": ("jax", backend, f"What runs the program: {', '.join(BACKENDS)}."),

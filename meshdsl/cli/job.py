@@ -12,10 +12,13 @@ from absl import flags
 
 from meshdsl.cli.flags import FLAGS, Mistake
 from meshdsl.cli.problems import Problems
+from meshdsl.cli.readers import AUTO
 from meshdsl.cli.record_flags import names_of, values_of
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.program import Decision
+from meshdsl.models.remat import KINDS
 from meshdsl.optim import Excluding, Optimizer, is_matrix, schedules
 from meshdsl.optim.by_name import DEFAULT, by_name
 from meshdsl.tensors.named_array import Spec
@@ -32,7 +35,12 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Job:
-    """A model and how it is trained, the shape of its batches, and where all of it goes."""
+    """A model and how it is trained, the shape of its batches, and where all of it goes.
+
+    Attributes:
+        remats: what the backward pass may keep, if time decides; see `cli.planned`.
+        decisions: what was decided by time before the step is lowered.
+    """
 
     model: Any
     recipe: Recipe
@@ -43,6 +51,14 @@ class Job:
     layout: Layout | None
     backend: str
     options: Options
+    remats: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    def keeping(self, remat: str) -> Job:
+        """Returns the job with another choice of what the backward pass keeps."""
+        model = self.model.with_overrides(f"remat={remat}")
+        recipe = replace(self.recipe, init=model.init, loss=model.loss, update=model.update)
+        return replace(self, model=model, recipe=recipe, remats=())
 
 
 def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True) -> Job:
@@ -75,9 +91,10 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         names = ("params", "compute", "output")
         changes = [f"policy.{name}={getattr(policy, name).name}" for name in names]
         model, policy = model.with_overrides(",".join(changes)), None  # it knows best where to cast
-    if values.remat is not None and hasattr(model.config, "remat"):
+    has_remat = hasattr(model.config, "remat")
+    if values.remat not in (None, AUTO) and has_remat:
         model = model.with_overrides(f"remat={values.remat}")
-    elif values.remat is not None:
+    elif values.remat is not None and not has_remat:
         problems.add(
             f"--remat: {values.model} has no `remat` in its configuration; md.checkpoint around a "
             "part of the model computes that again"
@@ -124,6 +141,7 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
         layout=values.layout,
         backend=values.backend,
         options=Options(**values_of(Options, values)),
+        remats=KINDS if values.remat == AUTO else (),
     )
 
 

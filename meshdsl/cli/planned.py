@@ -1,4 +1,8 @@
-"""The training step of a job as a program, lowered without running or allocating anything."""
+"""The training step of a job as a program, lowered without running or allocating anything.
+
+With `--remat=auto` there is a program for each choice of what the backward pass keeps, since that
+is part of the traced step. The fastest that fits is taken; reports say what the others cost.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.cli.job import Job
+from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
+from meshdsl.models.remat import KINDS
 
 if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
@@ -16,7 +22,10 @@ if TYPE_CHECKING:
 
 def training_step(job: Job, layout: Layout | None) -> SpmdProgram:
     """Returns the training step of a job under a layout; raises as `checked_program`."""
-    return checked_program(*jitted_step(replace(job, layout=layout)))
+    program = checked_program(*jitted_step(replace(job, layout=layout)))
+    if not job.decisions:
+        return program
+    return replace(program, decisions=(*job.decisions, *program.decisions))
 
 
 def jitted_step(job: Job) -> tuple[Jitted, tuple[Any, Any]]:
@@ -27,6 +36,29 @@ def jitted_step(job: Job) -> tuple[Jitted, tuple[Any, Any]]:
     step = job.recipe.train_step()
     jitted = jit(step, job.mesh, job.layout, job.backend, donate="state", options=job.options)
     return jitted, (spec_of(job.recipe.create_state()), job.batch_spec)
+
+
+def decided(job: Job) -> Job:
+    """Returns a job with the fastest choice that fits; itself if the user has made the choice.
+
+    Raises:
+        ValueError: the hardware is not known; or the layout does not fit the step.
+    """
+    from meshdsl.lowering.decisions import fastest
+
+    if not job.remats:
+        return job
+    if job.options.hardware is None:
+        raise ValueError(
+            "--remat=auto decides by time: name the hardware, as in --hardware=v5p, or choose one "
+            f"of {', '.join(KINDS)}"
+        )
+    hardware, memory = find_hardware(job.options.hardware), job.options.memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the one that is taken warns when it is lowered
+        programs = {name: training_step(job.keeping(name), job.layout) for name in job.remats}
+    name, decisions = fastest("remat", programs, hardware, memory)
+    return replace(job.keeping(name), decisions=decisions)
 
 
 def checked_program(jitted: Jitted, specs: tuple[Any, Any]) -> SpmdProgram:

@@ -15,6 +15,8 @@ from meshdsl.tensors.dtypes import as_dtype, is_float
 
 Reader = Callable[[str], Any]
 
+AUTO = "auto"  # what a reader leaves to the simulated time
+
 
 def whole(least: int) -> Reader:
     """Reads whole numbers of at least `least`."""
@@ -111,10 +113,10 @@ def truth(text: str) -> bool:
 
 
 def remat(text: str) -> str:
-    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`."""
+    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`, and `cli.planned`."""
     from meshdsl.models.remat import read
 
-    return read(text)
+    return text if text == AUTO else read(text)
 
 
 def some_of(*choices: str) -> Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,13 @@ from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.planned import decided
 from meshdsl.cli.problems import Problems
 from meshdsl.cli.record_flags import values_of
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
+from meshdsl.running.runnable import with_hardware_at_hand
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
 from meshdsl.training.processes.joining import (
@@ -59,7 +61,11 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     check_agreement(lambda: _facts(values, corpus))
     first = load_backend(job.backend).runtime.process_index() == 0
     if first:
+        from meshdsl.reports.explain.decisions import in_words
+
         tell(_headline(job, corpus))
+        for one in job.decisions:
+            tell(in_words(one))
     with compared(corpus.paths) as check:
         result = _trained(job, splits, values, _saving(values, corpus), check)
     if first:
@@ -87,6 +93,9 @@ def _read(values: flags.FlagValues, problems: Problems) -> tuple[jobs.Job, Corpu
     _check_saving(values, problems)
     early.check(values, job, _stored(values), problems)
     problems.check()
+    if job.remats:
+        options = with_hardware_at_hand(job.options, job.backend)
+        job = decided(replace(job, options=Options.of(options)))
     with problems.caught("--data"):
         corpus = Corpus.read(
             values.data,

@@ -24,13 +24,16 @@ import numpy as np
 
 from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
-from meshdsl.cli.planned import checked_program, jitted_step
+from meshdsl.cli.planned import checked_program, decided, jitted_step, training_step
 from meshdsl.cli.user_errors import plain_text, user_text
 from meshdsl.layouts.calibration import find_hardware
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
 from meshdsl.layouts.validate import LayoutWarning
 from meshdsl.lowering.backends.compiler_flags import RECOMMENDED, chosen
 from meshdsl.lowering.options import Options
+from meshdsl.lowering.program import SpmdProgram
 from meshdsl.reports.sweeps.candidates import Candidate
 from meshdsl.reports.sweeps.result import Result, planned
 from meshdsl.reports.sweeps.store import PAGES
@@ -118,12 +121,17 @@ class Subject:
         """The memory of a device of each topology, in bytes; without any, under ""."""
         return {name: self.room(name) for name in self.setup.topologies or [""]}
 
-    def on(self, candidate: Candidate) -> Jitted:
+    def program(self, candidate: Candidate) -> SpmdProgram:
         """Returns the step of a candidate, as `explain`, `compile` or `train` lower it."""
         job = self.job
         if candidate.topology:
             job = jobs.on_hardware(job, self.hardware(candidate.topology))
-        return self.jitted.on(candidate.mesh, candidate.layout, job.options)
+        if job.remats:
+            mesh, layout = Mesh.parse(candidate.mesh), Layout.parse(candidate.layout)
+            job = decided(replace(job, mesh=mesh, layout=layout))
+            return training_step(job, job.layout)
+        jitted = self.jitted.on(candidate.mesh, candidate.layout, job.options)
+        return checked_program(jitted, self.specs)
 
 
 def prepare(setup: Setup) -> Callable[[Any], Iterator[Any]]:
@@ -207,7 +215,7 @@ def _plan(subject: Subject, asked: Asked) -> tuple[Result, Any]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        program = checked_program(subject.on(asked.candidate), subject.specs)
+        program = subject.program(asked.candidate)
     topology = asked.candidate.topology
     report = explain(program, subject.hardware(topology))
     result = planned(asked.candidate, report, program, subject.room(topology))
