@@ -11,7 +11,6 @@ from meshdsl.tensors.dims import did_you_mean
 if TYPE_CHECKING:
     from meshdsl.lowering.backends.contract import Backend, BackendOnJax, Executable
     from meshdsl.lowering.program import SpmdProgram
-    from meshdsl.tensors.signature import Trees
 
 BACKENDS = ("jax", "jax_auto", "tf", "numpy")
 ON_JAX = ("jax", "jax_auto")  # their programs can be part of a function that JAX traces
@@ -63,12 +62,6 @@ def executable(
     program: SpmdProgram,
     donated: Sequence[bool] = (),
     devices: Any = None,
-    trees: Trees | None = None,
 ) -> Executable:
-    """Compiles a program for a backend: `executable(load("numpy"), program)`.
-
-    Args:
-        trees: the callers' trees; a backend without direct calls ignores them.
-    """
-    extra = {"trees": trees} if hasattr(backend.Executable, "accepts") else {}
-    return backend.Executable(program, donated, devices, **extra)
+    """Compiles a program for a backend: `executable(load("numpy"), program)`."""
+    return backend.Executable(program, donated, devices)

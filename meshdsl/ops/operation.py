@@ -18,7 +18,7 @@ from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import TracedTensor
 from meshdsl.tracing.source import caller
-from meshdsl.tracing.trace import here, is_derived, is_tracing
+from meshdsl.tracing.trace import here, is_derived, is_tracing, open_traces
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,8 +41,8 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_tracing():
-            return late("run at once")(checked, args, kwargs, pure=True)
+        if not open_traces or not is_tracing():
+            return late("run at once")(checked, args, kwargs, True)
 
         def as_operand(value: Any) -> Any:
             return literal(value) if isinstance(value, NamedArray) else value

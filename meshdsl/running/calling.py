@@ -1,10 +1,10 @@
 """Calling: how a compiled function is called without looking at its arguments.
 
-An executable's `direct` takes the caller's own trees and compares them in C++ with those that it
-was compiled for: structure, dims, dtypes and shardings. A call that fits runs at once. A call that
-does not fit is refused before anything runs. It then takes the slow path, which looks at each
-argument: it compiles a program for that signature if there is none, moves arrays to their devices,
-and reports what is wrong with them.
+A direct call runs the code of `callers` on the caller's own trees. It compares structure, dims and
+pads with those of the program; JAX compares shapes, dtypes and shardings in C++. A call that fits
+runs at once. A call that does not fit is refused before anything runs. It then takes the slow path,
+which looks at each argument: it compiles a program for that signature if there is none, moves
+arrays to their devices, and reports what is wrong with them.
 
 Where calls of several signatures alternate, one leaf's dims choose the program, or the structure
 of the arguments. This is a guess, and the program checks it.
@@ -13,44 +13,40 @@ of the arguments. This is a guess, and the program checks it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from meshdsl.tensors.named_array import NUMBERS, NamedArray, flattening, number
+from meshdsl.running.callers import MISS, REFUSED, caller, is_leaf, positional, route
+from meshdsl.tensors.named_array import NUMBERS, NamedArray, number
 
 if TYPE_CHECKING:
     from meshdsl.running.jit import Compiled
 
-MISS: Any = object()  # the result of a direct call whose arguments do not fit
 _PATIENCE = 64  # the most equal calls in a row that a direct call waits for
 _RECENT = 8  # the most signatures among which calls may alternate
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-# Arguments raise these if they lack the leaf, key or attribute that is read, or have no dtype.
-_NO_SUCH = (LookupError, AttributeError, TypeError, OverflowError)
-
-
-def attempt(function: Callable, args: Sequence[Any]) -> Any:
-    """Returns the result of a direct call, or `MISS` if it is refused: `attempt(direct, args)`."""
-    flattening.directly = True
-    try:
-        return function(*args)
-    except (TypeError, ValueError):  # nothing has run: the slow path says what is wrong
-        return MISS
-    finally:
-        flattening.directly = False
-
 
 class _Known(NamedTuple):
-    """A program that was called recently, and the structure of its positional arguments."""
+    """A program that was called recently.
+
+    Attributes:
+        structure: of its positional arguments.
+        paths: of their leaves.
+        numbers: the leaves that were plain numbers in some call.
+        run: what `call` runs.
+    """
 
     compiled: Compiled
     structure: Any
+    paths: Sequence[Any]
+    numbers: frozenset[int]
+    run: Callable
+    call: Callable
 
 
 class Direct:
@@ -60,33 +56,27 @@ class Direct:
     equal calls in a row that come before the next direct one.
 
     Attributes:
-        function: the program to call directly; of several, the one that was called last. None: the
-            call takes the slow path.
+        function: takes the arguments by position; returns the result, or `MISS`, or raises one of
+            `REFUSED`. None: the call takes the slow path.
     """
 
-    __slots__ = ("_alike", "_key", "_numbers", "_patience", "_recent", "_routes", "function")
+    __slots__ = ("_alike", "_known", "_patience", "_recent", "function")
 
     def __init__(self) -> None:
         self.function: Callable | None = None
+        self._known: dict[int, _Known] = {}  # by the identity of the program
         self._recent: list[_Known] = []  # the latest last
-        self._routes: dict[Hashable, Callable] = {}
-        self._key: Callable[[Sequence[Any]], Hashable] | None = None
-        self._numbers: tuple[int, ...] = ()
         self._alike = 0
         self._patience = 1
 
     def call(self, args: Sequence[Any]) -> Any:
-        """Returns the result for positional arguments, or `MISS`; `function` must not be None."""
-        function = self.function
-        if self._key is not None or self._numbers:
-            try:
-                args = _with_numbers(args, self._numbers)
-                function = self._routes.get(self._key(args)) if self._key else function
-            except _NO_SUCH:
-                return MISS
-        if function is None:
+        """Returns the result for arguments by position; `MISS`: take the slow path."""
+        if self.function is None:
             return MISS
-        result = attempt(function, args)
+        try:
+            result = self.function(*args)
+        except REFUSED:  # nothing has run: the slow path says what is wrong
+            result = MISS
         if result is MISS:
             self.miss()
         return result
@@ -99,29 +89,22 @@ class Direct:
         """
         known = [one for one in self._recent if one.compiled is compiled]
         self._alike = self._alike + 1 if known else 1
-        direct = getattr(compiled.executable, "direct", None)
-        if direct is None or args is None:
+        run = getattr(compiled.executable, "direct", None)
+        if run is None or args is None:
             return
         if known and self._alike < self._patience:
             return
         if not compiled.executable.accepts(leaves):
             self.miss()
             return
-        numbered = tuple(i for i, value in enumerate(args) if _has_number(value))
-        self._numbers = tuple(sorted({*self._numbers, *numbered}))
-        latest = _Known(compiled, jax.tree.structure(_with_numbers(args, numbered)))
+        latest = _known(compiled, run, args, self._known.get(id(compiled)))
+        if latest is None:
+            return
+        self._known[id(compiled)] = latest
         rest = [one for one in self._recent if one.compiled is not compiled]
         self._recent = [*rest[1 - _RECENT :], latest]
         if self._alike >= self._patience:
-            self._arm(direct)
-
-    def _arm(self, direct: Callable) -> None:
-        self.function = direct
-        self._key, self._routes = None, {}
-        if len(self._recent) > 1:
-            self._key, keys = _distinguishing(self._recent)
-            rows = zip(keys, self._recent, strict=True)
-            self._routes = {key: one.compiled.executable.direct for key, one in rows}
+            self.function = latest.call if len(self._recent) == 1 else _routed(self._recent)
 
     def miss(self) -> None:
         """Records a direct call that was refused."""
@@ -129,9 +112,58 @@ class Direct:
         self._patience = min(2 * self._patience, _PATIENCE)
 
 
-def _has_number(value: Any) -> bool:
-    """Whether a leaf of an argument is a plain number, which stands for a tensor."""
-    return any(map(_is_number, jax.tree.leaves(value, is_leaf=_is_array)))
+def _known(
+    compiled: Compiled, run: Callable, args: Sequence[Any], before: _Known | None
+) -> _Known | None:
+    """Returns what is known of a program after a call; None if it has no direct calls.
+
+    Args:
+        before: what was known of it.
+    """
+    keyed, _ = jax.tree_util.tree_flatten_with_path(tuple(args), is_leaf=is_leaf)
+    examples = [leaf for _, leaf in keyed]
+    numbers = frozenset(i for i, leaf in enumerate(examples) if _is_number(leaf))
+    if before is not None:
+        if before.run is run and numbers <= before.numbers:
+            return before
+        numbers |= before.numbers
+    program, executable = compiled.program, compiled.executable
+    arguments = positional(compiled.signature.tree, compiled.jitted.parameters)
+    if arguments is None or program.origin.blame is not None:
+        return None
+    if not all(type(leaf) is NamedArray or i in numbers for i, leaf in enumerate(examples)):
+        return None  # arrays that the function names itself
+    trees = arguments, program.origin.results
+    dtypes = [dtype for _, dtype in compiled.signature.avals]
+    call = caller(run, *trees, executable.inputs, executable.outputs, dtypes, numbers)
+    paths = [path for path, _ in keyed]
+    return _Known(compiled, _structure(args), paths, numbers, run, call)
+
+
+def _routed(known: Sequence[_Known]) -> Callable:
+    """Returns a function that calls the one of several programs that the arguments are for."""
+    calls = [one.call for one in known]
+    paths = known[0].paths
+    if all(one.paths == paths for one in known):
+        avals = [one.compiled.signature.avals for one in known]
+        for place, path in enumerate(paths):
+            is_number = any(place in one.numbers for one in known)
+            dims = [row[place][0] for row in avals]
+            forms = [row[place] for row in avals]
+            if not is_number and len({*dims}) == len(known):
+                code = route(path, "{leaf}.dims", dict(zip(dims, calls, strict=True)))
+            elif len({*forms}) == len(known):
+                code = route(path, "form({leaf})", dict(zip(forms, calls, strict=True)))
+            else:
+                continue
+            if code is not None:
+                return code
+    routes = {one.structure: one.call for one in known}
+
+    def call(*args: Any) -> Any:
+        return routes[_structure(args)](*args)
+
+    return call
 
 
 def _is_array(value: Any) -> bool:
@@ -142,76 +174,13 @@ def _is_number(value: Any) -> bool:
     return type(value) in NUMBERS or isinstance(value, np.generic)
 
 
-def _with_numbers(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
-    """Returns arguments with arrays for the plain numbers in some of them."""
-    if not places:
-        return tuple(args)
-    arguments = list(args)
-    for place in places:
-        value = arguments[place]
-        if type(value) in NUMBERS or isinstance(value, np.generic):
-            arguments[place] = number(value)
-        elif type(value) is not NamedArray:
-            arguments[place] = jax.tree.map(_array_of, value, is_leaf=_is_array)
-    return tuple(arguments)
+def _structure(args: Sequence[Any]) -> Any:
+    """Returns the structure of arguments, with arrays for plain numbers."""
+    return jax.tree.structure(jax.tree.map(_array_of, tuple(args), is_leaf=_is_array))
 
 
 def _array_of(value: Any) -> Any:
     return number(value) if _is_number(value) else value
-
-
-def _distinguishing(
-    known: Sequence[_Known],
-) -> tuple[Callable[[Sequence[Any]], Hashable], Sequence[Hashable]]:
-    """Returns a cheap key of arguments that differs between programs, and its value for each."""
-    structures = [one.structure for one in known]
-    arguments = [structure.unflatten(range(structure.num_leaves)) for structure in structures]
-    keyed = [jax.tree_util.tree_flatten_with_path(a, is_leaf=_is_array)[0] for a in arguments]
-    if all([keys for keys, _ in row] == [keys for keys, _ in keyed[0]] for row in keyed):
-        avals = [one.compiled.signature.avals for one in known]
-        for place, (path, _) in enumerate(keyed[0]):
-            steps = _reaching(path)
-            for read, count in (_dims, 1), (_dims_and_dtype, 2):
-                parts: list[Hashable] = [row[place][:count] for row in avals]
-                if steps is not None and len({*parts}) == len(known):
-                    return _leaf(steps, read), parts
-    return jax.tree.structure, structures
-
-
-def _dims(leaf: Any) -> Hashable:
-    return (leaf.dims,)
-
-
-def _dims_and_dtype(leaf: Any) -> Hashable:
-    return leaf.dims, leaf.dtype
-
-
-def _leaf(
-    steps: Sequence[Callable[[Any], Any]], read: Callable[[Any], Hashable]
-) -> Callable[[Sequence[Any]], Hashable]:
-    """Returns a function that reads a key from one leaf of the arguments."""
-
-    def key(args: Any) -> Hashable:
-        for step in steps:
-            args = step(args)
-        return read(args)
-
-    return key
-
-
-def _reaching(path: Sequence[Any]) -> list[Callable[[Any], Any]] | None:
-    """Returns the steps to a leaf of the arguments; None where a node has its own kind of keys."""
-    steps: list[Callable[[Any], Any]] = []
-    for key in path:
-        if isinstance(key, jax.tree_util.GetAttrKey):
-            steps.append(attrgetter(key.name))
-        elif isinstance(key, jax.tree_util.SequenceKey):
-            steps.append(itemgetter(key.idx))
-        elif isinstance(key, jax.tree_util.DictKey):
-            steps.append(itemgetter(key.key))
-        else:
-            return None
-    return steps
 
 
 class Order:

@@ -32,7 +32,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.ops.control.body import leaves_of
 from meshdsl.ops.indexing import TAKE
 from meshdsl.ops.operation import reported_as
-from meshdsl.running.calling import MISS, attempt
+from meshdsl.running.callers import REFUSED
 from meshdsl.running.runnable import Runnable, bare
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.idioms import answered
@@ -50,31 +50,51 @@ class _Unkeyed(Exception):
     """A call has an argument that cannot be compared with that of another call."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A cached call.
+def _call_of(runnable: Runnable, inputs: Sequence[int | NamedArray], tree: Any) -> Callable:
+    """Returns a function that runs a program on the arrays of a call like the one it is made for.
 
-    Attributes:
+    Args:
         inputs: for each input of the program: the number of the call's array, or an array.
         tree: the structure of the result.
-        single: whether the result is one array.
     """
+    single = tree.num_nodes == tree.num_leaves == 1
+    direct = runnable.direct
+    operands = [i.data if isinstance(i, NamedArray) else i for i in inputs]
+    outputs = getattr(runnable.executable, "outputs", ())
+    forms = [(stored.dims, stored.cuts) for stored in outputs]
 
-    runnable: Runnable
-    inputs: Sequence[int | NamedArray]
-    tree: Any
-    single: bool
+    def call(arrays: Sequence[NamedArray]) -> Any:
+        nonlocal direct
+        if direct is not None:
+            try:
+                data = direct(*[arrays[i].data if type(i) is int else i for i in operands])
+            except REFUSED:  # nothing has run
+                direct = runnable.direct
+            else:
+                rows = zip(data, forms, strict=True)
+                results = [NamedArray(each, *form) for each, form in rows]
+                return results[0] if single else tree.unflatten(results)
+        results = runnable(bare([arrays[i] if type(i) is int else i for i in inputs]))
+        return results[0] if single else tree.unflatten(results)
 
-    def __call__(self, arrays: Sequence[NamedArray]) -> Any:
-        operands = [arrays[i] if type(i) is int else i for i in self.inputs]
-        direct = self.runnable.direct
-        results = MISS if direct is None else attempt(direct, operands)
-        if results is MISS:
-            results = self.runnable(bare(operands))
-        return results[0] if self.single else self.tree.unflatten(results)
+    if direct is None or not single or [type(i) for i in inputs] != [int]:
+        return call
+    ((dims, cuts),) = forms
+
+    def call_of_one(arrays: Sequence[NamedArray]) -> Any:  # the same, for one array
+        try:
+            (data,) = direct(arrays[0].data)
+        except REFUSED:
+            return call(arrays)
+        result = _new(NamedArray)
+        result.data, result.dims, result.cuts = data, dims, cuts
+        return result
+
+    return call_of_one
 
 
-_calls: dict[Hashable, _Call] = {}
+_new = object.__new__
+_calls: dict[Hashable, Callable] = {}
 _programs: dict[Hashable, Runnable] = {}
 _on_devices: set[type] = set()  # types of data on devices
 
@@ -89,7 +109,15 @@ def run(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any], pure
     try:
         key: Hashable = None
         if pure:
-            key = (function, *[_key(value, arrays) for value in args])
+            parts: list[Hashable] = [function]
+            for value in args:
+                data: Any = value.data if type(value) is NamedArray and not arrays else None
+                if type(data) in _on_devices:  # as `_key` does
+                    arrays.append(value)
+                    parts += NamedArray, value.dims, value.cuts, data.dtype, data.sharding
+                else:
+                    parts.append(_key(value, arrays))
+            key = tuple(parts)
             if kwargs:  # a key that no arguments by position have
                 key = (key, _key(kwargs, arrays))
         call = _calls.get(key)
@@ -155,7 +183,7 @@ def _prepare(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     arrays: Sequence[NamedArray],
-) -> _Call:
+) -> Callable:
     """Traces a call and finds or compiles its program."""
     for array in arrays:
         need_every_dim(array)
@@ -184,8 +212,7 @@ def _prepare(
     inputs = [place.get(id(array), array) for array in operands]
     for i in range(len(trace.arrays), len(operands)):  # numbers wait where the program takes them
         inputs[i] = NamedArray(runnable.put(operands[i].data, i), Shape())
-    single = tree.num_nodes == tree.num_leaves == 1
-    return _Call(runnable, inputs, tree, single)
+    return _call_of(runnable, inputs, tree)
 
 
 def _takes_numbers(op: Operation) -> bool:

@@ -29,7 +29,8 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.ops.control.body import results_of
-from meshdsl.running.calling import MISS, Direct, Order
+from meshdsl.running.callers import MISS, REFUSED
+from meshdsl.running.calling import Direct, Order
 from meshdsl.running.garbage import paused
 from meshdsl.running.runnable import (
     Runnable,
@@ -46,11 +47,11 @@ from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.idioms import answered
 from meshdsl.tensors.module import path_of
 from meshdsl.tensors.named_array import NamedArray, Spec, need_every_dim, number
-from meshdsl.tensors.signature import Signature, Trees, paths_of, taking_leaves
+from meshdsl.tensors.signature import Signature, paths_of, taking_leaves
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Graph
 from meshdsl.tracing.source import definition
-from meshdsl.tracing.trace import Trace, is_tracing, tracing
+from meshdsl.tracing.trace import Trace, is_tracing, open_traces, tracing
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import LayoutLike
@@ -175,10 +176,9 @@ class Compiled:
     direct: Direct = field(default_factory=Direct, repr=False, compare=False)
 
     def __call__(self, *args: Any) -> Any:
-        if self.direct.function is not None:
-            result = self.direct.call(args)
-            if result is not MISS:
-                return result
+        result = self.direct.call(args)
+        if result is not MISS:
+            return result
         leaves, signature = self.jitted.flatten(args)
         self.signature.check(signature)
         self.direct.note(self, leaves, args)
@@ -249,7 +249,7 @@ class Jitted(Generic[P, R]):
         self.backend = backend
         self._backend = backends.load(backend)
         self.name = getattr(function, "__name__", type(function).__name__)
-        self._parameters = inspect.signature(function)
+        self.parameters = inspect.signature(function)
         self.check_finite = check_finite
         Options.of(options)  # raises if it is of another type
         self.options = options
@@ -264,7 +264,7 @@ class Jitted(Generic[P, R]):
                 "check_finite looks at the arguments of one run: leave out steps_per_call"
             )
         self.donate = (donate,) if isinstance(donate, str) else tuple(donate)
-        names = list(self._parameters.parameters)
+        names = list(self.parameters.parameters)
         for name in self.donate:
             if name not in names:
                 hint = did_you_mean(name, names)
@@ -273,7 +273,7 @@ class Jitted(Generic[P, R]):
                 )
         self._compiled: dict[Signature, Compiled] = {}
         self._direct = Direct()
-        self._order = Order(self._parameters.parameters)
+        self._order = Order(self.parameters.parameters)
         self._traces: dict[Signature, tuple[Graph, Any]] | None = None  # see `on`
 
     @property
@@ -282,7 +282,7 @@ class Jitted(Generic[P, R]):
         return self._backend.runtime
 
     def __repr__(self) -> str:
-        parameters = ", ".join(self._parameters.parameters)
+        parameters = ", ".join(self.parameters.parameters)
         where = f"mesh={str(self.mesh)!r}, layout={str(self.layout)!r}, backend={self.backend!r}"
         count = len(self._compiled)
         programs = f"{count} program{'s' * (count != 1)} compiled"
@@ -301,13 +301,18 @@ class Jitted(Generic[P, R]):
         return self if instance is None else JittedMethod(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if is_tracing():  # inside another function's trace it is an ordinary function
+        if open_traces and is_tracing():  # inside another function's trace it is an ordinary one
             return self.function(*args, **kwargs)
         positional = self._order(args, kwargs) if kwargs else args
-        if self._direct.function is not None and positional is not None:
-            result = self._direct.call(positional)
+        function = self._direct.function
+        if function is not None and positional is not None:
+            try:  # as `Direct.call` does, which is slower
+                result = function(*positional)
+            except REFUSED:  # nothing has run: the slow path says what is wrong
+                result = MISS
             if result is not MISS:
                 return result
+            self._direct.miss()
         leaves, signature = self.flatten(args, kwargs)
         data = [leaf.data if type(leaf) is NamedArray else leaf for leaf in leaves]
         if any(isinstance(each, jax.core.Tracer) for each in data):
@@ -417,7 +422,7 @@ class Jitted(Generic[P, R]):
     def flatten(self, args: Sequence[Any], kwargs: Any = None) -> tuple[list[Any], Signature]:
         """Returns the array leaves of the arguments (see `bare`) and their signature."""
         args, kwargs = arguments_of(self.function, args, kwargs or {})
-        bound = self._parameters.bind(*args, **kwargs)
+        bound = self.parameters.bind(*args, **kwargs)
         leaves, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
@@ -458,7 +463,7 @@ class Jitted(Generic[P, R]):
             source = definition(self.function)
             inputs = [trace.input(shape, dtype, source) for shape, dtype in signature.avals]
             arguments = jax.tree.unflatten(signature.tree, inputs)
-            call = self._parameters.bind_partial()
+            call = self.parameters.bind_partial()
             call.arguments.update(arguments)
             with answered():
                 result = self.function(*call.args, **call.kwargs)
@@ -549,12 +554,7 @@ class Jitted(Generic[P, R]):
     def _finish(self, signature: Signature, program: SpmdProgram) -> Compiled:
         from meshdsl.lowering import backends
 
-        trees = None
-        if program.origin.blame is None:
-            trees = Trees.of(signature.tree, self._parameters, program.origin.results)
-        executable = backends.executable(
-            self._backend, program, program.donated, self._devices, trees
-        )
+        executable = backends.executable(self._backend, program, program.donated, self._devices)
         compiled = Compiled(self, signature, program, executable)
         self._compiled[signature] = compiled
         return compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +15,6 @@ from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.running.finite import watched
 from meshdsl.tensors.cuts import Cuts
 from meshdsl.tensors.named_array import NamedArray, Spec
-from meshdsl.tensors.signature import Trees
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph
 
@@ -45,9 +44,8 @@ class Runnable:
         from meshdsl.lowering import backends
 
         program = lowered(graph, mesh, layout, backend, devices)
-        one = Trees(tuple, list) if program.origin.blame is None else None
         run = backends.load(backend)
-        return Runnable(program, backends.executable(run, program, (), devices, one))
+        return Runnable(program, backends.executable(run, program, (), devices))
 
     @staticmethod
     def inline(graph: Graph) -> Runnable:
@@ -60,10 +58,11 @@ class Runnable:
         function = backends.load_on_jax().function(program)
         return Runnable(program, _Inline(function, [()] * len(program.block.outputs)))
 
-    @cached_property
+    @property
     def direct(self) -> Callable | None:
-        """The executable as a function of NamedArrays; None where it has none."""
-        return getattr(self.executable, "direct", None)
+        """The executable as a function of data; None if it has none or its results are checked."""
+        checked = self.program.origin.blame is not None
+        return None if checked else getattr(self.executable, "direct", None)
 
     def put(self, data: Any, number: int) -> Any:
         """Returns data with the sharding of the program's input of that number."""

@@ -13,7 +13,6 @@ used on `data` directly; others, such as a sum, need `unpadded`.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -329,38 +328,8 @@ def _layout(dims: Shape, where: NamedSharding) -> TensorLayout:
     return TensorLayout.of(dict(zip(dims.names, axes, strict=False)))
 
 
-class _Flattening(threading.local):
-    """How this thread flattens NamedArrays.
-
-    Attributes:
-        directly: whether for a direct call, in which JAX compares the arguments. Outside of its
-            64-bit mode it treats numbers of 64 bits on the host as 32 bits. So they are refused
-            before anything runs.
-    """
-
-    directly = False
-
-
-flattening = _Flattening()
-_WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
-_OF_HOST = (np.ndarray, np.generic)
-_known: set[type] = set()  # types of data that is not on the host
-
-
-def _look(data: Any) -> None:
-    if not isinstance(data, _OF_HOST):
-        _known.add(type(data))
-    elif data.itemsize < 8 or not flattening.directly:  # the usual cases cost little
-        return
-    elif data.dtype in _WIDE and not jax.config.read("jax_enable_x64"):
-        raise ValueError(f"{data.dtype} needs JAX's 64-bit mode")
-
-
 def _flatten(array: NamedArray) -> tuple[tuple[Any], Any]:
-    data = array.data
-    if type(data) not in _known:
-        _look(data)
-    return (data,), ((array.dims, array.cuts) if array.cuts else array.dims)
+    return (array.data,), ((array.dims, array.cuts) if array.cuts else array.dims)
 
 
 def _unflatten(static: Any, children: Any) -> NamedArray:

@@ -1,13 +1,11 @@
 """Signatures: the structure, dims and dtypes of a call of a compiled function.
 
 A `Signature` is what a program depends on: the tree of the arguments, and the dims and dtype of
-every leaf. `Trees` is how the program is called with these arguments, so that a backend that knows
-trees (JAX) can take and return them itself. `taking_leaves` checks plain arrays against it.
+every leaf. `taking_leaves` checks plain arrays against it.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,37 +44,6 @@ class Signature:
             if (s, d) != (t, e)
         ]
         raise ValueError("\n".join(["arguments differ from the traced ones:", *problems]))
-
-
-@dataclass(frozen=True)
-class Trees:
-    """How leaves become the arguments of a call, and its results.
-
-    Attributes:
-        arguments: leaves -> the positional arguments.
-        results: leaves -> what the call returns.
-    """
-
-    arguments: Callable[[Sequence[Any]], tuple]
-    results: Callable[[Sequence[Any]], Any]
-
-    @staticmethod
-    def of(tree: Any, parameters: inspect.Signature, results: Any) -> Trees | None:
-        """Returns how a function is called; None where it needs arguments by keyword.
-
-        Args:
-            tree: the structure of the arguments, by parameter.
-            results: the structure of the results.
-        """
-
-        def call(leaves: Sequence[Any]) -> inspect.BoundArguments:
-            bound = parameters.bind_partial()
-            bound.arguments.update(jax.tree.unflatten(tree, leaves))
-            return bound
-
-        if call(range(tree.num_leaves)).kwargs:
-            return None
-        return Trees(lambda leaves: call(leaves).args, lambda leaves: results.unflatten(leaves))
 
 
 def taking_leaves(

@@ -113,10 +113,11 @@ class _Active(threading.local):
 
 
 _active = _Active()
+open_traces: list[None] = []  # one for each open trace of any thread: empty is quicker to see
 
 
 def is_tracing() -> bool:
-    """Whether a function is being traced."""
+    """Whether a function is being traced in this thread."""
     return bool(_active.traces)
 
 
@@ -138,9 +139,11 @@ def current() -> Trace:
 def tracing(trace: Trace) -> Iterator[Trace]:
     """Makes `trace` the innermost one."""
     _active.traces.append(trace)
+    open_traces.append(None)
     try:
         yield trace
     finally:
+        open_traces.pop()
         _active.traces.pop()
 
 

@@ -36,6 +36,8 @@ def main():
             "x * x": (lambda a=array: a * a, lambda d=data: d * d),
             "softmax": (lambda a=array: md.softmax(a, "embed"), lambda d=data: jax.nn.softmax(d)),
             "sin": (lambda a=array: md.sin(a), lambda d=data: jnp.sin(d)),
+            "exp": (lambda a=array: md.exp(a), lambda d=data: jnp.exp(d)),
+            "tanh": (lambda a=array: md.tanh(a), lambda d=data: jnp.tanh(d)),
             "sum": (lambda a=array: a.sum("embed"), lambda d=data: jnp.sum(d, 1)),
             "gradient": (
                 lambda a=array, g=gradient: g(a),

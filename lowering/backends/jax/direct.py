@@ -1,15 +1,14 @@
-"""Direct calls: a program compiled as a function of its callers' own trees.
+"""Direct calls: a compiled program as JAX calls its own functions.
 
-JAX compares trees, dtypes and shardings in C++ before it runs a compiled function. A program whose
-arguments and results are trees of NamedArrays relies on that check, and a call costs little more
-than one of `jax.jit`. Arguments may be on the host or on one device. Arrays committed to other
-devices raise ValueError; other trees, dims or dtypes raise TypeError. 64-bit numbers are the
-exception: see `meshdsl.tensors.named_array.flattening`.
+JAX compares shapes, dtypes and shardings in C++ before it runs a compiled function. A direct call
+relies on that check, and costs the host little more than one of `jax.jit`. Arguments may be on the
+host or on one device. For other arrays, TypeError or ValueError is raised before anything runs.
+64-bit numbers of the host are the exception: see `meshdsl.running.callers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,40 +16,33 @@ import numpy as np
 
 from meshdsl.lowering.backends.jax.arguments import Storage
 from meshdsl.tensors.named_array import NamedArray
-from meshdsl.tensors.signature import Trees
 
 
-def named_arrays(data: Sequence[Any], stored: Sequence[Storage]) -> list[NamedArray]:
-    """Returns stored arrays as NamedArrays."""
-    return [NamedArray(d, s.dims, s.cuts) for d, s in zip(data, stored, strict=True)]
+class Once:
+    """A function of arrays that `jax.jit` traces only once: `Once(run).function`.
 
+    JAX traces a function anew for other shapes and dtypes. It does so too for the same ones in
+    another context: another mesh in use, another device by default, weak types.
 
-def as_tree_function(
-    run: Callable, trees: Trees, inputs: Sequence[Storage], outputs: Sequence[Storage]
-) -> Callable:
-    """Returns a function of trees, from one of stored arrays."""
-
-    def program(*arguments: Any) -> Any:
-        return trees.results(named_arrays(run(*jax.tree.leaves(arguments)), outputs))
-
-    program.__name__ = run.__name__
-    return program
-
-
-def arguments_of(trees: Trees, count: int, leaves: Collection[int]) -> list[int] | None:
-    """Returns the arguments whose leaves are all in `leaves`; None if one has only some there.
-
-    Args:
-        count: the number of leaves of all arguments.
+    Attributes:
+        function: raises TypeError if it is traced again.
+        outdated: whether it was traced again for the same shapes and dtypes.
     """
-    numbers = []
-    for number, argument in enumerate(trees.arguments(range(count))):
-        argument_leaves = jax.tree.leaves(argument)
-        chosen = sum(leaf in leaves for leaf in argument_leaves)
-        if chosen not in (0, len(argument_leaves)):
-            return None
-        numbers += [number] if chosen else []
-    return numbers
+
+    def __init__(self, run: Callable) -> None:
+        self.outdated = False
+        avals: list[Any] = []
+
+        def function(*arrays: Any) -> Any:
+            given = [(array.shape, array.dtype) for array in arrays]
+            if avals:
+                self.outdated |= given == avals[0]
+                raise TypeError("the program was compiled for other arguments")
+            avals.append(given)
+            return run(*arrays)
+
+        function.__name__ = run.__name__
+        self.function = function
 
 
 def accepts(leaf: Any, stored: Storage) -> bool:

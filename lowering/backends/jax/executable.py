@@ -18,18 +18,12 @@ from jax import lax
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
 from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
-from meshdsl.lowering.backends.jax.direct import (
-    accepts,
-    arguments_of,
-    as_tree_function,
-    named_arrays,
-)
+from meshdsl.lowering.backends.jax.direct import Once, accepts
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.torus import arrange_devices
 from meshdsl.lowering.program import Block, SpmdProgram, Value
 from meshdsl.tensors.dtypes import is_float
-from meshdsl.tensors.signature import Trees
 
 
 class Executable:
@@ -42,13 +36,11 @@ class Executable:
         platform: the platform whose fused kernels are used; by default that of the devices.
         compiler_options: XLA's, by name; by default those recommended for the devices, merged
             with `program.compiler_flags` (see `backends.compiler_flags`).
-        trees: the trees of arguments and results, for direct calls.
 
     Attributes:
         inputs, outputs: the form in which each is stored.
         shardings: of the inputs.
         cuts: of the outputs.
-        direct: the program as a function of its callers' trees (see `direct`); None: it has none.
 
     Raises:
         ValueError: the mesh has more devices than the machine, a dtype needs 64-bit mode, or the
@@ -62,7 +54,6 @@ class Executable:
         devices: jax.sharding.Mesh | None = None,
         platform: str | None = None,
         compiler_options: Mapping[str, Flag] | None = None,
-        trees: Trees | None = None,
     ) -> None:
         self.program = program
         block = program.block
@@ -73,53 +64,41 @@ class Executable:
         )
         self.shardings = [stored.sharding for stored in self.inputs]
         self.cuts = [stored.cuts for stored in self.outputs]
-        reused = _reusable(block, donated)
-        arguments = (
-            arguments_of(trees, len(self.inputs), frozenset(reused)) if trees is not None else None
-        )
-        self._trees = trees if arguments is not None and not block.has_effect else None
-        jitted = self._jitted(mesh, platform, reused if self._trees is None else arguments or ())
         rows = zip(self.inputs, block.inputs, strict=True)
         avals = [jax.ShapeDtypeStruct(stored.sizes, value.dtype) for stored, value in rows]
         if compiler_options is None:
             device = mesh.devices.flat[0]
             compiler_options = chosen(program.compiler_flags, self.recommended(device))
-        options: Any = dict(compiler_options) or None
+        self._once = Once(self.traceable(mesh, platform))
+        self._jitted = jax.jit(
+            self._once.function,
+            in_shardings=tuple(self.shardings),
+            out_shardings=tuple(stored.sharding for stored in self.outputs),
+            donate_argnums=tuple(_reusable(block, donated)),
+            compiler_options=dict(compiler_options) or None,
+        )
         try:
-            self.compiled = jitted.lower(*self._arguments(avals)).compile(options)
+            self.compiled = self._jitted.lower(*avals).compile()
         except jax.errors.JaxRuntimeError as error:
             if reason := unknown(error, compiler_options):
                 raise ValueError(reason) from error
             raise
+
+    @property
+    def direct(self) -> Callable | None:
+        """The program as a function of stored arrays (see `direct`); None: it has none."""
+        if self.program.block.has_effect:
+            return None
+        # On several devices JAX traces anew for arguments of other kinds: it knows their mesh.
+        if self.program.mesh.size == 1 and not self._once.outdated:
+            return self._jitted
         # JAX does not check the dtype of an input that the program does not use.
         dropped = len(jax.tree.leaves(self.compiled.input_shardings)) < len(self.inputs)
-        self.direct: Callable | None = None if self._trees is None or dropped else self.compiled
+        return None if dropped else self.compiled
 
     def recommended(self, device: Any) -> Mapping[str, Flag]:
         """Returns the compiler's flags for a device."""
         return recommended(device.device_kind, device.platform, self.program.block.replays)
-
-    def _jitted(
-        self, mesh: jax.sharding.Mesh, platform: str | None, donated: Sequence[int]
-    ) -> jax.stages.Wrapped:
-        """Returns the program as a function of trees, or of arrays, with all shardings fixed."""
-        run = self.traceable(mesh, platform)
-        outs: Any = tuple(stored.sharding for stored in self.outputs)
-        if self._trees is not None:
-            run = as_tree_function(run, self._trees, self.inputs, self.outputs)
-            outs = self._trees.results(named_arrays(outs, self.outputs))
-        return jax.jit(
-            run,
-            in_shardings=self._arguments(self.shardings),
-            out_shardings=outs,
-            donate_argnums=tuple(donated),
-        )
-
-    def _arguments(self, leaves: Sequence[Any]) -> tuple:
-        """Returns the arguments of the compiled function, from one leaf for each input."""
-        if self._trees is None:
-            return tuple(leaves)
-        return self._trees.arguments(named_arrays(leaves, self.inputs))
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether `direct` accepts these arrays."""
@@ -141,9 +120,7 @@ class Executable:
             else stored.put(leaf)
             for leaf, stored in zip(leaves, self.inputs, strict=True)
         ]
-        results = self.compiled(*self._arguments(placed))
-        if self._trees is not None:
-            results = jax.tree.leaves(results)
+        results = self.compiled(*placed)
         if self.program.block.has_effect:  # a call returns after all its effects
             jax.effects_barrier()
             jax.block_until_ready(results)
