@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -121,6 +122,16 @@ def weights_of(values: flags.FlagValues, problems: Problems) -> Weights | None:
     with problems.caught("--init_from"):
         return Weights(values.init_from)
     return None
+
+
+def check_mesh_and_out(values: flags.FlagValues, problems: Problems) -> None:
+    """Adds the problems of a layout without a mesh, and of a file `--out` that exists."""
+    if values.layout and not values.mesh_shape:
+        problems.add(
+            '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
+        )
+    if values.out and Path(values.out).exists():
+        problems.add(f"--out: {values.out} is there already; choose another name")
 
 
 def loaded(stored: StoredParams | None, weights: Weights | None, like: Any, places: Any) -> Any:

@@ -13,6 +13,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.checkpointed import (
     OF_MODEL,
+    check_mesh_and_out,
     loaded,
     model_of,
     stored_params,
@@ -53,12 +54,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     tokenizer = tokenizer_of(values, model, problems)
     with problems.caught("--data"):
         find([name for entry in parse_entries(values.data) for name in entry.patterns])
-    if values.layout and not values.mesh_shape:
-        problems.add(
-            '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
-        )
-    if values.out and Path(values.out).exists():
-        problems.add(f"--out: {values.out} is there already; choose another name")
+    check_mesh_and_out(values, problems)
     problems.check()
     assert model is not None and tokenizer is not None
     batch_size, length = values.batch_size or model.batch_size, values.length or model.length

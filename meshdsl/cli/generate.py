@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from meshdsl.cli import job as jobs
-from meshdsl.cli.checkpointed import loaded, model_of, stored_params, tokenizer_of, weights_of
+from meshdsl.cli.checkpointed import (
+    check_mesh_and_out,
+    loaded,
+    model_of,
+    stored_params,
+    tokenizer_of,
+    weights_of,
+)
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.problems import Problems
 from meshdsl.cli.record_flags import values_of
@@ -52,12 +59,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     tokenizer = tokenizer_of(values, model, problems)
     asked = _asked(values, problems)
     sampling = _sampling(values, problems)
-    if values.layout and not values.mesh_shape:
-        problems.add(
-            '--layout needs a mesh: give --mesh_shape, as in --mesh_shape="data:2,model:4"'
-        )
-    if values.out and Path(values.out).exists():
-        problems.add(f"--out: {values.out} is there already; choose another name")
+    check_mesh_and_out(values, problems)
     problems.check()
     assert model is not None and tokenizer is not None and sampling is not None
     longest = _longest(values, model, tokenizer, asked.prompts, problems)
