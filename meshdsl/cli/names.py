@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from meshdsl.cli.problems import Problems
-from meshdsl.imports.jax import FromJax
+from meshdsl.imports.jax.function import FromJax
 from meshdsl.models.own import attribute_of
 from meshdsl.training.reporting.output import tell
 

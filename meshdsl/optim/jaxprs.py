@@ -20,8 +20,8 @@ import jax.extend.core as jex
 import numpy as np
 
 import meshdsl.ops as ops
+from meshdsl.imports.jax.functions import FUNCTIONS, integer_power
 from meshdsl.tensors.dims import Dimension, Shape
-from meshdsl.tensors.dtypes import is_float
 from meshdsl.tensors.tensor import Tensor
 
 
@@ -149,41 +149,11 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable:
     return rule
 
 
-def _of_truths(function: Callable[..., Tensor]) -> Callable:
-    def rule(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
-        if any(array.tensor.dtype != bool for array in operands):
-            raise Refused("of integers")
-        return _elementwise(function)(operands, params)
-
-    return rule
-
-
-def _divide(x: Tensor, y: Tensor) -> Tensor:
-    if not is_float(x.dtype):
-        raise Refused("of integers")
-    return ops.divide(x, y)
-
-
-def _remainder(x: Tensor, y: Tensor) -> Tensor:
-    """Returns the remainder with the sign of x, as XLA has it."""
-    return ops.sign(x) * ops.remainder(ops.abs(x), ops.abs(y))
-
-
-def _choose(condition: Tensor, *cases: Tensor) -> Tensor:
-    if condition.dtype != bool or len(cases) != 2:
-        raise Refused("among more than two")
-    return ops.where(condition, cases[1], cases[0])
-
-
 def _power(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     (x,) = operands
-    exponent, base = params["y"], x.tensor
-    if exponent == 0:
-        return [Array(ops.ones([], base.dtype), (None,) * len(x.sizes), x.sizes)]
-    product = base
-    for _ in range(abs(exponent) - 1):
-        product = product * base
-    return [Array(ops.reciprocal(product) if exponent < 0 else product, x.axes, x.sizes)]
+    if params["y"] == 0:
+        return [Array(ops.ones([], x.tensor.dtype), (None,) * len(x.sizes), x.sizes)]
+    return [Array(integer_power(x.tensor, params["y"]), x.axes, x.sizes)]
 
 
 def _converted(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
@@ -313,7 +283,7 @@ def _condition(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Arr
         test = which.tensor
         later = Array(test if test.dtype == bool else test >= number, (), ())
         pairs = zip(chosen, branch, strict=True)
-        chosen = [_elementwise(_choose)([later, a, b], {})[0] for a, b in pairs]
+        chosen = [_elementwise(ops.where)([later, b, a], {})[0] for a, b in pairs]
     return chosen
 
 
@@ -321,52 +291,8 @@ def _same(operands: Sequence[Array], params: Mapping[str, Any]) -> list[Array]:
     return list(operands)
 
 
-_ONE_TO_ONE: Mapping[str, Callable[..., Tensor]] = {
-    "abs": ops.abs,
-    "add": ops.add,
-    "add_any": ops.add,
-    "atan2": ops.atan2,
-    "cbrt": ops.cbrt,
-    "ceil": ops.ceil,
-    "clamp": lambda low, x, high: ops.minimum(ops.maximum(x, low), high),
-    "cos": ops.cos,
-    "div": _divide,
-    "eq": ops.equal,
-    "exp": ops.exp,
-    "exp2": ops.exp2,
-    "expm1": ops.expm1,
-    "floor": ops.floor,
-    "ge": ops.greater_equal,
-    "gt": ops.greater,
-    "is_finite": ops.isfinite,
-    "le": ops.less_equal,
-    "log": ops.log,
-    "log1p": ops.log1p,
-    "logistic": ops.sigmoid,
-    "lt": ops.less,
-    "max": ops.maximum,
-    "min": ops.minimum,
-    "mul": ops.multiply,
-    "ne": ops.not_equal,
-    "neg": ops.negative,
-    "pow": lambda x, y: ops.power(x, ops.cast(y, x.dtype)),
-    "rem": _remainder,
-    "rsqrt": ops.rsqrt,
-    "select_n": _choose,
-    "sign": ops.sign,
-    "sin": ops.sin,
-    "sqrt": ops.sqrt,
-    "square": ops.square,
-    "sub": ops.subtract,
-    "tan": ops.tan,
-    "tanh": ops.tanh,
-}
 _RULES: Mapping[str, Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]] = {
-    **{name: _elementwise(function) for name, function in _ONE_TO_ONE.items()},
-    "and": _of_truths(ops.logical_and),
-    "not": _of_truths(ops.logical_not),
-    "or": _of_truths(ops.logical_or),
-    "xor": _of_truths(ops.logical_xor),
+    **{name: _elementwise(function) for name, function in FUNCTIONS.items()},
     "broadcast_in_dim": _broadcast,
     "checkpoint": _called,
     "closed_call": _called,

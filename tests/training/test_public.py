@@ -18,7 +18,7 @@ def test_other_names_are_missing_as_usual():
         training.trian  # noqa: B018
 
 
-@pytest.mark.parametrize("slow", ["orbax", "scipy", "tensorflow"])
+@pytest.mark.parametrize("slow", ["orbax", "scipy", "tensorflow", "meshdsl.imports.jax.function"])
 def test_training_alone_does_not_import_what_takes_long(slow):
     code = f"import sys, meshdsl.training, meshdsl.cli.main; sys.exit({slow!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

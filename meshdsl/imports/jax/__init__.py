@@ -4,7 +4,3 @@ A function is traced to a jaxpr, which has positions where the language has name
 finds which positions are one dim, and names them. `conversion` makes each equation an operation of
 the language. `rules` has a table of primitives per family, both halves of a rule side by side.
 """
-
-from meshdsl.imports.jax.function import FromJax, from_jax
-
-__all__ = ["FromJax", "from_jax"]

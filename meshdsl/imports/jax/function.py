@@ -151,8 +151,8 @@ class FromJax:
 
     def listing(self, *args: Any, **kwargs: Any) -> str:
         """Returns the names of all dims as text, line by line, for arguments like these."""
-        found = self.inferred(*args, **kwargs)
-        return listing(self.__name__, found.naming, found.frame, found.paths)
+        inferred = self.inferred(*args, **kwargs)
+        return listing(self.__name__, inferred.naming, inferred.frame, inferred.paths)
 
     def inferred(self, *args: Any, **kwargs: Any) -> Inferred:
         """Returns the names of all dims, for arguments like these."""
@@ -174,12 +174,12 @@ class FromJax:
         ]
         key = (tree, tuple(known))
         try:
-            found = self._known.get(key)
+            inferred = self._known.get(key)
         except TypeError:  # a leaf that is neither an array nor hashable
             return self._infer(known, tree)
-        if found is None:
-            found = self._known[key] = self._infer(known, tree)
-        return found
+        if inferred is None:
+            inferred = self._known[key] = self._infer(known, tree)
+        return inferred
 
     def _infer(self, leaves: Sequence[Any], tree: Any) -> Inferred:
         arrays = [leaf for leaf in leaves if isinstance(leaf, _Leaf)]

@@ -209,14 +209,14 @@ _UNREAD = ("update_jaxpr", "reducer", "comparator", "jvp_jaxpr_fun", "select_jax
 
 def bodies(params: Mapping[str, Any]) -> list[Any]:
     """Returns the jaxprs that an equation runs."""
-    found = []
+    jaxprs = []
     for name, value in params.items():
         if name in _UNREAD:
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, jex.ClosedJaxpr | jex.Jaxpr):
-                found.append(each)
-    return found
+                jaxprs.append(each)
+    return jaxprs
 
 
 def labels(naming: Naming, frame: Frame, atom: Any) -> tuple[str, ...]:

@@ -223,14 +223,14 @@ def _table_names(plan: _Plan, labels: Sequence[str], given: Sequence[str]) -> li
         names[mine] = labels[place]
     for mine, row in plan.pairs:
         names[mine] = labels[plan.batch[row]]
-    taken = {*labels, *names}
+    used = {*labels, *names}
     for mine, name in enumerate(names):
         along = mine in {p for p, _ in plan.along}
         if not name or along:
             name = given[mine]
-            while name in taken:
+            while name in used:
                 name += "_"
-            taken.add(name)
+            used.add(name)
             names[mine] = name
     return names
 

@@ -87,12 +87,12 @@ def _alike(x: Array, a: int, y: Array, b: int) -> tuple[Array, Array]:
 
 def _fresh(names: Sequence[str], tensor: Tensor) -> list[str]:
     """Returns names that a tensor does not have, like others."""
-    found: list[str] = []
+    fresh: list[str] = []
     for name in names:
-        while tensor.shape.find(name) is not None or name in found:
+        while tensor.shape.find(name) is not None or name in fresh:
             name += "_"
-        found.append(name)
-    return found
+        fresh.append(name)
+    return fresh
 
 
 def _free_of(x: Array, free: Sequence[int], labels: Sequence[str]) -> Array:
@@ -102,9 +102,9 @@ def _free_of(x: Array, free: Sequence[int], labels: Sequence[str]) -> Array:
         wanted.get(p, "" if q is None else q[0] if len(q) == 1 else "")
         for p, q in enumerate(x.places)
     ]
-    taken = {n for p, n in enumerate(names) if p not in wanted and n}
+    used = {n for p, n in enumerate(names) if p not in wanted and n}
     for label in wanted.values():
-        if label in taken:  # a dim that is summed over has it: that one gives way
+        if label in used:  # a dim that is summed over has it: that one gives way
             for p, name in enumerate(names):
                 if p not in wanted and name == label:
                     names[p] = unused(label, x.tensor.shape)
@@ -139,8 +139,8 @@ def _distinct(
             lone_x = mine not in every_y or mine == theirs
             lone_y = theirs not in every_x or mine == theirs
             name = mine if lone_x else theirs if lone_y else mine
-            taken = others | set(of_x.values())
-            while name in taken or (not lone_x and not lone_y and name in (mine, theirs)):
+            used = others | set(of_x.values())
+            while name in used or (not lone_x and not lone_y and name in (mine, theirs)):
                 name += "_"
             of_x[mine] = of_y[theirs] = name
     # A dim of one operand alone must not have the name of another dim of the other operand.

@@ -10,8 +10,9 @@ import meshdsl.ops as ops
 from meshdsl.imports.jax import conversion, inference
 from meshdsl.imports.jax.arrays import Array, plain, single
 from meshdsl.imports.jax.conversion import Unfit
+from meshdsl.imports.jax.functions import integer_power
 from meshdsl.imports.jax.inference import Dims
-from meshdsl.imports.jax.rules.elementwise import integer_power, together
+from meshdsl.imports.jax.rules.elementwise import together
 from meshdsl.imports.jax.rules.rule import Rule, Table
 from meshdsl.ops.elementwise.arithmetic import stop_gradient
 from meshdsl.tensors.dtypes import is_float

@@ -192,8 +192,8 @@ def _reshaped(site: conversion.Site, operands: list[Array]) -> list[Array]:
     for mine, theirs in groups(x.sizes, sizes):
         if x.places[mine[0]] is None:
             continue
-        x, found = _regrouped(x, mine, [sizes[p] for p in theirs], [labels[p] for p in theirs])
-        for place, names in zip(theirs, found, strict=True):
+        x, dims = _regrouped(x, mine, [sizes[p] for p in theirs], [labels[p] for p in theirs])
+        for place, names in zip(theirs, dims, strict=True):
             places[place] = names
     return [replace(x, places=tuple(places), sizes=sizes)]
 
@@ -204,7 +204,7 @@ def _regrouped(
     """Returns an array with dims that make up the results' positions, and these dims."""
     names = [name for p in mine for name in x.places[p] or ()]
     tensor = x.tensor
-    found: list[tuple[str, ...]] = []
+    dims_of_results: list[tuple[str, ...]] = []
     position = 0
     for size, label in zip(sizes, labels, strict=True):
         parts: list[str] = []
@@ -226,10 +226,9 @@ def _regrouped(
             else:
                 return _through_one(x, mine, sizes)
             parts.append(name)
-        found.append(tuple(parts))
-    taken = {p: None for p in mine}
-    places = tuple(None if p in taken else q for p, q in enumerate(x.places))
-    return replace(x, tensor=tensor, places=places), found
+        dims_of_results.append(tuple(parts))
+    places = tuple(None if p in mine else q for p, q in enumerate(x.places))
+    return replace(x, tensor=tensor, places=places), dims_of_results
 
 
 def _through_one(

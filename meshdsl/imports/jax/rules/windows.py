@@ -44,12 +44,12 @@ def _convolved(site: conversion.Site, operands: list[Array]) -> list[Array]:
     x_names, w_names = [""] * len(lhs), [""] * len(rhs)
     x_names[lhs[0]] = labels[out[0]]
     w_names[rhs[0]] = labels[out[1]]
-    taken = set(labels)
+    used = set(labels)
 
     def free(name: str) -> str:
-        while name in taken:
+        while name in used:
             name += "_in"
-        taken.add(name)
+        used.add(name)
         return name
 
     x_names[lhs[1]] = w_names[rhs[1]] = free(site.inputs[0][lhs[1]])
