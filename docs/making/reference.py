@@ -140,7 +140,7 @@ def page_of(name: str) -> str:
 
 
 def path_of(written: str) -> str:
-    """Returns where a name is found from the root: `md.nn.mlp` is `meshdsl.nn.mlp`."""
+    """Returns the path of a name from the root: `md.nn.mlp` is `meshdsl.nn.mlp`."""
     return written.replace("md.", "meshdsl.", 1) if written.startswith("md.") else written
 
 

@@ -74,21 +74,21 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
 
 def version_line() -> str:
     """Returns the versions that a bug report should have."""
-    found = versions()
-    jax = f"jax {found['jax']}" if "jax" in found else "no jax"
+    installed = versions()
+    jax = f"jax {installed['jax']}" if "jax" in installed else "no jax"
     return f"meshdsl {VERSION} ({jax}, Python {platform.python_version()})"
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of the installed packages that `USES` names."""
     names = [name for use in USES for each in use.packages for name in each.split("|")]
-    found = {}
+    installed = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def table(installed: Mapping[str, str]) -> str:
@@ -128,11 +128,11 @@ def _devices() -> Iterator[str]:
     try:
         import jax
 
-        found: list[Any] = jax.devices()
+        devices: list[Any] = jax.devices()
     except (ImportError, RuntimeError) as error:  # no JAX, or devices that do not start
         yield f"  JAX finds none: {str(error).splitlines()[0]}"
-        found = []
-    kinds = Counter((device.platform, device.device_kind) for device in found)
+        devices = []
+    kinds = Counter((device.platform, device.device_kind) for device in devices)
     for (where, kind), count in kinds.items():
         yield f"  {count} × {kind} ({where}){_known(kind, where)}"
     if {where for where, _ in kinds} == {"cpu"}:

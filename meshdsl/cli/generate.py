@@ -208,10 +208,9 @@ def _sampling(values: flags.FlagValues, problems: Problems) -> Sampling | None:
     chosen = {field.name: getattr(values, field.name) for field in fields(Sampling)}
     if any(isinstance(value, Mistake) for value in chosen.values()):
         return None
-    found = None
     with problems.caught("sampling"):
-        found = Sampling(**chosen)
-    return found
+        return Sampling(**chosen)
+    return None
 
 
 def _longest(

@@ -1,7 +1,7 @@
 """Generation: a trained model writes text: `from meshdsl.generation import Sampling, Writer`.
 
 A `Writer` has the compiled steps of a model (`programs`), for a mesh and a layout, and writes
-tokens, chosen as `Sampling` says. `texts` makes text of them, and ends it where it should end.
+tokens, chosen as `Sampling` says. `texts` makes text of them, up to a stop string or the end token.
 `scoring` has the loss of a model on text.
 """
 

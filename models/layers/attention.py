@@ -134,7 +134,7 @@ class LatentAttention(md.Module):
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1).
 
     Keys and values of all heads are made of one latent vector per position, and queries of another;
-    positions are told by `rotary_kv` further features, whose keys the heads share.
+    positions are in `rotary_kv` further features, whose keys the heads share.
     """
 
     query_down: md.Tensor | None  # embed, query_rank; None: queries of full rank
