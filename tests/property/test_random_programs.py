@@ -61,6 +61,13 @@ def test_what_compilers_rounded_twice(number):
     check(make_case(number), ("tpu",))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_a_loop_compared_with_a_maximum_that_was_rounded_otherwise():
+    """Windows whose largest element is close to 0, after a multiply-add in the forward pass."""
+    check(make_case(1220), ("jax",))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("number", [1926, 2786, 4786, 5302, 7786, 9368])
 def test_what_failed_to_lower_once(number):

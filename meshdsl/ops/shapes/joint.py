@@ -1,7 +1,8 @@
 """Joint: a body together with its gradient, traced as one graph and divided in two.
 
 Operations with bodies differentiate them in this way. The forward part also returns the values that
-the backward part reads. Values that are cheap to recompute are not returned but recomputed.
+the backward part reads. Values that are cheap to recompute are not returned but recomputed, unless
+the backward part compares them with their maximum.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Joint:
         tensor. So is a tensor behind several cheap operations, such as a weight that is cast and
         then quantized, if that reads fewer bytes of what is not available.
 
+        If the backward part compares an operand with its maximum, it reads the operand and computes
+        the maximum of that again. Otherwise no element might be the maximum: a compiler rounds an
+        operand in several ways, with a multiply-add for one, and after a cancellation they differ
+        by more than any tolerance.
+
         Args:
             outputs: what the backward part returns.
 
@@ -116,9 +122,19 @@ class Joint:
             else:
                 needed[tensor] = tensor.bytes
         again: set[Tensor] = set()
+        compared: set[Tensor] = set()
+        for op in reversed(self.forward):
+            if op.primitive.combines in ("max", "min") and read.issuperset(op.inputs + op.outputs):
+                compared.update(op.inputs)
+                again.update(op.outputs)
+                read.difference_update(op.outputs)
         for tensor in sorted(maker, key=lambda t: -order[t]):
             if tensor not in read or not _cheap(maker[tensor]):
                 continue
+            if tensor in compared and tensor not in free:
+                if not maker[tensor].primitive.form.moves:
+                    continue
+                compared.update(maker[tensor].inputs)  # a rename, for one, rounds nothing
             missing = {
                 t for t in maker[tensor].inputs if not (t in read or t in at_hand or t in free)
             }

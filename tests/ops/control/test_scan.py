@@ -412,3 +412,32 @@ def test_several_carries_of_all_kinds_in_reverse_on_layouts_that_do_not_divide()
         for layout in ("odd:x; five:y", "five:x+y"):
             found = run(ours, start, xs, mesh="x:2,y:2", layout=layout, backend=backend)
             assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "largest",
+    [
+        lambda x: md.max(x, "b"),
+        lambda x: md.min(x, "b"),
+        lambda x: md.sum(md.max_pool(x, {"b": 3}, {"b": 1})),
+        lambda x: md.sum(
+            md.segment_max(x, md.arange(md.Dimension("b", 6)) // 3, md.Dimension("s", 2))
+        ),
+    ],
+)
+def test_a_gradient_compares_an_operand_with_the_maximum_of_itself(largest):
+    """Of an operand that is computed again, rounded otherwise, no element may be the maximum."""
+    steps, b = md.dims(steps=4, b=6)
+
+    def loss(x, ws):
+        def body(carry, w):
+            y = x + md.sin(x * w) * 0.3  # which compilers round as a multiply-add, or not
+            return carry + md.square(largest(y)), None
+
+        return md.scan(body, md.zeros([], "float64"), ws, "steps")[0]
+
+    graph = md.jit(md.grad(loss)).trace(md.spec([b], "float64"), md.spec([steps], "float64"))
+    forward, backward = (op.bodies[0] for op in graph.operations if op.name == "scan")
+    (kind,) = {op.name for op in forward.operations if op.primitive.combines in ("max", "min")}
+    (again,) = (op for op in backward.operations if op.name == kind)
+    assert any(again.inputs[0] is tensor for tensor in backward.inputs)
