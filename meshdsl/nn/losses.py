@@ -89,6 +89,8 @@ def softmax_cross_entropy(
         if other is not None and other.size != dim.size:
             sizes = f"size {other.size} in the logits but {dim.size} in the labels"
             problems.append(f"dim `{dim.name}` has {sizes}")
+    if ignore_label is not None and not isinstance(ignore_label, (int, np.integer)):
+        problems.append(f"ignore_label is an integer, got {ignore_label!r}")
     if problems:
         raise ValueError("; ".join(problems))
     if labels.dtype.itemsize < 4:  # too narrow to compare with the number of classes

@@ -204,3 +204,12 @@ def test_labels_may_have_a_dtype_narrower_than_the_vocabulary():
     loss = md.jit(lambda x, y: nn.softmax_cross_entropy(x, y, over="vocab"))
     logits = md.named(logits, [batch, vocab])
     np.testing.assert_array_equal(loss(logits, narrow), loss(logits, wide))
+
+
+@pytest.mark.parametrize("ignored", [float("nan"), "1", 1.5])
+def test_an_ignored_label_that_is_no_integer_is_refused(ignored):
+    function = md.jit(
+        lambda x, y: nn.softmax_cross_entropy(x, y, ignore_label=ignored), backend="numpy"
+    )
+    with pytest.raises(ValueError, match="ignore_label is an integer, got"):
+        function(*arguments())
