@@ -74,6 +74,28 @@ Products = Literal["within", "alone", "least"]
 
 
 @dataclass(frozen=True)
+class Tile:
+    """How a device stores the last two dims of a tensor: in tiles, which it fills up."""
+
+    sublanes: int
+    lanes: int
+
+    def filled(self, rows: int, columns: int) -> int:
+        """Returns the elements that a matrix takes.
+
+        >>> Tile(8, 128).filled(10, 100)
+        2048
+        """
+        # A few rows have a tile of their own size.
+        height = min(self.sublanes, 1 << (rows - 1).bit_length())
+        return _multiple(rows, height) * _multiple(columns, self.lanes)
+
+
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The peaks of one device; bandwidths are bytes per second that it sends.
 
@@ -92,6 +114,7 @@ class Hardware:
         float8: whether products of floats of 8 bits are as fast as those of int8. Elsewhere they
             are products of bfloat16.
         products: what products of matrices are fused with: see `Products`.
+        tile: how tensors are stored; None: without gaps.
     """
 
     name: str
@@ -109,6 +132,7 @@ class Hardware:
     asynchronous: frozenset[str] = frozenset()
     float8: bool = False
     products: Products = "alone"
+    tile: Tile | None = None
 
     def peak(self, dtype: np.dtype) -> float:
         """Returns the flops per second of products of a dtype, or of the width nearest to it.
@@ -208,6 +232,7 @@ def _tpu(
         clock=bfloat16 / (2 * _MACS[name]),
         asynchronous=frozenset(_ASYNCHRONOUS[name]),
         products="within",
+        tile=Tile(sublanes=8, lanes=128),
         **rest,
     )
 

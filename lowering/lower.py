@@ -219,6 +219,7 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:
     """Writes the program of one device."""
     graph, layout = reduced.planned.graph, simplified.layout
+    hardware = reduced.planned.chooser.hardware
     input_layouts = _boundary_layouts(graph.inputs, graph.input_paths, layout, given.inputs)
     output_layouts = _boundary_layouts(graph.outputs, graph.output_paths, layout, given.outputs)
     scope = Scope(reduced, phased=phased)
@@ -242,6 +243,7 @@ def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool)
         scopes=tuple(paths_of(graph)),
         unused=tuple(reduced.planned.unused),
         notes=(*graph.notes, *lookalikes(graph, layout)),
+        tile=None if hardware is None else hardware.tile,
     )
     return Written(program)
 

@@ -40,6 +40,7 @@ from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
+    from meshdsl.layouts.hardware import Tile
     from meshdsl.layouts.layout import Layout
     from meshdsl.lowering.costs.memory import Memory
     from meshdsl.lowering.pipelines.running import RunningPipeline
@@ -343,6 +344,7 @@ class SpmdProgram:
         kept: the weights that are kept gathered for the backward pass.
         decisions: what lowering decided by simulated time.
         pipeline: the pipeline that it runs, if any.
+        tile: how its devices store tensors, if they are known.
         partitioner: the compiler that decides what is sent; empty if this program decides.
         compiler_flags: the flags that the user sets for the compiler.
         origin: the function that it was lowered from; it is not pickled.
@@ -361,6 +363,7 @@ class SpmdProgram:
     kept: tuple[Any, ...] = ()
     decisions: tuple[Decision, ...] = ()
     pipeline: RunningPipeline | None = None
+    tile: Tile | None = None
     partitioner: str = ""
     compiler_flags: tuple[tuple[str, bool | int | float | str], ...] = ()
     origin: Origin = field(default_factory=Origin, repr=False)

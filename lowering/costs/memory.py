@@ -15,6 +15,7 @@ The model is that of a compiler that runs the instructions in the order written:
 * The result of a collective has a buffer beside its operand. A result that is written over a
   donated input is copied there from that buffer, one tensor after the other. Each tensor of a
   joined reduce_scatter is freed as soon as it is sent, since compilers send its parts separately.
+* Where the devices are known, images of convolutions fill up their tiles (`costs.tiles`).
 * Attention needs a block of scores (`lowering.attention_sizes`); its gradient needs another block,
   for the gradient of the scores, in the dtype of the queries. A single block is computed once for a
   recomputed attention and its gradient, and are live between these.
@@ -45,6 +46,7 @@ from typing import Literal, TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
+from meshdsl.lowering.costs.tiles import sizes
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.parameters import Loop, While, parameters_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
@@ -113,16 +115,19 @@ def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
     """
     block = program.block
     paths = dict(zip(block.inputs, program.input_paths, strict=True))
-    liveness = _Liveness(block, block.outputs, target)
+    known = sizes(block, program.tile)
+    liveness = _Liveness(block, block.outputs, target, known)
     liveness.owned = list(block.inputs)
     liveness.permanent = set(block.inputs)
     liveness.written_over = _written_over(program)
     curve: dict[Instruction, int] = {}
     peak = liveness.run(0, curve)
     buffers = [
-        Buffer(value, source, value.bytes, "input", paths[value])
+        Buffer(value, source, liveness.size(value), "input", paths[value])
         if value in paths
-        else Buffer(value, source, value.bytes, "backward" if source.backward else "forward")
+        else Buffer(
+            value, source, liveness.size(value), "backward" if source.backward else "forward"
+        )
         for value, source in peak.buffers
         if value.bytes
     ]
@@ -162,6 +167,7 @@ class _Liveness:
     Attributes:
         last: the outputs, which are live to the end.
         target: the compiler that decides what is fused.
+        sizes: the bytes of values whose buffers have gaps (see `costs.tiles`).
         joined: for each instruction, the joined collective that it is part of, or itself.
         last_reads: for each value, the position of the instruction that reads its buffers last.
         owned: inputs whose buffers count in this block; others count in an outer block.
@@ -173,8 +179,11 @@ class _Liveness:
         fused: the results that are computed by their readers.
     """
 
-    def __init__(self, block: Block, last: Sequence[Value], target: Target) -> None:
+    def __init__(
+        self, block: Block, last: Sequence[Value], target: Target, sizes: Mapping[Value, int]
+    ) -> None:
         self.target = target
+        self.sizes = sizes
         self.joined = _split_joined(block, target)
         self.block = block = replace(block, instructions=tuple(self.joined))
         self.owned: list[Value] = []
@@ -199,6 +208,10 @@ class _Liveness:
                 self.fused.update(instruction.outputs)
         self.scores = self._scores()
         self.last_reads = self._last_reads()
+
+    def size(self, value: Value) -> int:
+        """Returns the bytes of a value's buffer."""
+        return self.sizes.get(value, value.bytes) if self.sizes else value.bytes
 
     def _needs_no_buffer(self, value: Value) -> bool:
         """Whether all readers of a value fuse with it, so that it has no buffer."""
@@ -337,7 +350,7 @@ class _Liveness:
         else:
             values = [value for value in instruction.outputs if value in self.written_over]
         extra = tuple((value, instruction.source) for value in values)
-        return _Peak(sum(value.bytes for value in values), instruction.source, extra)
+        return _Peak(sum(map(self.size, values)), instruction.source, extra)
 
     def _overwritten_carries(
         self, loop: Instruction, dying: Sequence[Value], position: int
@@ -358,7 +371,7 @@ class _Liveness:
     def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
         """Visits all instructions of the block, on top of `base` bytes; adds to the curve."""
         live = _History(dict.fromkeys(self.owned, UNKNOWN))
-        total = sum(v.bytes for v in live)
+        total = sum(map(self.size, live))
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
         for position, instruction in enumerate(self.block.instructions):
             if self._has_no_buffer(instruction):
@@ -384,13 +397,13 @@ class _Liveness:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
                 live.drop(value)
-                total -= value.bytes
+                total -= self.size(value)
             live.add(results)
             for value in results:
-                total += value.bytes
+                total += self.size(value)
             inner = self._extra_buffers(instruction)
             if instruction.bodies:
-                inside = _inside(instruction, self.target)
+                inside = _inside(instruction, self.target, self.sizes)
                 peaks = [block.run(base + total, curve) for block in inside]
                 inner = max(peaks, key=lambda peak: peak.bytes)
             joined = self.joined[instruction]
@@ -401,7 +414,7 @@ class _Liveness:
             for value in (*dying, *results):
                 if value in live and self.last_reads.get(value, -1) <= position:
                     live.drop(value)
-                    total -= value.bytes
+                    total -= self.size(value)
         return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
 
 
@@ -509,7 +522,9 @@ def _scores_of(attention: Instruction) -> Value:
     return Value(block, SCORES, TensorLayout(), block)
 
 
-def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
+def _inside(
+    instruction: Instruction, target: Target, sizes: Mapping[Value, int]
+) -> Iterable[_Liveness]:
     """Yields the liveness of the blocks that an instruction runs, without its inputs and results.
 
     The next value of a loop's carry is live beside the present one. A branch writes the cond's
@@ -517,7 +532,7 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
     """
     if instruction.op == "cond":
         for branch in instruction.bodies:
-            inner = _Liveness(branch, branch.outputs, target)
+            inner = _Liveness(branch, branch.outputs, target, sizes)
             written = ((out, inner._reads([out])) for out in branch.outputs)
             inner.counted_outside = {
                 b for out, reads in written for b in reads if b.bytes == out.bytes
@@ -526,10 +541,10 @@ def _inside(instruction: Instruction, target: Target) -> Iterable[_Liveness]:
         return
     if instruction.op == "while":
         condition = parameters_of(instruction, While)["condition"]
-        yield _Liveness(condition, condition.outputs, target)
+        yield _Liveness(condition, condition.outputs, target, sizes)
     params = parameters_of(instruction, Loop)
     body, carries = params["body"], params["carries"]
-    inner = _Liveness(body, body.outputs[:carries], target)
+    inner = _Liveness(body, body.outputs[:carries], target, sizes)
     slices = body.inputs[params["consts"] + carries :]
     inner.owned = [value for value in slices if not inner._needs_no_buffer(value)]
     yield inner

@@ -21,11 +21,12 @@ so recomputed values in between belong to it. `update` follows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from meshdsl.late import late
 from meshdsl.layouts.calibration import find_hardware
+from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.memory import Buffer, Memory
@@ -185,6 +186,9 @@ def explain(
     Raises:
         ValueError: the hardware is not known, or its file cannot be read.
     """
+    device = find_hardware(hardware)
+    program, *rest = (stored_on(one, device) for one in (program, *others.values()))
+    others = dict(zip(others, rest, strict=True))
     names = Names(program)
     phases = dict(_phases(program.block))
     inputs = list(zip(program.block.inputs, program.input_paths, strict=True))
@@ -193,7 +197,6 @@ def explain(
     fed = [value for value, path in inputs if kinds[path] == "batch"]
     parts = tuple(_parts(program, parameters, names, phases))
     traffic = _traffic(program, names, phases)
-    device = find_hardware(hardware)
     step = timeline(program, device, names, phases)
     return Explanation(
         name=program.name,
@@ -218,6 +221,11 @@ def explain(
         notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
     )
+
+
+def stored_on(program: SpmdProgram, device: Hardware) -> SpmdProgram:
+    """Returns a program whose memory is that of a device, whatever it was lowered for."""
+    return program if program.tile == device.tile else replace(program, tile=device.tile)
 
 
 def input_part(path: str) -> str:

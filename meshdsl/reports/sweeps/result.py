@@ -105,9 +105,9 @@ def planned(candidate: Candidate, report: Explanation, program: SpmdProgram, roo
         overlapped_seconds=timeline.overlapped_seconds,
         limit=what_limits(timeline),
         wire_bytes=sent_over(program),
-        peak_bytes=program.peak_bytes,
-        planned_peak_bytes=program.peak_bytes,
-        fits=program.peak_bytes <= room,
+        peak_bytes=report.memory.peak_bytes,
+        planned_peak_bytes=report.memory.peak_bytes,
+        fits=report.memory.peak_bytes <= room,
     )
 
 
