@@ -21,6 +21,7 @@ Run: python -m meshdsl.lowering.backends.hlo.wire FILE [DEVICES]
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ KINDS = {
     "collective-permute": "permute",
 }
 UNKNOWN_KINDS = ("ragged-all-to-all", "collective-broadcast")
+# What any collective says of the devices that take part.
+_AMONG = re.compile(r"\b(replica_groups|source_target_pairs)=")
 # What runs a computation as a part of itself, once.
 _CALLS = ("call", "fusion", "async-start", "custom-call-start", "custom-call")
 
@@ -133,6 +136,8 @@ class Walk:
         elif line.op in _CALLS:
             for callee in line.called:
                 yield from self.computation(callee, times)
+        elif not line.op.endswith("-done") and _AMONG.search(line.attributes):
+            raise ValueError(f"a collective of unknown kind: {line.op} {line.attributes[:200]}")
 
     def check(self) -> None:
         """Checks that no computation with a collective was passed over.

@@ -156,6 +156,9 @@ def test_a_loop_of_unknown_length_that_sends_is_reported():
 def test_unknown_kinds_and_groups_are_reported():
     with pytest.raises(ValueError, match="a collective of unknown kind: ragged-all-to-all"):
         sent(module("%a = f32[8]{0} ragged-all-to-all(%x)"), 2)
+    for among in ("replica_groups={{0,1}}", "source_target_pairs={{0,1}}"):  # of a later compiler
+        with pytest.raises(ValueError, match="a collective of unknown kind: all-shuffle"):
+            sent(module(f"%a = f32[8]{{0}} all-shuffle(%x), {among}"), 2)
     with pytest.raises(ValueError, match="groups of unknown form: <0,1>"):
         sent(module("%a = f32[8]{0} all-reduce(%x), replica_groups=<0,1>"), 2)
 
