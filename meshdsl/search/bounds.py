@@ -5,16 +5,17 @@
   has that. Lowering adds work (padding, accumulation), and never splits it further. Stages of a
   pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
 * Sums: gradients of parameters that axes of the batch do not split must be added up over these.
-* Memory: nine tenths of the buffers at the peak of one device, divided alike, and what goes in.
+* Memory: three quarters of the buffers at the peak of one device, divided alike, and what goes in.
 
 What is sent for other reasons is not in these bounds, nor waits.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,8 +26,9 @@ from meshdsl.lowering.costs.simulation import sending_seconds
 from meshdsl.search.facts import PARTS, Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
 
-_PEAK = 0.9  # lowering may free buffers earlier than on one device
-_HALF = 2  # bytes of an element of a gradient that is sent, at least
+_MOST_WAYS = 16
+_PEAK = 0.75  # lowering may free buffers earlier than on one device: 0.88 was the least seen
+_HALF = 2  # bytes of an element that is sent, at least, unless products have 8 bits
 
 
 class Bounds:
@@ -40,14 +42,22 @@ class Bounds:
         self.facts = facts
         self._prices: dict[tuple[int, int, int, int, int], float] = {}
         priced = facts.costs is not None
-        self._products = [row for row in facts.work if priced and row.product is not None]
-        products = set(map(id, self._products))
         alike: dict[tuple, list[Work]] = defaultdict(list)
+        products: dict[tuple, list[Work]] = defaultdict(list)
         for row in facts.work:
-            if id(row) not in products:
-                alike[tuple(sorted(row.dims.items())), row.stacks, row.repeated].append(row)
+            key = tuple(sorted(row.dims.items())), row.stacks, row.repeated
+            if priced and row.product is not None:
+                products[*key, tuple(sorted(row.product.items())), row.width].append(row)
+            else:
+                alike[key].append(row)
         # Instructions with the same dims are one, but for their time.
         rest = [(rows[0], sum(row.seconds * row.runs for row in rows)) for rows in alike.values()]
+        self._products = [
+            (rows[0], sum(row.seconds * row.runs for row in rows), sum(row.runs for row in rows))
+            for rows in products.values()
+        ]
+        self._width = min([row.width for row in facts.work if row.product is not None], default=2)
+        self._width = min(_HALF, self._width)
         self._update = [row for row in rest if frozenset(row[0].dims) in facts.shapes]
         self._rest = [row for row in rest if frozenset(row[0].dims) not in facts.shapes]
 
@@ -64,8 +74,8 @@ class Bounds:
         total = np.zeros(len(sizes))
         for row, seconds in self._rest:
             total += seconds * split.work(row)
-        for row in self._products:
-            total += self._product(row, split)
+        for row, seconds, runs in self._products:
+            total += self._product(row, seconds, runs, split)
         return total
 
     def update_seconds(
@@ -82,26 +92,34 @@ class Bounds:
         """Returns the least time of a point with some work: sums of gradients may take longer."""
         return max(work, self._sums(point))
 
-    def _product(self, row: Work, split: Split) -> np.ndarray:
-        """Returns the time of a product at its local sizes, [points], in seconds."""
+    def _product(self, row: Work, seconds: float, runs: int, split: Split) -> np.ndarray:
+        """Returns the time of a product at its local sizes, [points], in seconds.
+
+        Where an axis may split one of several dims, lowering takes one; the bound takes the least.
+
+        Args:
+            seconds: of all products with these dims on one device; `runs`: how many these are.
+        """
         assert row.product is not None and self.facts.costs is not None
         share = split.work(row)
-        local = split.local(row)
-        sizes = {kind: np.ones(len(share)) for kind in ("batch", "rows", "inner", "columns")}
-        volume = np.ones(len(share))
-        for dim, kind in row.product.items():
-            sizes[kind] = sizes[kind] * local[dim]
-        for dim, size in row.dims.items():
-            volume *= local[dim] / size
-        stacked = np.stack([*sizes.values()], axis=1).astype(np.int64)
-        price = np.empty(len(share))
-        for at, (batch, rows, inner, columns) in enumerate(stacked.tolist()):
-            key = rows, inner, columns, row.width, batch
-            if key not in self._prices:
-                self._prices[key] = self.facts.costs.product(*key)
-            price[at] = self._prices[key]
-        runs = row.runs * share / volume
-        return np.maximum(row.seconds * row.runs * share, price * runs)
+        least = np.full(len(share), np.inf)
+        for extents in split.ways(row.dims):
+            local = split.local(row, extents)
+            sizes = {kind: np.ones(len(share)) for kind in ("batch", "rows", "inner", "columns")}
+            volume = np.ones(len(share))
+            for dim, kind in row.product.items():
+                sizes[kind] = sizes[kind] * local[dim]
+            for dim, size in row.dims.items():
+                volume *= local[dim] / size
+            stacked = np.stack([*sizes.values()], axis=1).astype(np.int64)
+            price = np.empty(len(share))
+            for at, (batch, rows, inner, columns) in enumerate(stacked.tolist()):
+                key = rows, inner, columns, row.width, batch
+                if key not in self._prices:
+                    self._prices[key] = self.facts.costs.product(*key)
+                price[at] = self._prices[key]
+            least = np.minimum(least, price * runs * share / volume)
+        return np.maximum(seconds * share, least)
 
     def _sums(self, point: Point) -> float:
         """Returns the least time in which gradients are added up and their sums come back."""
@@ -118,8 +136,9 @@ class Bounds:
         held = sum(
             math.prod(row.dims.values()) * float(split.share(row.dims)[0])
             for row in self.facts.parameters
+            if not row.frozen
         )
-        wire = _HALF * held * (devices - 1) / devices
+        wire = self._width * held * (devices - 1) / devices
         hardware = self.facts.hardware
         kinds = ("reduce_scatter", "all_gather")
         return sum(sending_seconds(hardware, mesh, kind, wire, batch) for kind in kinds)
@@ -167,7 +186,7 @@ class Split:
         rows = [row.dims for row in self.facts.inputs]
         return {
             dim: max(dims[dim] for dims in rows if dim in dims)
-            for dim in self.facts.data
+            for dim in self.facts.parted
             if any(dim in dims for dims in rows)
         }
 
@@ -178,26 +197,36 @@ class Split:
         )
 
     def extents(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Returns over how many devices each dim of a tensor is split."""
-        found: dict[str, np.ndarray] = {}
+        """Returns over how many devices each dim of a tensor is split, the first dims first."""
+        return next(self.ways(dims))
+
+    def ways(self, dims: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields each way to split dims: an axis splits one of those of its role that are there."""
+        axes, choices = [], []
         for number, role in enumerate(self.structure.roles):
-            fitting = [dim for dim in role.dims if dims.get(dim, 1) > 1]
-            if fitting:
-                dim = fitting[0]
+            if fitting := [dim for dim in role.dims if dims.get(dim, 1) > 1]:
+                axes.append(number)
+                choices.append(fitting)
+        for chosen in itertools.islice(itertools.product(*choices), _MOST_WAYS):
+            found: dict[str, np.ndarray] = {}
+            for number, dim in zip(axes, chosen, strict=True):
                 found[dim] = found.get(dim, 1) * self.sizes[:, number]
-        return found
+            yield found
 
     def share(self, dims: Mapping[str, int]) -> np.ndarray:
-        """Returns the share of a tensor that one device has, whole positions of each dim."""
+        """Returns the least share of a tensor that one device has, whole positions of each dim."""
         key = tuple(sorted(dims.items()))
         if key not in self._shares:
-            share = np.ones(len(self.sizes))
-            for dim, extent in self.extents(dims).items():
-                size = np.full(len(self.sizes), float(dims[dim]))
-                if self._is_part(dim, dims[dim]):
-                    size = np.maximum(1.0, dims[dim] * PARTS / self.microbatches)
-                share *= np.ceil(size / extent) / size
-            self._shares[key] = share
+            least = np.full(len(self.sizes), np.inf)
+            for extents in self.ways(dims):
+                share = np.ones(len(self.sizes))
+                for dim, extent in extents.items():
+                    size = np.full(len(self.sizes), float(dims[dim]))
+                    if self._is_part(dim, dims[dim]):
+                        size = np.maximum(1.0, dims[dim] * PARTS / self.microbatches)
+                    share *= np.ceil(size / extent) / size
+                least = np.minimum(least, share)
+            self._shares[key] = least
         return self._shares[key]
 
     def parts(self, dims: Mapping[str, int]) -> np.ndarray:
@@ -252,15 +281,14 @@ class Split:
                 share = share * np.ceil(layers / stages) / layers * ticks
         return share
 
-    def local(self, row: Work) -> dict[str, np.ndarray]:
+    def local(self, row: Work, extents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the sizes of the dims of an instruction on a device, each [points]."""
-        extents = self.extents(row.dims)
         local = {}
         for dim, size in row.dims.items():
-            whole = np.full(len(self.sizes), float(size))
+            sizes = np.full(len(self.sizes), float(size))
             if row.repeated and self._is_part(dim, size):
-                whole = np.maximum(1.0, np.round(size * PARTS / self.microbatches))
-            local[dim] = np.ceil(whole / extents[dim]) if dim in extents else whole
+                sizes = np.maximum(1.0, np.round(size * PARTS / self.microbatches))
+            local[dim] = np.ceil(sizes / extents[dim]) if dim in extents else sizes
         return local
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshdsl.layouts.costs import PRODUCTS, Costs, costs_of
@@ -55,11 +55,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Stored:
-    """A buffer at the peak, or an input: its dims, its bytes, and its path if it is an input."""
+    """A buffer at the peak, or an input.
+
+    Attributes:
+        path: that of an input; empty for other buffers.
+        frozen: whether the step returns it as it is.
+    """
 
     dims: Mapping[str, int]
     bytes: int
     path: str = ""
+    frozen: bool = False
 
     @property
     def is_parameter(self) -> bool:
@@ -71,20 +77,26 @@ class Facts:
     """What a program on one device shows; see above.
 
     Attributes:
-        microbatches: 1 or `PARTS`: how many the program has.
+        instructions: how many the program has.
+        microbatches: 1 or `PARTS`: how many parts of a batch the program has.
         inputs: what the step is given, with its paths.
         peak: the buffers at the moment that needs the most memory.
         paired: pairs of dims of which one is the other, renamed: length and memory_length.
         together: pairs of dims that some tensor has both of.
+        companions: for each dim, those that every tensor with it has: heads, of the size of one.
+        parted: the dims that microbatches are parts of: the batch.
     """
 
     hardware: Hardware
+    instructions: int
     microbatches: int
     work: tuple[Work, ...]
     inputs: tuple[Stored, ...]
     peak: tuple[Stored, ...]
     paired: frozenset[tuple[str, str]]
     together: frozenset[frozenset[str]]
+    companions: Mapping[str, frozenset[str]]
+    parted: frozenset[str]
 
     @staticmethod
     def of(program: SpmdProgram, hardware: Hardware) -> Facts:
@@ -93,16 +105,23 @@ class Facts:
         rows = priced_work(program, hardware)
         work = tuple(_work(*row) for row in rows)
         paths = dict(zip(program.block.inputs, program.input_paths, strict=True))
-        inputs = tuple(_stored(value, value.bytes, path) for value, path in paths.items())
+        kept = set(program.block.outputs)
+        inputs = tuple(
+            replace(_stored(value, value.bytes, path), frozen=value in kept)
+            for value, path in paths.items()
+        )
         peak = tuple(
             _stored(buffer.value, buffer.bytes, buffer.path) for buffer in program.memory.buffers
         )
         paired: set[tuple[str, str]] = set()
         together: set[frozenset[str]] = set()
+        companions: dict[str, frozenset[str]] = {}
         for instruction, _ in program.block.walk():
             for value in (*instruction.inputs, *instruction.outputs):
                 names = [dim.name for dim in value.shape if dim.size > 1]
                 together |= {frozenset((a, b)) for a in names for b in names if a != b}
+                for name in names:
+                    companions[name] = companions.get(name, frozenset(names)).intersection(names)
             if instruction.op == "rename":
                 (value,), (result,) = instruction.inputs, instruction.outputs
                 old, new = value.shape.names, result.shape.names
@@ -112,12 +131,15 @@ class Facts:
         )
         return Facts(
             hardware,
+            sum(1 for _ in program.block.walk()),
             PARTS if parts else 1,
             work,
             inputs,
             peak,
             frozenset(paired),
             frozenset(together),
+            companions,
+            _parted(program, inputs),
         )
 
     @cached_property
@@ -165,6 +187,20 @@ class Facts:
             held.update(dict.fromkeys(stored.dims, stored.bytes))
         return {dim for dim, count in held.items() if count >= _MATTERS * total}
 
+    @cached_property
+    def separate(self) -> frozenset[str]:
+        """Dims of parameters along which products are separate ones, as those of experts are."""
+        found = [row for row in self.work if row.product is not None]
+        dims = {
+            dim for row in found for dim, kind in (row.product or {}).items() if kind == "batch"
+        }
+        return frozenset(dims & set(self.weights))
+
+    def alike(self, first: str, second: str) -> bool:
+        """Whether all that has one of two dims has the other, of the same size: height, width."""
+        rows = [row.dims for row in self.work if not {first, second}.isdisjoint(row.dims)]
+        return all(dims.get(first) == dims.get(second) for dims in rows)
+
     def _by_flops(self, names: set[str]) -> tuple[str, ...]:
         shares = {name: self.coverage([name]) for name in names}
         matter = [name for name in names if shares[name] >= _MATTERS]
@@ -182,6 +218,22 @@ class Facts:
         """Returns the size of a dim: the largest that any work or input has."""
         rows = [row.dims for row in self.inputs] + [row.dims for row in self.work]
         return max((dims[dim] for dims in rows if dim in dims), default=1)
+
+
+def _parted(program: SpmdProgram, inputs: Sequence[Stored]) -> frozenset[str]:
+    """Returns the dims that are smaller by the number of parts wherever there are parts."""
+    sizes: dict[str, int] = {}
+    for row in inputs:
+        for name, size in row.dims.items():
+            sizes[name] = max(size, sizes.get(name, 1))
+    found: dict[str, bool] = {}
+    for instruction, _ in program.block.walk():
+        for value in instruction.outputs:
+            if MICROBATCH in value.shape.names:
+                for dim in value.shape:
+                    fits = PARTS * dim.size == sizes.get(dim.name)
+                    found[dim.name] = fits and found.get(dim.name, True)
+    return frozenset(name for name, fits in found.items() if fits)
 
 
 def _stored(value: Value, count: int, path: str) -> Stored:

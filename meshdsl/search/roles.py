@@ -13,7 +13,7 @@ the work; no name of a dim is known here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,9 +51,19 @@ def roles_of(facts: Facts) -> tuple[Role, ...]:
     return tuple(found)
 
 
+def main_roles(roles: Sequence[Role]) -> tuple[Role, ...]:
+    """Returns the roles with the most work: one of each kind, with and without optional dims."""
+    first: dict[str, Role] = {}
+    for role in roles:
+        first.setdefault(role.kind, role)
+    return tuple(role for role in roles if role.splits == first[role.kind].splits)
+
+
 def _of_data(facts: Facts) -> Iterator[Role]:
     for number, dim in enumerate(facts.data[:_MOST_SETS]):
         if facts.coverage([dim]) < _COVERS:
+            continue
+        if any(facts.alike(dim, other) for other in facts.data[:number]):
             continue
         others = sorted(b for a, b in facts.paired if a == dim and b not in facts.data)
         same = [other for other in others if facts.size(other) == facts.size(dim)]
@@ -72,8 +82,10 @@ def _of_weights(facts: Facts) -> Iterator[Role]:
             chosen.append((covered, dims))
     chosen.sort(key=lambda row: (-row[0], row[1]))
     names: set[str] = set()
+    separate: set[str] = set()
     for number, (covered, dims) in enumerate(chosen[:_MOST_SETS]):
-        base = "model" if number == 0 else _singular(max(dims, key=lambda d: facts.coverage([d])))
+        main = _main(dims, facts)
+        base = "model" if number == 0 else _singular(main)
         name = next(n for n in _numbered(base) if n not in names)
         names.add(name)
         yield Role(name, "weights", dims)
@@ -83,9 +95,15 @@ def _of_weights(facts: Facts) -> Iterator[Role]:
             beside = facts.data[:1]
         for dim in beside:
             yield Role(name, "weights", dims, (dim,))
-        main = max(dims, key=lambda dim: facts.coverage([dim]))
-        if number and len(dims) > 1 and facts.data:  # experts, whose tokens come from all devices
+        # Experts, whose tokens come from all devices.
+        if facts.data and main in facts.separate - separate:
+            separate.add(main)
             yield Role(name, "weights", (main,), facts.data[:1])
+
+
+def _main(dims: tuple[str, ...], facts: Facts) -> str:
+    """Returns the dim after which an axis is named: one of separate products, or the largest."""
+    return max(dims, key=lambda dim: (dim in facts.separate, facts.coverage([dim])))
 
 
 def _of_stacks(facts: Facts) -> Iterator[Role]:
@@ -104,10 +122,11 @@ def _independent(facts: Facts) -> list[tuple[str, ...]]:
     """Returns the largest sets of dims of parameters of which no tensor has two."""
     dims: list[str] = []
     for dim in facts.weights:
-        # Of dims that occur in the same work, one is enough.
+        # Of dims that only occur together, in the same work, one is enough.
         same = [d for d in dims if facts.coverage([d, dim]) == facts.coverage([d])]
         alike = [d for d in same if facts.coverage([d]) == facts.coverage([dim])]
-        if len(dims) < _MOST_DIMS and not any(frozenset((d, dim)) in facts.together for d in alike):
+        needless = any(d in facts.companions.get(dim, ()) for d in alike)
+        if len(dims) < _MOST_DIMS and (dim in facts.separate or not needless):
             dims.append(dim)
 
     def fits(chosen: tuple[str, ...]) -> bool:

@@ -15,30 +15,32 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from meshdsl.layouts.calibration import find_hardware
-from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
-from meshdsl.lowering.lower import lower
+from meshdsl.lowering.costs.units import show_bytes
+from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.search.bounds import Bounds, as_arrays
 from meshdsl.search.facts import ONE_DEVICE, PARTS, Facts
-from meshdsl.search.roles import Role, roles_of
+from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
+from meshdsl.search.roles import Role, main_roles, roles_of
 from meshdsl.search.space import (
     Point,
     Structure,
     Variant,
-    devices_of,
     factorisations,
     largest,
     stored_ways,
+    structure_of,
     structures,
     structures_on,
 )
@@ -46,102 +48,14 @@ from meshdsl.search.traffic import ALONE, Traffic
 from meshdsl.tracing.graph import Graph
 
 ROOM = 0.85  # the share of the memory that plans may use: compilers may need more than planned
+_MIB = 2**20
+_LIGHT = 1000  # instructions of a program that is lowered in about a quarter of a second
+_MOST_TIMES = 5.0  # how many times as many small programs are tried
+_LEAST_TRIED = 4
+_SMALLER = 0.7  # the least memory, against the one before, of a plan that is smaller
+_SLOWER = 2.0  # how much slower it may be, about
 _ALIKE = 4  # of how many variants of a mesh and layout the traffic is estimated
 _TIGHTER = 1.1  # about what a step is slower by if its program has to be made smaller
-
-
-@dataclass(frozen=True)
-class Step:
-    """What is planned: a function, and what may be varied of it.
-
-    Attributes:
-        graph: traces a variant.
-        donated: for the inputs of a graph, whether an output may be written over them.
-        microbatches, remats: what variants may have.
-        options: those that the user has given.
-    """
-
-    graph: Callable[[Variant], Graph]
-    donated: Callable[[Graph], Sequence[bool]]
-    microbatches: tuple[int, ...] = (1,)
-    remats: tuple[str, ...] = ("",)
-    options: Options = field(default_factory=Options)
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How many points each stage of a search takes.
-
-    Attributes:
-        estimated: those whose traffic is estimated; `tried`: those lowered as they are; `decided`:
-            those lowered with what time decides.
-        seconds: the time after which no further point is lowered; None: there is no limit.
-    """
-
-    estimated: int = 200
-    tried: int = 8
-    decided: int = 2
-    seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A point that was lowered.
-
-    Attributes:
-        program: what one device does.
-        seconds: the simulated time of a step.
-        bound: the least time of this point by arithmetic alone.
-        decided: whether time has decided about the program, as in `explain` on known hardware.
-        memory: the limit of memory with which the program was lowered, if it needs one to fit.
-    """
-
-    point: Point
-    program: SpmdProgram
-    seconds: float
-    bound: float
-    decided: bool = False
-    memory: int | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.program.peak_bytes
-
-
-@dataclass(frozen=True)
-class Plans:
-    """What a search has found.
-
-    Attributes:
-        plans: those that fit, the fastest first.
-        tight: those that do not, the one that needs the least memory first.
-        bound: the least time of every point that was not lowered with what time decides; None: all
-            of them were.
-        points: how many there are; `fitting`: how many of them may fit, by their bounds.
-        least_bytes: the least memory of a point, by its bound.
-        room: the bytes that a device may use.
-    """
-
-    hardware: Hardware
-    plans: tuple[Plan, ...]
-    tight: tuple[Plan, ...]
-    bound: float | None
-    points: int
-    fitting: int
-    lowered: int
-    least_bytes: float
-    room: float
-
-    @property
-    def best(self) -> Plan:
-        return self.plans[0]
-
-    @property
-    def gap(self) -> float:
-        """By how much the best plan may be slower than the best of the space, at most."""
-        if self.bound is None or self.bound >= self.best.seconds:
-            return 0.0
-        return self.best.seconds / self.bound - 1
 
 
 def search(
@@ -150,6 +64,7 @@ def search(
     devices: int | Mesh,
     pinned: Layout | None = None,
     effort: Effort | None = None,
+    slices: int = 1,
 ) -> Plans:
     """Returns the best plans for a step: `search(step, "v5p", 64).best.point.layout`.
 
@@ -157,11 +72,12 @@ def search(
         hardware: a name, or the file of a calibration.
         devices: how many there are, or their mesh.
         pinned: rules that every layout has.
+        slices: how many slices the devices are in, which a slow network joins.
 
     Raises:
         ValueError: no point of the space can be lowered; with the last reason.
     """
-    return Search(step, hardware, devices, pinned, effort).run()
+    return Search(step, hardware, devices, pinned, effort, slices).run()
 
 
 @dataclass(frozen=True)
@@ -184,6 +100,11 @@ class _Candidate:
 class Search:
     """One search.
 
+    Args:
+        closed: whether the pinned rules are the layout, so that only the mesh, the microbatches and
+            what is computed again are looked for. No memory bound cuts the space then, since rules
+            of any scope may be among them.
+
     Attributes:
         room: the bytes that a device may use.
     """
@@ -195,46 +116,43 @@ class Search:
         devices: int | Mesh,
         pinned: Layout | None = None,
         effort: Effort | None = None,
+        slices: int = 1,
+        closed: bool = False,
     ) -> None:
-        self.step, self.devices = step, devices
+        self.closed = closed
+        self.step, self.devices, self.slices = step, devices, slices
         self.pinned, self.effort = pinned or Layout(), effort or Effort()
         self.name, self.hardware = hardware, find_hardware(hardware)
         limit = step.options.memory
-        self.room = ROOM * self.hardware.memory_bytes if limit is None else float(limit)
+        usable = ROOM * self.hardware.memory_bytes // _MIB * _MIB
+        self.room = usable if limit is None else float(limit)
         seconds = self.effort.seconds
         self.until = None if seconds is None else time.monotonic() + seconds
         self._graphs: dict[Variant, Graph] = {}
         self._bounds: dict[Variant, Bounds] = {}
         self._traffic: dict[Variant, Traffic] = {}
+        self._tried: dict[int, Plan] = {}
+        self._failed: set[int] = set()
+        self._stopped = False
         self.reason: ValueError | None = None
 
     def run(self) -> Plans:
         """Returns the plans; raises as `search`."""
+        self._check_pinned()
         candidates, points, least = self.candidates()
         candidates.sort(key=lambda row: (row.bound, row.order))
-        rows = [self.estimated(row) for row in self._first(candidates)]
-        tried: dict[int, Plan] = {}
-        for at in self._promising(rows, tried):
-            program = self._lower(rows[at].point, self._quick)
-            if program is None:
-                rows[at] = replace(rows[at], estimate=float("inf"))
-            else:
-                seconds = step_seconds(program, self.hardware)
-                tried[at] = Plan(rows[at].point, program, seconds, rows[at].bound)
-        if not tried:
+        rows: list[_Candidate] = []
+        for row in self._first(candidates):
+            if not (rows and self._late()):
+                rows.append(self.estimated(row))
+        self._try(rows)
+        if not self._tried:
             raise self._nothing(points, least)
-
-        def order(at: int) -> tuple[float, int]:
-            fits = tried[at].peak_bytes <= self.room
-            return tried[at].seconds * (1 if fits else _TIGHTER), at
-
-        decided: dict[int, Plan] = {}
-        for at in sorted(tried, key=order)[: self.effort.decided]:
-            if not (decided and self._late()):
-                decided[at] = self._decided(tried[at])
-        found = sorted({**tried, **decided}.items(), key=lambda row: (row[1].seconds, row[0]))
-        plans = [plan for _, plan in found if plan.peak_bytes <= self.room]
-        tight = [plan for _, plan in found if plan.peak_bytes > self.room]
+        decided = self._decide()
+        self._try_smaller(rows)
+        found = sorted({**self._tried, **decided}.items(), key=lambda row: (row[1].seconds, row[0]))
+        plans = [plan for _, plan in found if plan.fits]
+        tight = [plan for _, plan in found if not plan.fits]
         sure = {rows[at].order for at in decided}
         refined = {row.order: row.bound for row in rows}
         rest = [refined.get(row.order, row.bound) for row in candidates if row.order not in sure]
@@ -245,57 +163,139 @@ class Search:
             min(rest, default=None),
             points,
             len(candidates),
-            len(tried),
+            len(self._tried),
             least,
             self.room,
+            not self._stopped,
         )
 
+    def _check_pinned(self) -> None:
+        """Raises ValueError with all that is wrong with the pinned rules."""
+        if self.pinned.rules:
+            axes = dict.fromkeys(axis for rule in self.pinned.rules for axis in rule.axes)
+            mesh = Mesh(tuple((axis, 1) for axis in axes))
+            given = isinstance(self.devices, Mesh)
+            if isinstance(self.devices, Mesh):
+                mesh = self.devices
+            graph = self._graph(Variant(self.step.microbatches[0], self.step.remats[0]))
+            validate(graph, mesh, self.pinned, mesh_given=given)
+
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        """Returns the candidates with the least bounds, few of each mesh and layout."""
-        chosen: list[_Candidate] = []
+        """Returns the candidates to look at: few of each mesh and layout.
+
+        They are those with the least bounds, those with the least memory, and data parallelism with
+        each way to store the state, with which users compare.
+        """
+        chosen: dict[int, _Candidate] = {}
         alike: Counter[tuple] = Counter()
+        plain: Counter[Structure] = Counter()
         for row in candidates:
             key = row.point.structure, row.point.sizes
+            if _is_plain(row.point) and plain[row.point.structure] < _ALIKE:
+                plain[row.point.structure] += 1
+                chosen[row.order] = row
             if len(chosen) < self.effort.estimated and alike[key] < _ALIKE:
                 alike[key] += 1
-                chosen.append(row)
-        return chosen
+                chosen[row.order] = row
+        smallest: set[tuple] = set()
+        for row in sorted(candidates, key=lambda row: (row.peak, row.order)):
+            key = row.point.structure, row.point.sizes
+            if len(smallest) < self.effort.estimated // 4 and key not in smallest:
+                smallest.add(key)
+                chosen[row.order] = row
+        return list(chosen.values())
 
     def estimated(self, row: _Candidate) -> _Candidate:
         """Returns a candidate with all of its bound, and an estimate of its step."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
         return replace(row, bound=bound, estimate=bound + self._sent(row.point))
 
-    def _promising(self, rows: Sequence[_Candidate], tried: Mapping[int, Plan]) -> Iterator[int]:
-        """Yields the rows to lower, by their estimates and what was found of others meanwhile.
+    def _try(self, rows: Sequence[_Candidate]) -> None:
+        """Lowers the most promising rows, by their estimates and what was found of others.
+
+        Where none of these fits, as many again are lowered, those that need the least memory.
+        """
+        limit = max(_LEAST_TRIED, round(self.effort.tried * self._scale))
+        if self.effort.seconds is not None:
+            limit = len(rows)
+        seeds: dict[Structure, int] = {}
+        for at, row in enumerate(rows):
+            best = seeds.setdefault(row.point.structure, at)
+            if row.estimate < rows[best].estimate:
+                seeds[row.point.structure] = at
+        plain = [at for at in seeds.values() if _is_plain(rows[at].point)]
+        for at in sorted(plain, key=lambda at: rows[at].estimate)[: limit // 2]:
+            if not (self._tried and self._late()):
+                self._lowered(rows, at)
+        for number in range(2 * limit):
+            fits = any(plan.fits for plan in self._tried.values())
+            if len(self._tried) >= limit and (fits or number >= 2 * limit):
+                return
+            best_at = self._promising(rows, by_memory=len(self._tried) >= limit)
+            if best_at is None or (self._tried and self._late()):
+                return
+            self._lowered(rows, best_at)
+
+    def _promising(self, rows: Sequence[_Candidate], by_memory: bool) -> int | None:
+        """Returns the row to lower next; None if none of the others can be better.
 
         Estimates of one structure err alike, so each is scaled as the tried ones were found to be.
         """
-        limit = min(self.effort.tried, len(rows))
-        failed: set[int] = set()
-        for _ in range(2 * limit):
-            if len(tried) == limit or (tried and self._late()):
-                return
-            time, memory = _errors(rows, tried)
-            best, least = None, float("inf")
-            for at, row in enumerate(rows):
-                if at in tried or at in failed:
-                    continue
-                structure = row.point.structure
-                predicted = row.estimate * time.get(structure.roles, 1.0)
-                if row.peak * memory.get((structure, row.point.variant.remat), 1.0) > self.room:
-                    predicted *= _TIGHTER
-                if predicted < least:
-                    best, least = at, predicted
-            if best is None:
-                return
-            failed.add(best)
-            yield best
+        errors = _Errors(rows, self._tried)
+        fastest = min([p.seconds for p in self._tried.values() if p.fits], default=float("inf"))
+        best, least = None, float("inf")
+        for at, row in enumerate(rows):
+            if at in self._tried or at in self._failed or row.bound >= fastest:
+                continue
+            peak = errors.peak(row)
+            predicted = errors.seconds(row)
+            if by_memory:
+                predicted = peak
+            elif peak > self.room:
+                predicted *= _TIGHTER * min(peak / self.room, 2.0)
+            if predicted < least:
+                best, least = at, predicted
+        return best
+
+    def _lowered(self, rows: Sequence[_Candidate], at: int) -> None:
+        """Lowers a row as it is."""
+        row = rows[at]
+        program = self._lower(row.point, self.quick)
+        if program is None:
+            self._failed.add(at)
+            return
+        seconds, fits = step_seconds(program, self.hardware), program.peak_bytes <= self.room
+        self._tried[at] = Plan(row.point, program, seconds, row.bound, fits=fits)
+
+    def _decide(self) -> dict[int, Plan]:
+        """Returns the best of those tried, as time decides about them; one that fits, if any does.
+
+        If the search has time, all are decided about that may be the best.
+        """
+        tried = self._tried
+
+        def order(at: int) -> tuple[float, int]:
+            return tried[at].seconds * (1 if tried[at].fits else _TIGHTER), at
+
+        limit = max(1, int(self.effort.decided * self._scale))
+        if self.effort.seconds is not None:
+            limit = len(tried)
+        decided: dict[int, Plan] = {}
+        for at in sorted(tried, key=order):
+            if decided and self._late():
+                break
+            found = [plan for plan in decided.values() if plan.fits]
+            if len(decided) >= limit and (found or not tried[at].fits):
+                continue
+            if found and tried[at].bound >= min(plan.seconds for plan in found):
+                continue
+            decided[at] = self._decided(tried[at])
+        return decided
 
     def _decided(self, plan: Plan) -> Plan:
         """Returns a plan with the program that is chosen by time, and that fits if one does."""
         options = self.exact
-        if plan.peak_bytes > self.room:
+        if not plan.fits:
             options = replace(options, memory=int(self.room))
         program = self._lower(plan.point, options)
         if program is None:
@@ -305,23 +305,50 @@ class Search:
             program = self._lower(plan.point, options) or program
         seconds = step_seconds(program, self.hardware)
         limit = None if self.step.options.memory is not None else options.memory
-        return replace(plan, program=program, seconds=seconds, decided=True, memory=limit)
+        fits = program.peak_bytes <= self.room
+        return replace(
+            plan, program=program, seconds=seconds, decided=True, memory=limit, fits=fits
+        )
+
+    def _try_smaller(self, rows: Sequence[_Candidate]) -> None:
+        """Lowers a few rows that need less memory than all before, the fastest of these."""
+        for _ in range(self.effort.smaller):
+            errors = _Errors(rows, self._tried)
+            least = min(plan.peak_bytes for plan in self._tried.values())
+            fastest = min(plan.seconds for plan in self._tried.values())
+            smaller = [
+                (errors.seconds(row), at)
+                for at, row in enumerate(rows)
+                if at not in self._tried and at not in self._failed
+                if errors.peak(row) < _SMALLER * min(least, self.room)
+                if errors.seconds(row) < _SLOWER * fastest
+            ]
+            if not smaller or self._late():
+                return
+            self._lowered(rows, min(smaller)[1])
 
     def _late(self) -> bool:
-        return self.until is not None and time.monotonic() > self.until
+        """Whether the time of the search is over, or the user has stopped it."""
+        over = self.until is not None and time.monotonic() > self.until
+        self._stopped = self._stopped or over or self.effort.stopped()
+        return self._stopped
+
+    @cached_property
+    def _scale(self) -> float:
+        """How many times as many programs as usual are lowered, since they are small or large."""
+        bounds = next(iter(self._bounds.values()))
+        return min(_MOST_TIMES, _LIGHT / bounds.facts.instructions)
 
     def _nothing(self, points: int, least: float) -> ValueError:
         if self.reason is not None:
             return self.reason
-        from meshdsl.lowering.costs.units import show_bytes
-
         if not points:
-            where = self.devices if isinstance(self.devices, Mesh) else f"{self.devices} devices"
+            where = self.devices if isinstance(self.devices, Mesh) else f"{self.devices:,} devices"
             return ValueError(
                 f"no layout found: nothing of this program can be split over {where}; give a "
                 "layout, or fewer devices"
             )
-        return ValueError(
+        return DoesNotFit(
             f"no layout fits: each of {points:,} needs more than {show_bytes(self.room)} of a "
             f"device, the smallest at least {show_bytes(least)}; take more devices, a smaller "
             "batch, or --memory for another limit"
@@ -345,12 +372,13 @@ class Search:
                     if not len(sizes):
                         continue
                     seconds = bounds.seconds(structure, sizes, parts)
-                    for stored in stored_ways(structure, bounds.facts):
+                    ways = [structure] if self.closed else stored_ways(structure, bounds.facts)
+                    for stored in ways:
                         peak = bounds.peak_bytes(stored, sizes, parts)
                         work = seconds + bounds.update_seconds(stored, sizes, parts)
                         points += len(sizes)
                         least = min(least, float(peak.min()))
-                        for at in np.flatnonzero(peak <= self.room):
+                        for at in np.flatnonzero(self.closed | (peak <= self.room)):
                             point = Point(
                                 stored,
                                 tuple(map(int, sizes[at])),
@@ -369,19 +397,35 @@ class Search:
             yield more
 
     def _structures(self, facts: Facts) -> Iterator[Structure]:
+        if self.closed:
+            mesh = self.devices if isinstance(self.devices, Mesh) else None
+            yield structure_of(mesh, self.pinned, facts)
+            return
         roles = roles_of(facts)
         if facts.microbatches == 1:  # stages need microbatches
             roles = tuple(role for role in roles if role.kind != "stack")
+        if facts.instructions > 2 * _LIGHT:  # each program takes seconds
+            roles = main_roles(roles)
         if isinstance(self.devices, Mesh):
             yield from structures_on(self.devices, roles, self.pinned)
+        elif self.devices == 1:
+            yield Structure((), (), pinned=self.pinned)
         else:
-            yield from structures(facts, roles)
+            yield from structures(roles, self.pinned, self.slices)
 
     def _sizes(self, structure: Structure, facts: Facts) -> list[tuple[int, ...]]:
         if isinstance(self.devices, Mesh):
             return [tuple(self.devices.sizes[axis] for axis in structure.axes)]
-        most = [largest(role, facts) for role in structure.roles]
-        return list(factorisations(self.devices, len(most), most))
+        if not structure.axes:
+            return [()]
+        first = (self.slices,) if self.slices > 1 else ()
+        most = [largest(role, facts) for role in structure.roles[len(first) :]]
+        if self.closed:
+            most = [self.devices] * len(most)
+        rest = self.devices // self.slices
+        if not most:
+            return [first] if rest == 1 else []
+        return [(*first, *sizes) for sizes in factorisations(rest, len(most), most)]
 
     def _allowed(
         self, structure: Structure, facts: Facts, sizes: np.ndarray, parts: np.ndarray
@@ -423,13 +467,14 @@ class Search:
 
             def alone(structure: Structure) -> SpmdProgram | None:
                 single = Point(structure, (ALONE,), variant)
-                return self._lower(single, Options())
+                return self._lower(single, Options(), single.mesh)
 
-            self._traffic[variant] = Traffic(facts, self.hardware, alone)
+            stored = facts.instructions <= 2 * _LIGHT
+            self._traffic[variant] = Traffic(facts, self.hardware, alone, stored)
         return self._traffic[variant].seconds(point)
 
     @property
-    def _quick(self) -> Options:
+    def quick(self) -> Options:
         return replace(self.step.options, hardware=None)
 
     @property
@@ -437,32 +482,53 @@ class Search:
         """The options with which time decides about programs."""
         return replace(self.step.options, hardware=self.name)
 
-    def _lower(self, point: Point, options: Options) -> SpmdProgram | None:
+    def _lower(
+        self, point: Point, options: Options, mesh: Mesh | None = None
+    ) -> SpmdProgram | None:
         """Returns the program of a point; None if its layout does not fit the program."""
-        graph = self._graph(point.variant)
-        mesh = self.devices if isinstance(self.devices, Mesh) else point.mesh
-        if not set(point.structure.axes) <= set(mesh.names) or devices_of(point.sizes) == ALONE:
-            mesh = point.mesh
+        if mesh is None:
+            mesh = self.devices if isinstance(self.devices, Mesh) else point.mesh
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return lower(graph, mesh, point.layout, options, self.step.donated(graph))
+            return self.program(mesh, point.layout, point.variant, options)
         except ValueError as error:
             self.reason = error
             return None
 
+    def program(
+        self, mesh: Mesh, layout: Layout, variant: Variant, options: Options | None = None
+    ) -> SpmdProgram:
+        """Returns the program of any mesh and layout; raises ValueError if it does not fit them."""
+        graph = self._graph(variant)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return lower(graph, mesh, layout, options or self.exact, self.step.donated(graph))
 
-def _errors(
-    rows: Sequence[_Candidate], tried: Mapping[int, Plan]
-) -> tuple[dict[tuple[Role, ...], float], dict[tuple[Structure, str], float]]:
-    """Returns how far time and memory were from their estimates, by what points have in common."""
-    time: dict[tuple[Role, ...], float] = {}
-    memory: dict[tuple[Structure, str], float] = {}
-    for at, plan in tried.items():
-        row, structure = rows[at], plan.point.structure
-        key = structure, plan.point.variant.remat
-        factor = plan.seconds / row.estimate
-        time[structure.roles] = min(factor, time.get(structure.roles, factor))
-        factor = plan.peak_bytes / row.peak
-        memory[key] = min(factor, memory.get(key, factor))
-    return time, memory
+
+class _Errors:
+    """How far time and memory are from their estimates, by what points have in common."""
+
+    def __init__(self, rows: Sequence[_Candidate], tried: Mapping[int, Plan]) -> None:
+        self._time: dict[tuple[Role, ...], float] = {}
+        self._memory: dict[tuple[Structure, str], float] = {}
+        factors: list[float] = []
+        for at, plan in tried.items():
+            row, structure = rows[at], plan.point.structure
+            factor = plan.seconds / row.estimate
+            self._time[structure.roles] = min(factor, self._time.get(structure.roles, factor))
+            factor = plan.peak_bytes / row.peak if row.peak else 1.0
+            key = structure, plan.point.variant.remat
+            self._memory[key] = min(factor, self._memory.get(key, factor))
+            factors.append(factor)
+        self._usual = float(np.median(factors)) if factors else 1.0
+
+    def seconds(self, row: _Candidate) -> float:
+        return row.estimate * self._time.get(row.point.structure.roles, 1.0)
+
+    def peak(self, row: _Candidate) -> float:
+        key = row.point.structure, row.point.variant.remat
+        return row.peak * self._memory.get(key, self._usual)
+
+
+def _is_plain(point: Point) -> bool:
+    """Whether all devices split the batch alone."""
+    return all(role.kind == "data" for role in point.structure.roles)

@@ -9,7 +9,6 @@ axis that does what another one does is joined with it.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,8 +17,9 @@ from typing import Literal
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.search.facts import Facts
-from meshdsl.search.roles import Role
+from meshdsl.search.roles import Kind, Role
 
+SLICE = "slice"
 Storage = Literal["", "optimizer", "params"]
 _ORDER = {"stack": 0, "data": 1, "context": 2, "weights": 3}  # major first: the least is sent there
 _COVERED = 0.95  # the share of the parameters that rules of storage should split
@@ -32,7 +32,7 @@ class Structure:
     Attributes:
         roles: of each axis, major first; `axes`: their names.
         storage: what of the state is split over the axes that split the batch: nothing, the
-            optimizer's state (ZeRO-1), or all of it (FSDP).
+            optimizer's state (ZeRO-1), or all of it (FSDP). Each slice has all of it.
         stored: the dims that are split for that.
         pinned: the rules that the user has given; no other rule has one of their targets.
         slow: the axes that cross the slow network.
@@ -62,6 +62,7 @@ class Structure:
         axes = [
             axis
             for role, axis in zip(self.roles, self.axes, strict=True)
+            if axis not in self.slow
             if role.kind in ("data", "context") or _splits_data(role, self.roles)
         ]
         return tuple(axes), any(
@@ -110,8 +111,18 @@ class Point:
         return self.structure.layout
 
 
-def structures(facts: Facts, roles: Sequence[Role], most_axes: int = 4) -> Iterator[Structure]:
-    """Yields the structures of meshes of any shape, without their storage."""
+def structures(
+    roles: Sequence[Role],
+    pinned: Layout | None = None,
+    slices: int = 1,
+    most_axes: int = 4,
+) -> Iterator[Structure]:
+    """Yields the structures of meshes of any shape, without their storage.
+
+    Args:
+        pinned: rules whose axes all meshes have.
+        slices: if there are several, the first axis goes over them, and splits the batch.
+    """
     by_kind = {kind: [role for role in roles if role.kind == kind] for kind in _ORDER}
     weights: list[tuple[Role, ...]] = [(), *((role,) for role in by_kind["weights"])]
     for pair in itertools.combinations(by_kind["weights"], 2):
@@ -119,6 +130,7 @@ def structures(facts: Facts, roles: Sequence[Role], most_axes: int = 4) -> Itera
         # Two axes for parameters are worth it where one of them moves the batch, as for experts.
         if disjoint and any(_splits_data(role, by_kind["data"]) for role in pair):
             weights.append(pair)
+    made: set[Structure] = set()
     for data, context, sets, stack in itertools.product(
         ((), *((role,) for role in by_kind["data"])),
         ((), *((role,) for role in by_kind["context"])),
@@ -126,8 +138,62 @@ def structures(facts: Facts, roles: Sequence[Role], most_axes: int = 4) -> Itera
         ((), *((role,) for role in by_kind["stack"])),
     ):
         chosen = (*stack, *data, *context, *sets)
-        if chosen and len(chosen) <= most_axes and _agree(chosen):
-            yield Structure(chosen, tuple(role.name for role in chosen))
+        if len(chosen) > most_axes or not _agree(chosen):
+            continue
+        structure = Structure(chosen, tuple(role.name for role in chosen))
+        if pinned is not None and pinned.rules:
+            held = _with_axes_of(structure, pinned)
+            if held is None:
+                continue
+            structure = held
+        if slices > 1:
+            if not by_kind["data"]:
+                return
+            structure = replace(
+                structure,
+                roles=(by_kind["data"][0], *structure.roles),
+                axes=(SLICE, *structure.axes),
+                slow=frozenset([SLICE]),
+            )
+        if structure.roles and structure not in made:
+            made.add(structure)
+            yield structure
+
+
+def _with_axes_of(structure: Structure, pinned: Layout) -> Structure | None:
+    """Returns a structure that has all axes of some rules; None if they contradict it."""
+    roles, names = list(structure.roles), [""] * len(structure.roles)
+    axes = list(dict.fromkeys(axis for rule in pinned.rules for axis in rule.axes))
+    scoped = [a for a in axes if not any(a in r.axes and not r.scope for r in pinned.rules)]
+    for axis in axes:
+        if axis in scoped:
+            continue
+        dims = {rule.dim for rule in pinned.rules if axis in rule.axes and not rule.scope}
+        fitting = [n for n, role in enumerate(roles) if not names[n] and dims <= set(role.dims)]
+        if fitting:
+            names[fitting[0]] = axis
+        else:
+            role = Role(axis, "weights", tuple(sorted(dims)))
+            if not _agree([*roles, role]):
+                return None
+            roles.append(role)
+            names.append(axis)
+    for axis in scoped:  # they are stored over an axis that does something else, too
+        free = [n for n, role in enumerate(roles) if not names[n]]
+        free.sort(key=lambda n: roles[n].kind != "data")
+        if not free:
+            return None
+        names[free[0]] = axis
+    for number, role in enumerate(roles):
+        if not names[number]:
+            taken = {*names, *axes}
+            again = (f"{role.name}{count}" for count in itertools.count(2))
+            names[number] = (
+                role.name
+                if role.name not in taken
+                else next(name for name in again if name not in taken)
+            )
+    return replace(structure, roles=tuple(roles), axes=tuple(names), pinned=pinned)
 
 
 def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator[Structure]:
@@ -152,6 +218,40 @@ def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator
         if found and _agree(tuple(dict.fromkeys(found))):
             names = tuple(name for _, name in kept)
             yield Structure(found, names, pinned=pinned, slow=mesh.slow & frozenset(names))
+
+
+def structure_of(mesh: Mesh | None, layout: Layout, facts: Facts) -> Structure:
+    """Returns what the axes of a layout do that is given as a whole.
+
+    Args:
+        mesh: None: one with the axes of the layout, whose sizes are not known.
+    """
+    named = list(dict.fromkeys(axis for rule in layout.rules for axis in rule.axes))
+    axes = named if mesh is None else [axis for axis, size in mesh.axes if size > 1]
+    roles, used = [], []
+    for axis in axes:
+        plain = [rule for rule in layout.rules if axis in rule.axes and not rule.scope]
+        splits = tuple(rule.dim for rule in plain if not rule.optional)
+        optional = tuple(rule.dim for rule in plain if rule.optional)
+        if not any(axis in rule.axes for rule in layout.rules):
+            continue
+        kind: Kind = "weights"
+        if not set(splits).isdisjoint(facts.stacks):
+            kind = "stack"
+        elif not set(splits).isdisjoint(facts.data[:1]) or not plain:
+            kind = "data"
+        elif splits and set(splits) <= set(facts.data):
+            kind = "context"
+        roles.append(Role(axis, kind, splits, optional))
+        used.append(axis)
+    storage: Storage = ""
+    stored: tuple[str, ...] = ()
+    for scope in ("params", "optimizer"):
+        if dims := tuple(rule.dim for rule in layout.rules if rule.scope == scope and rule.axes):
+            storage, stored = ("params" if scope == "params" else "optimizer"), dims
+            break
+    slow = frozenset() if mesh is None else mesh.slow & frozenset(used)
+    return Structure(tuple(roles), tuple(used), storage, stored, layout, slow)
 
 
 def stored_ways(structure: Structure, facts: Facts) -> Iterator[Structure]:
@@ -194,11 +294,6 @@ def largest(role: Role, facts: Facts) -> int:
         size for dim, size in zip(role.splits, sizes, strict=True) if facts.coverage([dim]) > 0.05
     ]
     return min(matter or sizes)
-
-
-def devices_of(sizes: Sequence[int]) -> int:
-    """Returns the number of devices of a mesh of some sizes."""
-    return math.prod(sizes)
 
 
 def _minor(role: Role) -> int:

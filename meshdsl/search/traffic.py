@@ -71,12 +71,17 @@ class Traffic:
 
     Args:
         lower: lowers the step of a structure with one axis, for the facts' microbatches.
+        stored: whether the ways to store the state are lowered as well, or estimated as one.
     """
 
     def __init__(
-        self, facts: Facts, hardware: Hardware, lower: Callable[[Structure], SpmdProgram | None]
+        self,
+        facts: Facts,
+        hardware: Hardware,
+        lower: Callable[[Structure], SpmdProgram | None],
+        stored: bool = True,
     ) -> None:
-        self.facts, self.hardware, self.lower = facts, hardware, lower
+        self.facts, self.hardware, self.lower, self.stored = facts, hardware, lower, stored
         self._alone: dict[Structure, tuple[Sent, ...]] = {}
         self._known: dict[tuple, float] = {}
 
@@ -87,7 +92,7 @@ class Traffic:
         for number, (role, axis) in enumerate(zip(structure.roles, structure.axes, strict=True)):
             if role.kind == "stack":
                 continue  # one permute per tick, beside its work
-            storing = axis in structure.storing[0]
+            storing = self.stored and axis in structure.storing[0]
             storage = structure.storage if storing else ""
             alone = Structure((role,), (role.name,), storage, structure.stored if storage else ())
             others = np.array([[1 if i == number else n for i, n in enumerate(point.sizes)]])

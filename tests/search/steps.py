@@ -4,28 +4,14 @@ import meshdsl as md
 from meshdsl import nn
 from meshdsl.models import load
 from meshdsl.optim import Sgd
-from meshdsl.search.searching import Step
+from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
-from meshdsl.training.state import spec_of
 
 
 def step_of(init, loss, batch, microbatches=(1,), optimizer=None, options=None):
     """Returns the step of a model, with some numbers of microbatches."""
-    kept = {}
-
-    def jitted(count):
-        recipe = Recipe(init, loss, optimizer or Sgd(1e-3), microbatches=count)
-        kept.setdefault("state", spec_of(recipe.create_state()))
-        return md.jit(recipe.train_step(), None, None, donate="state")
-
-    def graph(variant):
-        f = jitted(variant.microbatches)
-        return f.trace(kept["state"], batch)
-
-    def donated(graph):
-        return [path.startswith("state/") for path in graph.input_paths]
-
-    return Step(graph, donated, tuple(microbatches), options=options or md.Options())
+    recipe = Recipe(init, loss, optimizer or Sgd(1e-3))
+    return recipe_step(recipe, batch, microbatches, options=options)
 
 
 def mlp(batch, sizes, layers, **rest):

@@ -1,0 +1,69 @@
+"""Against: another layout beside the best one, and the best one without each of its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshdsl.layouts.layout import Layout, Rule
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.costs.simulation import step_seconds
+from meshdsl.lowering.program import SpmdProgram
+from meshdsl.search.plans import Plan
+from meshdsl.search.searching import Search
+from meshdsl.search.space import factorisations
+
+
+def best_mesh(
+    search: Search, plan: Plan, layout: Layout, mesh: Mesh | None = None
+) -> tuple[Mesh, SpmdProgram]:
+    """Returns the program of another layout for a plan's devices, and its mesh.
+
+    If none is given, that is the plan's if it has the axes of the layout; else the mesh of these
+    axes with which the step is the fastest, one that fits if any does.
+
+    Raises:
+        ValueError: the layout fits the program on no mesh.
+    """
+    variant = plan.point.variant
+    axes = list(dict.fromkeys(axis for rule in layout.rules for axis in rule.axes))
+    if mesh is None and set(axes) <= set(plan.program.mesh.names):
+        mesh = plan.program.mesh
+    if mesh is not None:
+        return mesh, search.program(mesh, layout, variant)
+    size = plan.program.mesh.size
+    most = [size] * len(axes)
+    meshes = [Mesh(tuple(zip(axes, n, strict=True))) for n in factorisations(size, len(axes), most)]
+    best: tuple[bool, float, Mesh, SpmdProgram] | None = None
+    reason: ValueError | None = None
+    for one in meshes:
+        try:
+            program = search.program(one, layout, variant, search.quick)
+        except ValueError as error:
+            reason = error
+            continue
+        seconds = step_seconds(program, search.hardware)
+        row = program.peak_bytes > search.room, seconds, one, program
+        if best is None or row[:2] < best[:2]:
+            best = row
+    if best is None:
+        raise reason or ValueError(f"{size:,} devices have no mesh of the axes {', '.join(axes)}")
+    return best[2], search.program(best[2], layout, variant)
+
+
+def without_rules(search: Search, plan: Plan) -> Iterator[tuple[Rule, float, int, bool, str]]:
+    """Yields, for each rule of a plan: the step's seconds, its peak, and whether it fits, without.
+
+    The last is why there is no such step, if there is none.
+    """
+    rules = plan.point.layout.rules
+    for rule in rules:
+        layout = Layout(tuple(other for other in rules if other is not rule))
+        options = search.exact if plan.memory is None else replace(search.exact, memory=plan.memory)
+        try:
+            program = search.program(plan.program.mesh, layout, plan.point.variant, options)
+        except ValueError as error:
+            yield rule, 0.0, 0, False, f"not possible: {str(error).splitlines()[0]}"
+            continue
+        seconds = step_seconds(program, search.hardware)
+        yield rule, seconds, program.peak_bytes, program.peak_bytes <= search.room, ""
