@@ -26,6 +26,9 @@ CALLS = {
     "comparison as text": "meshdsl.reports.explain.comparison_text:show",
     "report as page": "meshdsl.reports.explain.html.page:page",
     "report as fragment": "meshdsl.reports.explain.html.page:fragment",
+    # The mesh and the layout that `auto` stands for.
+    "layout of a graph": "meshdsl.search.automatic:for_graph",
+    "layout of a recipe": "meshdsl.search.automatic:for_recipe",
     # What a program costs, computed when it is asked for.
     "memory of a program": "meshdsl.lowering.costs.memory:memory",
     "flops of a program": "meshdsl.lowering.costs.flops:flops",

@@ -13,7 +13,8 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.pages import write_page
-from meshdsl.cli.planned import decided, training_step
+from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.steps import decided, training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology
@@ -38,6 +39,9 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.reports.explain import explain
     from meshdsl.reports.explain.compile_report import fits, report
 
+    found = None
+    if values.topology is not None:
+        found = settled(values, problems, described_machine)
     topology = _topology(values, problems)
     if values.backend != "jax":
         problems.add(f"--backend: {values.backend} is not compiled ahead of time; leave it out")
@@ -47,6 +51,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     job = decided(jobs.on_hardware(job, topology.name))
     program = training_step(job, job.layout)
     used = chosen(values.compiler_flags, RECOMMENDED[topology.name])
+    if found is not None:
+        print(found.says)
     compiled = None
     others: dict[str, Compiled] = {}
     if topology.is_tpu:

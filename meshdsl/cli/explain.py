@@ -10,7 +10,9 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.pages import write_page
-from meshdsl.cli.planned import decided, jitted_step, training_step
+from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.searched import settle
+from meshdsl.cli.planning.steps import decided, jitted_step, training_step
 from meshdsl.cli.problems import Problems
 from meshdsl.lowering.options import Options
 
@@ -34,6 +36,10 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if values.stage and (values.compare_layout or values.html):
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
     check_machine(values, problems)
+    chosen = settled(values, problems, described_machine)
+    if chosen is not None:
+        settle(values, {"hardware": chosen.asked["hardware"]})  # by whose time it was chosen
+        print(chosen.says)
     asked = jobs.on_given_hardware(jobs.build(values, problems, feeds_text=False), values)
     job = decided(asked)
     if values.stage:

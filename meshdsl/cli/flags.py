@@ -29,9 +29,9 @@ from meshdsl.cli.readers import (
     words_of,
 )
 from meshdsl.cli.record_flags import OF_OPTIONS, OF_TRAINING, Flag
+from meshdsl.layouts.automatic import is_auto, read_layout, read_mesh
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends import BACKENDS
 from meshdsl.optim import by_name as optimizers
 from meshdsl.optim import schedules
@@ -61,15 +61,17 @@ FLAGS: dict[str, Flag] = {
     "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
     "mesh_shape": (
         None,
-        Mesh.parse,
-        'Mesh axes and their sizes: "data:2,model:4". `sweep` takes several: the flag again, '
-        "alternatives in braces (data:{2,4},model:2), or files with one on each line.",
+        read_mesh,
+        'Mesh axes and their sizes: "data:2,model:4"; or auto: the best that is found. `sweep` '
+        "takes several: the flag again, alternatives in braces (data:{2,4},model:2), or files with "
+        "one on each line.",
     ),
     "layout": (
         None,
-        Layout.parse,
-        'Dims split over mesh axes: "batch:data; heads:model". `sweep` takes several, too; a line '
-        "of a file may be a pair, `mesh | layout`.",
+        read_layout,
+        'Dims split over mesh axes: "batch:data; heads:model". auto: the best that is found, with '
+        'what is written beside it: "batch:data; auto". `sweep` takes several, too; a line of a '
+        "file may be a pair, `mesh | layout`.",
     ),
     **OF_OPTIONS,
     **_made("microbatches"),
@@ -257,7 +259,7 @@ FLAGS: dict[str, Flag] = {
     "topology": (
         None,
         str,
-        "What `compile` compiles for, and `sweep` plans for: v5p:8x8x8 (chips of a slice), "
+        "What `compile`, `plan` and `sweep` are to plan for: v5p:8x8x8 (chips of a slice), "
         "h100:8x16 (GPUs of a node, nodes). `sweep` takes several: the flag again, or "
         "v5p:{4x4x4,8x8x8}.",
     ),
@@ -267,7 +269,8 @@ FLAGS: dict[str, Flag] = {
         other_program,
         "A second program for `compile` to compare with: jax_auto (XLA splits the tensors), or "
         "plain JAX, `my_step.py:program`: given a jax.sharding.Mesh, it returns what jax.jit "
-        "returned, and its arguments.",
+        'returned, and its arguments. For `plan`: a layout, "batch:data; heads:model", or '
+        "`mesh | layout`.",
     ),
     "hardware": (
         "v5p",
@@ -276,6 +279,14 @@ FLAGS: dict[str, Flag] = {
         "topology. If given, `explain`, `sweep` and `train` choose the fastest program by it: "
         f"{', '.join(HARDWARE)}, or a file of `calibrate`, mine.json.",
     ),
+    "batch_tokens": (None, whole(1), "Tokens in a batch, instead of --batch_size sequences."),
+    "search_seconds": (
+        None,
+        number,
+        "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
+        "few seconds allow, the same in every run.",
+    ),
+    "json": ("false", truth, "Print the plans as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (
         "plan",
@@ -298,6 +309,7 @@ SEVERAL = {  # what a command takes lists of, as texts
     "sweep": ("mesh_shape", "layout", "topology"),
     "generate": ("prompt", "stop"),
 }
+SEARCHING = ("train", "explain", "compile", "plan")  # commands that take `auto`
 _LISTED = frozenset(itertools.chain(*SEVERAL.values()))
 
 
@@ -330,12 +342,20 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
         value = getattr(values, name)
         if isinstance(value, Mistake):
             problems.add(f"--{name}: {value.reason}")
+        elif is_auto(value) and command not in SEARCHING and FLAGS[name][1] in _SEARCHED:
+            problems.add(
+                f"--{name}=auto is for {', '.join(SEARCHING)}; `meshdsl plan` shows what it "
+                "stands for"
+            )
         elif not isinstance(value, list) and name in _LISTED and values[name].present > 1:
             problems.add(
                 f"--{name} is given {values[name].present} times: only `{_takes_several(name)}` "
                 "takes several"
             )
     return values, problems
+
+
+_SEARCHED = [FLAGS[name][1] for name in ("mesh_shape", "layout", "microbatches")]
 
 
 def _takes_several(name: str) -> str:

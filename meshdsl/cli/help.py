@@ -96,6 +96,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "against"),
+    "search": ("batch_tokens", "search_seconds", "json"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
     "text": (
@@ -152,13 +153,15 @@ HELP: Mapping[str, Help] = {
     "train": Help(
         "model mesh_shape layout host_devices data steps batch_size learning_rate policy workdir",
         (*_STEP, *_RUN),
-        also="hardware",
+        also="hardware search_seconds",
         examples={
             "Train a small model on 8 virtual devices:": "--model=gpt_mini "
             '--mesh_shape="data:2,model:4" --host_devices=8 '
             '--layout="batch:data; heads:model; d_ff:model; vocab:model"',
             "Train on your text, with checkpoints; the same line goes on after a stop:": "--data="
             "'corpus/**/*.txt' --workdir=runs/long --checkpoint_every=500",
+            "Train with the best layout that is found for all devices:": "--model=gpt_mini "
+            "--host_devices=8 --layout=auto --microbatches=auto",
             "Train on all hosts of a pod:": "--coordinator=auto "
             '--mesh_shape="data:64,model:8" --layout="batch:data; heads:model; d_ff:model"',
         },
@@ -166,7 +169,7 @@ HELP: Mapping[str, Help] = {
     "explain": Help(
         "model mesh_shape layout policy remat microbatches memory optimizer hardware html",
         (*_STEP, "reports of a plan"),
-        also="batch_ramp",
+        also="batch_ramp topology slices search_seconds",
         without="host_devices tpu against",
         examples={
             "See what a step sends and holds, on any machine:": "--model=gpt3_175b " + _LAYOUT,
@@ -178,10 +181,25 @@ HELP: Mapping[str, Help] = {
     "compile": Help(
         "topology model mesh_shape layout policy remat memory against html slices",
         (*_STEP, "hardware", "reports of a plan"),
+        also="search_seconds",
         without="host_devices tpu hardware compare_layout stage",
         examples={
             "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
             "--model=gpt3_175b " + _LAYOUT + " --policy=params=float32,compute=bfloat16",
+        },
+    ),
+    "plan": Help(
+        "model topology batch_tokens mesh_shape layout microbatches remat against search_seconds "
+        "json",
+        (*_STEP, "hardware", "search"),
+        without="host_devices tpu",
+        also="override",
+        examples={
+            "Find the best plan for a machine:": "--model=gpt3_175b --topology=v5p:8x8x16 "
+            "--batch_tokens=3145728 --policy=params=float32,compute=bfloat16",
+            "Keep some rules, and see what every rule is worth, against another layout:": ""
+            "--model=llama_7b --topology=v5p:4x4x4 "
+            '--layout="batch:data; auto" --against="data:8,model:8 | batch:data; heads:model"',
         },
     ),
     "sweep": Help(

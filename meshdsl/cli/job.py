@@ -38,7 +38,7 @@ class Job:
     """A model and how it is trained, the shape of its batches, and where all of it goes.
 
     Attributes:
-        remats: what the backward pass may keep, if time decides; see `cli.planned`.
+        remats: what the backward pass may keep, if time decides; see `cli.planning.steps`.
         decisions: what was decided by time before the step is lowered.
     """
 

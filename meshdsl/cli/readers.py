@@ -9,13 +9,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from meshdsl.layouts.automatic import AUTO
 from meshdsl.lowering.backends import BACKENDS
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.dtypes import as_dtype, is_float
 
 Reader = Callable[[str], Any]
-
-AUTO = "auto"  # what a reader leaves to the simulated time
 
 
 def whole(least: int) -> Reader:
@@ -29,6 +28,15 @@ def whole(least: int) -> Reader:
         if number < least:
             raise ValueError(f"needs a whole number of at least {least}, got {text!r}")
         return number
+
+    return read
+
+
+def or_auto(reader: Reader) -> Reader:
+    """Reads what another reader does, or `auto`: the best that a search finds."""
+
+    def read(text: str) -> Any:
+        return text if text == AUTO else reader(text)
 
     return read
 
@@ -113,7 +121,7 @@ def truth(text: str) -> bool:
 
 
 def remat(text: str) -> str:
-    """Reads what a model's backward pass keeps; see `meshdsl.models.remat`, and `cli.planned`."""
+    """Reads what a model's backward pass keeps, by `meshdsl.models.remat`, or `auto`."""
     from meshdsl.models.remat import read
 
     return text if text == AUTO else read(text)

@@ -13,7 +13,17 @@ from typing import Any, Literal, TypeAlias
 
 from absl.flags import FlagValues
 
-from meshdsl.cli.readers import Reader, number, one_of, size, some_of, truth, whole, words_of
+from meshdsl.cli.readers import (
+    Reader,
+    number,
+    one_of,
+    or_auto,
+    size,
+    some_of,
+    truth,
+    whole,
+    words_of,
+)
 from meshdsl.lowering.backends import compiler_flags
 from meshdsl.lowering.options import PIPELINES, Options
 from meshdsl.precision.rules import Precision
@@ -61,11 +71,14 @@ _READERS: dict[str, Reader] = {
     "precision": Precision.parse,
     "extra_metrics": some_of(*EXTRA_METRICS),
     "trainable": words_of,
+    "microbatches": or_auto(whole(1)),
 }
 # What flags mean beyond their fields: a seed is also of the data, and a process has an exit code.
 _HELP = {
     "seed": "Seed of the initial parameters and of the order of the data.",
     "clip_norm": "Global norm above which gradients are scaled down; 0: never.",
+    "microbatches": "Parts of a batch, computed one after another; gradients are reduced once. "
+    "auto: the best number that is found.",
     "exit_after_minutes": "End after this time, with a checkpoint and exit code 75 (start again to "
     "go on).",
 }

@@ -14,15 +14,18 @@ from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS
-from meshdsl.cli.planned import decided
+from meshdsl.cli.planning.automatic import machine_at_hand, settled
+from meshdsl.cli.planning.steps import decided
 from meshdsl.cli.problems import Problems
 from meshdsl.cli.record_flags import values_of
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options
 from meshdsl.running.runnable import with_hardware_at_hand
+from meshdsl.training.checkpointing.saving import begun
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find
+from meshdsl.training.planned import keep, kept
 from meshdsl.training.processes.joining import (
     AUTOMATIC,
     check_agreement,
@@ -57,6 +60,15 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
     from meshdsl.training.stopping import UNFINISHED
 
     with together():
+        chosen = settled(
+            values,
+            problems,
+            machine_at_hand,
+            feeds_text=True,
+            before=kept(values.workdir),
+            settings=_stored(values),
+            going_on=bool(values.workdir) and begun(values.workdir),
+        )
         job, corpus, splits = _read(values, problems)
     check_agreement(lambda: _facts(values, corpus))
     first = load_backend(job.backend).runtime.process_index() == 0
@@ -66,6 +78,10 @@ def _run(values: flags.FlagValues, problems: Problems) -> int:
         tell(_headline(job, corpus))
         for one in job.decisions:
             tell(in_words(one))
+    if first and chosen is not None:
+        tell(chosen.says)
+        if values.workdir:
+            keep(values.workdir, chosen.asked, chosen.found)
     with compared(corpus.paths) as check:
         result = _trained(job, splits, values, _saving(values, corpus), check)
     if first:
@@ -222,7 +238,7 @@ _FREE = frozenset(
     "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
     "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
     "max_shard_size minutes prompt prompts max_tokens temperature top_k top_p min_p "
-    "repetition_penalty stop".split()
+    "repetition_penalty stop batch_tokens search_seconds json".split()
 )
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.ops.control.body import results_of
+from meshdsl.running.automatic import opened
 from meshdsl.running.callers import MISS, REFUSED
 from meshdsl.running.calling import Direct, Order
 from meshdsl.running.garbage import paused
@@ -38,6 +39,8 @@ from meshdsl.running.runnable import (
     bare,
     devices_of,
     hardware_on,
+    is_leaf,
+    leaves_with_paths,
     lowered,
     lowering_of,
 )
@@ -45,11 +48,9 @@ from meshdsl.tensors import mirrors
 from meshdsl.tensors.dims import STEPS, Dimension, did_you_mean
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.idioms import answered
-from meshdsl.tensors.module import path_of
-from meshdsl.tensors.named_array import NamedArray, Spec, need_every_dim, number
+from meshdsl.tensors.named_array import NamedArray, need_every_dim, number
 from meshdsl.tensors.signature import Signature, paths_of, taking_leaves
-from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Aval, Graph
+from meshdsl.tracing.graph import Graph
 from meshdsl.tracing.source import definition
 from meshdsl.tracing.trace import Trace, is_tracing, open_traces, tracing
 
@@ -135,7 +136,9 @@ def jit(
         mesh: the mesh, its text (`"data:2,model:4"`), its sizes (`{"data": 2}`), or one of JAX's,
             whose devices are used, and whose kind lowering then knows; None runs on one device.
         layout: the layout, its text (`"batch:data; d_ff:model"`), or its axes by dim (`{"batch":
-            "data"}`). Its dims are checked without a mesh, too.
+            "data"}`). Its dims are checked without a mesh, too. With `"auto"`, or `"batch:data;
+            auto"`, a search completes it for the first arguments, on the mesh, or on one of all
+            devices if there is none (`meshdsl.search`).
         backend: "jax"; "jax_auto" (global tensors, which XLA splits by the layout and moves as it
             sees fit); "tf" (TensorFlow's collectives, on TPUs and hosts); or "numpy" (simulates
             every device; the reference).
@@ -198,17 +201,6 @@ class Compiled:
         return self.executable.memory_analysis()
 
 
-def _leaves_with_paths(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
-    """Returns the leaves of a tree with their paths; None counts as a leaf."""
-
-    def is_end(value: Any) -> bool:
-        return value is None or _is_leaf(value)
-
-    following = iter(avals)
-    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_end)[0]
-    return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
-
-
 class Jitted(Generic[P, R]):
     """A function with its mesh and layout; see `jit`.
 
@@ -241,11 +233,15 @@ class Jitted(Generic[P, R]):
             )
         update_wrapper(self, function, updated=())  # the fields of a callable module are its own
         self.function = function
+        self._open = opened(mesh, layout, backend)
+        if self._open is not None:
+            mesh, layout = (None if self._open.mesh is None else mesh), self._open.rules
         self.mesh = Mesh.of(mesh)
         self._devices = devices_of(mesh) if backend in backends.ON_JAX else None
         parsed = Layout.of(layout)
         self.layout = parsed if mesh is not None else Layout()
-        self._unused = parsed if mesh is None else Layout()  # without a mesh it is only checked
+        # Without a mesh it is only checked.
+        self._unused = parsed if mesh is None and self._open is None else Layout()
         self.backend = backend
         self._backend = backends.load(backend)
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -411,7 +407,7 @@ class Jitted(Generic[P, R]):
             raise ValueError("as_jax gives one run of the function: leave out steps_per_call")
         from meshdsl.lowering.backends import ON_JAX, load_on_jax
 
-        graph = self.trace(*args, **kwargs)
+        graph, _ = self._traced(self._of_one_run(self.flatten(args, kwargs)[1]))
         name = self.backend if self.backend in ON_JAX else "jax"
         lower = lowering_of(name, self._devices, self.placement)
         program = lower(graph, self.mesh, self.layout, self.options)
@@ -423,7 +419,7 @@ class Jitted(Generic[P, R]):
         """Returns the array leaves of the arguments (see `bare`) and their signature."""
         args, kwargs = arguments_of(self.function, args, kwargs or {})
         bound = self.parameters.bind(*args, **kwargs)
-        leaves, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=_is_leaf)
+        leaves, tree = jax.tree.flatten(OrderedDict(bound.arguments), is_leaf=is_leaf)
         try:
             avals = tuple([(leaf.dims, leaf.dtype) for leaf in leaves])
         except AttributeError:
@@ -439,7 +435,7 @@ class Jitted(Generic[P, R]):
         """
         result, problems = [], []
         for leaf, path in zip(leaves, paths_of(tree), strict=True):
-            if _is_leaf(leaf):
+            if is_leaf(leaf):
                 result.append(leaf)
             elif isinstance(leaf, bool | int | float | np.generic):
                 result.append(number(leaf))
@@ -471,8 +467,8 @@ class Jitted(Generic[P, R]):
             graph, captured = trace.finish(outputs)
         trace.forget()
         assert not captured
-        passed = _leaves_with_paths(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
-        returned = _leaves_with_paths(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
+        passed = leaves_with_paths(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
+        returned = leaves_with_paths(result, [(tensor.shape, tensor.dtype) for tensor in outputs])
         names = {op.outputs[0]: op.params["name"] for op in graph.operations if op.name == "name"}
         places = (path for path, aval in returned if aval is not None)
         called = {p: names[t] for p, t in zip(places, outputs, strict=True) if t in names}
@@ -481,11 +477,16 @@ class Jitted(Generic[P, R]):
         return graph, tree
 
     def _traced(self, signature: Signature) -> tuple[Graph, Any]:
-        if self._traces is None:
-            return self._trace(signature)
-        if signature not in self._traces:
-            self._traces[signature] = self._trace(signature)
-        return self._traces[signature]
+        traced = None if self._traces is None else self._traces.get(signature)
+        if traced is None:
+            traced = self._trace(signature)
+            if self._traces is not None:
+                self._traces[signature] = traced
+        if self._open is not None:  # the first signature decides for all
+            graph, left = traced[0], self._open
+            self.mesh, self.layout = left.completed(graph, self._donated(graph), self.options)
+            self._open = None
+        return traced
 
     @paused()
     def _lower(self, signature: Signature) -> SpmdProgram:
@@ -593,7 +594,3 @@ class JittedMethod(Generic[P, R]):
     def on(self, mesh: MeshLike | None, layout: LayoutLike | None) -> JittedMethod[P, R]:
         """Returns the same method for another mesh and layout; see `Jitted.on`."""
         return JittedMethod(self.__func__.on(mesh, layout), self.__self__)
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, Tensor | Spec)

@@ -13,10 +13,12 @@ import numpy as np
 from meshdsl.layouts.hardware import Hardware, hardware_of
 from meshdsl.layouts.mesh import Mesh, MeshLike
 from meshdsl.running.finite import watched
+from meshdsl.tensors import mirrors
 from meshdsl.tensors.cuts import Cuts
+from meshdsl.tensors.module import path_of
 from meshdsl.tensors.named_array import NamedArray, Spec
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph
+from meshdsl.tracing.graph import Aval, Graph
 
 if TYPE_CHECKING:
     from meshdsl.layouts.layout import Layout
@@ -180,6 +182,22 @@ def devices_of(mesh: MeshLike | None) -> jax.sharding.Mesh | None:
 def bare(arrays: Sequence[Any]) -> list[Any]:
     """Returns what executables take: the data of arrays without pads, and arrays with pads."""
     return [array if getattr(array, "cuts", True) else array.data for array in arrays]
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether a value is a tensor, or stands for one."""
+    return isinstance(value, Tensor | Spec)
+
+
+def leaves_with_paths(tree: Any, avals: Sequence[Aval]) -> list[mirrors.End]:
+    """Returns the leaves of a tree with their paths; None counts as a leaf."""
+
+    def is_end(value: Any) -> bool:
+        return value is None or is_leaf(value)
+
+    following = iter(avals)
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_end)[0]
+    return [(path_of(keys), None if leaf is None else next(following)) for keys, leaf in keyed]
 
 
 def arguments_of(

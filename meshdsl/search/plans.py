@@ -91,7 +91,7 @@ class Plans:
         plans: those that fit, the fastest first.
         tight: those that do not, the one that needs the least memory first.
         bound: the least time of every point that was not lowered with what time decides; None: all
-            of them were.
+            of them were, or the layout was given.
         points: how many there are; `fitting`: how many of them may fit, by their bounds.
         least_bytes: the least memory of a point, by its bound.
         room: the bytes that a device may use.

@@ -102,8 +102,8 @@ class Search:
 
     Args:
         closed: whether the pinned rules are the layout, so that only the mesh, the microbatches and
-            what is computed again are looked for. No memory bound cuts the space then, since rules
-            of any scope may be among them.
+            what is computed again are looked for. Bounds say nothing then, since rules of any scope
+            may be among them.
 
     Attributes:
         room: the bytes that a device may use.
@@ -160,7 +160,7 @@ class Search:
             self.hardware,
             tuple(plans),
             tuple(sorted(tight, key=lambda plan: plan.peak_bytes)),
-            min(rest, default=None),
+            None if self.closed else min(rest, default=None),
             points,
             len(candidates),
             len(self._tried),

@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.layouts.layout import LayoutLike
-from meshdsl.layouts.mesh import MeshLike
+from meshdsl.layouts.layout import Layout, LayoutLike
+from meshdsl.layouts.mesh import Mesh, MeshLike
+from meshdsl.running.automatic import opened
+from meshdsl.tensors.dims import STEPS
+from meshdsl.tensors.named_array import spec
 from meshdsl.training.arguments import check_arguments
 from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.saving import Saving
@@ -26,6 +29,7 @@ from meshdsl.training.data.feeding import Data, Feed, Named
 from meshdsl.training.evaluation import Evaluation
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
+from meshdsl.training.planned import keep, kept
 from meshdsl.training.programs import Place, Programs
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.reporting.meters import Meters
@@ -82,7 +86,8 @@ def train(
     Args:
         recipe: the model, what it starts from, and what else a step is made of.
         data: dicts of NamedArrays; or `Data`, where batches have arrays without names, or grow.
-        mesh, layout, backend, options: as in `md.jit`.
+        mesh, layout, backend, options: as in `md.jit`. The layout that `"auto"` stands for is
+            printed, and kept in the workdir; a run that goes on has the same one.
         steps_per_call: how many steps the devices do without the host in between; numbers of steps
             are multiples of it.
         workdir: the folder for `metrics.jsonl` and TensorBoard; None writes nothing. Of several
@@ -113,8 +118,14 @@ def train(
     feed = Feed(data.batches, data.batch_dims, steps_per_call, data.batch_ramp, recipe.batch_dim)
     held_out = evaluation.named(data.batch_dims, recipe.batch_dim)
     specs = {name: batches.specs() for name, batches in held_out.items()}
-    place = Place(mesh, layout, backend, options).on_its_devices()
-    programs = Programs(recipe, place, steps_per_call, feed.specs(), specs)
+    place = Place(mesh, layout, backend, options)
+    place, asked = _completed(place, recipe, feed, workdir)
+    programs = Programs(recipe, place.on_its_devices(), steps_per_call, feed.specs(), specs)
+    if asked is not None and programs.step.runtime.process_index() == 0:
+        if not reporting.quiet:
+            tell(f"layout {place.layout} on mesh {place.mesh}")
+        if workdir is not None:
+            keep(workdir, asked, {"mesh": str(place.mesh), "layout": str(place.layout)})
     check_saves_together(programs.step.runtime.process_count(), saving)
     if reporting.profile is not None and programs.step.runtime.profile is None:
         raise ValueError(f"backend {backend} has no devices to profile; take another")
@@ -130,6 +141,27 @@ def train(
         held_out,
         programs,
     ).run()
+
+
+def _completed(
+    place: Place, recipe: Recipe, feed: Feed, workdir: str | os.PathLike[str] | None
+) -> tuple[Place, dict[str, str] | None]:
+    """Returns a place whose open mesh and layout are found, and what was asked for.
+
+    They are those of an earlier start of the run; else they are found for its largest batch.
+    """
+    left = opened(place.mesh, place.layout, place.backend)
+    if left is None:
+        return place, None
+    asked = {"mesh": str(left.devices), "rules": str(left.rules), "hardware": left.hardware}
+    before = kept(workdir)
+    if before is not None and before[0] == asked:
+        mesh, layout = Mesh.parse(before[1]["mesh"]), Layout.parse(before[1]["layout"])
+    else:
+        *_, largest = feed.specs().values()
+        batch = {name: spec(one.dims.without([STEPS]), one.dtype) for name, one in largest.items()}
+        mesh, layout = left.completed_for(recipe, batch, place.options)
+    return replace(place, mesh=mesh if left.mesh is None else place.mesh, layout=layout), asked
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import jax
 from scipy.stats import kendalltau
 
 from meshdsl.cli import flags, job
-from meshdsl.cli.planned import checked_program, jitted_step
+from meshdsl.cli.planning.steps import checked_program, jitted_step
 from meshdsl.cli.sweeping.measures import random_batch
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.lowering.costs.schedule import WORK

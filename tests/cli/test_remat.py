@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.cli import flags, job
 from meshdsl.cli.main import run
-from meshdsl.cli.planned import decided, training_step
+from meshdsl.cli.planning.steps import decided, training_step
 from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.costs.units import show_bytes, show_seconds

@@ -18,7 +18,7 @@ import pytest
 from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.main import run
-from meshdsl.cli.planned import checked_program, jitted_step
+from meshdsl.cli.planning.steps import checked_program, jitted_step
 from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import explain
 from meshdsl.reports.sweeps.store import FILE

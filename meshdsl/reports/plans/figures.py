@@ -1,0 +1,101 @@
+"""Figures: what one plan costs, in parts that can be compared with those of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.layouts.hardware import Hardware
+from meshdsl.lowering.costs.simulation import simulate
+from meshdsl.lowering.costs.units import show_bytes, show_seconds, show_share
+from meshdsl.reports.explain import explain
+from meshdsl.reports.explain.limits import what_limits
+from meshdsl.search.plans import Plan
+
+_MATTERS = 0.02  # the share of a step from which a difference is told
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What was searched.
+
+    Attributes:
+        model, machine, batch: as reports call them.
+        count: how many tokens, or examples, a step takes; `unit`: which of these.
+        version: that of meshdsl.
+    """
+
+    model: str
+    machine: str
+    batch: str
+    count: int
+    unit: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a plan costs.
+
+    Attributes:
+        waits: seconds of waiting, by the kind of collective and its axes, the longest first.
+        flags: the flags that say what else the plan does, as they are typed.
+    """
+
+    plan: Plan
+    hardware: Hardware
+    seconds: float
+    work: float
+    waits: Mapping[tuple[str, str], float]
+    flags: str
+
+    @property
+    def exposed(self) -> float:
+        return sum(self.waits.values())
+
+    @cached_property
+    def memory(self) -> Mapping[str, int]:
+        """The bytes of a device at the peak, by what they are for."""
+        parts = explain(self.plan.program, self.hardware.name).bytes_of
+        return {part: count for part, count in parts.items() if count}
+
+    @cached_property
+    def limit(self) -> str:
+        """What takes most of the step."""
+        kind, seconds = next(iter(self.waits.items()), (("", ""), 0.0))
+        if seconds > self.work:
+            return f"waiting for {kind[0]} over {kind[1]} ({show_share(seconds / self.seconds)})"
+        return what_limits(explain(self.plan.program, self.hardware.name).timeline)
+
+    def flops_share(self, count: int) -> float:
+        """Returns the share of the peak flops that the step's own are, on `count` devices."""
+        peak = max(self.hardware.flops.values())
+        return self.plan.program.flops / self.seconds / peak
+
+    def worse(self, than: Figures) -> str:
+        """Returns what makes this plan worse than a better one, the most first."""
+        least = _MATTERS * than.seconds
+        parts = [(self.work - than.work, "work")]
+        keys = dict.fromkeys([*self.waits, *than.waits])
+        for kind, axes in keys:
+            more = self.waits.get((kind, axes), 0.0) - than.waits.get((kind, axes), 0.0)
+            parts.append((more, f"waits for {kind} over {axes}"))
+        parts.sort(key=lambda row: (-row[0], row[1]))
+        told = [f"+{show_seconds(more)} {what}" for more, what in parts[:2] if more > least]
+        if not self.plan.fits:
+            told.insert(0, f"does not fit: {show_bytes(self.plan.peak_bytes)}")
+        elif not told and self.plan.peak_bytes > than.plan.peak_bytes:
+            told.append(f"{show_bytes(self.plan.peak_bytes - than.plan.peak_bytes)} more memory")
+        return "; ".join(told)
+
+
+def figures(plan: Plan, hardware: Hardware, flags: str = "") -> Figures:
+    """Returns what a plan costs."""
+    schedule = simulate(plan.program, hardware)
+    waits = {
+        (kind, axes): times.exposed
+        for (kind, axes), times in schedule.by(lambda e: (e.kind, "+".join(e.axes)))
+        if times.exposed > 0
+    }
+    return Figures(plan, hardware, schedule.seconds, schedule.times.work, waits, flags)

@@ -1,0 +1,123 @@
+"""`auto` of train, explain and compile: the line that is found, and the same after a restart."""
+
+import json
+import re
+
+import pytest
+
+from meshdsl.cli.main import run
+from meshdsl.cli.planning.searched import Asked
+from meshdsl.search.plans import Effort
+
+SMALL = ("--model=gpt_mini", "--model_args=layers=1,embed=32,heads=2,d_ff=64")
+BATCH = ("--batch_size=8", "--length=16")
+CHOSEN = re.compile(
+    r'chosen: --mesh_shape="([^"]+)" --layout="([^"]+)" --microbatches=(\d+).* per step by'
+)
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    """Makes searches short: what they find is tested beside them."""
+
+    def effort(values, **rest):
+        return Effort(estimated=12, tried=1, decided=1, **rest)
+
+    monkeypatch.setattr("meshdsl.cli.planning.automatic.effort_of", effort)
+
+
+def test_explain_finds_what_is_left_to_it(capsys):
+    machine = "--topology=v5e:2x2"
+    assert run(["explain", *SMALL, machine, "--layout=auto", "--microbatches=auto"]) == 0
+    text = capsys.readouterr().out
+    mesh, layout, _ = CHOSEN.match(text).groups()
+    assert f"train_step on {mesh.replace(',', ' ')}: 4 devices" in text
+    assert f"\nlayout {layout}\n" in text and "at the peaks of TPU v5e" in text
+    assert run(["explain", *SMALL, machine, "--mesh_shape=auto", "--layout=d_ff:x; batch:y"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith('chosen: --mesh_shape="x:2,y:2" (') and "\nlayout d_ff:x" in text
+    given = "--mesh_shape=x:2,y:2", "--layout=d_ff:x; auto"
+    assert run(["explain", *SMALL, *given, "--hardware=h100"]) == 0
+    assert capsys.readouterr().out.startswith('chosen: --layout="d_ff:x; ')
+    given = "--mesh_shape=x:4", "--layout=batch:x", "--remat=auto", "--microbatches=auto"
+    assert run(["explain", *SMALL, *given]) == 0
+    assert capsys.readouterr().out.startswith("chosen:")
+
+
+def test_compile_finds_a_layout_for_its_topology(capsys):
+    assert run(["compile", *SMALL, *BATCH, "--topology=h100:4", "--layout=auto"]) == 0
+    text = capsys.readouterr().out
+    mesh, layout = re.match(r'chosen: --mesh_shape="(\S+)" --layout="([^"]+)"', text).groups()
+    assert mesh.replace(",", " ") in text.split("\n", 1)[1] and layout in text.split("\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["explain", "--mesh_shape=auto", "--layout=auto"], "--topology says what to plan for"),
+        (["compile", "--mesh_shape=auto"], "--topology says what to compile for"),
+        (
+            ["explain", "--topology=v5e:2x2", "--layout=auto", "--memory=1KiB"],
+            "no layout fits: .* `meshdsl plan` finds out what makes it fit",
+        ),
+        (
+            ["train", "--backend=numpy", "--layout=auto"],
+            "--mesh_shape=auto: --backend=numpy needs a mesh",
+        ),
+    ],
+)
+def test_what_cannot_be_found_is_explained(capsys, arguments, says):
+    command, *rest = arguments
+    assert run([command, *SMALL, *rest]) == 2
+    assert re.search(says, capsys.readouterr().err, re.S)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Returns a list to which each search adds an entry."""
+    made = []
+    search = Asked.search
+
+    def counted(*arguments, **rest):
+        made.append(arguments)
+        return search(*arguments, **rest)
+
+    monkeypatch.setattr(Asked, "search", counted)
+    return made
+
+
+def test_a_run_keeps_its_layout_when_it_goes_on(capsys, tmp_path, searches):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 200)
+    workdir = tmp_path / "run"
+    auto = "--layout=batch:data; auto", "--mesh_shape=data:2,model:2", "--remat=auto"
+    job = ["train", *SMALL, *BATCH, f"--data={tmp_path}/text.txt", "--host_devices=8", "--steps=4"]
+    job += [*auto, f"--workdir={workdir}", "--checkpoint_every=2", "--eval_batches=1"]
+    assert run([*job, "--exit_at_step=2"]) == 75
+    head, chosen = capsys.readouterr().out.splitlines()[:2]
+    layout = re.match(r'chosen: --layout="([^"]+)"', chosen)[1]
+    assert "mesh data:2 model:2" in head and len(searches) == 1
+    record = json.loads((workdir / "plan.json").read_text())
+    assert record["found"]["layout"] == layout and record["asked"]["devices"] == "4"
+    assert run(job) == 0
+    printed = capsys.readouterr().out
+    again = chosen.replace("chosen:", "the layout of the earlier start:").partition(" (")[0]
+    assert again in printed.splitlines()
+    assert "step 4/4" in printed and len(searches) == 1
+
+
+@pytest.mark.slow
+def test_on_other_devices_a_run_keeps_its_microbatches(capsys, tmp_path, searches):
+    (tmp_path / "text.txt").write_bytes(b"A named dimension is a dimension with a name. " * 200)
+    workdir = tmp_path / "run"
+    job = ["train", *SMALL, *BATCH, f"--data={tmp_path}/text.txt", "--host_devices=8", "--steps=4"]
+    job += [f"--workdir={workdir}", "--checkpoint_every=2", "--eval_batches=1"]
+    first = "--mesh_shape=a:2", "--layout=batch:a", "--microbatches=auto"
+    assert run([*job, *first, "--exit_at_step=2"]) == 75
+    record = json.loads((workdir / "plan.json").read_text())
+    record["found"]["microbatches"] = "2"  # as if memory had been scarce
+    (workdir / "plan.json").write_text(json.dumps(record))
+    second = "--mesh_shape=c:2", "--layout=auto", "--microbatches=auto"
+    assert run([*job, *second, "--override"]) == 0
+    printed = capsys.readouterr().out
+    assert "mesh c:2" in printed and len(searches) == 2
+    assert json.loads((workdir / "plan.json").read_text())["found"]["microbatches"] == "2"

@@ -1,0 +1,157 @@
+"""`meshdsl plan`: what it prints, what it keeps, and what it says where nothing fits."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from meshdsl.cli import main
+from meshdsl.lowering.costs.units import show_seconds
+from meshdsl.search.searching import Search
+
+SMALL = "--model=gpt_mini", "--model_args=layers=2"
+TINY = f"--model={Path(__file__).with_name('tiny_mlp.py')}:mlp"
+FAST = "--microbatches=1", "--remat=none"  # which leave less to search
+MACHINE = "--topology=v5e:2x2"
+
+
+def run(capsys, *arguments, code=0):
+    """Returns what the command prints."""
+    assert main.run(["plan", *arguments]) == code
+    printed = capsys.readouterr()
+    return printed.out if code != 2 else printed.err
+
+
+def test_the_report_has_the_plan_its_parts_the_runners_up_and_the_commands(capsys):
+    text = run(capsys, *SMALL, MACHINE, *FAST, "--batch_tokens=8192")
+    head, best, *rest = text.split("\n\n")
+    assert head.startswith("gpt_mini (layers=2) on v5e:2x2: 4 devices of TPU v5e, batch 64 x 128")
+    assert re.search(r"the best of [\d,]+ plans; \d+ were lowered", head)
+    lines = [line.split()[0] for line in best.split("\n")[1:] if line[2] != " "]
+    assert set(lines) >= {"mesh", "layout", "step", "memory", "limit"}
+    assert "tokens/s" in best and "of the peak flops" in best
+    assert any(part.startswith("runners-up: what makes them worse\n") for part in rest)
+    (command,) = re.findall(r"meshdsl (train .*)", text)
+    mesh = re.search(r"  mesh    (.*)", best)[1].replace(" ", ",")
+    assert f'--mesh_shape="{mesh}"' in command and "--batch_size=64" in command
+    assert (
+        run(capsys, *SMALL, MACHINE, *FAST, "--batch_tokens=8192") == text
+    )  # the same in every run
+
+
+def test_json_has_the_same_plan_and_what_explain_says_of_it(capsys):
+    report = json.loads(run(capsys, *SMALL, MACHINE, "--microbatches=auto", "--json"))
+    best = report["best"]
+    assert best["fits"] and best["seconds"] <= min(row["seconds"] for row in report["others"])
+    assert best["work_seconds"] + sum(w["seconds"] for w in best["waits"]) == pytest.approx(
+        best["seconds"], rel=1e-6
+    )
+    assert sum(best["memory"].values()) == best["peak_bytes"]
+    front = report["front"]
+    assert [row["peak_bytes"] for row in front] == sorted(
+        (row["peak_bytes"] for row in front), reverse=True
+    )
+    arguments = [f"--mesh_shape={best['mesh'].replace(' ', ',')}", f"--layout={best['layout']}"]
+    arguments += [f"--microbatches={best['microbatches']}", "--hardware=v5e"]
+    arguments += [f"--remat={best['remat']}"] if best["remat"] else []
+    assert main.run(["explain", *SMALL, *arguments]) == 0
+    simulated = re.search(r"simulated: ([\d.]+ m?µ?s) per step", capsys.readouterr().out)
+    assert simulated[1] == show_seconds(best["seconds"])
+
+
+def test_what_is_written_is_kept(capsys):
+    given = "--layout=batch:rows; auto", "--mesh_shape=rows:2,cols:2", "--microbatches=2"
+    best = json.loads(run(capsys, TINY, MACHINE, *given, "--json"))["best"]
+    assert best["mesh"] == "rows:2 cols:2"
+    assert best["layout"].startswith("batch:rows") and best["microbatches"] == 2
+    best = json.loads(run(capsys, TINY, MACHINE, "--layout=d_ff:mine; auto", "--json"))["best"]
+    assert best["layout"].startswith("d_ff:mine") and "mine:" in best["mesh"]
+    given = "--layout=batch:data; d_ff:model", "--remat=full"
+    best = json.loads(run(capsys, *SMALL, MACHINE, *given, "--json"))["best"]
+    assert best["layout"] == "batch:data; d_ff:model" and best["remat"] is None
+    assert "--remat=full" in best["commands"][0]
+
+
+def test_slices_have_an_axis_of_their_own(capsys):
+    best = json.loads(run(capsys, TINY, MACHINE, "--slices=2", "--json"))["best"]
+    assert best["mesh"].startswith("slice@dcn:2") and "batch:slice" in best["layout"]
+
+
+def test_another_layout_is_compared_and_every_rule_has_its_price(capsys):
+    given = "--layout=batch:data; d_ff:model", "--mesh_shape=data:2,model:2"
+    text = run(capsys, TINY, MACHINE, *given, "--against=batch:data; embed:model?")
+    assert "against data:2 model:2 | batch:data; embed:model? (B)" in text
+    assert re.search(r"on the wire: \d+ collectives change", text)
+    prices = text.split("without one of its rules\n")[1].strip().split("\n")
+    rules = re.search(r"  layout  (.*)", text)[1].split("; ")
+    assert [line.split()[0] for line in prices] == ["without", *rules]
+    text = run(capsys, TINY, MACHINE, "--against=rows:4 | batch:rows")
+    assert "against rows:4 | batch:rows (B)" in text
+    text = run(capsys, TINY, MACHINE, "--against=batch:rows; d_ff:cols")
+    assert re.search(r"against rows:2 cols:2 \| batch:rows; d_ff:cols \(B\)", text)
+
+
+def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
+    given = TINY, MACHINE, "--memory=1MiB", "--layout=batch:data"
+    text = run(capsys, *given, code=1)
+    assert "no layout fits" in text and "1.0 MiB" in text
+    assert "what makes it fit, the least change first" in text
+    assert "  without --memory: " in text
+    report = json.loads(run(capsys, *given, "--microbatches=1", "--json", code=1))
+    assert "without --memory" in {row["change"] for row in report["remedies"]}
+    text = run(capsys, TINY, "--topology=v5e:1x1", "--microbatches=1", "--batch_size=65536", code=1)
+    assert re.search(r"  --microbatches=auto: ", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--topology says what to plan for, as in --topology=v5p:8x8x16"),
+        (["--topology=v5p:3x3x3"], "--topology: no topology v5p:3x3x3"),
+        ([MACHINE, "--mesh_shape=data:3"], "mesh data:3 has 3 devices, but v5e:2x2 has 4"),
+        ([MACHINE, "--batch_tokens=100"], "100 tokens are not in sequences of 128; 128 are"),
+        ([MACHINE, "--batch_tokens=128", "--batch_size=1"], "give one"),
+        ([MACHINE, "--layout=batch:data; embed:data; auto"], "both claim mesh axis `data`"),
+        ([MACHINE, "--layout=bacth:data; auto"], "Did you mean `batch`?"),
+        ([MACHINE, "--backend=jax_auto"], "XLA's choice"),
+        ([MACHINE, "--against=batch"], "--against: "),
+    ],
+)
+def test_mistakes_are_explained(capsys, arguments, says):
+    assert says in run(capsys, *SMALL, *FAST, *arguments, code=2)
+
+
+def test_a_model_without_names_to_split_says_so(capsys, tmp_path):
+    (tmp_path / "tiny.py").write_text(
+        "import meshdsl as md\n"
+        "from meshdsl.models.model import Model\n"
+        "def init(key):\n    return {'w': md.zeros([])}\n"
+        "def loss(params, batch):\n    return params['w'] * md.mean(batch['x'])\n"
+        "tiny = Model('tiny', init, loss, 1, 1, lambda b, n: {'x': md.spec([], 'float32')})\n"
+    )
+    text = run(capsys, f"--model={tmp_path}/tiny.py:tiny", MACHINE, code=2)
+    assert "nothing of this program can be split over 4 devices" in text
+
+
+def test_a_search_that_is_stopped_has_its_best_so_far(capsys, monkeypatch):
+    text = run(capsys, TINY, MACHINE, "--search_seconds=0")
+    assert "stopped early: the best so far" in text
+    lower = Search.program
+
+    def interrupted(*arguments, **rest):
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(Search, "program", lower)
+        return lower(*arguments, **rest)
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Search, "program", interrupted)
+    assert "stopped early: the best so far" in run(capsys, TINY, MACHINE)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_auto_is_refused_where_nothing_is_searched(capsys):
+    assert main.run(["generate", "--layout=auto"]) == 2
+    assert "--layout=auto is for train, explain, compile, plan" in capsys.readouterr().err
