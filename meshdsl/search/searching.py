@@ -54,6 +54,7 @@ _MOST_TIMES = 5.0  # how many times as many small programs are tried
 _LEAST_TRIED = 4
 _SMALLER = 0.7  # the least memory, against the one before, of a plan that is smaller
 _SLOWER = 2.0  # how much slower it may be, about
+_USUAL = 1.5  # memory against its bound, before anything is known
 _ALIKE = 4  # of how many variants of a mesh and layout the traffic is estimated
 _TIGHTER = 1.1  # about what a step is slower by if its program has to be made smaller
 
@@ -189,13 +190,18 @@ class Search:
         chosen: dict[int, _Candidate] = {}
         alike: Counter[tuple] = Counter()
         plain: Counter[Structure] = Counter()
+        # Bounds on memory are low, so what keeps the most seems to be the fastest that fits.
+        of_remat: Counter[str] = Counter()
+        most = -(-self.effort.estimated // len(self.step.remats))
         for row in candidates:
             key = row.point.structure, row.point.sizes
             if _is_plain(row.point) and plain[row.point.structure] < _ALIKE:
                 plain[row.point.structure] += 1
                 chosen[row.order] = row
-            if len(chosen) < self.effort.estimated and alike[key] < _ALIKE:
-                alike[key] += 1
+            remat = row.point.variant.remat
+            if of_remat[remat] < most and alike[*key, remat] < _ALIKE:
+                alike[*key, remat] += 1
+                of_remat[remat] += 1
                 chosen[row.order] = row
         smallest: set[tuple] = set()
         for row in sorted(candidates, key=lambda row: (row.peak, row.order)):
@@ -510,7 +516,7 @@ class _Errors:
     def __init__(self, rows: Sequence[_Candidate], tried: Mapping[int, Plan]) -> None:
         self._time: dict[tuple[Role, ...], float] = {}
         self._memory: dict[tuple[Structure, str], float] = {}
-        factors: list[float] = []
+        factors: dict[str, list[float]] = {}
         for at, plan in tried.items():
             row, structure = rows[at], plan.point.structure
             factor = plan.seconds / row.estimate
@@ -518,15 +524,15 @@ class _Errors:
             factor = plan.peak_bytes / row.peak if row.peak else 1.0
             key = structure, plan.point.variant.remat
             self._memory[key] = min(factor, self._memory.get(key, factor))
-            factors.append(factor)
-        self._usual = float(np.median(factors)) if factors else 1.0
+            factors.setdefault(plan.point.variant.remat, []).append(factor)
+        self._usual = {remat: float(np.median(found)) for remat, found in factors.items()}
 
     def seconds(self, row: _Candidate) -> float:
         return row.estimate * self._time.get(row.point.structure.roles, 1.0)
 
     def peak(self, row: _Candidate) -> float:
         key = row.point.structure, row.point.variant.remat
-        return row.peak * self._memory.get(key, self._usual)
+        return row.peak * self._memory.get(key, self._usual.get(key[1], _USUAL))
 
 
 def _is_plain(point: Point) -> bool:

@@ -9,8 +9,12 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.lower import lower
+from meshdsl.models import load
+from meshdsl.optim import Sgd
 from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search, search
+from meshdsl.search.steps import recipe_step
+from meshdsl.training import Recipe
 from tests.search.steps import gpt, mlp
 
 
@@ -79,3 +83,20 @@ def test_more_effort_never_finds_less():
     many = search(step, "h100", 8, effort=Effort(tried=16, decided=8))
     assert many.best.seconds <= few.best.seconds
     assert many.gap <= few.gap
+
+
+def test_what_is_computed_again_gets_its_share_of_the_estimates():
+    """Without, the fastest by bounds alone crowd out all that fit."""
+    model = load("gpt_mini").with_overrides("layers=2")
+
+    def recipe(remat):
+        made = model.with_overrides(f"remat={remat}")
+        return Recipe(made.init, made.loss, Sgd(1e-3))
+
+    batch = model.batch_spec(16, 128)
+    step = recipe_step(recipe("none"), batch, (1,), ("none", "full"), recipe)
+    found = Search(step, "v5p", 4, effort=Effort(estimated=8))
+    rows = sorted(found.candidates()[0], key=lambda row: (row.bound, row.order))
+    assert {row.point.variant.remat for row in rows[:8]} == {"none"}
+    first = [row.point.variant.remat for row in found._first(rows)]
+    assert min(first.count("none"), first.count("full")) >= 4
