@@ -224,13 +224,7 @@ class Search:
         limit = max(_LEAST_TRIED, round(self.effort.tried * self._scale))
         if self.effort.seconds is not None:
             limit = len(rows)
-        seeds: dict[Structure, int] = {}
-        for at, row in enumerate(rows):
-            best = seeds.setdefault(row.point.structure, at)
-            if row.estimate < rows[best].estimate:
-                seeds[row.point.structure] = at
-        plain = [at for at in seeds.values() if _is_plain(rows[at].point)]
-        for at in sorted(plain, key=lambda at: rows[at].estimate)[: limit // 2]:
+        for at in self._plain(rows)[: limit // 2]:
             if not (self._tried and self._late()):
                 self._lowered(rows, at)
         for number in range(2 * limit):
@@ -241,6 +235,19 @@ class Search:
             if best_at is None or (self._tried and self._late()):
                 return
             self._lowered(rows, best_at)
+
+    def _plain(self, rows: Sequence[_Candidate]) -> list[int]:
+        """Returns data parallelism with each way to store the state and to compute again.
+
+        Of each it is the fastest that may fit, by estimates.
+        """
+        errors, best = _Errors(rows, {}), dict[tuple[Structure, str], tuple[bool, float, int]]()
+        for at, row in enumerate(rows):
+            if _is_plain(row.point):
+                key = row.point.structure, row.point.variant.remat
+                rank = errors.peak(row) > self.room, row.estimate, at
+                best[key] = min(best.get(key, rank), rank)
+        return [at for _, _, at in sorted(best.values())]
 
     def _promising(self, rows: Sequence[_Candidate], by_memory: bool) -> int | None:
         """Returns the row to lower next; None if none of the others can be better.
@@ -296,6 +303,10 @@ class Search:
             if found and tried[at].bound >= min(plan.seconds for plan in found):
                 continue
             decided[at] = self._decided(tried[at])
+        plain = [at for at, plan in tried.items() if plan.fits and _is_plain(plan.point)]
+        # Time gains most where much is gathered, and users compare with this one.
+        if plain and (first := min(plain, key=order)) not in decided and not self._late():
+            decided[first] = self._decided(tried[first])
         return decided
 
     def _decided(self, plan: Plan) -> Plan:

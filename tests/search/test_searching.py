@@ -100,3 +100,10 @@ def test_what_is_computed_again_gets_its_share_of_the_estimates():
     assert {row.point.variant.remat for row in rows[:8]} == {"none"}
     first = [row.point.variant.remat for row in found._first(rows)]
     assert min(first.count("none"), first.count("full")) >= 4
+
+
+def test_data_parallelism_is_always_decided_about():
+    """What time decides may make it the fastest, though it is slower as it is lowered at first."""
+    plans = search(gpt(), "v5p", 4, effort=Effort(tried=3, decided=1))
+    plain = [p for p in plans.plans if all(r.kind == "data" for r in p.point.structure.roles)]
+    assert any(plan.decided for plan in plain)
