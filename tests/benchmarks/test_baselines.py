@@ -75,7 +75,13 @@ def assert_close(ours, theirs):
         assert np.abs(one - theirs[path]).max() <= CLOSE * unit, path
 
 
-@pytest.mark.parametrize("name", [*BASELINES])
+QUICK = ("mlp_fsdp_tensor", "long_context_fsdp")  # the others take ten to twenty seconds each
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BASELINES],
+)
 def test_a_hand_written_program_takes_the_same_step(name):
     baseline = BASELINES[name]
     function, (_, batch_spec) = jitted(baseline.pair, "small")

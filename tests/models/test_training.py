@@ -54,7 +54,12 @@ def texts(model, batch_size=32, length=32):
         yield {"tokens": md.named(data[rows], dims), "targets": md.named(data[rows + 1], dims)}
 
 
-@pytest.mark.parametrize("run", RUNS)
+SLOW = ("dropless experts", "latent attention")
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=pytest.mark.slow) if run in SLOW else run for run in RUNS]
+)
 def test_language_models_learn(run):
     name, overrides, mesh, layout = RUNS[run]
     model = models.load(name, overrides)

@@ -122,8 +122,7 @@ def test_the_gradient_of_a_recurrence_is_that_of_one_device():
             assert_near(found, expected)
 
 
-@pytest.mark.parametrize("backend", ["jax", "tf"])
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize(("backend", "dtype"), [("jax", "float32"), ("tf", "complex64")])
 def test_other_backends_agree(backend, dtype):
     """Those with other algorithms; also where one device alone would lose a long product."""
     long = np.concatenate([np.zeros(300), np.full(300, 3.0)]).astype(dtype)

@@ -20,7 +20,13 @@ def jitted(mesh, **kwargs):
     return md.jit(reference.train_step, mesh=mesh, layout=CASES[mesh], **kwargs)
 
 
-@pytest.mark.parametrize("mesh", CASES)
+QUICK = (None, "data:2,model:4", "a:2,b:2,c:2")  # twelve steps take fifteen seconds each
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_losses_are_the_published_ones_on_every_layout(mesh):
     blocks, x, y = reference.problem()
     step = jitted(mesh, donate="blocks")

@@ -49,8 +49,9 @@ def test_local_computes_what_the_function_does(function, reference):
     inputs = random([a, b]), random([b], seed=1)
     assert_agree(function, reference, *inputs, order=2)
     expected = arrays_of(run(everything(function), *inputs))
-    for mesh, layout in LAYOUTS:
-        for backend in BACKENDS:
+    for backend in BACKENDS:
+        # What runs on devices takes seconds to compile for each layout.
+        for mesh, layout in LAYOUTS if backend == "numpy" else LAYOUTS[1:2]:
             found = run(everything(function), *inputs, mesh=mesh, layout=layout, backend=backend)
             for mine, other in zip(arrays_of(found), expected, strict=True):
                 assert_close(mine, other)
