@@ -110,6 +110,51 @@ def lower_in_stages(
     options = options or DEFAULT
     simplified = Simplified(simplify(graph), mesh, layout)
     validate(simplified.graph, mesh, layout)
+    if options.hardware is not None:
+        hardware = find_hardware(options.hardware)
+
+    def by(options: Options) -> Stages:
+        return _by(simplified, options, donated, hardware, placement)
+
+    stages = by(options)
+    if stages.program.pipeline is not None and _is_open(options):
+        from meshdsl.lowering.pipelining.choosing import choose_pipeline
+
+        known = hardware if _is_timed(hardware, options) else None
+        chosen, decision = choose_pipeline(
+            lambda options: by(options).program, stages.program, options, known
+        )
+        if chosen.pipeline_rounds not in (None, 1) or chosen.pipeline == "1f1b":
+            stages = by(chosen)
+        if decision is not None:
+            decisions = (*stages.program.decisions, decision)
+            stages = replace(stages, program=replace(stages.program, decisions=decisions))
+    warn_of_options(stages.program, options)
+    return stages
+
+
+def _is_open(options: Options) -> bool:
+    """Whether the schedule of a pipeline is for lowering to choose."""
+    return options.pipeline == "auto" and options.pipeline_rounds is None
+
+
+def _is_timed(hardware: Hardware | None, options: Options) -> bool:
+    """Whether lowering decides by simulated times.
+
+    Of other devices at hand than TPUs, simulations have not been held against a compiler.
+    """
+    return hardware is not None and (hardware.torus > 0 or options.hardware is not None)
+
+
+def _by(
+    simplified: Simplified,
+    options: Options,
+    donated: Sequence[bool],
+    hardware: Hardware | None,
+    placement: Placement | None,
+) -> Stages:
+    """Lowers a simplified graph, by one schedule if it is a pipeline."""
+    mesh, layout = simplified.mesh, simplified.layout
     given_layout = layout
     pipeline = _pipelined(simplified, options)
     if pipeline is not None:
@@ -119,8 +164,6 @@ def lower_in_stages(
         noted = replace(simplified.graph, notes=(*simplified.graph.notes, *notes))
         simplified = replace(simplified, graph=noted)
     given = given_by(placement, simplified)
-    if options.hardware is not None:
-        hardware = find_hardware(options.hardware)
     _check_halves(options, simplified.graph)
 
     # What choices share is lowered once. A pass without effect returns the program it was given, so
@@ -167,9 +210,7 @@ def lower_in_stages(
             program = halved(program, choice.halves)
         return replace(stages, program=program)
 
-    # Of other devices at hand than TPUs, simulations have not been held against a compiler.
-    timed = hardware is not None and (hardware.torus > 0 or options.hardware is not None)
-    if timed and hardware is not None:
+    if hardware is not None and _is_timed(hardware, options):
         stages, decisions = decide(write, simplified.graph, layout, options, hardware)
         stages = replace(stages, program=replace(stages.program, decisions=decisions))
     else:
@@ -177,7 +218,6 @@ def lower_in_stages(
     if pipeline is not None:  # reports show the layout as the user wrote it
         program = replace(stages.program, layout=given_layout, pipeline=pipeline.facts)
         stages = replace(stages, program=program)
-    warn_of_options(stages.program, options)
     return stages
 
 

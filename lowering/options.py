@@ -60,10 +60,12 @@ class Options:
         pipeline: the schedule of the pipeline that a rule such as `layers:pipe` makes of a training
             step: `circular`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, or a CSV file in PyTorch's
             notation (see `pipelines`). `auto` is `circular`: 1F1B on a clock, which needs the
-            fewest ticks of all that run on one. `none`: there is no pipeline, and each device
-            gathers the layers one by one.
+            fewest ticks of all that run on one; or `1f1b`, which keeps fewer activations, if only
+            that fits into memory. `none`: there is no pipeline, and each device gathers the layers
+            one by one.
         pipeline_rounds: how many chunks of layers each stage of a pipeline has. With more rounds
-            the bubble is smaller, and more is sent.
+            the bubble is smaller, and more is sent. None: one; if the hardware is known, and
+            `pipeline` is `auto`, as many as make the fastest step by simulation.
         compiler_flags: (name, value) of flags for the compiler behind the JAX backend, in addition
             to those recommended for its devices; after `("none", True)`, instead of these.
 
@@ -84,7 +86,7 @@ class Options:
     halves: str = "auto"
     hardware: str | None = None
     pipeline: str = "auto"
-    pipeline_rounds: int = 1
+    pipeline_rounds: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory", "bucket_bytes"):
@@ -94,7 +96,7 @@ class Options:
                     f"{name} is a number of bytes from 0, as in {name}=2**30, not {value!r}"
                 )
         rounds = self.pipeline_rounds
-        if not (isinstance(rounds, int) and rounds >= 1):
+        if not (rounds is None or (isinstance(rounds, int) and rounds >= 1)):
             raise ValueError(f"pipeline_rounds is a number from 1, not {rounds!r}")
         if not (self.pipeline in PIPELINES or str(self.pipeline).endswith(".csv")):
             raise ValueError(

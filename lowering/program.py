@@ -305,7 +305,8 @@ class Decision:
     """What lowering decided by simulated time.
 
     Attributes:
-        name: what it is about: `collectives`, `weights`, `context`, `halves` or `remat`.
+        name: what it is about: `collectives`, `weights`, `context`, `halves`, `remat` or
+            `pipeline`.
         chosen, other: the ways to write the program.
         fits: whether both fit into memory.
     """

@@ -53,8 +53,8 @@ def warn_of_options(program: SpmdProgram, options: Options) -> None:
     for text in program.unused:
         _warn(text, OptionWarning)
     if program.pipeline is None and any(i.source.backward for i, _ in program.block.walk()):
-        for name, usual in (("pipeline", "auto"), ("pipeline_rounds", 1)):
-            if (value := getattr(options, name)) not in (usual, "none"):
+        for name, usual in (("pipeline", "auto"), ("pipeline_rounds", None)):
+            if (value := getattr(options, name)) not in (usual, "none", 1):
                 _warn(f"{name}={value} has no effect: {_why_no_pipeline(program)}", OptionWarning)
     if options.memory is not None and program.peak_bytes > options.memory:
         from meshdsl.lowering.costs.units import show_bytes

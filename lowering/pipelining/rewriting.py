@@ -52,7 +52,7 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
         return None
     if not find_stacks(graph, layout, mesh):
         return None
-    rounds = options.pipeline_rounds
+    rounds = options.pipeline_rounds or 1
     # What is gathered once per step, or sent to another stage, is cast before that.
     moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
     graph = simplify(hoist_casts(graph, moved))
@@ -130,7 +130,7 @@ def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
         ValueError: there is no such schedule or file, it is wrong, or it is for other numbers of
             stages, microbatches or rounds.
     """
-    name, rounds = options.pipeline, options.pipeline_rounds
+    name, rounds = options.pipeline, options.pipeline_rounds or 1
     if name in ("auto", "circular"):
         return circular(stages, rounds, microbatches)
     if not name.endswith(".csv"):

@@ -102,7 +102,8 @@ _OPTIONS = {
     "pipeline": "Schedule of a pipeline (layers:pipe): auto, "
     + ", ".join(PIPELINES[1:])
     + ", or a CSV file.",
-    "pipeline_rounds": "Chunks of layers that each stage of a pipeline has.",
+    "pipeline_rounds": "Chunks of layers that each stage of a pipeline has. Default: 1, or the "
+    "fastest number by simulation on --hardware or --topology.",
     "compiler_flags": "XLA's flags beside those recommended, name=value,...; after `none`, alone.",
 }
 

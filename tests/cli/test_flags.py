@@ -22,7 +22,7 @@ PROMISED = {
     "zigzag": False,
     "reduce_dtype": "auto",
     "pipeline": "auto",
-    "pipeline_rounds": 1,
+    "pipeline_rounds": None,
     "halves": "auto",
     "compiler_flags": (),
     "microbatches": 1,

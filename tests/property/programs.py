@@ -148,6 +148,8 @@ def _options(rng: np.random.Generator) -> Options:
     changes["halves"] = str(apart.choice(["auto", "none"]))
     changes["pipeline"] = str(apart.choice(["auto", "gpipe", "1f1b", "interleaved", "zb-h1"]))
     changes["pipeline_rounds"] = int(apart.choice([1, 1, 2]))
+    if apart.random() < 0.2:
+        changes |= {"pipeline": "auto", "pipeline_rounds": None}
     return Options(**changes)
 
 
