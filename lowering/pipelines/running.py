@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshdsl.lowering.pipelines.buffers import peaks
+from meshdsl.lowering.pipelines.circular import Circular
 from meshdsl.lowering.pipelines.schedule import Schedule
 
 
@@ -25,6 +26,21 @@ class RunningStack:
 
 
 @dataclass(frozen=True)
+class PipelineDims:
+    """The names of the dims that a pipeline adds to its program.
+
+    Attributes:
+        stage: the stages; tick: of the loops over ticks; slot: buffers.
+        inside: the layers of a chunk.
+    """
+
+    stage: str
+    tick: str
+    slot: str
+    inside: str
+
+
+@dataclass(frozen=True)
 class RunningPipeline:
     """A pipeline that a program runs, on ticks that all stages share.
 
@@ -37,6 +53,7 @@ class RunningPipeline:
             stacks.
         forward_ticks, backward_ticks: in how many ticks the program computes forward, and backward
             passes; a tick counts once for each stack whose chunks it computes.
+        dims: the names of the dims that it adds.
         also: stacks of layers that are not part of it, so that every stage computes them.
     """
 
@@ -46,6 +63,7 @@ class RunningPipeline:
     schedule: Schedule
     forward_ticks: int
     backward_ticks: int
+    dims: PipelineDims
     also: tuple[str, ...] = ()
 
     @cached_property
@@ -66,6 +84,13 @@ class RunningPipeline:
     def rounds(self) -> int:
         """How many chunks of each stack a stage has."""
         return self.schedule.rounds // len(self.stacks)
+
+    @property
+    def circular_passes(self) -> int:
+        """How many passes the ticks of `circular` have, which needs the fewest."""
+        schedule = self.schedule
+        clock = Circular(schedule.stages, self.rounds, schedule.microbatches)
+        return 2 * len(self.stacks) * (clock.items + schedule.stages - 1)
 
     @property
     def filling(self) -> float:

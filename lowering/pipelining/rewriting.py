@@ -12,7 +12,7 @@ from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.named import WITH_ROUNDS, named
-from meshdsl.lowering.pipelines.running import RunningPipeline, RunningStack
+from meshdsl.lowering.pipelines.running import PipelineDims, RunningPipeline, RunningStack
 from meshdsl.lowering.pipelining.chunks import Dims
 from meshdsl.lowering.pipelining.clocking import clocked
 from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, find_stacks, longest_of
@@ -114,6 +114,7 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
         joint.schedule(),
         sum(ticks[: joint.count]),
         sum(ticks[joint.count :]),
+        PipelineDims(dims[0].stage.name, dims[0].tick, dims[0].slot, dims[0].inside.name),
         tuple(also),
     )
 

@@ -34,7 +34,6 @@ from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.costs.simulation import simulate
 from meshdsl.lowering.costs.timeline import Timeline, timeline
 from meshdsl.lowering.naming import Names
-from meshdsl.lowering.pipelines.running import RunningPipeline
 from meshdsl.lowering.placement.keeping import Kept
 from meshdsl.lowering.program import (
     Block,
@@ -50,6 +49,7 @@ from meshdsl.reports.explain.alternatives import Alternative, compared
 from meshdsl.reports.explain.decisions import in_words
 from meshdsl.reports.explain.limits import faster
 from meshdsl.reports.explain.pads import Pads, pads
+from meshdsl.reports.explain.pipeline import PipelineReport, pipeline_report
 from meshdsl.tensors.dims import Shape
 from meshdsl.tracing.source import Source
 
@@ -142,7 +142,7 @@ class Explanation:
     faster: str
     alternatives: tuple[Alternative, ...]
     notes: tuple[str, ...] = ()
-    pipeline: RunningPipeline | None = None
+    pipeline: PipelineReport | None = None
     kept: tuple[Kept, ...] = ()
 
     @property
@@ -217,7 +217,7 @@ def explain(
         pads=pads(program, [(part.name, part.buffer) for part in parts]),
         faster=faster(program, step, traffic),
         alternatives=compared(program, others, device),
-        pipeline=program.pipeline,
+        pipeline=pipeline_report(program, step),
         notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
     )

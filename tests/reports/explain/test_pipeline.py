@@ -1,11 +1,21 @@
 """What a report says of a pipeline."""
 
+import re
+from itertools import pairwise
+
+import pytest
+
 from meshdsl.reports.explain.explanation import explain
+from meshdsl.reports.explain.html.gantt import gantt
 from tests.lowering.pipelining.steps import DENSE_FIRST, GPT, T5, layers, lower
 
 
 def text_of(*args, **options):
     return str(explain(lower(*args, **options)))
+
+
+def report_of(*args, **options):
+    return explain(lower(*args, **options)).pipeline
 
 
 def test_stages_bubble_and_grid_are_shown():
@@ -34,6 +44,76 @@ def test_stacks_that_follow_each_other_are_told():
     assert "chunks 0 to 1: 2 layers each of the layers=4 at models/layers/block.py" in text
     assert "stage 0   0F0 0F1 2F0 0F2 2F1   . 0F3 2F2 2B0" in text
     assert "bubble 20.0% of them" in text  # as that of one stack
+
+
+def test_the_step_waits_as_long_as_its_ticks_do():
+    report = report_of(GPT, 4, "pipe:2", "layers:pipe")
+    assert report.running.bubble == pytest.approx(0.2)
+    assert 0.05 < report.step_bubble < 0.2  # the rest of the step does not wait
+    assert f"{100 * report.step_bubble:.0f}"[0] in text_of(GPT, 4, "pipe:2", "layers:pipe")
+
+
+def test_what_stages_send_is_what_their_ticks_send():
+    """One microbatch of 2 rows, 8 positions, 16 features: 1 KiB, in each of 11 ticks each way."""
+    report = report_of(GPT, 8, "pipe:4", "layers:pipe")
+    assert (report.onward_bytes, report.back_bytes) == (11 * 1024, 11 * 1024)
+    assert "each stage sends 11.0 KiB to the next one and 11.0 KiB to the one before" in text_of(
+        GPT, 8, "pipe:4", "layers:pipe"
+    )
+    assert "each stage sends 10.0 KiB to the other one" in text_of(GPT, 4, "pipe:2", "layers:pipe")
+
+
+def test_what_all_stages_compute_is_told_with_the_rule_that_divides_it():
+    """The loss has 3 products of 2 * 16 * 32 flops per token; a layer those of its weights, and
+    of attention."""
+    report = report_of(GPT, 4, "pipe:2", "layers:pipe")
+    head, layer = 3 * 2 * 16 * 32, 3 * 2 * (4 * 16 + 2 * 32) * 16 + 3 * 2 * 2 * 8 * 16
+    # 4 ticks of 5 have the head; every tick has the two layers of a stage.
+    assert report.outside == pytest.approx(4 * head / (4 * head + 5 * 2 * layer), rel=0.05)
+    assert "every stage computes all of it: vocab:pipe divides it" in text_of(
+        GPT, 4, "pipe:2", "layers:pipe"
+    )
+    divided = text_of(GPT, 4, "pipe:2", "layers:pipe; vocab:pipe")
+    assert "stages divide it, so all have equal work" in divided
+
+
+def test_buffers_that_stages_do_not_use_are_told():
+    spare = report_of(GPT, 4, "pipe:2", "layers:pipe").spare_bytes
+    assert spare[0] == 0 < spare[1]  # 3 microbatches' activations, and 1
+    text = text_of(GPT, 4, "pipe:2", "layers:pipe")
+    assert "each has the memory of the fullest, stage 0, of which others leave up to" in text
+
+
+def test_another_schedule_is_held_against_the_one_with_the_fewest_ticks():
+    text = text_of(GPT, 8, "pipe:4", "layers:pipe", pipeline="zb-h1")
+    assert "--pipeline=circular needs fewer passes on a clock: 22, not" in text
+    assert "gradients of inputs and of weights are computed in one tick" in text
+    assert "needs fewer passes" not in text_of(GPT, 8, "pipe:4", "layers:pipe")
+
+
+def test_the_page_draws_every_pass_to_the_scale_of_time():
+    report = report_of(GPT, 4, "pipe:2", "layers:pipe")
+    chart = str(gantt(report))
+    bars = re.findall(r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)".*?class="(\w+)"', chart)
+    assert len(bars) == 2 * 2 * 4
+    widths = {
+        kind: {float(w) for _, _, w, k in bars if k == kind} for kind in ("forward", "backward")
+    }
+    (forward,), (backward,) = ({round(w, 1) for w in each} for each in widths.values())
+    assert backward / forward == pytest.approx(
+        report.backward_seconds / report.forward_seconds, rel=0.02
+    )
+    for row in {y for _, y, _, _ in bars}:  # what a stage does never overlaps
+        spans = sorted((float(x), float(w)) for x, y, w, _ in bars if y == row)
+        assert all(x + w <= after for (x, w), (after, _) in pairwise(spans))
+    assert "<title>stage 1: backward pass of chunk 1, microbatch 3</title>" in chart
+    page = explain(lower(GPT, 4, "pipe:2", "layers:pipe")).html()
+    assert "The pipeline" in page and chart in page
+
+
+def test_a_long_chart_shows_its_begin():
+    chart = str(gantt(report_of(GPT, 256, "pipe:4", "layers:pipe")))
+    assert "The first 400 passes of 4 stages are shown" in chart
 
 
 def test_advice_splits_nothing_over_the_axis_of_the_pipeline():

@@ -25,10 +25,12 @@ from meshdsl.reports.explain.html.elements import (
     table,
     tag,
 )
+from meshdsl.reports.explain.html.gantt import gantt
 from meshdsl.reports.explain.html.placement import axis_bar, block_drawing, mesh_drawing, type_of
 from meshdsl.reports.explain.html.steps import step
 from meshdsl.reports.explain.html.strips import legend
 from meshdsl.reports.explain.limits import too_large, what_limits
+from meshdsl.reports.explain.pipeline import facts_of, headline
 from meshdsl.reports.explain.text import MEANING, shared_root
 
 _MOST_BUFFERS = 40
@@ -358,10 +360,27 @@ def pads(explanation: Explanation) -> Html | None:
     )
 
 
+def pipeline(explanation: Explanation) -> Html | None:
+    """Returns what the stages of a pipeline do, and how much of it is waiting."""
+    report = explanation.pipeline
+    if report is None:
+        return None
+    items = [tag("li", f"{line[0].upper()}{line[1:]}.") for line in facts_of(report)]
+    return section(
+        "The pipeline",
+        gantt(report),
+        tag("ul", items),
+        lead=f"{headline(report)}. A stage is a position along the axes of the pipeline; F3 is the "
+        "forward pass of microbatch 3, B3 its backward pass, and the number in front is the "
+        "chunk's.",
+    )
+
+
 def everything(explanation: Explanation) -> list[Html | None]:
     """Returns all sections below the header."""
     return [
         limits(explanation),
+        pipeline(explanation),
         timeline(explanation),
         buffers(explanation),
         collectives(explanation),
