@@ -17,8 +17,8 @@ A `Schedule` has a row of actions per stage, in the notation of PyTorch's pipeli
 | `dependencies.py` | what an action needs, and which message carries it |
 | `messages.py` | adds sends and receives |
 | `buffers.py` | which inputs are live, and in which buffer each of them is |
-| `checking.py` | `check`; parts of it are `rules.py`, `message_rules.py`, `deadlocks.py` |
-| `faults.py` | what is wrong with a schedule |
+| `checks/checking.py` | `check`; parts of it are `rules.py`, `message_rules.py`, `deadlocks.py` |
+| `checks/faults.py` | what is wrong with a schedule |
 | `planning.py` | `plan` makes a `Plan` (`plans.py`) of `Costs` (`costs.py`) |
 | `printing.py` | `show` |
 | `running.py` | the facts of a pipeline that a program runs |

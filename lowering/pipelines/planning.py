@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 
 from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
-from meshdsl.lowering.pipelines.checking import check
+from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.costs import Costs
 from meshdsl.lowering.pipelines.dependencies import carried, needs, receiver, send_of
 from meshdsl.lowering.pipelines.plans import Plan, Span

@@ -12,7 +12,7 @@ way forth and back. `circular` is 1F1B for this clock; it has no such waits, and
 from __future__ import annotations
 
 from meshdsl.lowering.pipelines.actions import Action, Kind
-from meshdsl.lowering.pipelines.checking import check
+from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.schedule import Schedule
 from meshdsl.lowering.pipelining.timetable import Pass, Timetable
 

@@ -9,7 +9,7 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.calibration import SUFFIX, Calibration, read
 from meshdsl.training.reporting.output import tell
 from meshdsl.training.stopping import UNFINISHED

@@ -7,7 +7,7 @@ import warnings
 from absl import flags
 
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.machine import Machine
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
 
 if TYPE_CHECKING:

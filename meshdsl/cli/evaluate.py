@@ -20,7 +20,7 @@ from meshdsl.cli.checkpointed import (
     tokenizer_of,
     weights_of,
 )
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.record_flags import values_of
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries

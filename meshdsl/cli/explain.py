@@ -9,11 +9,11 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.pages import write_page
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.searched import settle
 from meshdsl.cli.planning.steps import decided, jitted_step, training_step
-from meshdsl.cli.problems import Problems
 from meshdsl.lowering.options import Options
 
 if TYPE_CHECKING:

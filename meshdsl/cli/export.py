@@ -6,7 +6,7 @@ import jax
 from absl import flags
 
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
 
 

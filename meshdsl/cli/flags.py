@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.readers import (
     Reader,
     backend,

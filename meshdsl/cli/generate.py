@@ -22,7 +22,7 @@ from meshdsl.cli.checkpointed import (
     weights_of,
 )
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.record_flags import values_of
 from meshdsl.lowering.options import Options
 from meshdsl.training.reporting.output import tell

@@ -11,7 +11,7 @@ import numpy as np
 from absl import flags
 
 from meshdsl.cli.flags import FLAGS, Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.readers import AUTO
 from meshdsl.cli.record_flags import names_of, values_of
 from meshdsl.layouts.layout import Layout

@@ -118,7 +118,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _explained(error: Exception) -> tuple[str, int] | None:
     """Returns the message and the exit code of an error; None for an unexpected error."""
-    from meshdsl.cli.user_errors import user_text
+    from meshdsl.cli.mistakes.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
     from meshdsl.training.nonfinite import NotFinite
     from meshdsl.training.processes.joining import Deserted

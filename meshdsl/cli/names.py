@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.imports.jax.function import FromJax
 from meshdsl.models.own import attribute_of
 from meshdsl.training.reporting.output import tell

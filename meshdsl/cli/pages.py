@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshdsl.cli.problems import UsageError
+from meshdsl.cli.mistakes.problems import UsageError
 
 
 def write_page(name: str, text: str) -> None:

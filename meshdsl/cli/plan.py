@@ -15,6 +15,7 @@ from absl import flags
 from meshdsl.cli import flags as all_flags
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import Mistake
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -25,7 +26,6 @@ from meshdsl.cli.planning.searched import (
     put,
     shown,
 )
-from meshdsl.cli.problems import Problems
 from meshdsl.layouts.automatic import is_auto
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout

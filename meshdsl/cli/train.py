@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from meshdsl.cli import early_checks as early
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.mistakes import early_checks as early
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.automatic import machine_at_hand, settled
 from meshdsl.cli.planning.steps import decided
-from meshdsl.cli.problems import Problems
 from meshdsl.cli.record_flags import values_of
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.lowering.backends import load as load_backend

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from meshdsl.cli import flags
-from meshdsl.cli.problems import Problems, UsageError
+from meshdsl.cli.mistakes.problems import Problems, UsageError
 from meshdsl.lowering.options import Options
 
 PROMISED = {

@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cli import flags, job
-from meshdsl.cli.problems import UsageError
+from meshdsl.cli.mistakes.problems import UsageError
 from meshdsl.optim import Adafactor, Lion, Muon, Sgd, is_matrix
 from meshdsl.reports.explain.explanation import explain
 from meshdsl.tensors.dims import Shape

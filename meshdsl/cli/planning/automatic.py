@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from absl import flags
 
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -18,7 +19,6 @@ from meshdsl.cli.planning.searched import (
     settle,
     shown,
 )
-from meshdsl.cli.problems import Problems
 from meshdsl.layouts.automatic import AUTO, OpenLayout, is_auto
 from meshdsl.layouts.hardware import hardware_of
 from meshdsl.layouts.mesh import Mesh

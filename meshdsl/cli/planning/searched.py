@@ -13,7 +13,7 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.automatic import OpenLayout, is_auto
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh

@@ -24,8 +24,8 @@ import numpy as np
 
 from meshdsl.cli import flags
 from meshdsl.cli import job as jobs
+from meshdsl.cli.mistakes.user_errors import plain_text, user_text
 from meshdsl.cli.planning.steps import checked_program, decided, jitted_step, training_step
-from meshdsl.cli.user_errors import plain_text, user_text
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh

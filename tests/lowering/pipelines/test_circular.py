@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.lowering.pipelines.actions import Kind
 from meshdsl.lowering.pipelines.buffers import live, peaks
-from meshdsl.lowering.pipelines.checking import check
+from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.circular import Circular
 from meshdsl.lowering.pipelines.costs import Costs
 from meshdsl.lowering.pipelines.groups import fewest_live, fewest_ticks

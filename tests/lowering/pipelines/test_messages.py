@@ -3,7 +3,7 @@
 import pytest
 
 from meshdsl.lowering.pipelines import csv_files
-from meshdsl.lowering.pipelines.checking import first_fault
+from meshdsl.lowering.pipelines.checks.checking import first_fault
 from meshdsl.lowering.pipelines.costs import Costs
 from meshdsl.lowering.pipelines.messages import with_messages
 from meshdsl.lowering.pipelines.named import NAMES, named

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from meshdsl.lowering.pipelines.checking import ScheduleError
+from meshdsl.lowering.pipelines.checks.checking import ScheduleError
 from meshdsl.lowering.pipelines.costs import Costs
 from meshdsl.lowering.pipelines.csv_files import parse
 from meshdsl.lowering.pipelines.named import named

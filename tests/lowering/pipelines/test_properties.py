@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.actions import Action
 from meshdsl.lowering.pipelines.buffers import peaks
-from meshdsl.lowering.pipelines.checking import first_fault
+from meshdsl.lowering.pipelines.checks.checking import first_fault
 from meshdsl.lowering.pipelines.costs import Costs
 from meshdsl.lowering.pipelines.messages import with_messages
 from meshdsl.lowering.pipelines.named import NAMES, WITH_ROUNDS

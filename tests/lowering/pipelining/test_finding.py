@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.lowering.options import Options
-from meshdsl.lowering.pipelines.checking import check
+from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.optim import Sgd
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_eval_step, make_train_step

@@ -22,8 +22,8 @@ from meshdsl.lowering.pipelines.actions import (
     weights,
 )
 from meshdsl.lowering.pipelines.buffers import live
+from meshdsl.lowering.pipelines.checks.faults import Fault
 from meshdsl.lowering.pipelines.dependencies import carried, needs
-from meshdsl.lowering.pipelines.faults import Fault
 from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from meshdsl.cli.job import Job
-from meshdsl.cli.problems import Problems
+from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.optim.by_name import DEFAULT
 from meshdsl.training.checkpointing.saving import FOLDER, begun, differences
 from meshdsl.training.checkpointing.shared_checkpoints import described

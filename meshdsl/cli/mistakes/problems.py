@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from meshdsl.cli.user_errors import plain_text
+from meshdsl.cli.mistakes.user_errors import plain_text
 
 
 class UsageError(ValueError):

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from meshdsl.lowering.pipelines.checking import check, first_fault
+from meshdsl.lowering.pipelines.checks.checking import check, first_fault
+from meshdsl.lowering.pipelines.checks.faults import ScheduleError
 from meshdsl.lowering.pipelines.csv_files import parse
-from meshdsl.lowering.pipelines.faults import ScheduleError
 from meshdsl.lowering.pipelines.named import NAMES, named
 
 ONE_STAGE = "0F0,0B0,0F1,0B1"

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshdsl.lowering.pipelines import message_rules, rules
-from meshdsl.lowering.pipelines.deadlocks import deadlock
-from meshdsl.lowering.pipelines.faults import Fault, ScheduleError
+from meshdsl.lowering.pipelines.checks import message_rules, rules
+from meshdsl.lowering.pipelines.checks.deadlocks import deadlock
+from meshdsl.lowering.pipelines.checks.faults import Fault, ScheduleError
 from meshdsl.lowering.pipelines.schedule import Schedule
 
 

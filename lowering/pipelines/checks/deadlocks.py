@@ -7,8 +7,8 @@ Only the order matters here, not the times. The schedule keeps the rules of `rul
 from __future__ import annotations
 
 from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
+from meshdsl.lowering.pipelines.checks.faults import Fault
 from meshdsl.lowering.pipelines.dependencies import carried, needs, receive_of, receiver, send_of
-from meshdsl.lowering.pipelines.faults import Fault
 from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshdsl.lowering.pipelines.actions import SENDS, Action
+from meshdsl.lowering.pipelines.checks.faults import Fault
+from meshdsl.lowering.pipelines.checks.rules import is_message
 from meshdsl.lowering.pipelines.dependencies import (
     carried,
     needs,
@@ -12,8 +14,6 @@ from meshdsl.lowering.pipelines.dependencies import (
     receiver,
     send_of,
 )
-from meshdsl.lowering.pipelines.faults import Fault
-from meshdsl.lowering.pipelines.rules import is_message
 from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 
