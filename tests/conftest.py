@@ -32,7 +32,7 @@ RESIDENT = Path("/proc/self/statm")  # on Linux
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, default=60, help="how many random programs to check")
+    parser.addoption("--cases", type=int, default=40, help="how many random programs to check")
     parser.addoption("--jax_every", type=int, default=4, help="which of them to run on JAX too")
     parser.addoption("--tf_every", type=int, default=6, help="which to run on TensorFlow too")
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")

@@ -4,6 +4,7 @@ All in float32 with random weights, to 1e-4 of each array's scale.
 """
 
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl import models
@@ -85,6 +86,7 @@ def test_llama():
     check("llama", model.init, decoder_states(model), mapping, text, STATES, **TENSOR)
 
 
+@pytest.mark.slow
 def test_mixtral():
     overrides = f"{SIZES},kv_heads=2,experts=4,capacity=none,rotary_base=10000,window=5"
     model = models.load("mixtral_8x7b", overrides)
@@ -113,6 +115,7 @@ def test_mixtral():
     check("mixtral", model.init, decoder_states(model), mapping, text, STATES, **where)
 
 
+@pytest.mark.slow
 def test_bert():
     model = models.load("bert_base", f"{SIZES},mask_token=3")
     mapping = {

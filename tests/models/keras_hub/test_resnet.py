@@ -21,7 +21,11 @@ def layers_of(block, convolutions):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "convolutions"), [("resnet", "bottleneck", 3), ("resnet_basic", "basic", 2)]
+    ("name", "kind", "convolutions"),
+    [
+        pytest.param("resnet", "bottleneck", 3, marks=pytest.mark.slow),
+        ("resnet_basic", "basic", 2),
+    ],
 )
 def test_resnet(name, kind, convolutions):
     model = models.load("resnet50", f"blocks=1+2,filters=64+8,strides=1+2,block={kind},classes=3")
