@@ -1,20 +1,22 @@
-"""Actions: what one stage of a pipeline does at a time, in the notation of PyTorch's pipelining.
+"""Actions: the steps of a pipeline stage, in the notation of PyTorch's pipelining.
 
 A *stage* is a position along the mesh axis of a pipeline. A *chunk* is a run of consecutive layers;
-chunk 0 is first in the model. A *microbatch* is a part of the batch. An action is the number of
-its chunk, its kind, and the number of its microbatch: `0F3` is the forward pass of chunk 0 on
-microbatch 3. PyTorch calls a chunk a stage, and a stage a rank. The text is the same.
+chunk 0 is first in the model. A *microbatch* is a part of the batch.
+
+The text of an action has the number of its chunk, its kind, and the number of its microbatch. For
+example, `0F3` is the forward pass of chunk 0 on microbatch 3. PyTorch uses the same text, but it
+calls a chunk a stage, and a stage a rank.
 
 | text | meaning |
 |---|---|
 | `0F3` | forward pass |
 | `0I3` | backward pass: gradients of the chunk's inputs |
 | `0W3` | backward pass: gradients of the chunk's weights |
-| `0B3` | full backward pass: `0I3` and `0W3` at once |
+| `0B3` | full backward pass: `0I3` and `0W3` together |
 | `0SEND_F3`, `1RECV_F3` | chunk 0 sends its output, chunk 1 receives it |
 | `1SEND_B3`, `0RECV_B3` | chunk 1 sends the gradient of its inputs, chunk 0 receives it |
 | `(0F7;7B3)OVERLAP_F_B` | a forward and a backward pass side by side |
-| `0UNSHARD`, `0RESHARD` | gather the chunk's weights, free the gathered ones |
+| `0UNSHARD`, `0RESHARD` | gather the chunk's weights, free the gathered weights |
 | `0REDUCE_GRAD` | reduce the chunk's weight gradients over data parallelism |
 
 Guarantees: `Action.parse(str(action)) == action`; actions are immutable and hashable.
@@ -29,7 +31,7 @@ from functools import cached_property
 
 
 class Kind(enum.StrEnum):
-    """What an action does. The values are PyTorch's."""
+    """The kinds of actions. The values are PyTorch's names."""
 
     FORWARD = "F"
     INPUTS = "I"
@@ -50,7 +52,7 @@ COMPUTATIONS = frozenset(
 )
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B})
-# They concern the weights of a chunk, so they have no microbatch.
+# These actions concern the weights of a chunk, so they have no microbatch.
 OF_WEIGHTS = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
 _ONE = re.compile(r"(\d+)([A-Z_]+)(\d*)")
@@ -60,13 +62,13 @@ _ABSENT = -1
 
 @dataclass(frozen=True)
 class Action:
-    """One cell of a schedule.
+    """An action of a stage: the content of one cell of a schedule.
 
     Attributes:
-        kind: what it does.
+        kind: what the stage does.
         chunk: the number of its chunk in the model; -1 for an overlap.
         microbatch: the number of its microbatch; -1 for an overlap and for actions on weights.
-        parts: the actions of an overlap, else empty.
+        parts: the two actions of an overlap; empty for all other kinds.
     """
 
     kind: Kind
@@ -96,12 +98,12 @@ class Action:
 
     @property
     def computes(self) -> bool:
-        """Whether it is a forward or backward pass, and so occupies its stage."""
+        """Whether the action is a forward or backward pass. Only these take time of a stage."""
         return self.kind in COMPUTATIONS
 
     @cached_property
     def results(self) -> tuple[Action, ...]:
-        """The `F`, `I` and `W` that it computes: those of `B` are `I` and `W`."""
+        """The results that the action computes, as `F`, `I` and `W`. `B` computes `I` and `W`."""
         if self.kind == Kind.OVERLAP:
             return tuple(result for part in self.parts for result in part.results)
         if self.kind == Kind.BACKWARD:
@@ -114,7 +116,7 @@ class Action:
 
 
 def _one(text: str, cell: str) -> Action:
-    """Returns the action of a text without parts; `cell` is what an error quotes."""
+    """Returns the action of a text that is not an overlap. Errors also quote the text of `cell`."""
     match = _ONE.fullmatch(text)
     within = "" if text == cell else f" in `{cell}`"
     if not match or match[2] not in set(Kind) - {Kind.OVERLAP}:

@@ -1,8 +1,8 @@
-"""Buffers: how many inputs of chunks a stage keeps, and in which buffer each of them is.
+"""Buffers: the number of chunk inputs that a stage keeps, and the buffer of each of them.
 
-The input of a chunk, with all activations that the backward pass needs, is *live* from the start
-of the forward pass to the end of the backward pass: of `B`, or of `W` where it is apart. What a
-stage has live depends on the order of its row alone, not on the times.
+A stage keeps the input of a chunk with all activations that the backward pass needs. They are
+*live* from the start of the forward pass to the end of the backward pass (`B` or `W`). The number
+of live inputs depends on the order of the row only, not on times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 
 
 def live(row: Row) -> list[int]:
-    """Returns how many chunk inputs a stage has live during each column of its row."""
+    """Returns the number of live chunk inputs of a stage in each column of its row."""
     begun = [_count(row, column, Kind.FORWARD) for column in range(len(row))]
     ended = [_count(row, column, Kind.WEIGHTS) for column in range(len(row))]
     return [b - e for b, e in zip(accumulate(begun), [0, *accumulate(ended)], strict=False)]
@@ -30,16 +30,16 @@ def _count(row: Row, column: int, kind: Kind) -> int:
 
 
 def peaks(schedule: Schedule) -> tuple[int, ...]:
-    """Returns per stage the most chunk inputs that are live at a time."""
+    """Returns the largest number of live chunk inputs of each stage."""
     return tuple(max(live(row), default=0) for row in schedule.rows)
 
 
 def input_buffers(schedule: Schedule, stage: int) -> dict[tuple[int, int], int]:
     """Returns the buffer in which a stage keeps the input of each (chunk, microbatch).
 
-    Buffers are numbered from 0. There are as many as the peak of the stage, so none could be
-    spared. An input is written when its forward pass begins. A lowering that stores what it
-    receives ahead of its use needs other buffers for that; `planning.Plan.waiting` counts them.
+    Buffers are numbered from 0. Their number is the peak of the stage, which is the minimum. A
+    forward pass writes its input when it begins. If messages arrive before their use, they need
+    buffers of their own; `plans.Plan.waiting` counts those.
     """
     columns: dict[tuple[int, int], tuple[int, int]] = {}
     for column, action in enumerate(schedule.rows[stage]):
@@ -53,13 +53,13 @@ def input_buffers(schedule: Schedule, stage: int) -> dict[tuple[int, int], int]:
 
 
 def assign(used: Mapping[Key, tuple[int, int]]) -> dict[Key, int]:
-    """Returns a buffer for each value, so that values in use at the same time have others.
+    """Returns a buffer for each value. Values in use at the same time have different buffers.
 
-    A value is given the first buffer that is free when it comes. For intervals this needs as few
-    buffers as possible: as many as there are values in use at the same time.
+    Values are assigned in the order of their first use; each gets the first free buffer. For
+    intervals, this needs the fewest buffers: as many as values are in use at the same time.
 
     Args:
-        used: per value the first and the last time at which it is in use.
+        used: the first and the last time of use of each value.
     """
     last: list[int] = []
     buffers = {}

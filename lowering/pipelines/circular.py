@@ -1,35 +1,38 @@
-"""Circular: interleaved 1F1B on a clock, as one SPMD program of three scans can run it.
+"""Circular: interleaved 1F1B on a clock, for one SPMD program of three scans.
 
-All stages share ticks. In a tick, a stage does at most one forward pass of one of its chunks and
-then at most one backward pass. Each result is needed one stage further in the next tick, so a ring
-of permutes carries all results: forward passes send to the next stage (the last one to stage 0),
-backward passes to the previous one. Which passes a tick has depends on the tick alone:
+All stages share ticks. In a tick, a stage does at most one forward pass of one of its chunks, and
+then at most one backward pass. A pass sends its result along a ring of permutes. A forward pass
+sends to the next stage; the last stage sends to stage 0. A backward pass sends to the previous
+stage. The kinds of passes depend on the tick only:
 
 | ticks | every stage does | loop |
 |---|---|---|
 | 0 ... `delay` - 1 | forward passes | warm-up |
-| `delay` ... `delay` + `steady_ticks` - 1 | forward, then backward passes | steady |
+| `delay` ... `delay` + `steady_ticks` - 1 | forward, then backward passes | steady state |
 | the last `delay` | backward passes | cool-down |
 
-So the lowering needs three scans without a branch. A stage without work in a tick computes on
-anything and its result is masked: `Slot.valid` is false.
+So the lowering needs three scans, and no branches. If a stage has no work in a tick, `Slot.valid`
+is false: the stage computes on arbitrary data, and its result is masked.
 
-Chunk c of p v chunks is on stage c mod p in round c // p. Microbatches go through the rounds in
-groups (`groups.py`). Work item k of the forward passes is the same (round, microbatch) on all
-stages; stage s does it in tick k + s. Item k of the backward passes has the same microbatch in the
-round counted from the end; stage s does it in tick `delay` + k + (p - 1 - s). The delay is the
-least one with which the last chunk has done its forward pass before, in the same tick or earlier:
-(v - 1)G + p - 1, where G is the number of items between two rounds of the largest group.
+There are p stages, v rounds and m microbatches. Chunk c is on stage c mod p, in round c // p.
+Microbatches go through the rounds in groups (`groups.py`). All stages do the same work items in the
+same order. Item k of the forward passes is a (round, microbatch). Stage s does it in tick k + s.
+Item k of the backward passes has the same microbatch, and its round is counted from the last one.
+Stage s does it in tick `delay` + k + (p - 1 - s).
 
-Of p stages, v rounds, m microbatches, and times F and B of one chunk:
+A backward pass of the last chunk needs its forward pass, in the same tick or earlier. `delay` is
+the smallest delay with this property: (v - 1)G + p - 1. G is the number of items between two rounds
+of the largest group.
 
-* the time is (v m + p - 1)(F + B) if m >= p, that of interleaved 1F1B, and its bubble is
-  (p - 1)/(v m + p - 1) of it. In general the time is (`items` + p - 1)(F + B);
-* stage s keeps the inputs of min(v m, (v - 1)G + 2(p - s) - 1) chunks if m >= p. With groups of p,
-  this is at most (v + 1)p - 1 - 2s, whatever the number of microbatches;
-* permutes travel beside work in the steady loop: those of a forward pass beside the backward pass
-  of its tick, those of a backward pass beside the forward pass of the next tick. In the other two
-  loops there is no such work.
+A forward pass of one chunk takes the time F, a backward pass the time B.
+
+* The schedule takes (`items` + p - 1)(F + B). If m >= p, this is (v m + p - 1)(F + B), as for
+  interleaved 1F1B, and the bubble is the share (p - 1)/(v m + p - 1).
+* If m >= p, stage s keeps the inputs of at most min(v m, (v - 1)G + 2(p - s) - 1) chunks. With
+  groups of p, this is at most (v + 1)p - 1 - 2s, for any number of microbatches.
+* In the steady state, permutes travel while the stage works. A forward pass sends during the
+  backward pass of its tick. A backward pass sends during the forward pass of the next tick. In the
+  warm-up and the cool-down, there is no such overlap.
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 
 
 class Slot(NamedTuple):
-    """What one stage computes in a tick: three ints and a bool, or arrays of them.
+    """The pass of one stage in a tick: three ints and a bool, or arrays of them.
 
     Attributes:
         chunk: the number of the chunk in the model, `round * stages + stage`.
-        round: which of the stage's chunks it is.
+        round: the number of the chunk among the chunks of the stage.
         microbatch: the number of the microbatch.
-        valid: whether there is work at all. If not, the numbers are in range and mean nothing.
+        valid: whether there is a pass. If not, the numbers are arbitrary, but in range.
     """
 
     chunk: Any
@@ -62,15 +65,15 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Circular:
-    """The circular schedule, as functions from ticks to work.
+    """The circular schedule, as functions from ticks to passes.
 
     Attributes:
         stages: p.
-        rounds: v, the chunks of a stage.
+        rounds: v, the number of chunks of a stage.
         microbatches: m.
-        groups: into how many groups the microbatches are divided. 0 means as few ticks as there
-            can be (`groups.fewest_ticks`): groups of p or more. `groups.fewest_live` makes groups
-            of p or less: if p does not divide m, it costs ticks and saves memory.
+        groups: the number of groups of microbatches. With 0, it is `groups.fewest_ticks`: groups
+            of p or more. `groups.fewest_live` makes groups of p or less. If p does not divide m,
+            those need more ticks and less memory.
     """
 
     stages: int
@@ -89,43 +92,43 @@ class Circular:
 
     @cached_property
     def _sizes(self) -> tuple[int, int, int]:
-        """How many groups are larger by one, their size, and the size of the others."""
+        """The number of groups with one microbatch more; their size; the size of the others."""
         size, larger = divmod(self.microbatches, self.groups)
         return larger, size + 1, size
 
     def _stride(self, size: int) -> int:
-        """Returns the items from one round of a group to its next round."""
+        """Returns the number of items from one round of a group to its next round."""
         return max(size, self.stages)
 
     def _span(self, size: int) -> int:
-        """Returns the items of a group, with idle ones before it comes back."""
+        """Returns the number of items of a group, with idle items between its rounds."""
         return (self.rounds - 1) * self._stride(size) + size
 
     @cached_property
     def stride(self) -> int:
-        """G: the items from one round of the largest group to its next round."""
+        """G: the number of items from one round of the largest group to its next round."""
         larger, large, small = self._sizes
         return self._stride(large if larger else small)
 
     @cached_property
     def items(self) -> int:
-        """How many ticks a stage needs for its forward passes; v m if it never waits."""
+        """The number of ticks of a stage for its forward passes; v m if it never waits."""
         larger, large, small = self._sizes
         return larger * self._span(large) + (self.groups - larger) * self._span(small)
 
     @property
     def delay(self) -> int:
-        """The ticks of the warm-up loop, which are those of the cool-down loop."""
+        """The number of ticks of the warm-up, and of the cool-down."""
         return (self.rounds - 1) * self.stride + self.stages - 1
 
     @property
     def steady_ticks(self) -> int:
-        """The ticks of the steady loop."""
+        """The number of ticks of the steady state."""
         return self.items + self.stages - 1 - self.delay
 
     @property
     def ticks(self) -> int:
-        """All ticks, those of the three loops."""
+        """The number of ticks of all three loops."""
         return 2 * self.delay + self.steady_ticks
 
     @property
@@ -134,13 +137,13 @@ class Circular:
         return 1 - self.rounds * self.microbatches / (self.items + self.stages - 1)
 
     def seconds(self, forward: float, backward: float) -> float:
-        """Returns the time of all ticks, of the times of the two passes of one chunk."""
+        """Returns the time of all ticks, for given times of the two passes of one chunk."""
         return self.delay * (forward + backward) + self.steady_ticks * (forward + backward)
 
     def live(self, stage: int) -> int:
-        """Returns of how many chunks a stage keeps the inputs, at most.
+        """Returns the most inputs of chunks that a stage keeps at a time.
 
-        It is exact for the groups that there are by default.
+        This is exact for the default number of groups, and else an upper bound.
         """
         per_round = min(self.stride, self.microbatches)
         ahead = (self.rounds - 1) * per_round + 2 * (self.stages - stage) - 1
@@ -149,12 +152,13 @@ class Circular:
     def forward(self, tick: Any, stage: Any) -> Slot:
         """Returns the forward pass of a stage in a tick.
 
-        The arguments are ints, or arrays of numpy or JAX, traced or not: there is only arithmetic.
+        The arguments may be ints, or arrays of numpy or JAX, also in a trace: the function uses
+        arithmetic only.
         """
         return self._slot(tick - stage, stage, reverse=False)
 
     def backward(self, tick: Any, stage: Any) -> Slot:
-        """Returns the backward pass of a stage in a tick, as `forward` does."""
+        """Returns the backward pass of a stage in a tick, for the same arguments as `forward`."""
         return self._slot(tick - self.delay - (self.stages - 1 - stage), stage, reverse=True)
 
     def _slot(self, item: Any, stage: Any, reverse: bool) -> Slot:
@@ -162,7 +166,7 @@ class Circular:
         items_of_large = larger * self._span(large)
         inside = (item >= 0) * (item < self.items)
         item = item * inside
-        # A product with a bool is a choice without a branch, so that tracers will do.
+        # A product with a bool selects without a branch, so this also works in a trace.
         late = item >= items_of_large
         size = large - late * (large - small)
         span = self._span(large) - late * (self._span(large) - self._span(small))
@@ -178,10 +182,10 @@ class Circular:
         return Slot(turn * self.stages + stage, turn, microbatch, inside * busy == 1)
 
     def schedule(self) -> Schedule:
-        """Returns the table. Columns are aligned: one per pass, so two per tick of the steady loop.
+        """Returns the table, with one column per pass; all stages have the same columns.
 
-        Column t of the warm-up is tick t. Columns `delay` + 2j and `delay` + 2j + 1 are the
-        forward and the backward pass of tick `delay` + j.
+        Column t of the warm-up is tick t. Tick `delay` + j of the steady state has two columns:
+        `delay` + 2j for the forward pass, and `delay` + 2j + 1 for the backward pass.
         """
         rows = []
         for stage in range(self.stages):
@@ -197,12 +201,12 @@ class Circular:
         return Schedule.of(rows, "circular")
 
     def forward_tick(self, chunk: int, microbatch: int) -> int:
-        """Returns the tick of a forward pass: the inverse of `forward`."""
+        """Returns the tick of a forward pass. This is the inverse of `forward`."""
         turn, stage = divmod(chunk, self.stages)
         return self._item(turn, microbatch) + stage
 
     def backward_tick(self, chunk: int, microbatch: int) -> int:
-        """Returns the tick of a backward pass: the inverse of `backward`."""
+        """Returns the tick of a backward pass. This is the inverse of `backward`."""
         turn, stage = divmod(chunk, self.stages)
         item = self._item(self.rounds - 1 - turn, microbatch)
         return self.delay + item + self.stages - 1 - stage
@@ -219,8 +223,8 @@ class Circular:
     def input_buffers(self, stage: int) -> dict[tuple[int, int], int]:
         """Returns the buffer in which a stage keeps the input of each (chunk, microbatch).
 
-        The input is there when the tick of the forward pass begins, or earlier: in a group of more
-        than p, it waits for its round. The buffer is in use until the backward pass has ended.
+        The input arrives when the tick of the forward pass begins, or earlier. In a group of more
+        than p, it waits for its round. The buffer is in use until the end of the backward pass.
         """
         ticks = {}
         for chunk, k in self._work(stage):
@@ -231,8 +235,8 @@ class Circular:
     def gradient_buffers(self, stage: int) -> dict[tuple[int, int], int]:
         """Returns the buffer of the gradient that each backward pass (chunk, microbatch) reads.
 
-        With groups of p or less there is one buffer: each gradient is used in the tick in which it
-        is there. The last chunk has no such gradient.
+        With groups of p or less, there is one buffer, because each gradient is used in the tick
+        of its arrival. The last chunk receives no gradient.
         """
         ticks = {}
         for chunk, k in self._work(stage):
@@ -242,6 +246,6 @@ class Circular:
         return assign(ticks)
 
     def _work(self, stage: int) -> list[tuple[int, int]]:
-        """Returns (chunk, microbatch) of all that a stage does."""
+        """Returns (chunk, microbatch) of all passes of a stage."""
         chunks = range(stage, self.stages * self.rounds, self.stages)
         return [(chunk, k) for chunk in chunks for k in range(self.microbatches)]

@@ -1,4 +1,4 @@
-"""Costs: what the actions of a schedule take, in seconds or any other unit, and what they keep."""
+"""Costs: the times of the actions of a schedule, in any unit, and the memory that they keep."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SHARES = ("overlap", "kept")
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of one microbatch. A number holds for each chunk; a tuple has one per chunk.
+    """The costs of one microbatch. A number is for all chunks; a tuple has one number per chunk.
 
     Attributes:
         forward: the time of `F`.
         inputs: the time of `I`.
         weights: the time of `W`.
-        backward: the time of `B`; None is that of `I` and `W` together.
-        send: the time of a message between a chunk and the next one, by the first of the two. The
-            gradient that comes back takes as long.
-        overlap: the time of `OVERLAP_F_B`, as a share of the times of its parts together.
-        activations: what a forward pass keeps for the backward pass: bytes, or 1 to count chunks.
-        kept: the share of it that is kept between `I` and `W`.
+        backward: the time of `B`; None is the sum of the times of `I` and `W`.
+        send: the time of a message from a chunk to the next chunk. The gradient in the other
+            direction takes the same time. A tuple has the time of the first of the two chunks.
+        overlap: the time of `OVERLAP_F_B`, as a share of the sum of the times of its parts.
+        activations: the bytes that a forward pass keeps for the backward pass; 1 counts chunks.
+        kept: the share of `activations` that a stage keeps between `I` and `W`.
     """
 
     forward: PerChunk = 1.0
@@ -44,7 +44,7 @@ class Costs:
                 raise ValueError(f"`{name}={value}` of a pipeline is a share: give 0 to 1")
 
     def fit(self, chunks: int) -> None:
-        """Checks that the costs are those of a number of chunks.
+        """Checks that each tuple has one number per chunk.
 
         Raises:
             ValueError: A tuple has another length.
@@ -61,7 +61,7 @@ class Costs:
         return [(name, value) for name, value in values if value is not None]
 
     def seconds(self, action: Action) -> float:
-        """Returns the time of an action on its stage. Only computations take time."""
+        """Returns the time of an action on its stage; 0 if it is not a computation."""
         if action.kind == Kind.OVERLAP:
             return self.overlap * sum(self.seconds(part) for part in action.parts)
         if action.kind == Kind.BACKWARD and self.backward is not None:
@@ -70,11 +70,11 @@ class Costs:
         return sum(_of(times[result.kind], result.chunk) for result in action.results)
 
     def message_seconds(self, result: Action) -> float:
-        """Returns the time of the message that carries an `F` or an `I` to another stage."""
+        """Returns the time of the message that carries a result, `F` or `I`."""
         return _of(self.send, result.chunk - (result.kind == Kind.INPUTS))
 
     def kept_by(self, result: Action) -> float:
-        """Returns by how much an `F`, `I` or `W` changes what its stage keeps."""
+        """Returns the change of the kept activations of a stage by a result `F`, `I` or `W`."""
         size = _of(self.activations, result.chunk)
         if result.kind == Kind.FORWARD:
             return size

@@ -1,11 +1,11 @@
 """Schedules as CSV files, in the notation of PyTorch's torch.distributed.pipelining.
 
-A line is the row of a stage, in the order of stages. A cell is an action (`actions.Action`), or
-empty. There is no header. PyTorch writes and reads such files with its `_dump_csv` and `_load_csv`,
-without sends (`compute_only`) or with them (`compute_comms`).
+Line i has the row of stage i. A cell has an action (`actions.Action`), or it is empty. There is no
+header. PyTorch writes and reads such files with `_dump_csv` and `_load_csv`, without sends
+(`compute_only`) or with sends (`compute_comms`).
 
-Guarantees: `parse(text(schedule)) == schedule` for each schedule whose stages all have a cell,
-up to its name and to chunks and microbatches of which no action speaks.
+Guarantees: if each row has a cell, `parse(text(schedule))` has the rows of the schedule. It has the
+same name if the caller gives it, and the same `chunks` and `microbatches` if each occurs in a cell.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def parse(content: str, name: str = "csv") -> Schedule:
         name: the name of the schedule; errors quote it.
 
     Raises:
-        ValueError: Some cells are not actions: all of them are listed, with line and column, both
-            counted from 1 as editors do. Or the text has no action.
+        ValueError: Some cells are not actions, or the text has no action. The message lists all
+            wrong cells with line and column. Both start at 1, as in editors.
     """
     lines = list(csv.reader(io.StringIO(content.strip("\r\n") + "\n")))
     rows: list[Row] = []
@@ -58,10 +58,10 @@ def parse(content: str, name: str = "csv") -> Schedule:
 
 
 def read(path: str | Path) -> Schedule:
-    """Returns the schedule of a CSV file; its name is the file's.
+    """Returns the schedule of a CSV file. Its name is the name of the file without `.csv`.
 
     Raises:
-        ValueError: As `parse`; or the file cannot be read.
+        ValueError: The file cannot be read, or `parse` raises an error.
     """
     path = Path(path)
     try:

@@ -1,9 +1,9 @@
-"""Dependencies: which results an action needs, and which messages carry them between stages.
+"""Dependencies: the results that an action needs, and the messages that carry results.
 
-Results are `F`, `I` and `W` of a chunk and a microbatch (`Action.results`). Of n chunks:
+A result is `F`, `I` or `W` of a chunk and a microbatch (`Action.results`). Chunk c has these needs:
 
-* `cF` needs `F` of chunk c-1, except that chunk 0 reads the batch;
-* `cI` needs `cF`, and `I` of chunk c+1, except that the last chunk reads the loss;
+* `cF` needs `F` of chunk c-1. Chunk 0 reads the batch instead;
+* `cI` needs `cF`, and `I` of chunk c+1. The last chunk reads the gradient of the loss instead;
 * `cW` needs `cI`.
 """
 
@@ -14,7 +14,7 @@ from functools import lru_cache
 from meshdsl.lowering.pipelines.actions import Action, Kind
 
 
-@lru_cache(maxsize=1 << 16)  # Each rule asks for each action.
+@lru_cache(maxsize=1 << 16)  # Each rule calls this for each action.
 def needs(action: Action, chunks: int) -> tuple[Action, ...]:
     """Returns the results that an action needs and does not compute itself, in order."""
     wanted = [need for result in action.results for need in _needs(result, chunks)]
@@ -32,11 +32,14 @@ def _needs(result: Action, chunks: int) -> list[Action]:
 
 
 def receiver(result: Action, placement: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns the chunk that needs a result on another stage, and that stage; else None.
+    """Returns (chunk, stage) of the chunk that needs a result, if it is on another stage.
 
     Args:
         result: an `F`, `I` or `W`.
-        placement: per chunk its stage, `Schedule.placement`.
+        placement: the stage of each chunk, as `Schedule.placement`.
+
+    Returns:
+        None if no chunk needs the result, or if a chunk of the same stage needs it.
     """
     step = {Kind.FORWARD: 1, Kind.INPUTS: -1}.get(result.kind)
     if step is None or not 0 <= (chunk := result.chunk + step) < len(placement):

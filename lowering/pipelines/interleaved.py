@@ -1,6 +1,7 @@
 """Interleaved 1F1B: several chunks per stage, so that the bubble is divided by their number.
 
-Chunk c of p v chunks is on stage c mod p. A microbatch goes v times around the stages.
+There are p stages with v chunks each. Chunk c is on stage c mod p. A microbatch visits each stage v
+times.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 
 
 def interleaved(stages: int, microbatches: int, rounds: int) -> Schedule:
-    """Returns the interleaved schedule of v rounds; that of one round is 1F1B.
+    """Returns the interleaved schedule of v rounds; with one round, this is 1F1B.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
-    Using Megatron-LM", section 2.2.2 and figure 4 (bottom). The paper wants m to be a multiple of
-    p; here m is any number, in groups of p or more microbatches (`groups.py`). PyTorch's has the
-    same groups, but refuses m that the number of groups does not divide.
+    Using Megatron-LM", section 2.2.2 and figure 4 (bottom). In the paper, m must be a multiple of
+    p. Here m is arbitrary: `groups.py` makes groups of p or more microbatches. PyTorch uses the
+    same groups, but requires that the number of groups divides m.
 
-    Of p stages, m >= p microbatches, and times F and B of one chunk, the time is
-    (v m + p - 1)(F + B), and the bubble (p - 1)/(v m + p - 1) of it. Of m < p it is
-    (v p + m - 1)(F + B): a stage waits until the microbatches come back.
+    A forward pass of one chunk takes the time F, a backward pass the time B. If m >= p, the
+    schedule takes (v m + p - 1)(F + B), and the bubble is the share (p - 1)/(v m + p - 1). If
+    m < p, it takes (v p + m - 1)(F + B), because a stage waits until the microbatches come back.
 
-    With groups of at most G microbatches (G = p if p divides m), stage i of v >= 2 rounds begins
-    with min(v m, (v - 1) G + 2(p - 1 - i)) forward passes, and then alternates. It keeps the
-    inputs of min(v m, (v - 1) G + 2(p - i) - 1) chunks.
+    Let G be the size of the largest group: G = p if p divides m. With v >= 2 rounds, stage i does
+    min(v m, (v - 1) G + 2(p - 1 - i)) forward passes in the warm-up. It keeps the inputs of at
+    most min(v m, (v - 1) G + 2(p - i) - 1) chunks.
     """
     if rounds == 1:
         return one_forward_one_backward(stages, microbatches)

@@ -1,4 +1,4 @@
-"""Messages: the sends and receives of a schedule, where they cost no time."""
+"""Messages: adds sends and receives to a schedule, at positions where they cost no time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 def with_messages(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     """Returns the schedule with sends and receives, and without empty cells.
 
-    Each result that another stage needs is sent as soon as it is computed. The stage that needs it
-    receives it before the action that it is at by then. A receive is meant to begin and not to
-    wait, as in PyTorch: the message travels beside that action, and what needs it waits for it.
-    So sends and receives take no time that the schedule without them does not take.
+    A stage sends each result that another stage needs as soon as it has computed it. The receive is
+    in the row of the other stage, before the computation that this stage does at that time. A
+    receive only starts the transfer, as in PyTorch. The message travels during that computation.
+    The action that needs the message waits for it. So sends and receives cost no time.
 
-    All actions have an order in which each receive follows its send at once. This makes the
-    schedule right for every kind of message: there is no deadlock even if a send blocks until it is
-    received, and the messages of two stages are received in the order in which they are sent.
+    All actions have a common order in which each receive directly follows its send. So the schedule
+    has no deadlock, even if a send blocks until the other stage receives. And each stage receives
+    the messages of another stage in the order of their sends.
 
     Args:
         schedule: a correct schedule without messages.
-        costs: the times by which to say what ends when; by default F = I = W, and B twice that.
+        costs: the times of the actions, which decide their order. By default F = I = W, and B takes
+            twice that time.
 
     Raises:
-        ValueError: The schedule is wrong, or has messages, or a computation takes no time.
+        ValueError: The schedule is incorrect, or has messages, or a computation takes no time.
     """
     if schedule.has_messages:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Built-in schedules by name, as a user chooses one."""
+"""Named: the built-in schedules by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _circular(stages: int, microbatches: int, rounds: int) -> Schedule:
     return Circular(stages, rounds, microbatches).schedule()
 
 
-# With any number of rounds, and with the one number of rounds that the schedule has.
+# The first schedules have any number of rounds. Each of the others has a fixed number of rounds.
 WITH_ROUNDS: dict[str, Callable[[int, int, int], Schedule]] = {
     "interleaved": interleaved,
     "circular": _circular,
@@ -39,13 +39,13 @@ def named(name: str, stages: int, microbatches: int, rounds: int | None = None) 
     Args:
         name: one of `NAMES`.
         stages: the size of the mesh axis.
-        microbatches: into how many parts the batch is divided.
-        rounds: how many chunks a stage has. None is 2 for the schedules that have any number of
-            rounds; the others have one or, `zbv`, two.
+        microbatches: the number of microbatches of the batch.
+        rounds: the number of chunks of a stage. With None, it is 2 for the schedules of
+            `WITH_ROUNDS`. `zbv` has 2 rounds, and all others have 1.
 
     Raises:
-        ValueError: There is no such schedule, it does not have these rounds, or a number is not
-            positive.
+        ValueError: There is no schedule of this name, the schedule cannot have this number of
+            rounds, or a number is not positive.
     """
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1)

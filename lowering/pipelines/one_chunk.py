@@ -1,8 +1,8 @@
 """Schedules with one chunk per stage: GPipe, and one forward one backward (1F1B).
 
-Of p stages and m microbatches, with times F and B of the forward and the backward pass, both have
-the time (m + p - 1)(F + B), and so the bubble (p - 1)(F + B), or (p - 1)/(m + p - 1) of the time.
-They differ in the inputs of chunks that a stage keeps for the backward pass.
+There are p stages and m microbatches. A forward pass takes the time F, a backward pass the time B.
+Both schedules take (m + p - 1)(F + B). So the bubble is (p - 1)(F + B), which is the share
+(p - 1)/(m + p - 1) of the time. The schedules differ in how many activations a stage keeps.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
-    """Returns 1F1B: a stage does a backward pass as soon as it can.
+    """Returns 1F1B: a stage does each backward pass as early as possible.
 
     Source: PipeDream-Flush, in Narayanan et al. 2021, "Efficient Large-Scale Language Model
     Training on GPU Clusters Using Megatron-LM", section 2.2.1 and figure 4 (top).
 
-    Stage i of p begins with min(m, p - 1 - i) forward passes. Then it alternates, one forward pass
-    and one backward pass, and ends with the other backward passes. It keeps the activations of
-    min(m, p - i) microbatches.
+    In the warm-up, stage i of p does min(m, p - 1 - i) forward passes. In the steady state, it
+    alternates between one forward and one backward pass. In the cool-down, it does the remaining
+    backward passes. It keeps the activations of at most min(m, p - i) microbatches.
     """
     rows = []
     for stage in range(stages):
@@ -47,7 +47,13 @@ def one_forward_one_backward(stages: int, microbatches: int) -> Schedule:
 
 
 def alternate(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
-    """Returns `ahead` forward passes, then one forward and one backward in turns, then the rest."""
+    """Returns a row in three parts: warm-up, steady state and cool-down.
+
+    Args:
+        forwards: all forward passes of the stage, in order.
+        backwards: all backward passes of the stage, in order.
+        ahead: the number of forward passes in the warm-up.
+    """
     row = forwards[:ahead]
     pairs = zip(forwards[ahead:], backwards, strict=False)
     row += [action for pair in pairs for action in pair]

@@ -1,14 +1,16 @@
-"""Planning: when everything of a schedule happens, for given times.
+"""Planning: computes the times of all actions and messages of a schedule.
 
-The model of time. A stage does one computation at a time, in the order of its row. A message goes
-off when its result is computed (or where its send stands in the row, if the schedule has sends)
-and travels beside the work of both stages. From one stage to another there is one link. It carries
-one message at a time, in the order in which they are sent. If the schedule has sends, a message
-also waits until its receive is reached. Sends, receives and actions on weights take no time of a
-stage.
+The model of time is as follows:
 
-Guarantees: a plan follows from the schedule and the costs alone, and only a schedule that
-`checking.check` accepts has one.
+* A stage does one computation at a time, in the order of its row. Sends, receives and actions on
+  weights take no time of a stage.
+* There is one link from each stage to each other stage. It carries one message at a time, in the
+  order of the sends. A message travels while both stages work.
+* If the schedule has sends, a message starts after both stages have reached its send and its
+  receive. If it has none, a message starts when its result is computed.
+
+Guarantees: a plan depends on the schedule and the costs only. Only a schedule that `checking.check`
+accepts has a plan.
 """
 
 from __future__ import annotations
@@ -26,17 +28,16 @@ Link = tuple[int, int]
 
 
 def plan(schedule: Schedule, costs: Costs | None = None) -> Plan:
-    """Returns the plan of a schedule, with its makespan, bubble, live activations, critical path.
+    """Returns the plan of a schedule: its makespan, bubble, live activations and critical path.
 
     plan(one_forward_one_backward(4, 8)).bubble  # 3 / 11
 
     Args:
         schedule: a correct schedule.
-        costs: the times; by default F = I = W = 1, and B twice that.
+        costs: the times of the actions. By default F = I = W = 1 and B = 2.
 
     Raises:
-        ValueError: The schedule is wrong, as `checking.check` says; or costs per chunk are of
-            another number of chunks.
+        ValueError: `checking.check` rejects the schedule, or `costs` has another number of chunks.
     """
     costs = costs or Costs()
     check(schedule)
@@ -45,7 +46,7 @@ def plan(schedule: Schedule, costs: Costs | None = None) -> Plan:
 
 
 class _Clock:
-    """A schedule that is under way."""
+    """The state of a schedule during its run."""
 
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule, self.costs = schedule, costs
@@ -54,7 +55,7 @@ class _Clock:
         self.computed: dict[Action, Span] = {}
         self.messages: dict[Action, Span] = {}
         self.last: dict[Link, Span] = {}
-        # Sends whose receive is not reached, and, per result, what its receive comes after.
+        # Sends that wait for their receive. Per result, the computation before its receive.
         self.posted: dict[Link, deque[tuple[Action, Span]]] = {}
         self.awaited: dict[Action, Span | None] = {}
 
@@ -66,7 +67,7 @@ class _Clock:
         return Plan(self.schedule, self.costs, tuple(map(tuple, self.spans)), self.messages)
 
     def _advance(self, stage: int) -> bool:
-        """Runs the row of a stage as far as it goes; returns whether it went on at all."""
+        """Runs a stage until it must wait; returns whether it did any action."""
         row, first = self.schedule.rows[stage], self.columns[stage]
         while self.columns[stage] < len(row) and self._act(stage, row[self.columns[stage]]):
             self.columns[stage] += 1
@@ -112,7 +113,7 @@ class _Clock:
         return True
 
     def _deliver(self, link: Link) -> None:
-        """Sends what both stages of a link are ready for."""
+        """Sends the messages of a link for which both stages are ready."""
         posted = self.posted.get(link)
         while posted and posted[0][0] in self.awaited:
             result, sender = posted.popleft()
@@ -127,6 +128,6 @@ class _Clock:
 
 
 def _latest(causes: list[Span]) -> tuple[float, Span | None]:
-    """Returns when the last of some spans ends, and that span: the first one of several."""
+    """Returns the latest end of some spans, and the first span with this end."""
     cause = max(causes, key=lambda span: span.end, default=None)
     return (cause.end, cause) if cause else (0.0, None)

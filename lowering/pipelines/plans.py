@@ -1,4 +1,4 @@
-"""Plan: when everything of a schedule happens, and the figures that follow from it."""
+"""Plan: the times of all actions and messages of a schedule, and figures computed from them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Span:
         stage: the stage that computes or sends.
         column: the column of a computation in the stage's row; -1 for a message.
         action: the computation, or the send.
-        start: when it begins.
-        end: when it ends.
-        cause: what ended last of all that it had to wait for; None if it waited for nothing.
+        start: the time of its start.
+        end: the time of its end.
+        cause: the span that it waited for; of several, the one with the latest end. None if it
+            waited for no span.
     """
 
     stage: int
@@ -39,8 +40,8 @@ class Plan:
     Attributes:
         schedule: the schedule.
         costs: the times of its actions.
-        spans: per stage its computations, in order.
-        messages: per result that travels, its message.
+        spans: the computations of each stage, in order.
+        messages: the message of each result that another stage needs.
     """
 
     schedule: Schedule
@@ -50,29 +51,30 @@ class Plan:
 
     @cached_property
     def makespan(self) -> float:
-        """When the last stage has ended."""
+        """The time at which the last stage finishes."""
         return max((row[-1].end for row in self.spans if row), default=0.0)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Per stage, how long it computes."""
+        """The time in which each stage computes."""
         return tuple(sum(span.end - span.start for span in row) for row in self.spans)
 
     @cached_property
     def bubbles(self) -> tuple[float, ...]:
-        """Per stage, how long of the makespan it does not compute."""
+        """The time of the makespan in which each stage does not compute."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @cached_property
     def bubble(self) -> float:
-        """The bubbles of all stages as a share of their time: 0 to 1."""
+        """The share of the time of all stages that is bubbles: 0 to 1."""
         return sum(self.bubbles) / (len(self.spans) * self.makespan) if self.makespan else 0.0
 
     @cached_property
     def pauses(self) -> tuple[float, ...]:
-        """Per stage, how long it waits between its first and its last computation.
+        """The time that each stage waits between its first and its last computation.
 
-        This is the bubble if optimizer steps of stages need not be at one time (Qi et al. 2023).
+        This is the bubble if the stages need not synchronize for the optimizer step (Qi et al.
+        2023).
         """
         ends = [(row[0].start, row[-1].end) if row else (0.0, 0.0) for row in self.spans]
         return tuple(
@@ -81,10 +83,10 @@ class Plan:
 
     @cached_property
     def live(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """Per stage, (time, what it keeps from then on): a step function, in the costs' unit.
+        """The activations that each stage keeps: (time, amount from this time on).
 
-        A forward pass keeps `Costs.activations` from its start. They are freed when `B` or `W` has
-        ended, a part of them when `I` has.
+        A forward pass keeps `Costs.activations` from its start. The stage frees a part of them at
+        the end of `I`, and the rest at the end of `W`, or all at the end of `B`.
         """
         return tuple(_steps(self._changes(row)) for row in self.spans)
 
@@ -97,12 +99,12 @@ class Plan:
 
     @cached_property
     def peaks(self) -> tuple[float, ...]:
-        """Per stage, the most that it keeps at a time."""
+        """The largest amount of activations that each stage keeps at a time."""
         return tuple(max((amount for _, amount in steps), default=0.0) for steps in self.live)
 
     @cached_property
     def waiting(self) -> tuple[int, ...]:
-        """Per stage, the most messages that have come and are not in use yet."""
+        """The largest number of messages of each stage that have arrived before their use."""
         begun = {
             (span.stage, need): span.start
             for row in self.spans
@@ -118,9 +120,10 @@ class Plan:
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
-        """What the makespan consists of: each span begins when the one before it has ended.
+        """The spans that determine the makespan: each one starts at the end of the one before it.
 
-        To shorten the makespan, one of these must be shorter. Messages without a time are left out.
+        The makespan is shorter only if one of these spans is shorter. Messages that take no time
+        are omitted.
         """
         span = max((row[-1] for row in self.spans if row), key=lambda s: s.end, default=None)
         path = []
@@ -131,7 +134,7 @@ class Plan:
 
 
 def _steps(changes: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Returns the sum of all changes until each time at which there is one."""
+    """Returns (time, sum of all changes up to this time) for each time with a change."""
     at: dict[float, float] = {}
     for time, change in changes:
         at[time] = at.get(time, 0.0) + change

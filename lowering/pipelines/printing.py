@@ -1,4 +1,4 @@
-"""Printing: a schedule as rows of stages over time slots, as plain text."""
+"""Printing: a schedule as plain text, with one row per stage and one column per slot of time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _GOES_ON = "-"
 def show(
     schedule: Schedule, costs: Costs | None = None, *, slot: float = 0.0, width: int = 100
 ) -> str:
-    """Returns a schedule as text: what each stage does in each slot of time.
+    """Returns a schedule as text, with the action of each stage in each slot of time.
 
-    A row is a stage, a column a slot. A cell has the action that the stage begins in it, `-` if
-    the action goes on, and `.` if the stage waits. With one chunk per stage a cell is `F3`, else
-    `4F3`. Wide tables are continued below.
+    A row is a stage, and a column is a slot. A cell has the action that starts in the slot. It is
+    `-` if the action continues, and `.` if the stage waits. With one chunk per stage, actions are
+    `F3` instead of `4F3`. If a table is too wide, its remaining columns follow below.
 
         1f1b: 2 stages, 2 chunks, 3 microbatches; bubble 25 %
         slot     0  1  2  3  4  5  6  7  8  9 10 11  live
@@ -28,18 +28,18 @@ def show(
 
     Args:
         schedule: a correct schedule.
-        costs: the times; by default F = I = W = 1, and B twice that.
+        costs: the times of the actions. By default F = I = W = 1 and B = 2.
         slot: the time of a column; by default the shortest time of an action.
-        width: the most characters of a line.
+        width: the largest number of characters in a line.
 
     Raises:
-        ValueError: The schedule is wrong, or has no plan with these costs.
+        ValueError: The schedule is incorrect, or `costs` has another number of chunks.
     """
     return show_plan(plan(schedule, costs), slot=slot, width=width)
 
 
 def show_plan(plan: Plan, *, slot: float = 0.0, width: int = 100) -> str:
-    """Returns a plan as text, as `show` does."""
+    """Returns a plan as text, in the format of `show`."""
     schedule = plan.schedule
     times = [s.end - s.start for row in plan.spans for s in row if s.end > s.start]
     slot = slot or min(times, default=1.0)
@@ -62,7 +62,7 @@ def show_plan(plan: Plan, *, slot: float = 0.0, width: int = 100) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """Returns the sizes of a schedule, and its bubble, as a line."""
+    """Returns a line with the sizes of a schedule and its bubble."""
     schedule = plan.schedule
     counts = [
         _many(schedule.stages, "stage"),
@@ -77,7 +77,7 @@ def _many(count: int, noun: str, plural: str = "s") -> str:
 
 
 def _cells(row: tuple[Span, ...], columns: int, slot: float, brief: bool) -> list[str]:
-    """Returns the cells of a stage: what it does in the middle of each slot."""
+    """Returns the cells of a stage. A cell shows the action in the middle of its slot."""
     cells = [_IDLE] * columns
     for span in row:
         begun = False

@@ -12,12 +12,13 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 
 @dataclass(frozen=True)
 class RunningStack:
-    """A stack of layers that is a part of a pipeline.
+    """A stack of layers of a pipeline.
 
     Attributes:
-        layers: how many layers it has.
-        per_chunk: the layers of a chunk; the last chunks may have fewer, and compute as long.
-        line: where the loop over the layers is.
+        layers: the number of layers.
+        per_chunk: the number of layers of a chunk. The last chunks may have fewer layers of the
+            model, but take the same time.
+        line: the line of the loop over the layers.
     """
 
     layers: int
@@ -45,16 +46,16 @@ class RunningPipeline:
     """A pipeline that a program runs, on ticks that all stages share.
 
     Attributes:
-        rule: the rule of the layout that makes it, as `layers:pipe`.
-        axes: the axes of the mesh that number the stages.
-        stacks: the stacks of layers, in the order in which a microbatch goes through them. Each
-            stage has as many chunks of each.
-        schedule: what each stage does; None cells align ticks. Chunks are numbered through all
-            stacks.
-        forward_ticks, backward_ticks: in how many ticks the program computes forward, and backward
-            passes; a tick counts once for each stack whose chunks it computes.
-        dims: the names of the dims that it adds.
-        also: stacks of layers that are not part of it, so that every stage computes them.
+        rule: the rule of the layout that makes the pipeline, such as `layers:pipe`.
+        axes: the mesh axes over which the stages are split.
+        stacks: the stacks of layers, in the order of the model. A stage has the same number of
+            chunks of each stack.
+        schedule: the actions of each stage. Empty cells align ticks. Chunks of all stacks have
+            consecutive numbers.
+        forward_ticks: the number of ticks with forward passes, summed over the stacks.
+        backward_ticks: the number of ticks with backward passes, summed over the stacks.
+        dims: the names of the dims that the pipeline adds.
+        also: stacks of layers that are not part of the pipeline. Every stage computes them.
     """
 
     rule: str
@@ -68,21 +69,21 @@ class RunningPipeline:
 
     @cached_property
     def live(self) -> tuple[int, ...]:
-        """Per stage, of how many microbatches' chunks it keeps the activations, at most."""
+        """The largest number of live chunk inputs of each stage."""
         return peaks(self.schedule)
 
     @property
     def bubble(self) -> float:
         """The share of the time of all ticks in which a stage has no work.
 
-        Every stage does `rounds * microbatches` passes each way, in as many ticks as there are.
+        Every stage does `schedule.rounds * microbatches` passes in each direction.
         """
         passes = 2 * self.schedule.rounds * self.schedule.microbatches
         return 1 - passes / (self.forward_ticks + self.backward_ticks)
 
     @property
     def rounds(self) -> int:
-        """How many chunks of each stack a stage has."""
+        """The number of chunks of each stack on a stage."""
         return self.schedule.rounds // len(self.stacks)
 
     @property
@@ -94,7 +95,7 @@ class RunningPipeline:
 
     @property
     def filling(self) -> float:
-        """The share of the layers' work that is done for layers that the model does not have."""
+        """The share of the work of layers that fill up chunks; the model does not have these."""
         chunks = self.schedule.stages * self.rounds
         computed = sum(stack.per_chunk * chunks for stack in self.stacks)
         return 1 - sum(stack.layers for stack in self.stacks) / computed

@@ -1,13 +1,14 @@
-"""Schedule: the table of a pipeline, one row of actions per stage.
+"""Schedule: the table of a pipeline, with one row of actions per stage.
 
-A row is the order in which a stage acts. Stages do not share a clock: an action starts when the one
-before it has ended and its operands are there. An empty cell (None) takes no time; it aligns
-columns where stages do share a clock (`circular`), and it shows bubbles in other people's tables.
+A row has the actions of a stage in order. Stages do not share a clock. An action starts when the
+action before it has finished and its operands have arrived. An empty cell (None) takes no time.
+`circular` uses empty cells to align its ticks in columns. CSV files of others use them to show
+bubbles.
 
-A schedule either has no sends, and each result that another stage needs travels by itself as soon
-as it is computed, or it has all sends and receives (`messages.with_messages`).
+There are two kinds of schedules. One kind has all sends and receives (`messages.with_messages`).
+The other kind has none: a stage sends each result as soon as it has computed it.
 
-Guarantees: a schedule is immutable. It may be wrong: `checking.check` says whether it is.
+Guarantees: a schedule is immutable. It may be incorrect; `checking.check` reports that.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each stage does, in which order.
+    """The actions of each stage, in order.
 
     Attributes:
-        rows: per stage its actions; None is an empty cell. The index in a row is the *column*.
-        chunks: how many chunks the model has.
-        microbatches: how many microbatches the batch has.
-        name: what reports call it.
+        rows: the actions of each stage; None is an empty cell. The index in a row is the *column*.
+        chunks: the number of chunks of the model.
+        microbatches: the number of microbatches of the batch.
+        name: the name of the schedule in reports.
     """
 
     rows: tuple[Row, ...]
@@ -41,7 +42,7 @@ class Schedule:
 
     @staticmethod
     def of(rows: Iterable[Sequence[Action | None]], name: str = "schedule") -> Schedule:
-        """Returns the schedule of rows, with the chunks and microbatches that occur in them."""
+        """Returns the schedule of rows; counts the chunks and microbatches that occur in them."""
         table = tuple(tuple(row) for row in rows)
         parts = [part for row in table for action in row if action for part in _parts(action)]
         chunks = 1 + max((part.chunk for part in parts), default=-1)
@@ -50,14 +51,15 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """How many stages the pipeline has."""
+        """The number of stages of the pipeline."""
         return len(self.rows)
 
     @cached_property
     def placement(self) -> tuple[int, ...]:
-        """Per chunk, its stage: the one that has most of the chunk's computations.
+        """The stage of each chunk: the stage with the most computations of the chunk.
 
-        In a correct schedule it has all of them. A chunk without any is given to stage 0.
+        In a correct schedule, this stage has all of them. A chunk without computations is on
+        stage 0.
         """
         votes = [Counter[int]() for _ in range(self.chunks)]
         for stage, _, action in self.cells():
@@ -68,7 +70,7 @@ class Schedule:
 
     @cached_property
     def places(self) -> Mapping[Action, Place]:
-        """Where each result and each message is: (stage, column), of several the first."""
+        """The cell (stage, column) of each result and message; if there are several, the first."""
         where: dict[Action, Place] = {}
         for stage, column, action in self.cells():
             for one in action.results or (action,):
@@ -77,12 +79,12 @@ class Schedule:
 
     @cached_property
     def rounds(self) -> int:
-        """The most chunks that a stage has: how often a microbatch comes by."""
+        """The largest number of chunks of a stage: a microbatch visits the stage so often."""
         return max(Counter(self.placement).values(), default=0)
 
     @cached_property
     def has_messages(self) -> bool:
-        """Whether sends and receives are actions of the table."""
+        """Whether the table contains sends and receives."""
         return any(action.kind in SENDS | RECEIVES for _, _, action in self.cells())
 
     @cached_property
@@ -92,18 +94,18 @@ class Schedule:
         return any(part.kind in ("I", "W") for part in parts)
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
-        """Yields (stage, column, action) of all cells that are not empty, row by row."""
+        """Yields (stage, column, action) of each cell that is not empty, row by row."""
         for stage, row in enumerate(self.rows):
             for column, action in enumerate(row):
                 if action is not None:
                     yield stage, column, action
 
     def without_empty_cells(self) -> Schedule:
-        """Returns an equal schedule whose rows have actions only."""
+        """Returns the schedule without its empty cells."""
         return self._keep(lambda action: action is not None)
 
     def without_messages(self) -> Schedule:
-        """Returns the schedule without sends and receives, which then happen by themselves."""
+        """Returns the schedule without sends and receives; stages then send results at once."""
         return self._keep(lambda a: a is None or a.kind not in SENDS | RECEIVES)
 
     def _keep(self, wanted: Callable[[Action | None], bool]) -> Schedule:

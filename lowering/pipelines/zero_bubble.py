@@ -1,10 +1,12 @@
-"""Zero-bubble schedules: gradients of weights fill the time in which a stage would wait.
+"""Zero-bubble schedules: a stage computes gradients of weights instead of waiting.
 
-Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241). The paper splits the
-backward pass into the gradients of inputs, which the stage before waits for, and those of weights,
-which no one waits for. It calls them B and W. Here they are I and W, as in PyTorch's notation.
+The backward pass has two parts. The gradients of inputs are urgent, because the stage before waits
+for them. The gradients of weights are not urgent, because no stage waits for them. The paper calls
+the parts B and W. Here they are I and W, as in PyTorch's notation.
 
-A chunk's activations are kept until its `W` has ended. After its `I` a part of them may be freed.
+A stage keeps the activations of a chunk until the end of `W`. It may free a part of them after `I`.
+
+Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """Returns ZB-H1: the order of 1F1B with each `W` delayed, in the memory of 1F1B.
+    """Returns ZB-H1: the order of 1F1B with each `W` delayed, and the memory of 1F1B.
 
     Source: Qi et al. 2023, section 2.1 and figure 3 (top).
 
-    Stage i of p begins with p - 1 - i forward passes, as in 1F1B. Then it alternates F, I and W,
-    where W is i microbatches behind I. So each stage keeps the activations of min(m, p)
-    microbatches, as many as the first stage of 1F1B does.
+    In the warm-up, stage i of p does p - 1 - i forward passes, as in 1F1B. Then it repeats F, I and
+    W; the microbatch of W is i behind that of I. So each stage keeps the activations of at most
+    min(m, p) microbatches, as the first stage of 1F1B does.
 
-    With m >= p, W <= F and W <= I, the time is m(F + I + W) + (p - 1)(F + I - W). 1F1B has
-    (p - 1)(F + I + W) there: for equal times, the bubble is a third of that (table 2 of the paper).
+    If m >= p, W <= F and W <= I, the schedule takes m(F + I + W) + (p - 1)(F + I - W). The second
+    term is the bubble. The bubble of 1F1B is (p - 1)(F + I + W): three times as long if F = I = W
+    (table 2 of the paper).
     """
     rows = []
     for stage in range(stages):
@@ -39,28 +42,28 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
 
 
 def zbv(stages: int, microbatches: int) -> Schedule:
-    """Returns ZB-V: two chunks per stage in the shape of a V, and no bubble if F = I = W.
+    """Returns ZB-V: two chunks per stage in the shape of a V. No stage pauses if F = I = W.
 
     Source: Qi et al. 2023, section 6 and figure 6. PyTorch calls it ZBVZeroBubble.
 
-    Stage i of p has chunk i on the way down and chunk 2p - 1 - i on the way up: the last stage has
-    two chunks in a row, and the first one has both ends of the model. No stage keeps more than 2p
-    inputs of chunks: of chunks half as large as those of 1F1B, this is the memory of 1F1B.
+    Stage i of p has the chunks i and 2p - 1 - i. So the last stage has two consecutive chunks, and
+    the first stage has the first and the last chunk of the model. A stage keeps at most 2p inputs
+    of chunks. A chunk is half as large as a chunk of 1F1B, so this is the memory of 1F1B.
 
-    With F = I = W = t of a chunk, and m >= 2p - 1, stage i works from time i t without a pause for
-    6 m t. So no stage waits once it has begun. The makespan is (6m + p - 1) t. With other times,
-    stages wait.
+    Let F = I = W = t for each chunk, and m >= 2p - 1. Then stage i starts at time i t, and computes
+    for 6 m t without a pause. The makespan is (6m + p - 1) t. With other times, stages wait.
 
-    The phases of stage i, where `a` is its first chunk and `b` its second one:
+    Stage i has these phases; `a` is its first chunk and `b` is its second chunk:
 
-    1. `aF` until microbatch 0 comes back: 2(p - i) - 1 times;
-    2. `bF aF`: i times;
-    3. `bF bI bW`: p - i times, until `aI` of microbatch 0 can begin;
-    4. `aF aI aW bF bI bW`, without `aF` where none is left;
-    5. `aI bI`: i times; no one waits for their `W`;
-    6. `aI aW`: p - i times; then all other `bW`, and all other `aW`.
+    1. `aF`, 2(p - i) - 1 times: until microbatch 0 comes back;
+    2. `bF aF`, i times;
+    3. `bF bI bW`, p - i times: until `aI` of microbatch 0 can start;
+    4. `aF aI aW bF bI bW`, without `aF` after the last microbatch;
+    5. `aI bI`, i times: their `W` is not urgent;
+    6. `aI aW`, p - i times; then all remaining `bW`, and all remaining `aW`.
 
-    Fewer than 2p - 1 microbatches have the order of 2p - 1 without the absent ones.
+    With fewer than 2p - 1 microbatches, the order is that of 2p - 1 microbatches; actions of the
+    absent microbatches are omitted.
     """
     total = max(microbatches, 2 * stages - 1)
     rows = []
@@ -76,7 +79,7 @@ def zbv(stages: int, microbatches: int) -> Schedule:
 
 
 def _numbered(words: list[str], chunks: dict[str, int], microbatches: int) -> list[Action]:
-    """Returns actions of words such as `aF`, each of which counts its microbatches."""
+    """Returns the actions of words such as `aF`: occurrence k of a word is microbatch k."""
     makers = {"F": forward, "I": inputs, "W": weights}
     count = dict.fromkeys(words, 0)
     row = []

@@ -1,16 +1,16 @@
-"""Checking: proves that a schedule is right, or names the first action that is wrong.
+"""Checking: proves that a schedule is correct, or reports the first wrong action.
 
-A correct schedule computes the gradients of the model, whatever its actions and messages take:
+A correct schedule computes the gradients of the model for any times of actions and messages:
 
-* each chunk has one stage, and each stage a chunk;
-* each chunk does the forward pass and both parts of the backward pass of each microbatch once;
-* in a row, what an action needs stands before it;
-* each result that another stage needs is sent once and received once, behind its computation and
-  before its use, and messages of two stages are received in the order in which they are sent.
-  A schedule without any message is right too: its results travel by themselves;
-* weights that are gathered and freed are there when they are used;
+* each chunk has one stage, and each stage has a chunk;
+* each chunk does `F`, `I` and `W` once for each microbatch;
+* if a row has an action and a result that the action needs, the result is first;
+* a schedule has no messages, or it has a send and a receive for each result that another stage
+  needs. The send is behind the computation, and the receive is before the use;
+* a stage receives the messages of another stage in the order in which that stage sends them;
+* weights that a stage gathers and frees are gathered when a computation uses them;
 * no stage waits forever;
-* if the caller says how many buffers a stage has, they suffice.
+* if the caller gives a number of buffers, it is enough.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def check(
 
     Args:
         schedule: the schedule.
-        buffers: how many chunk inputs a stage can keep, or how many each of them can. A forward
-            pass needs one until `B` or `W` has ended. None is any number.
-        in_flight: how many messages from one stage to another can be under way. A send waits for
-            room. With 0 it waits until it is received. None is any number.
+        buffers: the most chunk inputs that a stage can keep; one number for all stages, or one
+            per stage. An input needs a buffer from `F` until the end of `B` or `W`. With None,
+            there is no limit.
+        in_flight: the most messages in flight from one stage to another. A send waits for room.
+            With 0, it waits until the other stage receives. With None, there is no limit.
 
     Raises:
-        ScheduleError: The schedule is wrong. Its `fault` has the first action that is wrong with
-            its stage and column, why it is wrong, and what to do.
+        ScheduleError: The schedule is incorrect. Its `fault` has the first wrong action with its
+            stage and column, the reason, and the fix.
     """
     if fault := first_fault(schedule, buffers=buffers, in_flight=in_flight):
         raise ScheduleError(schedule.name, fault)
@@ -46,10 +47,10 @@ def check(
 def first_fault(
     schedule: Schedule, *, buffers: int | Sequence[int] | None = None, in_flight: int | None = None
 ) -> Fault | None:
-    """Returns the first thing that is wrong with a schedule, or None.
+    """Returns the first fault of a schedule, or None.
 
-    The first one is that in the least column, of several the one of the least stage. A deadlock
-    comes after all others, since they may be its reason.
+    The first fault has the least column; of several, the least stage. A deadlock is reported only
+    if there is no other fault, because other faults may cause it.
     """
     faults = [*_faults(schedule)]
     if buffers is not None:

@@ -1,7 +1,8 @@
-"""Deadlocks: runs a schedule, and names the circle of stages that wait for each other, if any.
+"""Deadlocks: finds a cycle of stages that wait for each other.
 
-Only the order matters here, not the times. The schedule keeps the rules of `rules.py` and
-`message_rules.py`, so whatever a stage waits for is in a row of another stage.
+`deadlock` runs the schedule. It uses the order of the actions only, not their times. The schedule
+must follow the rules of `rules.py` and `message_rules.py`. So each action that a stage waits for is
+in the row of another stage.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 
 def deadlock(schedule: Schedule, in_flight: int | None = None) -> Fault | None:
-    """Returns the fault of a schedule that does not come to its end, or None if it does.
+    """Returns the deadlock of a schedule as a fault, or None if all stages finish.
 
     Args:
         schedule: the schedule.
-        in_flight: how many messages a link from one stage to another holds: a send waits until
-            there is room. With 0 it waits until the other stage receives. None is any number.
-            It matters only if the schedule has sends. A receive always waits for its message.
+        in_flight: the most messages in flight on the link from one stage to another. A send waits
+            until the link has room. With 0, it waits until the other stage receives. With None,
+            there is no limit. The argument matters only if the schedule has sends. A receive
+            always waits for its message.
     """
     return _Run(schedule, in_flight).fault()
 
 
 class _Run:
-    """A schedule that is under way."""
+    """The state of a schedule during its run."""
 
     def __init__(self, schedule: Schedule, in_flight: int | None) -> None:
         self.schedule, self.in_flight = schedule, in_flight
@@ -54,7 +56,7 @@ class _Run:
         return self.columns[stage] > first
 
     def _waits_for(self, stage: int, action: Action) -> Place | None:
-        """Returns where that is for which an action waits, or None if it can run."""
+        """Returns the cell that an action waits for, or None if it can run."""
         if action.kind in SENDS:
             return self._room(action)
         if action.kind in RECEIVES:
@@ -62,7 +64,7 @@ class _Run:
             arrived = send in self.unreceived.get(self._link(action), [])
             return None if arrived else self.where[send]
         if self.schedule.has_messages:
-            return None  # What it needs is in its own row, before it.
+            return None  # The results that it needs are in its own row, before it.
         places = (self.where[need] for need in needs(action, self.schedule.chunks))
         return next((place for place in places if self.columns[place[0]] <= place[1]), None)
 
@@ -82,7 +84,7 @@ class _Run:
         return placement[result.chunk], target[1]
 
     def _circle(self, stage: int) -> Fault:
-        """Returns the fault of the stages that wait for each other, seen from a stuck one."""
+        """Returns the fault of the cycle that a stuck stage belongs to, or waits for."""
         path: list[int] = []
         while stage not in path:
             path.append(stage)

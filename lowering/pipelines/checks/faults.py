@@ -1,4 +1,4 @@
-"""Faults: what is wrong with a schedule, where, and how to mend it."""
+"""Faults: errors of a schedule, with their position, reason and fix."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from meshdsl.lowering.pipelines.actions import Action
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a schedule.
+    """One error of a schedule.
 
     Attributes:
         stage: the row.
-        column: the column in the row, from 0; of an action that is missing, where it belongs at
-            the latest.
-        action: the action that is wrong, or missing; None if it is the row.
+        column: the column in the row, from 0. For a missing action, it is the last possible column.
+        action: the wrong or missing action; None if the fault concerns the row.
         why: the reason.
-        fix: what to do.
+        fix: what the user can do.
     """
 
     stage: int
@@ -32,7 +31,7 @@ class Fault:
 
 
 class ScheduleError(ValueError):
-    """A schedule is wrong; `fault` is the first thing that is."""
+    """A schedule is incorrect; `fault` is its first fault."""
 
     def __init__(self, name: str, fault: Fault) -> None:
         super().__init__(f"schedule `{name}` is wrong at {fault}")

@@ -1,4 +1,4 @@
-"""Rules of schedules with sends and receives: each message is sent and received once, in order."""
+"""Rules of schedules with messages: a stage sends and receives each of them, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 
 def messages_are_needed(schedule: Schedule) -> Iterator[Fault]:
-    """A message goes from a chunk to a chunk of another stage that needs it."""
+    """Another stage needs the result that a message carries."""
     for stage, column, action in schedule.cells():
         if is_message(action) and not _travels(carried(action), schedule):
             why = "no other stage is at the other end"
@@ -32,7 +32,7 @@ def _travels(result: Action, schedule: Schedule) -> bool:
 
 
 def messages_are_sent_and_received(schedule: Schedule) -> Iterator[Fault]:
-    """Each result that another stage needs is sent behind its computation, received before use."""
+    """Each result for another stage has a send behind its computation, a receive before its use."""
     where, placement = schedule.places, schedule.placement
     for stage, column, action in schedule.cells():
         for result in action.results:
@@ -59,9 +59,9 @@ def messages_are_sent_and_received(schedule: Schedule) -> Iterator[Fault]:
 
 
 def messages_are_received_in_order(schedule: Schedule) -> Iterator[Fault]:
-    """A stage receives the messages of another stage in the order in which they are sent.
+    """A stage receives the messages of another stage in the order of their sends.
 
-    Libraries such as NCCL match sends and receives of two devices by their order.
+    Libraries such as NCCL match the sends and receives of two devices by their order.
     """
     for link, sent, received in _links(schedule):
         for expected, result in zip(sent, received, strict=True):
@@ -74,9 +74,9 @@ def messages_are_received_in_order(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _links(schedule: Schedule) -> Iterator[tuple[Place, list[Action], list[Action]]]:
-    """Yields two stages with what the first sends and the second receives, each in its order.
+    """Yields each link with the results that one stage sends and the other one receives, in order.
 
-    Messages that the other stage lacks are left out, since other rules name them.
+    Results without a send or without a receive are omitted, because other rules report them.
     """
     sent: dict[Place, list[Action]] = {}
     received: dict[Place, list[Action]] = {}

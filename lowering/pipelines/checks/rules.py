@@ -1,7 +1,8 @@
-"""Rules of correct schedules that can be seen without running them: one function per rule.
+"""Rules of correct schedules: one function per rule.
 
-Each yields the faults of a schedule against its rule, in any order. `checking.check` takes the
-first one of all, by column and then by stage.
+A function yields all faults against its rule, in any order. It looks at the table only; it does not
+run the schedule. `checking.check` reports the fault with the least column, and then the least
+stage.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 
 def rows_have_work(schedule: Schedule) -> Iterator[Fault]:
-    """Each stage has a chunk."""
+    """Each stage has a computation."""
     working = {stage for stage, _, action in schedule.cells() if action.computes}
     for stage in sorted(set(range(schedule.stages)) - working):
         fix = "Remove the row, or move the actions of a chunk into it"
@@ -36,7 +37,7 @@ def rows_have_work(schedule: Schedule) -> Iterator[Fault]:
 
 
 def numbers_exist(schedule: Schedule) -> Iterator[Fault]:
-    """Chunks and microbatches are those of the schedule."""
+    """The schedule has the chunk and the microbatch of each action."""
     for stage, column, action in schedule.cells():
         at = partial(Fault, stage, column, action)
         for part in action.parts or (action,):
@@ -71,7 +72,7 @@ def overlaps_are_pairs(schedule: Schedule) -> Iterator[Fault]:
 
 
 def chunks_have_one_stage(schedule: Schedule) -> Iterator[Fault]:
-    """All actions of a chunk are in one row."""
+    """One row has all actions of a chunk."""
     for stage, column, action in schedule.cells():
         for part in action.parts or (action,):
             home = _home(schedule, part.chunk)
@@ -86,7 +87,7 @@ def _home(schedule: Schedule, chunk: int) -> int | None:
 
 
 def results_are_computed_once(schedule: Schedule) -> Iterator[Fault]:
-    """No result is computed twice, and no message is sent or received twice."""
+    """A stage computes no result twice, and sends and receives no message twice."""
     where = schedule.places
     for stage, column, action in schedule.cells():
         for one in action.results or (action,):
@@ -97,7 +98,7 @@ def results_are_computed_once(schedule: Schedule) -> Iterator[Fault]:
 
 
 def nothing_is_missing(schedule: Schedule) -> Iterator[Fault]:
-    """Each chunk has its forward pass and both parts of the backward pass of each microbatch."""
+    """Each chunk does `F`, `I` and `W` for each microbatch."""
     where = schedule.places
     first_use: dict[Action, Place] = {}
     for stage, column, action in schedule.cells():
@@ -120,7 +121,7 @@ def nothing_is_missing(schedule: Schedule) -> Iterator[Fault]:
 
 
 def needs_come_first(schedule: Schedule) -> Iterator[Fault]:
-    """In a row, what an action needs stands before it."""
+    """If a row has an action and a result that the action needs, the result is first."""
     where = schedule.places
     for stage, column, action in schedule.cells():
         for need in needs(action, schedule.chunks):
@@ -131,9 +132,10 @@ def needs_come_first(schedule: Schedule) -> Iterator[Fault]:
 
 
 def weights_are_gathered(schedule: Schedule) -> Iterator[Fault]:
-    """Weights are gathered before use and freed after it; gradients are reduced at the end.
+    """A stage gathers weights before their use, and reduces gradients after the last `W`.
 
-    It concerns chunks that have such actions.
+    The first part applies to chunks with `UNSHARD` or `RESHARD`, the second one to chunks with
+    `REDUCE_GRAD`.
     """
     for stage, row in enumerate(schedule.rows):
         present = [action for action in row if action]
@@ -169,7 +171,7 @@ def weights_are_gathered(schedule: Schedule) -> Iterator[Fault]:
 
 
 def buffers_suffice(schedule: Schedule, buffers: int | Sequence[int]) -> Iterator[Fault]:
-    """A stage has a buffer for each chunk input that is live."""
+    """A stage has a buffer for each live chunk input."""
     for stage, row in enumerate(schedule.rows):
         limit = buffers if isinstance(buffers, int) else buffers[stage]
         for column, count in enumerate(live(row)):
