@@ -1,11 +1,13 @@
 """Chunks: the layers of a stack, divided among the stages of a pipeline.
 
-Chunk c of p v has the layers from c K on, K = ceil(L / (p v)); the last chunks may be filled up
-with layers that the model does not have, which leave everything as it comes. Stage s has the chunks
-s, s + p, ... The rule `layers:pipe` stores neighbouring layers on a device. With one chunk per
-stage, these are its chunk. With more, the chunks are dealt to the stages before the loops, and
-collected after them: once per step, each device sends its layers on, and the sums of their
-gradients back.
+There are L layers, p stages and v rounds. So there are p v chunks of K = ceil(L / (p v)) layers.
+Chunk c starts at layer c K. The last chunks may have positions without a layer of the model. At
+such a position, the activations do not change.
+
+Stage s has the chunks s, s + p, s + 2p, ... The rule `layers:pipe` stores consecutive layers on a
+device. With one chunk per stage, these layers are the chunk. With several chunks, each device sends
+layers to the stages of their chunks before the loops. After the loops, it sends the gradients of
+the layers back. Both happen once per step.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ from meshdsl.tracing.trace import Trace, bind, current, located, tracing
 
 @dataclass(frozen=True)
 class Dims:
-    """The dims that a pipeline adds to a program; their names occur nowhere else in it.
+    """The dims of one stack of a pipeline. The names of the dims that it adds are unique.
 
     Attributes:
-        layers: the dim of the stack.
-        stage: the stages; split over `axes`.
-        round: the chunks of a stage.
-        inside: the layers of a chunk.
-        tick, field, slot, part: ticks; columns of timetables; buffers; one position of a buffer.
+        layers: the dim of the layers of the model.
+        stage: the dim of the stages; it is split over `axes`.
+        round: the dim of the chunks of a stage.
+        inside: the dim of the layers of a chunk.
+        tick: the name of the dim of the ticks of a loop.
+        field: the name of the dim of the columns of a timetable.
+        slot: the name of the dim of buffers.
+        part: the name of the dim, of size 1, of a value that is written to a buffer.
         axes: the axes of the pipeline.
     """
 
@@ -51,7 +56,15 @@ class Dims:
     def of(
         layers: Dimension, stages: int, rounds: int, axes: tuple[str, ...], used: Iterable[str]
     ) -> Dims:
-        """Returns the dims of a pipeline, for a program that uses some names already."""
+        """Returns the dims of a stack.
+
+        Args:
+            layers: the dim of the layers of the model.
+            stages: the number of stages.
+            rounds: the number of chunks of a stage.
+            axes: the axes of the pipeline.
+            used: the names of dims of the program.
+        """
         taken = set(used)
 
         def fresh(name: str) -> str:
@@ -74,25 +87,25 @@ class Dims:
 
     @property
     def filled(self) -> Dimension:
-        """The layers with those that fill the chunks up."""
+        """The layers, with the positions that fill up the last chunks."""
         return Dimension(self.layers.name, self.stage.size * self.round.size * self.inside.size)
 
     @property
     def fills(self) -> bool:
-        """Whether chunks are filled up with layers that the model does not have."""
+        """Whether some positions of chunks have no layer of the model."""
         return self.filled.size > self.layers.size
 
     def chunk_shape(self, shape: Shape) -> Shape:
-        """Returns the dims of a chunk's part of a stack."""
+        """Returns the shape of one chunk of a tensor with the dim `layers`."""
         return Shape(self.inside if d.name == self.layers.name else d for d in shape)
 
     def apart(self, x: Tensor) -> Tensor:
-        """Returns each stage's own part of a stack of layers: [(round,) inside, ...]."""
+        """Returns the layers of each stage, of a stack of all layers: [(round,) inside, ...]."""
         x = ops.pad(x, self.layers.name, 0, self.filled.size - self.layers.size)
         return deal(x, self.filled, self._own, self.axes)
 
     def together(self, x: Tensor) -> Tensor:
-        """Returns the stack of all layers, of each stage's own part."""
+        """Returns the stack of all layers, of the layers of each stage. Inverts `apart`."""
         x = collect(x, self.filled, self._own, self.axes)
         return ops.slice(x, self.layers.name, 0, self.layers.size)
 
@@ -105,19 +118,19 @@ class Dims:
         return Shape([*self._rounds, self.inside])
 
     def real(self) -> Tensor:
-        """Returns which layers of each chunk the model has: bool[(round,) inside]."""
+        """Returns whether each position has a layer of the model: bool[(round,) inside]."""
         number = ops.arange(Dimension(self.layers.name, self.filled.size))
         number = ops.split(number, self.layers.name, [*self._rounds, self.stage, self.inside])
         return enter(number, self.stage) < self.layers.size
 
-    # Each stage's own stacks and buffers.
+    # Operations on the stacks and buffers of a stage.
 
     def chunk(self, stack: Tensor, place: Tensor) -> Tensor:
-        """Returns one chunk of a stage's own stack."""
+        """Returns the chunk of round `place` of a stack of a stage."""
         return stack if self.round.size == 1 else ops.take(stack, place, self.round)
 
     def plus(self, sums: Tensor, more: Tensor, place: Tensor) -> Tensor:
-        """Returns a stage's own stack of sums, with those of one chunk increased."""
+        """Returns a stack of sums of a stage, with `more` added to the chunk of round `place`."""
         if self.round.size == 1:
             return sums + more
         piece = self.chunk(sums, place) + more
@@ -125,27 +138,27 @@ class Dims:
         return overwrite(sums, piece, place, self.round.name, self.part)
 
     def buffers(self, shapes: Iterable[tuple[Shape, object]], count: int) -> list[Tensor]:
-        """Returns `count` empty buffers for each tensor, stacked; none at all if it is 0."""
+        """Returns `count` buffers of zeros for each shape, stacked; no tensors if `count` is 0."""
         slot = Dimension(self.slot, max(count, 1))
         return [ops.zeros([slot, *shape], dtype) for shape, dtype in shapes] if count else []
 
     def put(self, buffer: Tensor, x: Tensor, slot: Tensor) -> Tensor:
-        """Returns buffers with x in one of them; in none if the number is negative."""
+        """Returns the buffers with x written to number `slot`; unchanged if `slot` is negative."""
         piece = ops.broadcast(x, [Dimension(self.part, 1), *x.shape])
         return overwrite(buffer, piece, slot, self.slot, self.part)
 
     def get(self, buffer: Tensor, slot: Tensor) -> Tensor:
-        """Returns what is in a buffer."""
+        """Returns the content of buffer number `slot`."""
         return ops.take(buffer, slot, self.slot)
 
 
 def carries_of(scan: Operation) -> tuple[Tensor, ...]:
-    """Returns the operands that the first iteration of a loop reads as its carries."""
+    """Returns the operands that are the initial carries of a loop."""
     return scan.inputs[scan.params["consts"] : scan.params["consts"] + scan.params["carries"]]
 
 
 def unless_filling(scan: Operation) -> Graph:
-    """Returns a loop's body with one more slice: unless that is true, carries do not change."""
+    """Returns the body of a loop with one more slice: if it is false, carries do not change."""
     body: Graph = scan.params["body"]
     consts, carries = scan.params["consts"], scan.params["carries"]
     inner = Trace(current())

@@ -1,12 +1,14 @@
-"""Clocking: any schedule of forward and backward passes on ticks that all stages share.
+"""Clocking: assigns the passes of any schedule to ticks that all stages share.
 
-A loop of one program gives each stage at most one forward pass per tick, and then at most one
-backward pass. `clocked` runs through a table of actions in this way: in each tick, a stage does the
-next forward pass of its row, if its input has come, and then the next backward pass.
+A program runs as a loop over ticks. In each tick, a stage does at most one forward pass, and then
+at most one backward pass. `clocked` simulates this. In each tick, a stage does the next pass of its
+row if it is a forward pass and its input has arrived. Then it does the next pass of its row if it
+is a backward pass and its gradient has arrived.
 
-Stages without a common clock may overtake each other within a tick. So a table may take longer on
-the clock than its plan says: 1F1B has as few live microbatches as stages, and waits for each on its
-way forth and back. `circular` is 1F1B for this clock; it has no such waits, and more of them live.
+A schedule may take longer with ticks than its plan says, because a plan has no common clock. For
+example, 1F1B has at most as many live microbatches as stages. With ticks, its stages wait for the
+results of each other. `circular` is 1F1B for ticks: its stages do not wait, but it has more live
+microbatches.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from meshdsl.lowering.pipelining.timetable import Pass, Timetable
 
 
 def clocked(schedule: Schedule) -> Timetable:
-    """Returns the ticks of a schedule.
+    """Returns the timetable of a schedule.
 
-    Where gradients of inputs (`I`) and of weights (`W`) are apart, both are computed in the tick of
-    `I`: apart, each would compute the activations again.
+    If the schedule separates gradients of inputs (`I`) and of weights (`W`), the timetable has both
+    in the tick of `I`. In separate ticks, each of them would recompute the activations.
 
     Raises:
-        ValueError: the schedule is wrong, or its chunks are not dealt to the stages in turn.
+        ValueError: the schedule is incorrect, or some chunk c is not on stage c mod p.
     """
     check(schedule)
     dealt = tuple(chunk % schedule.stages for chunk in range(schedule.chunks))
@@ -58,7 +60,7 @@ def clocked(schedule: Schedule) -> Timetable:
 
 
 def _passes(schedule: Schedule, stage: int) -> list[Action]:
-    """Returns the forward passes and the gradients of inputs of a stage, in order."""
+    """Returns the `F` and `I` of a stage, in order."""
     row = [action for action in schedule.rows[stage] if action is not None]
     results = [result for action in row for result in action.results]
     return [result for result in results if result.kind is not Kind.WEIGHTS]
@@ -71,10 +73,10 @@ def _ready(
     forward: dict[Pass, int],
     backward: dict[Pass, int],
 ) -> bool:
-    """Whether what a pass reads has been computed: by other stages, in an earlier tick."""
+    """Whether a pass has its operands. Those of other stages must be from an earlier tick."""
     chunk, k = action.chunk, action.microbatch
     if action.kind is Kind.FORWARD:
         return chunk == 0 or forward.get((chunk - 1, k), tick) < tick
-    if chunk == schedule.chunks - 1:  # the loss follows its forward pass in the same tick
+    if chunk == schedule.chunks - 1:  # the loss is in the tick of the forward pass
         return (chunk, k) in forward
     return (chunk, k) in forward and backward.get((chunk + 1, k), tick) < tick

@@ -1,11 +1,13 @@
 """Finding: the loops of a training step that a layout makes a pipeline.
 
-A step in microbatches is a loop over these. In its body, a scan over the layers goes forward, and
-another one, which reads what the first has stacked, goes backward. A rule without a scope that
-splits the dim of the layers (`layers:pipe`) makes these three loops a pipeline.
+A step with microbatches is a loop over them. Its body has two scans over the layers. The first one
+is the forward pass. The second one is the backward pass: it runs in the other direction, and reads
+tensors that the first one has stacked. A rule without a scope that splits the dim of the layers
+(`layers:pipe`) makes these three loops a pipeline.
 
-Layers have parameters of their own: the forward pass reads a slice of some input that is the same
-for all microbatches, and the backward pass stacks its gradient. A loop over positions is none.
+Each layer has its own parameters. So the forward pass slices an input that is the same for all
+microbatches, and the backward pass stacks the gradient of this input. A loop over positions of a
+text has no such input, so it is not a stack of layers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _SAME_NUMBERS = ("cast", "rename", "transpose")  # operations between a paramete
 
 
 class NoPipelineError(ValueError):
-    """A loop over microbatches cannot be a pipeline of its stacks of layers."""
+    """The stacks of layers of a loop over microbatches cannot be a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Stack:
     Attributes:
         rule: the rule that splits the layers.
         loop: the loop over microbatches.
-        forward, backward: in its body, the two passes over the layers.
+        forward, backward: the passes over the layers, in the body of the loop.
     """
 
     rule: Rule
@@ -48,15 +50,16 @@ class Stack:
 
 
 def find_stacks(graph: Graph, layout: Layout, mesh: Mesh) -> tuple[Stack, ...]:
-    """Returns the stacks of layers that a layout makes a pipeline; none if there are none.
+    """Returns the stacks of layers that a layout makes a pipeline, in the order of the model.
 
-    A program without a backward pass has none: each device then gathers the layers one by one. A
-    rule that need not be used (`layers:pipe?`) makes none: whether there is a pipeline is the
-    user's choice. All stacks are of one loop and one rule: those of the stack with the most layers.
-    They are in the order of the model.
+    All of them have the loop and the rule of the stack with the most layers.
+
+    The result is empty for a program without a backward pass: there, each device gathers one layer
+    after the other. An optional rule (`layers:pipe?`) makes no pipeline, because users must ask
+    for a pipeline explicitly.
 
     Raises:
-        ValueError: the step is not computed in microbatches.
+        ValueError: the step has no microbatches.
     """
     for rule in _rules(layout, mesh):
         for forward, _ in _pairs(graph, graph.inputs, rule.dim):
@@ -69,12 +72,12 @@ def find_stacks(graph: Graph, layout: Layout, mesh: Mesh) -> tuple[Stack, ...]:
 
 
 def longest_of(stacks: Iterable[Stack]) -> Stack | None:
-    """Returns the stack with the most layers, if any; of several, the first."""
+    """Returns the first of the stacks with the most layers; None if there are no stacks."""
     return max(stacks, key=lambda stack: stack.layers.size, default=None)
 
 
 def stacks_of(graph: Graph, layout: Layout, mesh: Mesh) -> Iterator[Stack]:
-    """Yields the stacks of layers that a layout splits among stages."""
+    """Yields all stacks of layers that a rule splits over stages, of all loops and rules."""
     for rule in _rules(layout, mesh):
         for op in _loops(graph):
             body, consts = op.params["body"], op.params["consts"]
@@ -83,14 +86,14 @@ def stacks_of(graph: Graph, layout: Layout, mesh: Mesh) -> Iterator[Stack]:
 
 
 def _rules(layout: Layout, mesh: Mesh) -> Iterator[Rule]:
-    """Yields the rules that make pipelines."""
+    """Yields the rules that can make a pipeline."""
     for rule in layout.rules:
         if not rule.scope and not rule.optional and mesh.extent(rule.axes) > 1:
             yield rule
 
 
 def _at_once(rule: Rule, forward: Operation, mesh: Mesh) -> ValueError:
-    """Returns the error of a step that computes its batch in one piece."""
+    """Returns the error for a step without microbatches."""
     axes = "+".join(rule.axes)
     return ValueError(
         f"`{rule}` makes a pipeline of the {forward.params['dim']} of the loop at "
@@ -102,7 +105,7 @@ def _at_once(rule: Rule, forward: Operation, mesh: Mesh) -> ValueError:
 
 
 def notes_without(graph: Graph, layout: Layout, mesh: Mesh) -> Iterator[str]:
-    """Yields what to say of a step that is no pipeline, though a rule looks like one."""
+    """Yields notes for a step without a pipeline: one for each rule that splits its layers."""
     blocks = [(graph, graph.inputs)]
     for op in _loops(graph):
         body = op.params["body"]
@@ -120,22 +123,24 @@ def notes_without(graph: Graph, layout: Layout, mesh: Mesh) -> Iterator[str]:
 
 
 def slices_of(scan: Operation) -> tuple[Tensor, ...]:
-    """Returns the operands of which an iteration of a loop reads a slice."""
+    """Returns the operands of a loop that each iteration slices."""
     return scan.inputs[scan.params["consts"] + scan.params["carries"] :]
 
 
 def _loops(graph: Graph) -> list[Operation]:
-    """Returns the loops of a graph that are not those of a backward pass."""
+    """Returns the loops of a graph that do not belong to a backward pass."""
     return [op for op in graph.operations if op.name == "scan" and not op.source.backward]
 
 
 def _pairs(
     graph: Graph, fixed: Iterable[Tensor], dim: str
 ) -> Iterator[tuple[Operation, Operation]]:
-    """Yields the passes over layers along a dim: forward, and backward.
+    """Yields the pairs of a forward and a backward pass over the layers of a dim.
 
     Args:
-        fixed: the inputs that may hold parameters.
+        graph: the body of a loop over microbatches, or a program without microbatches.
+        fixed: the inputs of the graph that may be parameters.
+        dim: the name of the dim of the layers.
     """
     scans = [op for op in graph.operations if op.name == "scan" and op.params["dim"].name == dim]
     fixed = set(fixed)
@@ -153,7 +158,7 @@ def _pairs(
 
 
 def _passes_on(scan: Operation) -> bool:
-    """Whether an iteration needs what the one before has computed."""
+    """Whether an iteration reads a result of the iteration before it. Sums do not count."""
     body, consts = scan.params["body"], scan.params["consts"]
     return any(not is_sum(body, consts + i, i) for i in range(scan.params["carries"]))
 
@@ -161,7 +166,7 @@ def _passes_on(scan: Operation) -> bool:
 def _has_parameters(
     graph: Graph, fixed: Set[Tensor], forward: Operation, backward: Operation
 ) -> bool:
-    """Whether a loop slices an input whose gradient the backward pass stacks."""
+    """Whether the forward pass slices a fixed input whose gradient the backward pass stacks."""
     makers = {t: op for op in graph.operations for t in op.outputs}
 
     def root(tensor: Tensor) -> Tensor:

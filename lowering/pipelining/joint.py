@@ -1,23 +1,21 @@
-"""Joint timetables: several stacks on the same stages, one after the other.
+"""Joint timetables: the ticks of several stacks on the same stages.
 
-A model may have several stacks: an encoder and a decoder, or layers of two kinds. Each stage has
-chunks of all of them. A microbatch goes through the first stack, then through the next one, and its
-gradient back through all. So the *passes* of a microbatch are: forward through each stack, then
-backward through each of them, in reverse.
+A model may have several stacks, such as an encoder and a decoder. Each stage has chunks of all of
+them. A microbatch goes forward through the stacks in order, and then backward in the reverse order.
+So a microbatch has two *passes* per stack. Passes are numbered from 1.
 
-Between two passes, and before the first and after the last one, is a *junction*: what is computed
-of a microbatch between stacks. Junction j follows pass j; passes are numbered from 1, and junction
-0 is what comes before the layers. The junction between forward and backward passes is the *head*:
-loss and its gradient. The last junction is the *tail*: gradients of what comes before the layers.
+A *junction* has the operations of a microbatch between two passes. Junction j follows pass j.
+Junction 0 has the operations before the first pass. The *head* is the junction between the forward
+and the backward passes: it computes the loss and its gradient. The *tail* is the last junction: it
+computes the gradients of the operations before the layers.
 
-Each stack keeps the order of its own timetable, and starts as many ticks later as its microbatches
-need. In a tick, a stage does at most one chunk of each pass. Since a tick computes only the passes
-that it has, stacks after one another wait no longer than one stack does: each pass is computed in
-as many ticks as if its stack were alone.
+Each stack keeps the order of its own timetable. It starts later by the number of ticks that its
+microbatches need to arrive. In a tick, a stage does at most one chunk of each pass. A tick computes
+the passes of its phase only. So each pass takes as many ticks as if its stack were alone.
 
-`phases` are runs of ticks in which the same parts occur, each for one loop. `rows` has the numbers:
-for each tick and stage, which chunk and microbatch, and in which buffers inputs, kept activations
-and gradients are.
+`phases` divides the ticks into runs with the same passes and junctions; each phase becomes a loop.
+`rows` has the numbers of each tick and stage: chunk, microbatch, and the buffers of inputs,
+activations and gradients.
 """
 
 from __future__ import annotations
@@ -34,42 +32,43 @@ from meshdsl.lowering.pipelines.buffers import assign
 from meshdsl.lowering.pipelines.schedule import Schedule
 from meshdsl.lowering.pipelining.timetable import Pass, Timetable
 
-NONE = -1  # a buffer that nothing is written to
+NONE = -1  # the number of no buffer: nothing is written, and no tensor waits
 
-# What the rows of a stage say of each stack: which pass, if any, and where its tensors are kept.
+# The columns of each stack in the rows of a stage: the passes of the tick, and their buffers.
 OWN = (
     "forward",  # 1 if there is a forward pass
-    "round",  # of the stage's chunks, the one of the forward pass
+    "round",  # the round of the chunk of the forward pass
     "microbatch",
-    "keep",  # the buffer to keep its activations in
-    "first",  # 1 if it is the stack's first chunk, which reads what a junction computes
-    "store_input",  # the buffer for the input that has just arrived, if it is not used at once
-    "load_input",  # the buffer that the input waits in; NONE: it has just arrived
-    "result",  # the buffer for what a chunk stacks beside what its backward pass reads
+    "keep",  # the buffer for its activations
+    "first",  # 1 if it is the first chunk of the stack, which reads results of a junction
+    "store_input",  # the buffer for the input that arrives in this tick, if it has to wait
+    "load_input",  # the buffer of the input; NONE if it arrives in this tick
+    "result",  # the buffer for stacked tensors that the backward pass does not read
     "backward",  # 1 if there is a backward pass
     "backward_round",
     "backward_microbatch",
-    "kept",  # the buffer with the activations
-    "last",  # 1 if it is the stack's last chunk, whose gradient comes from a junction
+    "kept",  # the buffer of the activations
+    "last",  # 1 if it is the last chunk of the stack, which reads gradients of a junction
     "store_gradient",
     "load_gradient",
 )
-# What is the same on all stages, of each junction.
+# The columns of each junction, which are the same on all stages.
 SHARED = (
     "due",  # 1 if there is work
     "microbatch",
-    "store",  # the buffer of what the next pass starts from, if that is not used at once
-    "load",  # the buffer that the next pass reads, or NONE
+    "store",  # the buffer for the operands of the next pass, if they have to wait
+    "load",  # the buffer of the operands of the next pass; NONE if they are from this tick
 )
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A run of ticks in which the same parts occur: [start, stop).
+    """A run of ticks with the same passes and junctions: [start, stop).
 
     Attributes:
-        passes, junctions: the numbers of those that occur. Junction 0 is a part of pass 1, and the
-            last one of the last pass.
+        passes: the numbers of the passes.
+        junctions: the numbers of the junctions, without the first and the last one. The first
+            junction occurs with pass 1, and the last junction with the last pass.
     """
 
     start: int
@@ -84,19 +83,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class Joint:
-    """The timetables of stacks, in the order in which a microbatch goes through them."""
+    """The timetables of the stacks of a model, in the order of the model."""
 
     stacks: tuple[Timetable, ...]
 
     @staticmethod
     def of(tables: Sequence[Timetable]) -> Joint:
-        """Puts the timetables of stacks, each as if it were alone, one after the other."""
+        """Returns the joint timetable of stacks whose own timetables all start at tick 0."""
         before = 0
         forth: list[Timetable] = []
         for table in tables:
             forth.append(table.later(before, 0))
             before += max(table.forward_end(k) - table.forward_tick[0, k] for k in _every(table))
-        # The last stack turns at once. Its own timetable says when it goes back.
+        # The backward pass of the last stack starts at the tick of its own timetable.
         last = tables[-1]
         start = before - max(last.forward_end(k) - last.forward_tick[0, k] for k in _every(last))
         stacks: list[Timetable] = []
@@ -109,7 +108,7 @@ class Joint:
         return Joint(tuple(stacks))._with_junctions()
 
     def _with_junctions(self) -> Joint:
-        """Returns the timetables with the ticks in which each pass may start."""
+        """Returns the timetables with the ticks in which junctions compute operands of passes."""
         stacks = []
         for number, table in enumerate(self.stacks):
             forward_ready = {k: table.forward_tick[0, k] for k in _every(table)}
@@ -127,7 +126,7 @@ class Joint:
 
     @property
     def count(self) -> int:
-        """How many stacks there are: the number of the last forward pass, and of the head."""
+        """The number of stacks. The last forward pass and the head also have this number."""
         return len(self.stacks)
 
     @property
@@ -139,33 +138,33 @@ class Joint:
         return self.stacks[0].microbatches
 
     def stack_of(self, number: int) -> int:
-        """Returns which stack a pass goes through."""
+        """Returns the number of the stack of a pass."""
         return number - 1 if number <= self.count else 2 * self.count - number
 
     def ticks_of(self, number: int) -> Mapping[Pass, int]:
-        """Returns the ticks of a pass, by (chunk, microbatch)."""
+        """Returns the tick of each (chunk, microbatch) of a pass."""
         table = self.stacks[self.stack_of(number)]
         return table.forward_tick if number <= self.count else table.backward_tick
 
     def end(self, number: int, microbatch: int) -> int:
-        """Returns the tick in which a microbatch has left a pass: that of the junction after it."""
+        """Returns the tick of the last chunk of a pass, and of the junction after the pass."""
         table = self.stacks[self.stack_of(number)]
         return (table.forward_end if number <= self.count else table.backward_end)(microbatch)
 
     @cached_property
     def ticks(self) -> int:
-        """How many ticks there are."""
+        """The number of ticks."""
         return max(table.ticks for table in self.stacks)
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The loops, in order."""
+        """The phases, in order."""
         passes = {n: _span(self.ticks_of(n).values()) for n in self.passes}
         middle = [n for n in self.passes if n < 2 * self.count]
         ends = {n: _span([self.end(n, k) for k in range(self.microbatches)]) for n in middle}
 
         def present(tick: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            # A loop goes on through ticks in which one of its parts has nothing to do.
+            # A part also counts as present in ticks without work between its first and last tick.
             among = [
                 tuple(n for n, (a, b) in each.items() if a <= tick <= b) for each in (passes, ends)
             ]
@@ -179,7 +178,7 @@ class Joint:
         return tuple(phases)
 
     def schedule(self) -> Schedule:
-        """Returns the table of actions; chunks are numbered through all stacks.
+        """Returns the table of actions. Chunks of all stacks have consecutive numbers.
 
         Each tick has one column for each pass of its phase.
         """
@@ -202,10 +201,11 @@ class Joint:
         return Schedule.of(cells, self.stacks[0].name)
 
     def buffers(self, number: int, last: Mapping[int, int]) -> tuple[np.ndarray, int]:
-        """Returns where what a microbatch has left in a pass is kept; and how many buffers.
+        """Returns the buffer of the results of a pass for each microbatch; and their number.
 
         Args:
-            last: by microbatch, the last tick in which it is read.
+            number: the number of the pass.
+            last: the last tick that reads the results, by microbatch.
         """
         spans = {k: (self.end(number, k), last[k]) for k in range(self.microbatches)}
         buffers = assign(spans)
@@ -214,9 +214,9 @@ class Joint:
 
     @cached_property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers: s32[tick, stage, field] of stages, s32[tick, field] of junctions.
+        """The tables: s32[tick, stage, field] of stages, s32[tick, field] of junctions.
 
-        Where there is no work, numbers are in range and mean nothing; buffers are `NONE`.
+        Without work, buffers are `NONE`, and other numbers are arbitrary, but in range.
         """
         junctions = 2 * self.count + 1
         own = np.zeros((self.ticks, self.stacks[0].stages, self.count * len(OWN)), np.int32)

@@ -1,8 +1,9 @@
-"""Layers: the passes over the chunks of one stack of a pipeline, and what a stage keeps for them.
+"""Layers: the passes over the chunks of one stack of a pipeline, and the state of a stage.
 
-A pass runs the layers of one chunk, in a region (`regions`): each stage has its own layers,
-microbatch and activations. What a stage works on, it reads off its rows of the timetable. A pass
-without work computes on anything, and its results are not used.
+A pass runs the layers of one chunk in a region (`regions`): each stage has its own layers,
+microbatch and activations. A stage reads the numbers of its chunk, microbatch and buffers from the
+timetable. If a stage has no work in a tick, it computes on arbitrary data, and the results are not
+used.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from meshdsl.tracing.graph import Operation
 from meshdsl.tracing.source import Source
 from meshdsl.tracing.trace import bind, bind_one, located
 
-# What ticks pass on of a stack, a tree of tensors:
-#   inputs, gradients: what the neighbours have sent, or (gradients) what is to be sent to them
-#   waiting_inputs, ...: buffers of those that are not used in the tick in which they arrive
-#   starts, loss_gradients: buffers of what junctions compute, if that is not used at once
-#   kept: buffers of activations
-#   stacked: buffers of what chunks stack beside those, of all microbatches
-#   layers: sums of the gradients of a stage's own layers, by the number of the sum
-FORTH = ["inputs", "waiting_inputs", "kept", "stacked"]  # what forward passes change
-BACK = ["gradients", "waiting_gradients", "layers"]
+# The state of a stack between ticks is a tree of tensors:
+#   inputs: inputs that the previous stage has sent
+#   gradients: gradients that the stage sends at the start of the next tick
+#   waiting_inputs, waiting_gradients: buffers of those that arrive before the tick of their use
+#   starts, loss_gradients: buffers of results of junctions that are not used in the same tick
+#   kept: buffers of activations for the backward pass
+#   stacked: buffers of other tensors that chunks stack, of all microbatches
+#   layers: sums of the gradients of the layers of a stage, by the number of the sum
+FORTH = ["inputs", "waiting_inputs", "kept", "stacked"]  # changed by forward passes
+BACK = ["gradients", "waiting_gradients", "layers"]  # changed by backward passes
 STARTS, LOSS_GRADIENTS = "starts", "loss_gradients"
 State: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Callable[[str], Tensor]  # the name of a column -> its number: s32[]
@@ -39,10 +41,17 @@ Own: TypeAlias = Callable[[Tensor, Mapping[Tensor, Tensor]], Values]
 
 
 class Layers:
-    """The passes over one stack, written into the present trace.
+    """Writes the passes over one stack into the present trace.
 
     Attributes:
-        late: of what the forward pass stacks, what results of the loop need.
+        parts: the body of the loop over microbatches.
+        number: the number of the stack.
+        stack: the stack.
+        table: the timetable of the stack.
+        dims: the dims of the stack.
+        late: the tensors that the forward pass stacks and results of the loop need.
+        stacks: the layers of each stage, by the sliced tensor of the body.
+        real: whether each position has a layer of the model; None if all have one.
     """
 
     def __init__(
@@ -60,18 +69,18 @@ class Layers:
         self.dims = dims
         stacked = set(self.stack.forward.outputs)
         self.late = [t for t in late if t in stacked]
-        self.stacks: dict[Tensor, Tensor] = {}  # each stage's own layers
+        self.stacks: dict[Tensor, Tensor] = {}
         self.real: Tensor | None = None
 
     @cached_property
     def kept(self) -> list[Tensor]:
-        """What the forward pass stacks and the backward pass reads."""
+        """The tensors that the forward pass stacks and the backward pass reads."""
         stacked = set(self.stack.forward.outputs[self.stack.forward.params["carries"] :])
         return [t for t in dict.fromkeys(slices_of(self.stack.backward)) if t in stacked]
 
     @cached_property
     def sums(self) -> list[int]:
-        """The numbers of the sums of what the backward pass stacks: the layers' gradients."""
+        """The numbers of the sums of gradients of layers, which the backward pass stacks."""
         numbers = []
         for number, terms in enumerate(self.parts.terms):
             kinds = {self.parts.of_stack(term.tensor) for term in terms}
@@ -87,7 +96,7 @@ class Layers:
         return numbers
 
     def fetch(self, before: Values) -> None:
-        """Gives each stage its own layers."""
+        """Sends each stage its layers, before the loops."""
         for scan in (self.stack.forward, self.stack.backward):
             for tensor in slices_of(scan):
                 if self.parts.levels[tensor] == FIXED and tensor not in self.stacks:
@@ -95,7 +104,7 @@ class Layers:
         self.real = self.dims.real() if self.dims.fills else None
 
     def start(self, sums: Sequence[Tensor]) -> State:
-        """Returns what the first tick gets."""
+        """Returns the state before the first tick."""
         table, dims = self.table, self.dims
         inputs = [(t.shape, t.dtype) for t in carries_of(self.stack.forward)]
         gradients = [(t.shape, t.dtype) for t in carries_of(self.stack.backward)]
@@ -119,11 +128,13 @@ class Layers:
     def forward(
         self, state: State, starts: Sequence[Tensor], own: Fields, values: Own
     ) -> list[Tensor]:
-        """Runs a chunk's layers; returns what they leave for the next chunk.
+        """Runs the forward pass of a chunk; returns the inputs of the next chunk.
 
         Args:
-            starts: what the first chunk reads; none if it reads no one.
-            values: returns what a stage computes for its microbatch.
+            state: the state of the stack, which this updates.
+            starts: the inputs of the first chunk; empty if no microbatch enters in this phase.
+            own: the columns of the stack in the timetable.
+            values: returns the values of a stage for its microbatch.
         """
         scan = self.stack.forward
         carries = self._when_due(state, "inputs", own("store_input"), own("load_input"))
@@ -140,10 +151,14 @@ class Layers:
     def backward(
         self, state: State, loss_gradients: Sequence[Tensor], own: Fields, values: Own
     ) -> None:
-        """Runs the backward pass of a chunk, and adds up its layers' gradients.
+        """Runs the backward pass of a chunk, and adds the gradients of its layers to their sums.
 
         Args:
-            loss_gradients: what the last chunk reads; none if it reads no one.
+            state: the state of the stack, which this updates.
+            loss_gradients: the gradients that the last chunk reads; empty if no microbatch turns
+                back in this phase.
+            own: the columns of the stack in the timetable.
+            values: returns the values of a stage for its microbatch.
         """
         scan, dims = self.stack.backward, self.dims
         carries = self._when_due(state, "gradients", own("store_gradient"), own("load_gradient"))
@@ -206,7 +221,7 @@ class Layers:
         )
 
     def _when_due(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:
-        """Returns what has arrived, or came earlier and waits in a buffer."""
+        """Returns the tensors of a pass: they have just arrived, or wait in a buffer."""
         arrived, waiting = list(state[name]), f"waiting_{name}"
         rows = zip(state[waiting], arrived, strict=False)
         state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in rows]
@@ -217,7 +232,7 @@ class Layers:
 
 
 def finished(parts: Parts, values: Values, term: Term) -> Tensor:
-    """Returns a summand, with the operations done that its sum has after it."""
+    """Returns the value of a term: its tensor, after its linear operations."""
     result = values.get(term.tensor)
     for op in term.after:
         varying = {t for t in op.inputs if parts.levels[t] != FIXED}
@@ -228,5 +243,5 @@ def finished(parts: Parts, values: Values, term: Term) -> Tensor:
 
 
 def line_of(parts: Parts, number: int) -> Source:
-    """Returns the line of what is added to a sum, for reports of where that is reduced."""
+    """Returns the line of a sum; reports name it where they list the reduction of the sum."""
     return parts.body.outputs[number].source

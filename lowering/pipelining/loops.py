@@ -1,17 +1,16 @@
-"""Loops: a step's pipeline, written as loops over ticks.
+"""Loops: writes the pipeline of a training step as loops over ticks.
 
-All stages run one program. A tick has, of each stack of layers, the forward pass of a chunk and the
-backward pass of a chunk (`layers`), and the junctions between passes: what comes before the layers;
-loss and gradient of the microbatch that the last chunk has just done (the *head*); the gradients of
-what comes before the layers (the *tail*); and what is between two stacks.
+All stages run one program. A tick has a forward and a backward pass over a chunk of each stack
+(`layers`). It also has the junctions between passes (`joint`), such as the loss and its gradient
+for the microbatch that the last chunk has just computed.
 
-Junctions are computed by all stages alike, for one microbatch, so that their layout may use the
-axes of the pipeline too (`vocab:model+pipe`). Where only some ticks have such work, it is in a
-`cond`, which all devices take alike.
+All stages compute the junctions together, for one microbatch. So the layout may split their tensors
+over the axes of the pipeline (`vocab:model+pipe`). With several rounds, only some ticks have a
+junction. Then it is in a `cond`, and all devices take the same branch.
 
-Results travel to the next stage from one tick to the next. A forward pass sends at the end of its
-part, beside the backward pass of the same tick; a backward pass at the begin of the next tick,
-beside the forward pass there.
+Results travel between ticks. A forward pass sends its result at its end, during the backward pass
+of the same tick. A backward pass sends its result at the start of the next tick, during the forward
+pass of that tick.
 """
 
 from __future__ import annotations
@@ -42,49 +41,59 @@ from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.trace import bind_one, located
 
-# The state that ticks pass on has the states of the stacks (see `layers`), and
-#   ends: by pass, buffers of what it leaves, if later passes or junctions read that
-#   shared: all sums that are no gradients of layers
+# The state between ticks is a tree of tensors:
+#   stacks: the state of each stack (see `layers`)
+#   ends: buffers of final carries of passes that later passes or junctions read
+#   shared: the running sums, without the sums of gradients of layers
 
 
 class Pipeline:
-    """Writes a loop over microbatches as a pipeline, into the present trace.
+    """Writes a loop over microbatches as a pipeline into the present trace.
 
     Pipeline(Parts(stacks), joint, dims of the stacks).write(arguments of the loop)
+
+    Attributes:
+        parts: the body of the loop.
+        joint: the timetable.
+        dims: the dims of the first stack, for those dims that all stacks share.
+        microbatch: the dim of the microbatches.
+        batch: the sliced operands of the loop, by the slice in its body.
+        fixed: the fixed tensors of the body in the present trace.
+        stacks: the passes over each stack.
     """
 
     def __init__(self, parts: Parts, joint: Joint, dims: Sequence[Dims]) -> None:
         self.parts = parts
         self.joint = joint
-        self.dims = dims[0]  # what all have: stages, ticks, fields
+        self.dims = dims[0]
         self.microbatch: Dimension = parts.loop.params["dim"]
-        self.batch: dict[Tensor, Tensor] = {}  # what the loop slices, by its slice
+        self.batch: dict[Tensor, Tensor] = {}
         self.fixed: dict[Tensor, Tensor] = {}
         rows = enumerate(zip(joint.stacks, dims, strict=True))
         self.stacks = [
             Layers(parts, number, table, dim, self.late.stacked) for number, (table, dim) in rows
         ]
 
-    # What the parts read and return.
+    # Tensors that the parts read and return.
 
     @cached_property
     def late(self) -> Late:
-        """What the loop returns of each microbatch that needs all its layers."""
+        """The results of the loop that need tensors of all layers."""
         return Late.of(self.parts)
 
     @cached_property
     def results(self) -> list[Tensor]:
-        """What heads return, for each microbatch."""
+        """The tensors that the head returns for each microbatch."""
         own = [t for t in self.parts.results if t not in self.parts.late]
         return list(dict.fromkeys([*own, *self.late.heads]))
 
     @cached_property
     def layered(self) -> dict[int, Layers]:
-        """The stack of each sum of gradients of layers, by the number of the sum."""
+        """The stack of each running sum that has gradients of layers, by the number of the sum."""
         return {number: stack for stack in self.stacks for number in stack.sums}
 
     def terms(self, junction: int) -> list[tuple[int, Term]]:
-        """Returns what a junction adds to sums, with the sums' numbers."""
+        """Returns the terms that a junction adds to running sums: (number of the sum, term)."""
         return [
             (number, term)
             for number, terms in enumerate(self.parts.terms)
@@ -95,9 +104,9 @@ class Pipeline:
 
     @cached_property
     def _last_reads(self) -> dict[Tensor, dict[int, int]]:
-        """Of what passes leave: the last tick in which it is read, by microbatch.
+        """The last tick that reads a final carry of a pass, by tensor and microbatch.
 
-        What the junction that follows the pass reads is not kept for it.
+        The junction directly after the pass needs no buffer, so it does not count.
         """
         joint, parts = self.joint, self.parts
         last: dict[Tensor, dict[int, int]] = {}
@@ -124,7 +133,7 @@ class Pipeline:
 
     @cached_property
     def _saved(self) -> dict[Tensor, tuple[np.ndarray, int]]:
-        """Of what passes leave and others read later: the buffer by microbatch, and how many."""
+        """The buffers of each final carry that later ticks read: by microbatch; their number."""
         return {
             tensor: self.joint.buffers(self.parts.is_end(tensor), last)
             for tensor, last in self._last_reads.items()
@@ -133,7 +142,7 @@ class Pipeline:
     # Before and after the loops.
 
     def write(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the results of the loop: sums, then what it stacks along the microbatches."""
+        """Returns the results of the loop: sums, then tensors stacked along the microbatches."""
         parts = self.parts
         first, last = len(parts.consts), len(parts.consts) + len(parts.sums)
         self.batch = dict(zip(parts.slices, arguments[last:], strict=True))
@@ -143,7 +152,7 @@ class Pipeline:
             for stack in self.stacks:
                 stack.fetch(before)
             state = self._start(arguments[first:last])
-            rows: list[list[Tensor]] = []  # what heads return, by phase
+            rows: list[list[Tensor]] = []  # the results of heads, by phase
             for phase in self.joint.phases:
                 state, results = self._loop(phase, state)
                 rows += [results] if parts.head in phase.junctions else []
@@ -152,7 +161,7 @@ class Pipeline:
             return [*sums, *self._by_microbatch(state, stacked)]
 
     def _start(self, sums: Sequence[Tensor]) -> State:
-        """Returns what the first tick gets."""
+        """Returns the state before the first tick."""
         rest = [n for n in range(len(sums)) if n not in self.layered]
         saved = self._saved.items()
         return {
@@ -174,7 +183,7 @@ class Pipeline:
         return total.transpose(self.parts.sums[number].shape.names)
 
     def _by_microbatch(self, state: State, stacked: Sequence[Tensor]) -> list[Tensor]:
-        """Returns what the loop stacks, in the order of the microbatches."""
+        """Returns the stacked results of the loop, in the order of the microbatches."""
         joint, dim, head = self.joint, self.microbatch, self.parts.head
         start = next(phase.start for phase in joint.phases if head in phase.junctions)
         ticks = np.array([joint.end(head, k) - start for k in range(dim.size)], np.int32)
@@ -186,7 +195,7 @@ class Pipeline:
         return [(heads | late)[t].transpose([dim.name, *t.shape.names]) for t in self.parts.results]
 
     def _late(self, heads: Mapping[Tensor, Tensor], state: State) -> dict[Tensor, Tensor]:
-        """Returns the results that need all layers of a microbatch: one microbatch at a time."""
+        """Returns the results that need tensors of all layers, by a loop over microbatches."""
         dim = self.microbatch
         given = {t: heads[t] for t in self.late.heads}
         for stack in self.stacks:
@@ -209,7 +218,7 @@ class Pipeline:
     # One phase.
 
     def _loop(self, phase: Phase, state: State) -> tuple[State, list[Tensor]]:
-        """Writes the loop of a phase; returns what it passes on, and what its heads return."""
+        """Writes the loop of a phase; returns the state after it, and the results of its heads."""
         dims, tick = self.dims, Dimension(self.dims.tick, phase.ticks)
         own, shared = (rows[phase.start : phase.stop] for rows in self.joint.rows)
         rows = (
@@ -232,7 +241,8 @@ class Pipeline:
     def _changing(self, phase: Phase, state: State) -> State:
         """Returns the part of the state that the ticks of a phase change.
 
-        A loop does not pass on the rest: sums that it does not add to may stay partial after it.
+        The loop does not carry the rest. So running sums may stay partial if it does not change
+        them.
         """
         names: dict[int, list[str]] = {n: [] for n in range(len(self.stacks))}
         junctions = list(phase.junctions)
@@ -240,7 +250,7 @@ class Pipeline:
             forth = number <= self.joint.count
             names[self.joint.stack_of(number)] += FORTH if forth else BACK
             junctions += [number] if number == 2 * self.joint.count else []
-        for number in phase.junctions:  # the start of the next pass
+        for number in phase.junctions:  # the operands of the next pass
             forth = number < self.joint.count
             names[self.joint.stack_of(number + 1)].append(STARTS if forth else LOSS_GRADIENTS)
         sums = {number for junction in junctions for number, _ in self.terms(junction)}
@@ -257,7 +267,7 @@ class Pipeline:
         return self.parts.is_end(tensor) in passes
 
     def _fields(self, row: Tensor, names: Sequence[str], count: int) -> list[Fields]:
-        """Returns the columns of stacks or junctions, by their number."""
+        """Returns the columns of each stack or junction. Each column is read at most once."""
         read: dict[int, Tensor] = {}
 
         def field(column: int) -> Tensor:
@@ -270,10 +280,10 @@ class Pipeline:
 
         return [fields(number) for number in range(count)]
 
-    # What ticks share.
+    # Values that ticks read.
 
     def own(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
-        """Returns what each stage computes for its own microbatch."""
+        """Returns the values of each stage for its own microbatch, in a region."""
 
         def given(tensor: Tensor) -> Tensor:
             if tensor in self.fixed:
@@ -286,7 +296,7 @@ class Pipeline:
         return Values(self.parts, known, given, saved)
 
     def alike(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
-        """Returns what all stages compute for one microbatch."""
+        """Returns the values that all stages compute together, for one microbatch."""
 
         def given(tensor: Tensor) -> Tensor:
             if tensor in self.fixed:
@@ -299,12 +309,12 @@ class Pipeline:
         return Values(self.parts, known, given, saved)
 
     def saved_after(self, number: int) -> dict[int, Tensor]:
-        """Returns what pass `number` leaves for later ticks, by its place among all of these."""
+        """Returns the final carries of a pass that later ticks read, by the number in `ends`."""
         rows = enumerate(self._saved)
         return {n: tensor for n, tensor in rows if self.parts.is_end(tensor) == number}
 
     def slot(self, tensor: Tensor, microbatch: Tensor) -> Tensor:
-        """Returns the buffer of what a pass leaves of a microbatch."""
+        """Returns the number of the buffer of a final carry for a microbatch."""
         slots, _ = self._saved[tensor]
         return ops.take(_literal(slots, [self.microbatch]), microbatch, self.microbatch)
 
@@ -320,7 +330,7 @@ class Pipeline:
 
 
 def _updated(state: State, changed: State) -> State:
-    """Returns a copy of a state with what has changed."""
+    """Returns a copy of a state with the changed tensors."""
     stacks = state["stacks"].items()
     return {
         "stacks": {n: {**stack, **changed["stacks"][n]} for n, stack in stacks},

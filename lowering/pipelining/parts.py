@@ -1,12 +1,12 @@
-"""Parts: which operations of a microbatch belong to which part of a pipeline.
+"""Parts: the part of a pipeline to which each operation of a microbatch belongs.
 
-The body of the loop over microbatches has a forward and a backward pass over the layers. Other
-operations compute what the layers read, the loss and its gradient, and the gradients of what comes
-before the layers. The *level* of a tensor says which of these it depends on. There may be several
-stacks of layers; see `joint` for what passes and junctions are.
+The body of the loop over microbatches has a forward and a backward pass over each stack of layers.
+Other operations compute the inputs of the layers, the loss and its gradient, and the gradients of
+operations before the layers. The *level* of a tensor is the last of these parts that it depends
+on. `joint` defines passes and junctions.
 
-The sums of the gradients over the microbatches are taken apart (`terms`): what the head adds is
-added in other ticks than what the layers add.
+The loop adds gradients to running sums. `terms` has the terms of each sum, because the head and the
+layers add to a sum in different ticks.
 """
 
 from __future__ import annotations
@@ -21,40 +21,42 @@ from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
 from meshdsl.tracing.trace import bind, located
 
-# Levels; what a tensor depends on includes all that is lower.
-FIXED = 0  # the same for all microbatches
-BATCH = 1  # the data of its microbatch; BATCH + j: what pass j leaves
+# Levels. A tensor of one level may also depend on tensors of all lower levels.
+FIXED = 0  # depends on no microbatch
+BATCH = 1  # depends on the data of its microbatch; BATCH + j: depends on results of pass j
 
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of a gradient: a tensor, and linear operations that are then done one by one."""
+    """A term of a running sum: a tensor, and the linear operations that follow it, in order."""
 
     tensor: Tensor
     after: tuple[Operation, ...] = ()
 
 
 class Parts:
-    """The body of a loop over microbatches, taken apart.
+    """The body of a loop over microbatches, divided into parts.
 
     Attributes:
         stacks: the stacks of layers, in the order of the model.
-        passes: the operations of the passes; pass j is number j - 1.
-        levels: by tensor.
-        late: the tensors that need what all layers of a stack have stacked.
-        constants: the tensors that depend on nothing at all.
+        passes: the operations of the passes; pass j has the index j - 1.
+        levels: the level of each tensor.
+        late: the tensors that depend on tensors that the forward pass stacks over all layers.
+        constants: the tensors that depend on no input.
         makers: the operation that makes each tensor.
-        consts, sums, slices: the inputs: what is fixed, the running sums, parts of the batch.
-        terms: for each running sum, what a microbatch adds to it.
-        results: what the loop stacks along the dim of the microbatches.
+        consts: the inputs that are the same for all microbatches.
+        sums: the inputs that are running sums.
+        slices: the inputs that are the data of one microbatch.
+        terms: the terms that a microbatch adds to each running sum.
+        results: the tensors that the loop stacks along the dim of the microbatches.
     """
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
-        """Takes the body apart.
+        """Divides the body of the loop of some stacks.
 
         Raises:
-            NoPipelineError: microbatches do more than add up results; or a stack starts where
-                another one is on its way back.
+            NoPipelineError: a microbatch reads results of the one before it, other than sums; or
+                the backward passes are not in the reverse order of the forward passes.
         """
         self.stacks = tuple(stacks)
         params = stacks[0].loop.params
@@ -90,7 +92,7 @@ class Parts:
 
     @property
     def head(self) -> int:
-        """The number of the junction between forward and backward passes."""
+        """The number of the junction between the forward and the backward passes."""
         return len(self.stacks)
 
     def _passes(self) -> tuple[Operation, ...]:
@@ -121,15 +123,15 @@ class Parts:
         return levels
 
     def junction(self, tensor: Tensor) -> int:
-        """Returns after which pass a tensor is computed that sums or results need."""
+        """Returns the junction that computes a tensor for the sums or results of the loop."""
         return max(self.levels[tensor] - BATCH, self.head)
 
     def is_end(self, tensor: Tensor) -> int:
-        """Returns the number of the pass that leaves a tensor for what follows it; 0 if none."""
+        """Returns the number of the pass with a tensor as a final carry; 0 if there is none."""
         return self._ends.get(tensor, 0)
 
     def ends_under(self, tensors: Iterable[Tensor]) -> dict[Tensor, None]:
-        """Returns what passes leave that some tensors are computed of."""
+        """Returns the final carries of passes that some tensors are computed from."""
         ends: dict[Tensor, None] = {}
         seen: set[Tensor] = set()
         front = list(tensors)
@@ -152,10 +154,10 @@ class Parts:
         return depending
 
     def _added(self, start: Tensor, end: Tensor) -> list[Term]:
-        """Returns what is added to a running sum.
+        """Returns the terms that a microbatch adds to a running sum.
 
         Raises:
-            NoPipelineError: the sum is not only added to.
+            NoPipelineError: the result is not the sum and other terms.
         """
         terms = self._apart(end)
         rest = [term for term in terms if term.tensor is not start or term.after]
@@ -168,7 +170,7 @@ class Parts:
         return rest
 
     def _apart(self, tensor: Tensor) -> list[Term]:
-        """Returns the summands of a tensor; linear operations are done on each by itself."""
+        """Returns the terms whose sum is a tensor. Linear operations apply to each term."""
         op = self.makers.get(tensor)
         if op is None or op in self.passes:
             return [Term(tensor)]
@@ -181,17 +183,17 @@ class Parts:
         return terms if self._must_stay_apart(tensor, terms) else [Term(tensor)]
 
     def _must_stay_apart(self, tensor: Tensor, terms: Sequence[Term]) -> bool:
-        """Whether summands are known in different ticks, or are added in different ways."""
+        """Whether different ticks compute the terms, or layers and others add them."""
         ticks = {self.junction(term.tensor) for term in terms}
         stacked = any(self.of_stack(term.tensor) is not None for term in terms)
         return tensor in self._on_sums or stacked or len(ticks) > 1
 
     def of_stack(self, tensor: Tensor) -> int | None:
-        """Returns the number of the stack whose backward pass has stacked a tensor, if any."""
+        """Returns the number of the stack whose backward pass stacks a tensor, else None."""
         return self._of_layers.get(tensor)
 
     def _passed_by(self, op: Operation) -> Tensor | None:
-        """Returns the operand of an elementwise operation that is linear in it alone, if any."""
+        """Returns the only varying operand of an elementwise operation, if it is linear in it."""
         if op.primitive.form is not Form.ELEMENTWISE or len(op.outputs) != 1:
             return None
         rest = [t for t in op.inputs if self.levels[t] != FIXED]
@@ -200,9 +202,9 @@ class Parts:
 
     @cached_property
     def fixed(self) -> dict[Tensor, None]:
-        """The tensors that are the same for all microbatches, and that others read.
+        """The fixed tensors that passes and varying operations read.
 
-        Those that depend on nothing are not among them: each reader makes them.
+        Constants are not included, because each reader computes them.
         """
 
         def is_fixed(tensor: Tensor) -> bool:
@@ -216,10 +218,10 @@ class Parts:
 
 
 class Values:
-    """The tensors of a microbatch, computed again where they are needed, once each.
+    """The tensors of a microbatch in the present trace. A tensor is computed when it is needed.
 
     Attributes:
-        known: tensors of the body, and what stands for them in the present trace.
+        known: the tensor of the present trace for each known tensor of the body.
     """
 
     def __init__(
@@ -229,12 +231,14 @@ class Values:
         given: Callable[[Tensor], Tensor] | None = None,
         saved: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Starts with what is known.
+        """Starts with the known tensors.
 
         Args:
-            given: returns what stands for a fixed tensor, or for a part of the batch; by default
-                fixed tensors are computed.
-            saved: returns what an earlier pass has left.
+            parts: the body of the loop over microbatches.
+            known: the tensor of the present trace for some tensors of the body.
+            given: returns the tensor of the present trace for a fixed tensor, or for data of the
+                microbatch. By default, fixed tensors are computed.
+            saved: returns the tensor of the present trace for a final carry of an earlier pass.
         """
         self.parts = parts
         self.known = dict(known)
@@ -242,10 +246,10 @@ class Values:
         self._saved = saved
 
     def get(self, tensor: Tensor) -> Tensor:
-        """Returns what stands for a tensor of the body.
+        """Returns the tensor of the present trace for a tensor of the body.
 
         Raises:
-            NoPipelineError: it is a result of a pass over the layers, and not known.
+            NoPipelineError: the tensor is an unknown result of a pass over the layers.
         """
         if tensor not in self.known:
             op = self.parts.makers.get(tensor)
@@ -268,7 +272,7 @@ class Values:
         return [self.get(t) for t in tensors]
 
     def _too_late(self, tensor: Tensor, op: Operation) -> NoPipelineError:
-        """Returns the error of a tensor that is needed in other ticks than it is computed in."""
+        """Returns the error for a tensor that operations of other ticks need."""
         readers = [o for o in self.parts.body.operations if tensor in o.inputs]
         lines = ", ".join(dict.fromkeys(str(o.source) for o in readers))
         return NoPipelineError(
@@ -280,12 +284,14 @@ class Values:
 
 @dataclass(frozen=True)
 class Late:
-    """Results of a microbatch that need what all its layers have stacked, as losses of routers.
+    """The results of the loop that need tensors of all layers, such as the losses of routers.
+
+    The pipeline computes them after its ticks.
 
     Attributes:
-        results: among the results of the loop over microbatches.
-        stacked: what they need of the layers.
-        heads: what they need of what the head computes.
+        results: the results of the loop over microbatches that are late.
+        stacked: the tensors that they need and the layers stack.
+        heads: the tensors that they need and the head computes.
     """
 
     results: tuple[Tensor, ...]

@@ -1,17 +1,17 @@
-"""Regions: tensors of which every stage of a pipeline has its own value.
+"""Regions: parts of a graph in which each stage of a pipeline has its own values.
 
-Inside a region, a tensor without the dim `stage` stands for one value per stage, and a stage
-computes on its own. `enter` leads into a region, `leave` out of it: the dim `stage`, which is split
-over the axes of the pipeline, goes and comes back. A region is a function that is mapped over
-`stage`, written without that dim. So each operation in it is local to a stage, if no layout splits
-its tensors over the axes of the pipeline; `loops` checks this.
+Inside a region, a tensor without the dim `stage` stands for one value per stage. The dim `stage` is
+split over the axes of the pipeline. `enter` removes this dim at the begin of a region, and `leave`
+adds it at the end. So a region is a function that is mapped over `stage`, like the body of `vmap`.
+Each operation of a region is local to a stage if the layout does not split its tensors over the
+axes of the pipeline. `rewriting` checks this.
 
-Values outside of a region are the same on all stages. They come in by `vary`: it is the identity,
-but partial sums are reduced there, since a stage must not add its own value to a summand of another
-one.
+Outside of a region, a value is the same on all stages. Such a value enters a region by `vary`.
+`vary` is the identity, but lowering reduces partial sums before it. Otherwise a stage would add its
+own value to a partial sum.
 
-These operations occur in graphs that lowering has rewritten, never in those that users trace. So
-they have no gradients.
+Only lowering writes these operations. They never occur in a trace of a user. So they have no
+gradients.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _collect_rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[A
     return [(Shape([params["layers"], *rest]), x.dtype)]
 
 
-# Activations are reduced before they travel, which sends a part of them. Stacks of layers, and
-# their gradients, may be partial sums.
+# Partial sums of activations are reduced before they travel, because this sends fewer bytes. Stacks
+# of layers and their gradients may be partial sums.
 ENTER = Primitive("enter_stages", _enter_rule, work=Work.NONE)
 LEAVE = Primitive("leave_stages", _leave_rule, work=Work.NONE)
 DEAL = Primitive("deal_to_stages", _deal_rule, linear=(0,))
@@ -63,45 +63,45 @@ VARY = Primitive("vary_over_stages", _vary_rule, work=Work.NONE)
 
 
 def enter(x: Tensor, stage: Dimension) -> Tensor:
-    """Returns, on each stage, its position of the dim `stage`: x without that dim."""
+    """Returns x without the dim `stage`: each stage gets its position of that dim."""
     return bind_one(ENTER, (x,), {"stage": stage})
 
 
 def leave(x: Tensor, stage: Dimension) -> Tensor:
-    """Returns the values of all stages, stacked along the dim `stage` in front; see `enter`."""
+    """Returns the values of all stages, stacked along the first dim `stage`. Inverts `enter`."""
     return bind_one(LEAVE, (x,), {"stage": stage})
 
 
 def vary(x: Tensor) -> Tensor:
-    """Returns a tensor that is the same on all stages, for use inside of a region."""
+    """Returns a tensor from outside of a region, for use inside of it."""
     return bind_one(VARY, (x,))
 
 
 def deal(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
-    """Returns each stage's own chunks of layers, dealt to the stages one after another.
+    """Returns the chunks of each stage. Stage s of p gets the chunks s, s + p, s + 2p, ...
 
     Args:
-        x: has the dim `layers`, with all layers of all chunks.
-        own: the dims of a stage's layers: the chunks, if they are several, and their layers.
+        x: has the dim `layers`, with the layers of all chunks.
+        own: the dims of the layers of a stage: the round, if there are several, and the layer.
         axes: the axes of the pipeline.
 
     Returns:
-        x with the dims `own` in place of `layers`.
+        x with the dims `own` instead of `layers`.
     """
     return bind_one(DEAL, (x,), {"layers": layers, "own": own, "axes": axes})
 
 
 def collect(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
-    """Returns the layers of each stage's own chunks, in the order of the model: undoes `deal`."""
+    """Returns the layers of all chunks, in the order of the model. Inverts `deal`."""
     return bind_one(COLLECT, (x,), {"layers": layers, "own": own, "axes": axes})
 
 
 def send(x: Tensor, stage: Dimension, by: int) -> Tensor:
-    """Returns what the stage `by` before this one has; the first one receives from the last."""
+    """Returns x of stage s - `by` on each stage s, modulo the number of stages."""
     sent = window(leave(x, stage), stage.name, -by % stage.size, stage.size, wrap=True)
     return enter(sent, stage)
 
 
 def of_stage(x: Tensor, stage: Dimension, number: int) -> Tensor:
-    """Returns the value of one stage, for use outside of the region."""
+    """Returns the value of stage `number`, for use outside of the region."""
     return index(leave(x, stage), stage, number)

@@ -1,4 +1,4 @@
-"""Rewriting: the graph of a training step, with its loop over microbatches as a pipeline."""
+"""Rewriting: replaces the loop over microbatches of a training step by a pipeline."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from meshdsl.tracing.trace import Trace, bind, located, tracing
 
 @dataclass(frozen=True)
 class Pipelined:
-    """A step as a pipeline.
+    """A training step with a pipeline.
 
     Attributes:
         graph: the rewritten graph.
         layout: the layout, with a rule for the dim of the stages.
-        facts: the pipeline, for reports.
+        facts: the facts of the pipeline, for reports.
     """
 
     graph: Graph
@@ -43,17 +43,17 @@ class Pipelined:
 
 
 def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pipelined | None:
-    """Returns a training step as a pipeline; None if the layout makes none of it.
+    """Returns a training step with a pipeline; None if the layout or the options make none.
 
     Raises:
-        ValueError: the step cannot be a pipeline; the message says why, and what to do.
+        ValueError: the step cannot be a pipeline. The message has the reason and the fix.
     """
     if options.pipeline == "none":
         return None
     if not find_stacks(graph, layout, mesh):
         return None
     rounds = options.pipeline_rounds or 1
-    # What is gathered once per step, or sent to another stage, is cast before that.
+    # Casts happen before layers are gathered or sent to other stages, because this sends less.
     moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
     graph = simplify(hoist_casts(graph, moved))
     found = find_stacks(graph, layout, mesh)
@@ -67,19 +67,19 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
     except NoPipelineError:
         if len(gains) == 1:
             raise
-        # Stacks that cannot follow each other: the longest one alone; the report names the others.
+        # These stacks cannot form one pipeline. The report lists the stacks outside of it.
         return _pipelined(graph, [longest], timetable, layout)
 
 
 def _gains(layers: int, stages: int, rounds: int) -> bool:
-    """Whether a stage computes fewer layers if a stack is divided, than if all compute it."""
+    """Whether a stage computes fewer layers if the stack is divided over the stages."""
     return rounds * -(-layers // (stages * rounds)) < layers
 
 
 def _pipelined(
     graph: Graph, stacks: Sequence[Stack], timetable: Timetable, layout: Layout
 ) -> Pipelined:
-    """Makes a pipeline of stacks, each of which has the same timetable."""
+    """Returns the step with a pipeline of some stacks, which all have the same timetable."""
     used = {name for tensor in _tensors(graph) for name in tensor.shape.names}
     stages, rounds, axes = timetable.stages, timetable.rounds, stacks[0].rule.axes
     dims = [Dims.of(stack.layers, stages, rounds, axes, used) for stack in stacks]
@@ -94,7 +94,7 @@ def _pipelined(
 
 
 def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> RunningPipeline:
-    """Returns what reports say of a pipeline."""
+    """Returns the facts of a pipeline, for reports."""
     body = stacks[0].loop.params["body"]
     passes = [op for stack in stacks for op in (stack.forward, stack.backward)]
     rest = [
@@ -120,7 +120,7 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
 
 
 def _computes(graph: Graph) -> bool:
-    """Whether a body has products, so that computing it on every stage takes time."""
+    """Whether a body has products, so that it costs time on every stage."""
     return any("products" in op.primitive.rule.__module__.split(".") for op in within(graph))
 
 
@@ -128,8 +128,8 @@ def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
     """Returns the timetable of the schedule that the options name.
 
     Raises:
-        ValueError: there is no such schedule or file, it is wrong, or it is for other numbers of
-            stages, microbatches or rounds.
+        ValueError: there is no such schedule or file, the schedule is incorrect, or it has
+            another number of stages, microbatches or rounds.
     """
     name, rounds = options.pipeline, options.pipeline_rounds or 1
     if name in ("auto", "circular"):
@@ -176,7 +176,7 @@ def _rewritten(graph: Graph, stacks: Sequence[Stack], joint: Joint, dims: Sequen
 
 
 def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> None:
-    """Raises ValueError, with all reasons, if the layers cannot be divided among the stages."""
+    """Raises ValueError if the stages cannot divide the layers; the message has all reasons."""
     stages, rounds = dims[0].stage.size, dims[0].round.size
     stack = longest_of(stacks)
     assert stack is not None

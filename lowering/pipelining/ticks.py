@@ -1,4 +1,4 @@
-"""Ticks: what all stages do in one tick of a pipeline; see `loops`."""
+"""Ticks: writes the body of a loop over ticks; see `loops`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class Tick:
     """Writes one tick of a phase.
 
     Attributes:
-        state: what the tick before passes on; it becomes what this one passes on.
-        own, shared: the columns of each stack and of each junction.
+        pipeline: the pipeline.
+        phase: the phase.
+        state: the state after the tick before. `run` updates it.
+        own: the columns of each stack.
+        shared: the columns of each junction.
     """
 
     pipeline: Pipeline
@@ -44,10 +47,10 @@ class Tick:
     shared: Sequence[Fields]
 
     def run(self) -> list[Tensor]:
-        """Writes the tick; returns what heads return."""
+        """Writes the tick; returns the results of the head."""
         pipeline, joint = self.pipeline, self.pipeline.joint
         results: list[Tensor] = []
-        starts: dict[int, list[Tensor]] = {}  # what junctions of this tick compute, by pass
+        starts: dict[int, list[Tensor]] = {}  # operands of passes, from this tick
         for number in self.phase.passes:
             if number > joint.count:
                 stack, state = self._stack(number)
@@ -81,7 +84,7 @@ class Tick:
         return stack, self.state["stacks"][stack.number]
 
     def _first(self) -> list[Tensor]:
-        """Returns what the model's first chunk reads."""
+        """Returns the inputs of the first chunk of the model: the results of junction 0."""
         due, microbatch = (self.shared[0](name) for name in ("due", "microbatch"))
         wanted = carries_of(self.pipeline.parts.passes[0])
         return self._where_due(
@@ -89,7 +92,10 @@ class Tick:
         )
 
     def _start(self, number: int, starts: Mapping[int, list[Tensor]]) -> Sequence[Tensor]:
-        """Returns what a pass starts from, of the junction before; none if it reads no one."""
+        """Returns the operands of a pass, which the junction before it computes.
+
+        The result is empty if no microbatch starts this pass in the phase.
+        """
         stack, state = self._stack(number)
         at_once = starts.get(number, [])
         buffers = state[STARTS if number <= self.pipeline.joint.count else LOSS_GRADIENTS]
@@ -102,9 +108,14 @@ class Tick:
         return [ops.where(slot >= 0, a, b) for a, b in zip(waited, at_once, strict=True)]
 
     def _junction(self, number: int, left: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Computes what follows a pass, of the microbatch that has just left it.
+        """Computes the junction after a pass, for the microbatch that has just finished the pass.
 
-        Returns what the next pass starts from, and what heads return.
+        Args:
+            number: the number of the pass and of the junction.
+            left: the final carries of the pass, in the region.
+
+        Returns:
+            The operands of the next pass, and the results of the head.
         """
         pipeline, parts, joint = self.pipeline, self.pipeline.parts, self.pipeline.joint
         scan, shared, terms = parts.passes[number - 1], self.shared[number], pipeline.terms(number)
@@ -151,9 +162,14 @@ class Tick:
     def _where_due(
         self, due: Tensor, compute: Callable[[], list[Tensor]], like: Iterable[Tensor]
     ) -> list[Tensor]:
-        """Returns what is computed in ticks that have the work, and anything in others.
+        """Returns computed tensors in ticks with this work, and zeros or other data in others.
 
-        With one round, nearly all ticks of a loop have it.
+        With one round, nearly all ticks have the work, so there is no `cond`.
+
+        Args:
+            due: 1 if the tick has the work: s32[].
+            compute: computes the tensors.
+            like: tensors with the shapes and dtypes of the results.
         """
         if self.pipeline.dims.round.size == 1:
             return compute()
@@ -167,7 +183,7 @@ class Tick:
     def _add(
         self, terms: Sequence[tuple[int, Term]], summands: Sequence[Tensor], due: Tensor
     ) -> None:
-        """Adds summands to their sums, in ticks that have the work."""
+        """Adds the values of terms to their sums, in ticks with this work."""
         sums = self.state["shared"]
         for (number, _), summand in zip(terms, summands, strict=True):
             with located(line_of(self.pipeline.parts, number)):
@@ -175,5 +191,5 @@ class Tick:
 
 
 def _end_of(term: Term) -> Tensor:
-    """Returns the tensor of the body that a summand is in the end."""
+    """Returns the tensor of the body that has the value of a term."""
     return term.after[-1].outputs[0] if term.after else term.tensor

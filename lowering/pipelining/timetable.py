@@ -1,11 +1,11 @@
-"""Timetables: in which ticks the chunks of a stack do their passes.
+"""Timetables: the ticks of all passes over one stack of layers.
 
-A `Timetable` has the tick of every forward and backward pass. All stages share the ticks. In a
-tick, a stage does at most one forward pass, and then at most one backward pass. Results travel
-between ticks: a pass may read what another stage has computed in an earlier tick.
+A `Timetable` has the tick of each forward and backward pass. All stages share the ticks. In a tick,
+a stage does at most one forward pass, and then at most one backward pass. Results travel between
+ticks. So a pass may read results of other stages from earlier ticks.
 
-`joint` puts the timetables of several stacks one after the other, and writes all as tables of
-numbers that loops read.
+`joint` combines the timetables of several stacks. It also makes tables of numbers of them, which
+the loops read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class Timetable:
     """The ticks of all passes over one stack.
 
     Attributes:
-        stages, rounds, microbatches: p, v and m. Chunk c of p v is on stage c mod p.
-        name: the schedule's.
-        forward_tick, backward_tick: by (chunk, microbatch).
-        forward_ready, backward_ready: by microbatch, the tick in which what the first pass of each
-            kind starts from is known: what the model's first chunk reads, and the gradient that its
-            last chunk reads. In that tick, it may be used already.
+        stages: p.
+        rounds: v. Chunk c of p v chunks is on stage c mod p.
+        microbatches: m.
+        name: the name of the schedule.
+        forward_tick: the tick of the forward pass of each (chunk, microbatch).
+        backward_tick: the tick of the backward pass of each (chunk, microbatch).
+        forward_ready: for each microbatch, the first tick that can use the input of chunk 0.
+        backward_ready: for each microbatch, the first tick that can use the gradient of the output
+            of the last chunk.
     """
 
     stages: int
@@ -52,7 +55,7 @@ class Timetable:
         forward_tick: Mapping[Pass, int],
         backward_tick: Mapping[Pass, int],
     ) -> Timetable:
-        """Returns the timetable of a stack whose loss follows at once."""
+        """Returns the timetable of a single stack: its loss is computed directly after it."""
         last, every = stages * rounds - 1, range(microbatches)
         return Timetable(
             stages,
@@ -71,24 +74,24 @@ class Timetable:
 
     @property
     def passes(self) -> Iterator[Pass]:
-        """All (chunk, microbatch)."""
+        """The (chunk, microbatch) of all passes of one direction."""
         return product(range(self.chunks), range(self.microbatches))
 
     @cached_property
     def ticks(self) -> int:
-        """How many ticks there are."""
+        """The number of ticks."""
         return 1 + max(*self.forward_tick.values(), *self.backward_tick.values())
 
     def forward_end(self, microbatch: int) -> int:
-        """Returns the tick in which a microbatch leaves the last chunk."""
+        """Returns the tick of the forward pass of the last chunk."""
         return self.forward_tick[self.chunks - 1, microbatch]
 
     def backward_end(self, microbatch: int) -> int:
-        """Returns the tick in which the gradient of a microbatch leaves the first chunk."""
+        """Returns the tick of the backward pass of the first chunk."""
         return self.backward_tick[0, microbatch]
 
     def later(self, forward: int, backward: int) -> Timetable:
-        """Returns the timetable with its passes some ticks later."""
+        """Returns the timetable with its passes delayed by some ticks in each direction."""
         return replace(
             self,
             forward_tick={key: tick + forward for key, tick in self.forward_tick.items()},
@@ -97,12 +100,12 @@ class Timetable:
 
     @cached_property
     def kept(self) -> tuple[list[dict[Pass, int]], int]:
-        """Per stage, the buffer of the activations of each pass; and how many there are."""
+        """The buffer of the activations of each pass, per stage; and the number of buffers."""
         return self._buffers(lambda key: (self.forward_tick[key], self.backward_tick[key]))
 
     @cached_property
     def waiting_inputs(self) -> tuple[list[dict[Pass, int]], int]:
-        """Per stage, the buffer of inputs that are not used in the tick in which they arrive."""
+        """The buffer of each input that arrives before its use, per stage; and their number."""
 
         def span(key: Pass) -> tuple[int, int] | None:
             chunk, k = key
@@ -114,7 +117,7 @@ class Timetable:
 
     @cached_property
     def waiting_gradients(self) -> tuple[list[dict[Pass, int]], int]:
-        """Per stage, the buffer of gradients that are not used in the tick of their arrival."""
+        """The buffer of each gradient that arrives before its use, per stage; and their number."""
 
         def span(key: Pass) -> tuple[int, int] | None:
             chunk, k = key
@@ -128,12 +131,12 @@ class Timetable:
 
     @cached_property
     def waiting_starts(self) -> tuple[dict[int, int], int]:
-        """By microbatch, the buffer of what the first chunk reads if it is not read at once."""
+        """The buffer of each input of chunk 0 that waits for its use; and their number."""
         return self._waiting(self.forward_ready, 0, self.forward_tick)
 
     @cached_property
     def waiting_loss_gradients(self) -> tuple[dict[int, int], int]:
-        """By microbatch, the buffer of the loss's gradient if it is not used at once."""
+        """The buffer of each gradient of the last chunk that waits for its use; their number."""
         return self._waiting(self.backward_ready, self.chunks - 1, self.backward_tick)
 
     def _waiting(
@@ -146,7 +149,7 @@ class Timetable:
     def _buffers(
         self, span: Callable[[Pass], tuple[int, int] | None]
     ) -> tuple[list[dict[Pass, int]], int]:
-        """Returns buffers for all passes with a span of ticks, and how many a stage needs."""
+        """Returns the buffers of all passes with a span of ticks, and the number of buffers."""
         every = []
         for stage in range(self.stages):
             spans = {key: span(key) for key in self.passes if key[0] % self.stages == stage}
