@@ -52,10 +52,11 @@ COMPUTATIONS = frozenset(
 )
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B})
+MESSAGES = SENDS | RECEIVES
 # These actions concern the weights of a chunk, so they have no microbatch.
 OF_WEIGHTS = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 
-_ONE = re.compile(r"(\d+)([A-Z_]+)(\d*)")
+_SINGLE = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _ABSENT = -1
 
@@ -92,14 +93,19 @@ class Action:
         """
         text = text.strip()
         if overlap := _OVERLAP.fullmatch(text):
-            parts = tuple(_one(part.strip(), text) for part in overlap[1].split(";"))
+            parts = tuple(_parse_single(part.strip(), text) for part in overlap[1].split(";"))
             return Action(Kind.OVERLAP, parts=parts)
-        return _one(text, text)
+        return _parse_single(text, text)
 
     @property
     def computes(self) -> bool:
         """Whether the action is a forward or backward pass. Only these take time of a stage."""
         return self.kind in COMPUTATIONS
+
+    @property
+    def singles(self) -> tuple[Action, ...]:
+        """The parts of an overlap; else the action itself."""
+        return self.parts or (self,)
 
     @cached_property
     def results(self) -> tuple[Action, ...]:
@@ -115,9 +121,9 @@ class Action:
         return tuple(Action(kind, self.chunk, self.microbatch) for kind in kinds)
 
 
-def _one(text: str, cell: str) -> Action:
+def _parse_single(text: str, cell: str) -> Action:
     """Returns the action of a text that is not an overlap. Errors also quote the text of `cell`."""
-    match = _ONE.fullmatch(text)
+    match = _SINGLE.fullmatch(text)
     within = "" if text == cell else f" in `{cell}`"
     if not match or match[2] not in set(Kind) - {Kind.OVERLAP}:
         if match and match[2] == "BW":

@@ -138,7 +138,7 @@ class Circular:
 
     def seconds(self, forward: float, backward: float) -> float:
         """Returns the time of all ticks, for given times of the two passes of one chunk."""
-        return self.delay * (forward + backward) + self.steady_ticks * (forward + backward)
+        return (self.delay + self.steady_ticks) * (forward + backward)
 
     def live(self, stage: int) -> int:
         """Returns the most inputs of chunks that a stage keeps at a time.

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 from meshdsl.lowering.pipelines.actions import Action, Kind
 
+Link = tuple[int, int]  # the stage that sends, and the stage that receives
+
 
 @lru_cache(maxsize=1 << 16)  # Each rule calls this for each action.
 def needs(action: Action, chunks: int) -> tuple[Action, ...]:
@@ -31,21 +33,19 @@ def _needs(result: Action, chunks: int) -> list[Action]:
     return own + ([Action(Kind.INPUTS, chunk + 1, microbatch)] if chunk + 1 < chunks else [])
 
 
-def receiver(result: Action, placement: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns (chunk, stage) of the chunk that needs a result, if it is on another stage.
+def link_of(result: Action, placement: tuple[int, ...]) -> Link | None:
+    """Returns the link on which a result travels; None if no other stage needs the result.
 
     Args:
-        result: an `F`, `I` or `W`.
+        result: an `F`, `I` or `W`. If its chunk does not exist, there is no link.
         placement: the stage of each chunk, as `Schedule.placement`.
-
-    Returns:
-        None if no chunk needs the result, or if a chunk of the same stage needs it.
     """
     step = {Kind.FORWARD: 1, Kind.INPUTS: -1}.get(result.kind)
-    if step is None or not 0 <= (chunk := result.chunk + step) < len(placement):
+    chunks = range(len(placement))
+    if step is None or result.chunk not in chunks or result.chunk + step not in chunks:
         return None
-    stage = placement[chunk]
-    return None if stage == placement[result.chunk] else (chunk, stage)
+    sender, receiver = placement[result.chunk], placement[result.chunk + step]
+    return None if sender == receiver else (sender, receiver)
 
 
 def send_of(result: Action) -> Action:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.lowering.pipelines.actions import Action
-from meshdsl.lowering.pipelines.dependencies import receive_of, receiver, send_of
-from meshdsl.lowering.pipelines.planning import Costs, plan
+from meshdsl.lowering.pipelines.costs import Costs
+from meshdsl.lowering.pipelines.dependencies import link_of, receive_of, send_of
+from meshdsl.lowering.pipelines.planning import plan
 from meshdsl.lowering.pipelines.schedule import Schedule
 
 
@@ -45,7 +46,8 @@ def with_messages(schedule: Schedule, costs: Costs | None = None) -> Schedule:
     for span in sorted(spans, key=lambda span: (span.end, span.stage)):
         rows[span.stage].append(span.action)
         for result in span.action.results:
-            if target := receiver(result, schedule.placement):
-                rows[span.stage].append(send_of(result))
-                rows[target[1]].append(receive_of(result))
+            if link := link_of(result, schedule.placement):
+                sender, receiver = link
+                rows[sender].append(send_of(result))
+                rows[receiver].append(receive_of(result))
     return replace(schedule, rows=tuple(map(tuple, rows)))

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
+from meshdsl.lowering.pipelines.actions import MESSAGES, SENDS, Action
 from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.costs import Costs
-from meshdsl.lowering.pipelines.dependencies import carried, needs, receiver, send_of
+from meshdsl.lowering.pipelines.dependencies import Link, carried, link_of, needs, send_of
 from meshdsl.lowering.pipelines.plans import Plan, Span
 from meshdsl.lowering.pipelines.schedule import Schedule
-
-Link = tuple[int, int]
 
 
 def plan(schedule: Schedule, costs: Costs | None = None) -> Plan:
@@ -79,12 +77,10 @@ class _Clock:
         if action.computes:
             return self._compute(stage, action)
         previous = self.spans[stage][-1] if self.spans[stage] else None
-        if action.kind in SENDS | RECEIVES:
+        if action.kind in MESSAGES:
             result = carried(action)
-            placement = self.schedule.placement
-            target = receiver(result, placement)
-            assert target
-            link = (placement[result.chunk], target[1])
+            link = link_of(result, self.schedule.placement)
+            assert link
             if action.kind in SENDS:
                 assert previous
                 self.posted.setdefault(link, deque()).append((result, previous))
@@ -107,9 +103,9 @@ class _Clock:
         self.spans[stage].append(span)
         for result in action.results:
             self.computed[result] = span
-            target = receiver(result, self.schedule.placement)
-            if target and not self.schedule.has_messages:
-                self._send(result, (stage, target[1]), [span])
+            link = link_of(result, self.schedule.placement)
+            if link and not self.schedule.has_messages:
+                self._send(result, link, [span])
         return True
 
     def _deliver(self, link: Link) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from meshdsl.lowering.pipelines.actions import Action, Kind
 from meshdsl.lowering.pipelines.costs import Costs
-from meshdsl.lowering.pipelines.dependencies import needs, receiver
+from meshdsl.lowering.pipelines.dependencies import link_of, needs
 from meshdsl.lowering.pipelines.schedule import Schedule
 
 
@@ -76,10 +76,8 @@ class Plan:
         This is the bubble if the stages need not synchronize for the optimizer step (Qi et al.
         2023).
         """
-        ends = [(row[0].start, row[-1].end) if row else (0.0, 0.0) for row in self.spans]
-        return tuple(
-            last - first - busy for (first, last), busy in zip(ends, self.busy, strict=True)
-        )
+        times = [row[-1].end - row[0].start if row else 0.0 for row in self.spans]
+        return tuple(time - busy for time, busy in zip(times, self.busy, strict=True))
 
     @cached_property
     def live(self) -> tuple[tuple[tuple[float, float], ...], ...]:
@@ -113,9 +111,10 @@ class Plan:
         }
         changes: list[list[tuple[float, float]]] = [[] for _ in self.spans]
         for result, message in self.messages.items():
-            target = receiver(result, self.schedule.placement)
-            assert target
-            changes[target[1]] += [(message.end, 1), (begun[target[1], result], -1)]
+            link = link_of(result, self.schedule.placement)
+            assert link
+            _, receiver = link
+            changes[receiver] += [(message.end, 1), (begun[receiver, result], -1)]
         return tuple(round(max((n for _, n in _steps(c)), default=0)) for c in changes)
 
     @cached_property

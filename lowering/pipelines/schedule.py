@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
+from meshdsl.lowering.pipelines.actions import MESSAGES, Action
 
 Row = tuple[Action | None, ...]
 Place = tuple[int, int]
@@ -44,9 +44,9 @@ class Schedule:
     def of(rows: Iterable[Sequence[Action | None]], name: str = "schedule") -> Schedule:
         """Returns the schedule of rows; counts the chunks and microbatches that occur in them."""
         table = tuple(tuple(row) for row in rows)
-        parts = [part for row in table for action in row if action for part in _parts(action)]
-        chunks = 1 + max((part.chunk for part in parts), default=-1)
-        microbatches = 1 + max((part.microbatch for part in parts), default=-1)
+        actions = [single for row in table for action in row if action for single in action.singles]
+        chunks = 1 + max((action.chunk for action in actions), default=-1)
+        microbatches = 1 + max((action.microbatch for action in actions), default=-1)
         return Schedule(table, chunks, microbatches, name)
 
     @property
@@ -85,13 +85,7 @@ class Schedule:
     @cached_property
     def has_messages(self) -> bool:
         """Whether the table contains sends and receives."""
-        return any(action.kind in SENDS | RECEIVES for _, _, action in self.cells())
-
-    @cached_property
-    def splits_backward(self) -> bool:
-        """Whether some `W` is apart from its `I`, so that a lowering needs both."""
-        parts = (part for _, _, action in self.cells() for part in _parts(action))
-        return any(part.kind in ("I", "W") for part in parts)
+        return any(action.kind in MESSAGES for _, _, action in self.cells())
 
     def cells(self) -> Iterator[tuple[int, int, Action]]:
         """Yields (stage, column, action) of each cell that is not empty, row by row."""
@@ -106,11 +100,7 @@ class Schedule:
 
     def without_messages(self) -> Schedule:
         """Returns the schedule without sends and receives; stages then send results at once."""
-        return self._keep(lambda a: a is None or a.kind not in SENDS | RECEIVES)
+        return self._keep(lambda action: action is None or action.kind not in MESSAGES)
 
     def _keep(self, wanted: Callable[[Action | None], bool]) -> Schedule:
         return replace(self, rows=tuple(tuple(filter(wanted, row)) for row in self.rows))
-
-
-def _parts(action: Action) -> tuple[Action, ...]:
-    return action.parts or (action,)

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from meshdsl.lowering.pipelines.actions import RECEIVES, SENDS, Action
 from meshdsl.lowering.pipelines.checks.faults import Fault
-from meshdsl.lowering.pipelines.dependencies import carried, needs, receive_of, receiver, send_of
+from meshdsl.lowering.pipelines.dependencies import (
+    Link,
+    carried,
+    link_of,
+    needs,
+    receive_of,
+    send_of,
+)
 from meshdsl.lowering.pipelines.schedule import Place, Schedule
 
 
@@ -33,14 +40,14 @@ class _Run:
         self.schedule, self.in_flight = schedule, in_flight
         self.where = schedule.places
         self.columns = [0] * schedule.stages
-        self.unreceived: dict[tuple[int, int], list[Action]] = {}
+        self.unreceived: dict[Link, list[Action]] = {}
 
     def fault(self) -> Fault | None:
         while any([self._advance(stage) for stage in range(self.schedule.stages)]):
             pass
         rows = self.schedule.rows
         stuck = [s for s, row in enumerate(rows) if self.columns[s] < len(row)]
-        return self._circle(stuck[0]) if stuck else None
+        return self._cycle(stuck[0]) if stuck else None
 
     def _advance(self, stage: int) -> bool:
         row, first = self.schedule.rows[stage], self.columns[stage]
@@ -77,44 +84,45 @@ class _Run:
         at_receive = not waiting and self.columns[stage] == column
         return None if at_receive else (stage, column)
 
-    def _link(self, message: Action) -> tuple[int, int]:
-        result, placement = carried(message), self.schedule.placement
-        target = receiver(result, placement)
-        assert target
-        return placement[result.chunk], target[1]
+    def _link(self, message: Action) -> Link:
+        link = link_of(carried(message), self.schedule.placement)
+        assert link
+        return link
 
-    def _circle(self, stage: int) -> Fault:
+    def _cycle(self, stage: int) -> Fault:
         """Returns the fault of the cycle that a stuck stage belongs to, or waits for."""
         path: list[int] = []
         while stage not in path:
             path.append(stage)
             stage = self._awaited(stage)[0]
-        circle = path[path.index(stage) :]
-        first = min(circle, key=lambda s: (self.columns[s], s))
-        circle = circle[circle.index(first) :] + circle[: circle.index(first)]
+        cycle = path[path.index(stage) :]
+        first = min(cycle, key=lambda s: (self.columns[s], s))
+        cycle = cycle[cycle.index(first) :] + cycle[: cycle.index(first)]
         reasons = []
-        for one in circle:
-            there, column = self._awaited(one)
+        for waiting in cycle:
+            there, column = self._awaited(waiting)
             reasons.append(
-                f"`{self._standing(one)}` waits for `{self.schedule.rows[there][column]}`, which "
-                f"is behind `{self._standing(there)}` on stage {there}"
+                f"`{self._blocked(waiting)}` waits for `{self.schedule.rows[there][column]}`, "
+                f"which is behind `{self._blocked(there)}` on stage {there}"
             )
         there, column = self._awaited(first)
         awaited = self.schedule.rows[there][column]
         return Fault(
             first,
             self.columns[first],
-            self._standing(first),
+            self._blocked(first),
             "stages wait for each other: " + ", ".join(reasons),
-            f"Move `{awaited}` before `{self._standing(there)}` on stage {there}",
+            f"Move `{awaited}` before `{self._blocked(there)}` on stage {there}",
         )
 
-    def _standing(self, stage: int) -> Action:
+    def _blocked(self, stage: int) -> Action:
+        """Returns the action at which a stuck stage waits."""
         action = self.schedule.rows[stage][self.columns[stage]]
         assert action
         return action
 
     def _awaited(self, stage: int) -> Place:
-        place = self._waits_for(stage, self._standing(stage))
+        """Returns the cell that a stuck stage waits for."""
+        place = self._waits_for(stage, self._blocked(stage))
         assert place
         return place

@@ -13,7 +13,6 @@ from functools import partial
 
 from meshdsl.lowering.pipelines.actions import (
     OF_WEIGHTS,
-    RECEIVES,
     SENDS,
     Action,
     Kind,
@@ -40,7 +39,7 @@ def numbers_exist(schedule: Schedule) -> Iterator[Fault]:
     """The schedule has the chunk and the microbatch of each action."""
     for stage, column, action in schedule.cells():
         at = partial(Fault, stage, column, action)
-        for part in action.parts or (action,):
+        for part in action.singles:
             if part.chunk >= schedule.chunks:
                 chunks = f"the chunks are 0 to {schedule.chunks - 1}"
                 yield at(f"there is no chunk {part.chunk}", f"Remove it: {chunks}")
@@ -74,7 +73,7 @@ def overlaps_are_pairs(schedule: Schedule) -> Iterator[Fault]:
 def chunks_have_one_stage(schedule: Schedule) -> Iterator[Fault]:
     """One row has all actions of a chunk."""
     for stage, column, action in schedule.cells():
-        for part in action.parts or (action,):
+        for part in action.singles:
             home = _home(schedule, part.chunk)
             if home not in (None, stage):
                 why = f"chunk {part.chunk} is on stage {home}"
@@ -180,8 +179,3 @@ def buffers_suffice(schedule: Schedule, buffers: int | Sequence[int]) -> Iterato
                 fix = f"Do a backward pass before it, or give the stage {max(live(row))} buffers"
                 yield Fault(stage, column, row[column], why, fix)
                 break
-
-
-def is_message(action: Action) -> bool:
-    """Returns whether an action sends or receives."""
-    return action.kind in SENDS | RECEIVES

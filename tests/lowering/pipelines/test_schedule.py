@@ -31,12 +31,6 @@ def test_messages_and_empty_cells_can_be_removed():
     assert bare == parse("0F0,,0B0\n,1F0,1B0")
 
 
-def test_a_schedule_splits_the_backward_pass_if_it_has_one_of_its_parts():
-    assert not parse("0F0,0B0").splits_backward
-    assert parse("0F0,0I0,0W0").splits_backward
-    assert parse("0F0,(0F1;0I0)OVERLAP_F_B,0W0").splits_backward
-
-
 def test_a_schedule_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse("0F0,0B0").chunks = 3
