@@ -65,10 +65,10 @@ class Dims:
             axes: the axes of the pipeline.
             used: the names of dims of the program.
         """
-        taken = set(used)
+        names = set(used)
 
         def fresh(name: str) -> str:
-            while name in taken:
+            while name in names:
                 name += "_"
             return name
 
@@ -86,27 +86,27 @@ class Dims:
         )
 
     @property
-    def filled(self) -> Dimension:
+    def padded(self) -> Dimension:
         """The layers, with the positions that fill up the last chunks."""
         return Dimension(self.layers.name, self.stage.size * self.round.size * self.inside.size)
 
     @property
-    def fills(self) -> bool:
+    def pads(self) -> bool:
         """Whether some positions of chunks have no layer of the model."""
-        return self.filled.size > self.layers.size
+        return self.padded.size > self.layers.size
 
     def chunk_shape(self, shape: Shape) -> Shape:
         """Returns the shape of one chunk of a tensor with the dim `layers`."""
         return Shape(self.inside if d.name == self.layers.name else d for d in shape)
 
-    def apart(self, x: Tensor) -> Tensor:
+    def to_stages(self, x: Tensor) -> Tensor:
         """Returns the layers of each stage, of a stack of all layers: [(round,) inside, ...]."""
-        x = ops.pad(x, self.layers.name, 0, self.filled.size - self.layers.size)
-        return deal(x, self.filled, self._own, self.axes)
+        x = ops.pad(x, self.layers.name, 0, self.padded.size - self.layers.size)
+        return deal(x, self.padded, self._own, self.axes)
 
-    def together(self, x: Tensor) -> Tensor:
-        """Returns the stack of all layers, of the layers of each stage. Inverts `apart`."""
-        x = collect(x, self.filled, self._own, self.axes)
+    def from_stages(self, x: Tensor) -> Tensor:
+        """Returns the stack of all layers, of the layers of each stage. Inverts `to_stages`."""
+        x = collect(x, self.padded, self._own, self.axes)
         return ops.slice(x, self.layers.name, 0, self.layers.size)
 
     @property
@@ -119,7 +119,7 @@ class Dims:
 
     def real(self) -> Tensor:
         """Returns whether each position has a layer of the model: bool[(round,) inside]."""
-        number = ops.arange(Dimension(self.layers.name, self.filled.size))
+        number = ops.arange(self.padded)
         number = ops.split(number, self.layers.name, [*self._rounds, self.stage, self.inside])
         return enter(number, self.stage) < self.layers.size
 
@@ -157,7 +157,7 @@ def carries_of(scan: Operation) -> tuple[Tensor, ...]:
     return scan.inputs[scan.params["consts"] : scan.params["consts"] + scan.params["carries"]]
 
 
-def unless_filling(scan: Operation) -> Graph:
+def skipping_padding(scan: Operation) -> Graph:
     """Returns the body of a loop with one more slice: if it is false, carries do not change."""
     body: Graph = scan.params["body"]
     consts, carries = scan.params["consts"], scan.params["carries"]

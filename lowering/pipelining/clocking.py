@@ -29,8 +29,8 @@ def clocked(schedule: Schedule) -> Timetable:
         ValueError: the schedule is incorrect, or some chunk c is not on stage c mod p.
     """
     check(schedule)
-    dealt = tuple(chunk % schedule.stages for chunk in range(schedule.chunks))
-    if schedule.placement != dealt or schedule.chunks % schedule.stages:
+    in_turn = tuple(chunk % schedule.stages for chunk in range(schedule.chunks))
+    if schedule.placement != in_turn or schedule.chunks % schedule.stages:
         raise ValueError(
             f"pipeline schedule `{schedule.name}` cannot be run: chunk c must be on stage c mod "
             f"{schedule.stages}, so that a stage sends to the next one; its chunks are on the "

@@ -64,11 +64,11 @@ def find_stacks(graph: Graph, layout: Layout, mesh: Mesh) -> tuple[Stack, ...]:
     for rule in _rules(layout, mesh):
         for forward, _ in _pairs(graph, graph.inputs, rule.dim):
             raise _at_once(rule, forward, mesh)
-    found = list(stacks_of(graph, layout, mesh))
-    longest = longest_of(found)
+    stacks = list(stacks_of(graph, layout, mesh))
+    longest = longest_of(stacks)
     if longest is None:
         return ()
-    return tuple(s for s in found if s.rule is longest.rule and s.loop is longest.loop)
+    return tuple(s for s in stacks if s.rule is longest.rule and s.loop is longest.loop)
 
 
 def longest_of(stacks: Iterable[Stack]) -> Stack | None:
@@ -145,19 +145,18 @@ def _pairs(
     scans = [op for op in graph.operations if op.name == "scan" and op.params["dim"].name == dim]
     fixed = set(fixed)
     for number, forward in enumerate(scans):
-        carries = forward.params["carries"]
-        stacked = set(forward.outputs[carries:])
-        if not _passes_on(forward):
+        if not _is_recurrent(forward):
             continue
+        stacked = set(forward.outputs[forward.params["carries"] :])
         for backward in scans[number + 1 :]:
-            turned = backward.params["reverse"] != forward.params["reverse"]
-            reads = turned and not stacked.isdisjoint(backward.inputs)
-            if reads and _has_parameters(graph, fixed, forward, backward):
+            reverse = backward.params["reverse"] != forward.params["reverse"]
+            reads = not stacked.isdisjoint(backward.inputs)
+            if reverse and reads and _has_parameters(graph, fixed, forward, backward):
                 yield forward, backward
                 break
 
 
-def _passes_on(scan: Operation) -> bool:
+def _is_recurrent(scan: Operation) -> bool:
     """Whether an iteration reads a result of the iteration before it. Sums do not count."""
     body, consts = scan.params["body"], scan.params["consts"]
     return any(not is_sum(body, consts + i, i) for i in range(scan.params["carries"]))

@@ -90,14 +90,14 @@ class Joint:
     @staticmethod
     def of(tables: Sequence[Timetable]) -> Joint:
         """Returns the joint timetable of stacks whose own timetables all start at tick 0."""
-        before = 0
+        start = 0
         forth: list[Timetable] = []
         for table in tables:
-            forth.append(table.later(before, 0))
-            before += max(table.forward_end(k) - table.forward_tick[0, k] for k in _every(table))
+            forth.append(table.later(start, 0))
+            start += max(table.forward_end(k) - table.forward_tick[0, k] for k in _every(table))
         # The backward pass of the last stack starts at the tick of its own timetable.
         last = tables[-1]
-        start = before - max(last.forward_end(k) - last.forward_tick[0, k] for k in _every(last))
+        start -= max(last.forward_end(k) - last.forward_tick[0, k] for k in _every(last))
         stacks: list[Timetable] = []
         for table, moved in zip(reversed(tables), reversed(forth), strict=True):
             stacks.insert(0, moved.later(0, start))
@@ -160,20 +160,21 @@ class Joint:
     def phases(self) -> tuple[Phase, ...]:
         """The phases, in order."""
         passes = {n: _span(self.ticks_of(n).values()) for n in self.passes}
-        middle = [n for n in self.passes if n < 2 * self.count]
-        ends = {n: _span([self.end(n, k) for k in range(self.microbatches)]) for n in middle}
+        junctions = {
+            n: _span([self.end(n, k) for k in range(self.microbatches)])
+            for n in self.passes
+            if n < 2 * self.count
+        }
 
-        def present(tick: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-            # A part also counts as present in ticks without work between its first and last tick.
-            among = [
-                tuple(n for n, (a, b) in each.items() if a <= tick <= b) for each in (passes, ends)
-            ]
-            return among[0], among[1]
+        def present(spans: Mapping[int, tuple[int, int]], tick: int) -> tuple[int, ...]:
+            # A part is present from its first to its last tick, also in ticks without work.
+            return tuple(n for n, (first, last) in spans.items() if first <= tick <= last)
 
+        parts = [(present(passes, t), present(junctions, t)) for t in range(self.ticks)]
         phases, start = [], 0
-        for parts, run in groupby(present(tick) for tick in range(self.ticks)):
+        for (in_passes, in_junctions), run in groupby(parts):
             stop = start + len(list(run))
-            phases.append(Phase(start, stop, *parts))
+            phases.append(Phase(start, stop, in_passes, in_junctions))
             start = stop
         return tuple(phases)
 
@@ -285,5 +286,5 @@ def _every(table: Timetable) -> range:
 
 
 def _span(ticks: Iterable[int]) -> tuple[int, int]:
-    known = list(ticks)
-    return min(known), max(known)
+    every = list(ticks)
+    return min(every), max(every)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import meshdsl.ops as ops
-from meshdsl.lowering.pipelining.chunks import Dims, carries_of, unless_filling
+from meshdsl.lowering.pipelining.chunks import Dims, carries_of, skipping_padding
 from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, slices_of
 from meshdsl.lowering.pipelining.parts import FIXED, Parts, Term, Values
 from meshdsl.lowering.pipelining.regions import send, vary
@@ -100,8 +100,8 @@ class Layers:
         for scan in (self.stack.forward, self.stack.backward):
             for tensor in slices_of(scan):
                 if self.parts.levels[tensor] == FIXED and tensor not in self.stacks:
-                    self.stacks[tensor] = self.dims.apart(before.get(tensor))
-        self.real = self.dims.real() if self.dims.fills else None
+                    self.stacks[tensor] = self.dims.to_stages(before.get(tensor))
+        self.real = self.dims.real() if self.dims.pads else None
 
     def start(self, sums: Sequence[Tensor]) -> State:
         """Returns the state before the first tick."""
@@ -115,11 +115,11 @@ class Layers:
             "gradients": [ops.zeros(*t) for t in gradients],
             "waiting_inputs": dims.buffers(inputs, table.waiting_inputs[1]),
             "waiting_gradients": dims.buffers(gradients, table.waiting_gradients[1]),
-            "starts": dims.buffers(inputs, table.waiting_starts[1]),
-            "loss_gradients": dims.buffers(gradients, table.waiting_loss_gradients[1]),
+            STARTS: dims.buffers(inputs, table.waiting_starts[1]),
+            LOSS_GRADIENTS: dims.buffers(gradients, table.waiting_loss_gradients[1]),
             "kept": dims.buffers(kept, table.kept[1]),
             "stacked": dims.buffers(stacked, table.rounds * table.microbatches),
-            "layers": {n: dims.apart(sums[n]) for n in self.sums},
+            "layers": {n: dims.to_stages(sums[n]) for n in self.sums},
         }
 
     def sent(self, tensors: Sequence[Tensor], by: int) -> list[Tensor]:
@@ -137,15 +137,15 @@ class Layers:
             values: returns the values of a stage for its microbatch.
         """
         scan = self.stack.forward
-        carries = self._when_due(state, "inputs", own("store_input"), own("load_input"))
+        carries = self._arrived(state, "inputs", own("store_input"), own("load_input"))
         first = own("first") == 1
         for number, start in enumerate(starts):
             carries[number] = ops.where(first, vary(start), carries[number])
         outputs = self._run(scan, carries, own("microbatch"), own("round"), {}, values)
         made = dict(zip(scan.outputs, outputs, strict=True))
         for name, tensors, slot in (("kept", self.kept, "keep"), ("stacked", self.late, "result")):
-            rows = zip(state[name], tensors, strict=True)
-            state[name] = [self.dims.put(buffer, made[t], own(slot)) for buffer, t in rows]
+            pairs = zip(state[name], tensors, strict=True)
+            state[name] = [self.dims.put(buffer, made[t], own(slot)) for buffer, t in pairs]
         return outputs[: len(carries)]
 
     def backward(
@@ -161,14 +161,14 @@ class Layers:
             values: returns the values of a stage for its microbatch.
         """
         scan, dims = self.stack.backward, self.dims
-        carries = self._when_due(state, "gradients", own("store_gradient"), own("load_gradient"))
+        carries = self._arrived(state, "gradients", own("store_gradient"), own("load_gradient"))
         last = own("last") == 1
         for number, loss in enumerate(loss_gradients):
             carries[number] = ops.where(last, vary(loss), carries[number])
         buffers = zip(self.kept, state["kept"], strict=True)
         kept = {t: dims.get(buffer, own("kept")) for t, buffer in buffers}
-        place = own("backward_round")
-        outputs = self._run(scan, carries, own("backward_microbatch"), place, kept, values)
+        turn = own("backward_round")
+        outputs = self._run(scan, carries, own("backward_microbatch"), turn, kept, values)
         state["gradients"] = outputs[: len(carries)]
         made = dict(zip(scan.outputs, outputs, strict=True))
         known = values(own("backward_microbatch"), made)
@@ -176,17 +176,17 @@ class Layers:
         state["layers"] = dict(state["layers"])
         for number in self.sums:
             for term in self.parts.terms[number]:
-                more = finished(self.parts, known, term)
+                more = value_of(term, self.parts, known)
                 with located(line_of(self.parts, number)):
                     sums = state["layers"][number]
-                    state["layers"][number] = dims.plus(sums, ops.where(works, more, 0), place)
+                    state["layers"][number] = dims.plus(sums, ops.where(works, more, 0), turn)
 
     def _run(
         self,
         scan: Operation,
         carries: Sequence[Tensor],
         microbatch: Tensor,
-        place: Tensor,
+        turn: Tensor,
         kept: Mapping[Tensor, Tensor],
         values: Own,
     ) -> list[Tensor]:
@@ -196,7 +196,7 @@ class Layers:
             if tensor in kept:
                 slices.append(kept[tensor])
             elif tensor in self.stacks:
-                slices.append(self.dims.chunk(self.stacks[tensor], place))
+                slices.append(self.dims.chunk(self.stacks[tensor], turn))
             else:
                 raise self._not_of_one_stage(tensor, scan)
         consts = values(microbatch, {}).every(scan.inputs[: scan.params["consts"]])
@@ -208,8 +208,8 @@ class Layers:
         arguments += slices
         params = {**scan.params, "dim": self.dims.inside}
         if self.real is not None:
-            arguments.append(self.dims.chunk(self.real, place))
-            params["body"] = unless_filling(scan)
+            arguments.append(self.dims.chunk(self.real, turn))
+            params["body"] = skipping_padding(scan)
         with located(scan.source):
             return list(bind(SCAN, arguments, params).outputs)
 
@@ -220,18 +220,18 @@ class Layers:
             "of the loop, from what is the same for all layers"
         )
 
-    def _when_due(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:
+    def _arrived(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:
         """Returns the tensors of a pass: they have just arrived, or wait in a buffer."""
         arrived, waiting = list(state[name]), f"waiting_{name}"
-        rows = zip(state[waiting], arrived, strict=False)
-        state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in rows]
+        pairs = zip(state[waiting], arrived, strict=False)  # none if nothing ever waits
+        state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in pairs]
         for number, buffer in enumerate(state[waiting]):
             waited = self.dims.get(buffer, load)
             arrived[number] = ops.where(load >= 0, waited, arrived[number])
         return arrived
 
 
-def finished(parts: Parts, values: Values, term: Term) -> Tensor:
+def value_of(term: Term, parts: Parts, values: Values) -> Tensor:
     """Returns the value of a term: its tensor, after its linear operations."""
     result = values.get(term.tensor)
     for op in term.after:

@@ -43,7 +43,7 @@ from meshdsl.tracing.trace import bind_one, located
 
 # The state between ticks is a tree of tensors:
 #   stacks: the state of each stack (see `layers`)
-#   ends: buffers of final carries of passes that later passes or junctions read
+#   carries: buffers of final carries of passes that later passes or junctions read
 #   shared: the running sums, without the sums of gradients of layers
 
 
@@ -112,17 +112,17 @@ class Pipeline:
         last: dict[Tensor, dict[int, int]] = {}
 
         def read(tensors: Iterable[Tensor], junction: int, ticks: Mapping[int, int]) -> None:
-            for end in parts.ends_under(tensors):
-                if parts.is_end(end) != junction:
-                    known = last.setdefault(end, dict(ticks))
-                    last[end] = {k: max(tick, known[k]) for k, tick in ticks.items()}
+            for carry in parts.carries_under(tensors):
+                if parts.pass_of(carry) != junction:
+                    known = last.setdefault(carry, dict(ticks))
+                    last[carry] = {k: max(tick, known[k]) for k, tick in ticks.items()}
 
         every = range(joint.microbatches)
         for number in joint.passes:
             scan = parts.passes[number - 1]
             ticks = joint.ticks_of(number)
-            ends = {k: max(t for (_, m), t in ticks.items() if m == k) for k in every}
-            read(scan.inputs[: scan.params["consts"]], 0, ends)
+            final = {k: max(t for (_, m), t in ticks.items() if m == k) for k in every}
+            read(scan.inputs[: scan.params["consts"]], 0, final)
             wanted = [term.tensor for _, term in self.terms(number)]
             if number < 2 * joint.count:
                 wanted += carries_of(parts.passes[number])
@@ -135,7 +135,7 @@ class Pipeline:
     def _saved(self) -> dict[Tensor, tuple[np.ndarray, int]]:
         """The buffers of each final carry that later ticks read: by microbatch; their number."""
         return {
-            tensor: self.joint.buffers(self.parts.is_end(tensor), last)
+            tensor: self.joint.buffers(self.parts.pass_of(tensor), last)
             for tensor, last in self._last_reads.items()
         }
 
@@ -166,7 +166,7 @@ class Pipeline:
         saved = self._saved.items()
         return {
             "stacks": {n: stack.start(sums) for n, stack in enumerate(self.stacks)},
-            "ends": {
+            "carries": {
                 n: self.dims.buffers([(tensor.shape, tensor.dtype)], count)[0]
                 for n, (tensor, (_, count)) in enumerate(saved)
             },
@@ -177,7 +177,7 @@ class Pipeline:
         """Returns the result of a running sum."""
         if (stack := self.layered.get(number)) is not None:
             with located(line_of(self.parts, number)):
-                total = stack.dims.together(state["stacks"][stack.number]["layers"][number])
+                total = stack.dims.from_stages(state["stacks"][stack.number]["layers"][number])
         else:
             total = state["shared"][number]
         return total.transpose(self.parts.sums[number].shape.names)
@@ -203,7 +203,7 @@ class Pipeline:
             for tensor, x in zip(stack.late, stacked, strict=True):
                 rounds = [dims.round] if dims.round.size > 1 else []
                 slot = Dimension(dims.slot, dim.size * dims.round.size)
-                given[tensor] = dims.together(ops.split(x, slot.name, [dim, *rounds]))
+                given[tensor] = dims.from_stages(ops.split(x, slot.name, [dim, *rounds]))
 
         def one(_: None, values: tuple[list[Tensor], list[Tensor]]) -> tuple[None, list[Tensor]]:
             known = dict(zip(given, values[0], strict=True))
@@ -254,17 +254,16 @@ class Pipeline:
             forth = number < self.joint.count
             names[self.joint.stack_of(number + 1)].append(STARTS if forth else LOSS_GRADIENTS)
         sums = {number for junction in junctions for number, _ in self.terms(junction)}
-        ends = [n for n, tensor in enumerate(self._saved) if self._is_end(tensor, junctions)]
+        carries = [
+            n for n, tensor in enumerate(self._saved) if self.parts.pass_of(tensor) in junctions
+        ]
         return {
             "stacks": {
                 n: {name: state["stacks"][n][name] for name in each} for n, each in names.items()
             },
-            "ends": {n: state["ends"][n] for n in ends},
+            "carries": {n: state["carries"][n] for n in carries},
             "shared": {number: state["shared"][number] for number in sorted(sums)},
         }
-
-    def _is_end(self, tensor: Tensor, passes: Iterable[int]) -> bool:
-        return self.parts.is_end(tensor) in passes
 
     def _fields(self, row: Tensor, names: Sequence[str], count: int) -> list[Fields]:
         """Returns the columns of each stack or junction. Each column is read at most once."""
@@ -284,49 +283,41 @@ class Pipeline:
 
     def own(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
         """Returns the values of each stage for its own microbatch, in a region."""
-
-        def given(tensor: Tensor) -> Tensor:
-            if tensor in self.fixed:
-                return vary(self.fixed[tensor])
-            return ops.take(vary(self.batch[tensor]), microbatch, self.microbatch)
-
-        def saved(tensor: Tensor) -> Tensor:
-            return self._read(state, tensor, microbatch, vary)
-
-        return Values(self.parts, known, given, saved)
+        return self._values(state, microbatch, known, vary)
 
     def alike(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
         """Returns the values that all stages compute together, for one microbatch."""
+        return self._values(state, microbatch, known, lambda x: x)
+
+    def _values(
+        self,
+        state: State,
+        microbatch: Tensor,
+        known: Mapping[Tensor, Tensor],
+        enters: Callable[[Tensor], Tensor],
+    ) -> Values:
+        """Returns the values of a microbatch. `enters` is applied to tensors of outer blocks."""
 
         def given(tensor: Tensor) -> Tensor:
             if tensor in self.fixed:
-                return self.fixed[tensor]
-            return ops.take(self.batch[tensor], microbatch, self.microbatch)
+                return enters(self.fixed[tensor])
+            return ops.take(enters(self.batch[tensor]), microbatch, self.microbatch)
 
         def saved(tensor: Tensor) -> Tensor:
-            return self._read(state, tensor, microbatch, lambda x: x)
+            buffer = state["carries"][list(self._saved).index(tensor)]
+            return self.dims.get(enters(buffer), self.slot(tensor, microbatch))
 
         return Values(self.parts, known, given, saved)
 
     def saved_after(self, number: int) -> dict[int, Tensor]:
-        """Returns the final carries of a pass that later ticks read, by the number in `ends`."""
+        """Returns the final carries of a pass that later ticks read, by their number among all."""
         rows = enumerate(self._saved)
-        return {n: tensor for n, tensor in rows if self.parts.is_end(tensor) == number}
+        return {n: tensor for n, tensor in rows if self.parts.pass_of(tensor) == number}
 
     def slot(self, tensor: Tensor, microbatch: Tensor) -> Tensor:
         """Returns the number of the buffer of a final carry for a microbatch."""
         slots, _ = self._saved[tensor]
         return ops.take(_literal(slots, [self.microbatch]), microbatch, self.microbatch)
-
-    def _read(
-        self,
-        state: State,
-        tensor: Tensor,
-        microbatch: Tensor,
-        enters: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        buffer = state["ends"][list(self._saved).index(tensor)]
-        return self.dims.get(enters(buffer), self.slot(tensor, microbatch))
 
 
 def _updated(state: State, changed: State) -> State:
@@ -334,7 +325,7 @@ def _updated(state: State, changed: State) -> State:
     stacks = state["stacks"].items()
     return {
         "stacks": {n: {**stack, **changed["stacks"][n]} for n, stack in stacks},
-        "ends": {**state["ends"], **changed["ends"]},
+        "carries": {**state["carries"], **changed["carries"]},
         "shared": {**state["shared"], **changed["shared"]},
     }
 

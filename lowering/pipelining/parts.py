@@ -74,7 +74,7 @@ class Parts:
         for op in body.operations:
             if not op.bodies and from_nothing(op, self.constants):
                 self.constants.update(op.outputs)
-        self._ends = {
+        self._pass_of_carry = {
             tensor: number
             for number, op in enumerate(self.passes, start=1)
             for tensor in op.outputs[: op.params["carries"]]
@@ -88,7 +88,7 @@ class Parts:
         }
         self._on_sums = self._depending_on_sums()
         sums = zip(self.sums, body.outputs, strict=False)
-        self.terms = [self._added(start, end) for start, end in sums]
+        self.terms = [self._terms_added(before, after) for before, after in sums]
 
     @property
     def head(self) -> int:
@@ -98,9 +98,9 @@ class Parts:
     def _passes(self) -> tuple[Operation, ...]:
         forth = [stack.forward for stack in self.stacks]
         back = [stack.backward for stack in reversed(self.stacks)]
-        place = {op: number for number, op in enumerate(self.body.operations)}
         passes = (*forth, *back)
-        if [place[op] for op in passes] != sorted(place[op] for op in passes):
+        positions = {op: position for position, op in enumerate(self.body.operations)}
+        if [positions[op] for op in passes] != sorted(positions[op] for op in passes):
             raise NoPipelineError(
                 f"`{self.rule}` makes a pipeline of stacks that follow each other, forth and back "
                 f"in reverse; those of the loop at {self.loop.source} do not"
@@ -126,13 +126,13 @@ class Parts:
         """Returns the junction that computes a tensor for the sums or results of the loop."""
         return max(self.levels[tensor] - BATCH, self.head)
 
-    def is_end(self, tensor: Tensor) -> int:
+    def pass_of(self, tensor: Tensor) -> int:
         """Returns the number of the pass with a tensor as a final carry; 0 if there is none."""
-        return self._ends.get(tensor, 0)
+        return self._pass_of_carry.get(tensor, 0)
 
-    def ends_under(self, tensors: Iterable[Tensor]) -> dict[Tensor, None]:
+    def carries_under(self, tensors: Iterable[Tensor]) -> dict[Tensor, None]:
         """Returns the final carries of passes that some tensors are computed from."""
-        ends: dict[Tensor, None] = {}
+        carries: dict[Tensor, None] = {}
         seen: set[Tensor] = set()
         front = list(tensors)
         while front:
@@ -140,11 +140,11 @@ class Parts:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if self.is_end(tensor):
-                ends[tensor] = None
+            if self.pass_of(tensor):
+                carries[tensor] = None
             elif (op := self.makers.get(tensor)) is not None and op not in self.passes:
                 front += op.inputs
-        return ends
+        return carries
 
     def _depending_on_sums(self) -> set[Tensor]:
         depending = set(self.sums)
@@ -153,46 +153,46 @@ class Parts:
                 depending.update(op.outputs)
         return depending
 
-    def _added(self, start: Tensor, end: Tensor) -> list[Term]:
+    def _terms_added(self, before: Tensor, after: Tensor) -> list[Term]:
         """Returns the terms that a microbatch adds to a running sum.
 
         Raises:
             NoPipelineError: the result is not the sum and other terms.
         """
-        terms = self._apart(end)
-        rest = [term for term in terms if term.tensor is not start or term.after]
+        terms = self._terms_of(after)
+        rest = [term for term in terms if term.tensor is not before or term.after]
         if len(rest) != len(terms) - 1 or any(t.tensor in self._on_sums for t in rest):
             raise NoPipelineError(
                 f"`{self.rule}` makes a pipeline, in which the microbatches of the loop at "
-                f"{self.loop.source} only add up results; {end} ({end.source}) depends "
+                f"{self.loop.source} only add up results; {after} ({after.source}) depends "
                 "otherwise on the microbatch before"
             )
         return rest
 
-    def _apart(self, tensor: Tensor) -> list[Term]:
+    def _terms_of(self, tensor: Tensor) -> list[Term]:
         """Returns the terms whose sum is a tensor. Linear operations apply to each term."""
         op = self.makers.get(tensor)
         if op is None or op in self.passes:
             return [Term(tensor)]
         if op.name == "add":
-            terms = [term for t in op.inputs for term in self._apart(t)]
-        elif (operand := self._passed_by(op)) is not None:
-            terms = [Term(t.tensor, (*t.after, op)) for t in self._apart(operand)]
+            terms = [term for t in op.inputs for term in self._terms_of(t)]
+        elif (operand := self._linear_operand(op)) is not None:
+            terms = [Term(t.tensor, (*t.after, op)) for t in self._terms_of(operand)]
         else:
             return [Term(tensor)]
-        return terms if self._must_stay_apart(tensor, terms) else [Term(tensor)]
+        return terms if self._must_separate(tensor, terms) else [Term(tensor)]
 
-    def _must_stay_apart(self, tensor: Tensor, terms: Sequence[Term]) -> bool:
+    def _must_separate(self, tensor: Tensor, terms: Sequence[Term]) -> bool:
         """Whether different ticks compute the terms, or layers and others add them."""
-        ticks = {self.junction(term.tensor) for term in terms}
+        junctions = {self.junction(term.tensor) for term in terms}
         stacked = any(self.of_stack(term.tensor) is not None for term in terms)
-        return tensor in self._on_sums or stacked or len(ticks) > 1
+        return tensor in self._on_sums or stacked or len(junctions) > 1
 
     def of_stack(self, tensor: Tensor) -> int | None:
         """Returns the number of the stack whose backward pass stacks a tensor, else None."""
         return self._of_layers.get(tensor)
 
-    def _passed_by(self, op: Operation) -> Tensor | None:
+    def _linear_operand(self, op: Operation) -> Tensor | None:
         """Returns the only varying operand of an elementwise operation, if it is linear in it."""
         if op.primitive.form is not Form.ELEMENTWISE or len(op.outputs) != 1:
             return None
@@ -213,8 +213,8 @@ class Parts:
         operations = self.body.operations
         readers = [op for op in operations if op in self.passes or not is_fixed(op.outputs[0])]
         read = [t for op in readers for t in op.inputs] + list(self.body.outputs)
-        ends = set(self.sums) | self._on_sums
-        return dict.fromkeys(t for t in read if is_fixed(t) and t not in ends)
+        # The sums also have the level FIXED, but microbatches change them. `_on_sums` has them.
+        return dict.fromkeys(t for t in read if is_fixed(t) and t not in self._on_sums)
 
 
 class Values:
@@ -257,7 +257,7 @@ class Values:
                 self.known[tensor] = self._given(tensor)
                 return self.known[tensor]
             assert op is not None, tensor
-            if self._saved is not None and self.parts.is_end(tensor):
+            if self._saved is not None and self.parts.pass_of(tensor):
                 self.known[tensor] = self._saved(tensor)
             elif op in self.parts.passes:
                 raise self._too_late(tensor, op)

@@ -56,16 +56,16 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
     # Casts happen before layers are gathered or sent to other stages, because this sends less.
     moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
     graph = simplify(hoist_casts(graph, moved))
-    found = find_stacks(graph, layout, mesh)
-    longest = longest_of(found)
+    stacks = find_stacks(graph, layout, mesh)
+    longest = longest_of(stacks)
     assert longest is not None
     stages = mesh.extent(longest.rule.axes)
     timetable = _timetable(options, stages, longest.loop.params["dim"].size)
-    gains = [s for s in found if s is longest or _gains(s.layers.size, stages, rounds)]
+    useful = [s for s in stacks if s is longest or _gains(s.layers.size, stages, rounds)]
     try:
-        return _pipelined(graph, gains, timetable, layout)
+        return _pipelined(graph, useful, timetable, layout)
     except NoPipelineError:
-        if len(gains) == 1:
+        if len(useful) == 1:
             raise
         # These stacks cannot form one pipeline. The report lists the stacks outside of it.
         return _pipelined(graph, [longest], timetable, layout)

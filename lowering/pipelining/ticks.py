@@ -16,8 +16,8 @@ from meshdsl.lowering.pipelining.layers import (
     Fields,
     Layers,
     State,
-    finished,
     line_of,
+    value_of,
 )
 from meshdsl.lowering.pipelining.parts import Term, Values
 from meshdsl.lowering.pipelining.regions import of_stage
@@ -126,30 +126,30 @@ class Tick:
         saved = pipeline.saved_after(number)
         if not (wanted or terms or results or saved):
             return [], []
-        stage = self.pipeline.dims.stage
+        stage = pipeline.dims.stage
         at = stage.size - 1 if number <= joint.count else 0
 
         def compute() -> list[Tensor]:
-            ends = zip(scan.outputs, left, strict=False)
-            known = {t: of_stage(x, stage, at) for t, x in ends}
+            carries = zip(scan.outputs, left, strict=False)
+            known = {t: of_stage(x, stage, at) for t, x in carries}
             values = pipeline.alike(self.state, microbatch, known)
-            summands = [finished(parts, values, term) for _, term in terms]
+            added = [value_of(term, parts, values) for _, term in terms]
             return [
                 *values.every(wanted),
-                *summands,
+                *added,
                 *values.every(results),
                 *values.every(saved.values()),
             ]
 
-        like = [*wanted, *(_end_of(term) for _, term in terms), *results, *saved.values()]
+        like = [*wanted, *(_tensor_of(term) for _, term in terms), *results, *saved.values()]
         computed = iter(self._where_due(due, compute, like))
         starts = list(islice(computed, len(wanted)))
         self._add(terms, list(islice(computed, len(terms))), due)
         made = list(islice(computed, len(results)))
-        for place, tensor in saved.items():
+        for index, tensor in saved.items():
             slot = ops.where(due == 1, pipeline.slot(tensor, microbatch), NONE)
-            buffer = self.state["ends"][place]
-            self.state["ends"][place] = pipeline.dims.put(buffer, next(computed), slot)
+            buffer = self.state["carries"][index]
+            self.state["carries"][index] = pipeline.dims.put(buffer, next(computed), slot)
         if not last:
             stack, state = self._stack(number + 1)
             name = STARTS if number < joint.count else LOSS_GRADIENTS
@@ -181,15 +181,15 @@ class Tick:
         return computed
 
     def _add(
-        self, terms: Sequence[tuple[int, Term]], summands: Sequence[Tensor], due: Tensor
+        self, terms: Sequence[tuple[int, Term]], values: Sequence[Tensor], due: Tensor
     ) -> None:
         """Adds the values of terms to their sums, in ticks with this work."""
         sums = self.state["shared"]
-        for (number, _), summand in zip(terms, summands, strict=True):
+        for (number, _), value in zip(terms, values, strict=True):
             with located(line_of(self.pipeline.parts, number)):
-                sums[number] = sums[number] + ops.where(due == 1, summand, 0)
+                sums[number] = sums[number] + ops.where(due == 1, value, 0)
 
 
-def _end_of(term: Term) -> Tensor:
+def _tensor_of(term: Term) -> Tensor:
     """Returns the tensor of the body that has the value of a term."""
     return term.after[-1].outputs[0] if term.after else term.tensor
