@@ -125,17 +125,17 @@ class Dims:
 
     # Operations on the stacks and buffers of a stage.
 
-    def chunk(self, stack: Tensor, place: Tensor) -> Tensor:
-        """Returns the chunk of round `place` of a stack of a stage."""
-        return stack if self.round.size == 1 else ops.take(stack, place, self.round)
+    def chunk(self, stack: Tensor, turn: Tensor) -> Tensor:
+        """Returns the chunk of round `turn` of a stack of a stage."""
+        return stack if self.round.size == 1 else ops.take(stack, turn, self.round)
 
-    def plus(self, sums: Tensor, more: Tensor, place: Tensor) -> Tensor:
-        """Returns a stack of sums of a stage, with `more` added to the chunk of round `place`."""
+    def plus(self, sums: Tensor, more: Tensor, turn: Tensor) -> Tensor:
+        """Returns a stack of sums of a stage, with `more` added to the chunk of round `turn`."""
         if self.round.size == 1:
             return sums + more
-        piece = self.chunk(sums, place) + more
+        piece = self.chunk(sums, turn) + more
         piece = ops.broadcast(piece, [Dimension(self.part, 1), *piece.shape])
-        return overwrite(sums, piece, place, self.round.name, self.part)
+        return overwrite(sums, piece, turn, self.round.name, self.part)
 
     def buffers(self, shapes: Iterable[tuple[Shape, object]], count: int) -> list[Tensor]:
         """Returns `count` buffers of zeros for each shape, stacked; no tensors if `count` is 0."""

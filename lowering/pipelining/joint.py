@@ -91,19 +91,19 @@ class Joint:
     def of(tables: Sequence[Timetable]) -> Joint:
         """Returns the joint timetable of stacks whose own timetables all start at tick 0."""
         start = 0
-        forth: list[Timetable] = []
+        delayed: list[Timetable] = []
         for table in tables:
-            forth.append(table.later(start, 0))
+            delayed.append(table.later(start, 0))
             start += max(table.forward_end(k) - table.forward_tick[0, k] for k in _every(table))
         # The backward pass of the last stack starts at the tick of its own timetable.
         last = tables[-1]
         start -= max(last.forward_end(k) - last.forward_tick[0, k] for k in _every(last))
         stacks: list[Timetable] = []
-        for table, moved in zip(reversed(tables), reversed(forth), strict=True):
+        for table, moved in zip(reversed(tables), reversed(delayed), strict=True):
             stacks.insert(0, moved.later(0, start))
-            chunks = table.chunks - 1
+            last_chunk = table.chunks - 1
             start += max(
-                table.backward_end(k) - table.backward_tick[chunks, k] for k in _every(table)
+                table.backward_end(k) - table.backward_tick[last_chunk, k] for k in _every(table)
             )
         return Joint(tuple(stacks))._with_junctions()
 
@@ -225,19 +225,21 @@ class Joint:
         for number, table in enumerate(self.stacks):
             _Rows(table, own[:, :, number * len(OWN) : (number + 1) * len(OWN)]).write()
         for number in range(junctions):
-            self._share(number, shared[:, number * len(SHARED) : (number + 1) * len(SHARED)])
+            self._write_junction(
+                number, shared[:, number * len(SHARED) : (number + 1) * len(SHARED)]
+            )
         return own, shared
 
-    def _share(self, number: int, row: np.ndarray) -> None:
+    def _write_junction(self, number: int, row: np.ndarray) -> None:
         """Writes the columns of a junction."""
         due, microbatch, store, load = range(len(SHARED))
         row[:, [store, load]] = NONE
         buffers: Mapping[int, int] = {}
         if number < 2 * self.count:
             table = self.stacks[self.stack_of(number + 1)]
-            forth = number < self.count
-            buffers = (table.waiting_starts if forth else table.waiting_loss_gradients)[0]
-            start = 0 if forth else table.chunks - 1
+            is_forward = number < self.count
+            buffers = (table.waiting_starts if is_forward else table.waiting_loss_gradients)[0]
+            start = 0 if is_forward else table.chunks - 1
         for k in range(self.microbatches):
             tick = self.ticks_of(1)[0, k] if number == 0 else self.end(number, k)
             row[tick, due], row[tick, microbatch] = 1, k
@@ -257,28 +259,28 @@ class _Rows:
         buffers = [n for n in OWN if n.startswith(("store_", "load_"))] + ["keep", "result"]
         self.own[:, :, [OWN.index(name) for name in buffers]] = NONE
         for key in self.table.passes:
-            self._pass(key)
+            self._write_pass(key)
 
-    def _pass(self, key: Pass) -> None:
+    def _write_pass(self, key: Pass) -> None:
         (chunk, k), table = key, self.table
         turn, stage = divmod(chunk, table.stages)
-        forth, back = table.forward_tick[key], table.backward_tick[key]
+        forward_tick, backward_tick = table.forward_tick[key], table.backward_tick[key]
 
         def put(tick: int, **fields: int) -> None:
             for name, value in fields.items():
                 self.own[tick, stage, OWN.index(name)] = value
 
         buffer = table.kept[0][stage][key]
-        put(forth, forward=1, round=turn, microbatch=k, keep=buffer, first=chunk == 0)
-        put(forth, result=k * table.rounds + turn)
-        put(back, backward=1, backward_round=turn, backward_microbatch=k)
-        put(back, last=chunk == table.chunks - 1, kept=buffer)
+        put(forward_tick, forward=1, round=turn, microbatch=k, keep=buffer, first=chunk == 0)
+        put(forward_tick, result=k * table.rounds + turn)
+        put(backward_tick, backward=1, backward_round=turn, backward_microbatch=k)
+        put(backward_tick, last=chunk == table.chunks - 1, kept=buffer)
         if key in (inputs := table.waiting_inputs[0][stage]):
             put(table.forward_tick[chunk - 1, k] + 1, store_input=inputs[key])
-            put(forth, load_input=inputs[key])
+            put(forward_tick, load_input=inputs[key])
         if key in (gradients := table.waiting_gradients[0][stage]):
             put(table.backward_tick[chunk + 1, k] + 1, store_gradient=gradients[key])
-            put(back, load_gradient=gradients[key])
+            put(backward_tick, load_gradient=gradients[key])
 
 
 def _every(table: Timetable) -> range:

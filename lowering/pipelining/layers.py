@@ -32,8 +32,8 @@ from meshdsl.tracing.trace import bind, bind_one, located
 #   kept: buffers of activations for the backward pass
 #   stacked: buffers of other tensors that chunks stack, of all microbatches
 #   layers: sums of the gradients of the layers of a stage, by the number of the sum
-FORTH = ["inputs", "waiting_inputs", "kept", "stacked"]  # changed by forward passes
-BACK = ["gradients", "waiting_gradients", "layers"]  # changed by backward passes
+FORWARD_STATE = ["inputs", "waiting_inputs", "kept", "stacked"]  # changed by forward passes
+BACKWARD_STATE = ["gradients", "waiting_gradients", "layers"]  # changed by backward passes
 STARTS, LOSS_GRADIENTS = "starts", "loss_gradients"
 State: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Callable[[str], Tensor]  # the name of a column -> its number: s32[]

@@ -24,8 +24,8 @@ import meshdsl.ops as ops
 from meshdsl.lowering.pipelining.chunks import Dims, carries_of
 from meshdsl.lowering.pipelining.joint import OWN, SHARED, Joint, Phase
 from meshdsl.lowering.pipelining.layers import (
-    BACK,
-    FORTH,
+    BACKWARD_STATE,
+    FORWARD_STATE,
     LOSS_GRADIENTS,
     STARTS,
     Fields,
@@ -205,14 +205,18 @@ class Pipeline:
                 slot = Dimension(dims.slot, dim.size * dims.round.size)
                 given[tensor] = dims.from_stages(ops.split(x, slot.name, [dim, *rounds]))
 
-        def one(_: None, values: tuple[list[Tensor], list[Tensor]]) -> tuple[None, list[Tensor]]:
+        def late_of(
+            _: None, values: tuple[list[Tensor], list[Tensor]]
+        ) -> tuple[None, list[Tensor]]:
             known = dict(zip(given, values[0], strict=True))
             batch = dict(zip(self.batch, values[1], strict=True))
-            every = Values(self.parts, known, lambda t: batch[t] if t in batch else self.fixed[t])
-            return None, every.every(self.late.results)
+            values_of_one = Values(
+                self.parts, known, lambda t: batch[t] if t in batch else self.fixed[t]
+            )
+            return None, values_of_one.every(self.late.results)
 
         xs = (list(given.values()), list(self.batch.values()))
-        _, results = ops.scan(one, None, xs, dim)
+        _, results = ops.scan(late_of, None, xs, dim)
         return dict(zip(self.late.results, results, strict=True))
 
     # One phase.
@@ -247,12 +251,12 @@ class Pipeline:
         names: dict[int, list[str]] = {n: [] for n in range(len(self.stacks))}
         junctions = list(phase.junctions)
         for number in phase.passes:
-            forth = number <= self.joint.count
-            names[self.joint.stack_of(number)] += FORTH if forth else BACK
+            is_forward = number <= self.joint.count
+            names[self.joint.stack_of(number)] += FORWARD_STATE if is_forward else BACKWARD_STATE
             junctions += [number] if number == 2 * self.joint.count else []
         for number in phase.junctions:  # the operands of the next pass
-            forth = number < self.joint.count
-            names[self.joint.stack_of(number + 1)].append(STARTS if forth else LOSS_GRADIENTS)
+            is_forward = number < self.joint.count
+            names[self.joint.stack_of(number + 1)].append(STARTS if is_forward else LOSS_GRADIENTS)
         sums = {number for junction in junctions for number, _ in self.terms(junction)}
         carries = [
             n for n, tensor in enumerate(self._saved) if self.parts.pass_of(tensor) in junctions
@@ -281,11 +285,15 @@ class Pipeline:
 
     # Values that ticks read.
 
-    def own(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
+    def own_values(
+        self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]
+    ) -> Values:
         """Returns the values of each stage for its own microbatch, in a region."""
         return self._values(state, microbatch, known, vary)
 
-    def alike(self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
+    def common_values(
+        self, state: State, microbatch: Tensor, known: Mapping[Tensor, Tensor]
+    ) -> Values:
         """Returns the values that all stages compute together, for one microbatch."""
         return self._values(state, microbatch, known, lambda x: x)
 

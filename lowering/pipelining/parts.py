@@ -96,9 +96,9 @@ class Parts:
         return len(self.stacks)
 
     def _passes(self) -> tuple[Operation, ...]:
-        forth = [stack.forward for stack in self.stacks]
-        back = [stack.backward for stack in reversed(self.stacks)]
-        passes = (*forth, *back)
+        forward = [stack.forward for stack in self.stacks]
+        backward = [stack.backward for stack in reversed(self.stacks)]
+        passes = (*forward, *backward)
         positions = {op: position for position, op in enumerate(self.body.operations)}
         if [positions[op] for op in passes] != sorted(positions[op] for op in passes):
             raise NoPipelineError(

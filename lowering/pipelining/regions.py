@@ -1,7 +1,7 @@
 """Regions: parts of a graph in which each stage of a pipeline has its own values.
 
 Inside a region, a tensor without the dim `stage` stands for one value per stage. The dim `stage` is
-split over the axes of the pipeline. `enter` removes this dim at the begin of a region, and `leave`
+split over the axes of the pipeline. `enter` removes this dim at the start of a region, and `leave`
 adds it at the end. So a region is a function that is mapped over `stage`, like the body of `vmap`.
 Each operation of a region is local to a stage if the layout does not split its tensors over the
 axes of the pipeline. `rewriting` checks this.

@@ -63,15 +63,15 @@ class Tick:
             def own(
                 microbatch: Tensor, known: Mapping[Tensor, Tensor], reads: State = self.state
             ) -> Values:
-                return pipeline.own(reads, microbatch, known)
+                return pipeline.own_values(reads, microbatch, known)
 
             if number <= joint.count:
                 first = self._first() if number == 1 else self._start(number, starts)
-                left = stack.forward(state, first, fields, own)
+                carries = stack.forward(state, first, fields, own)
                 if number in self.phase.junctions:
-                    starts[number + 1], made = self._junction(number, left)
+                    starts[number + 1], made = self._junction(number, carries)
                     results += made
-                state["inputs"] = stack.sent(left, 1)
+                state["inputs"] = stack.sent(carries, 1)
                 continue
             with located(stack.stack.backward.source):
                 stack.backward(state, self._start(number, starts), fields, own)
@@ -88,7 +88,9 @@ class Tick:
         due, microbatch = (self.shared[0](name) for name in ("due", "microbatch"))
         wanted = carries_of(self.pipeline.parts.passes[0])
         return self._where_due(
-            due, lambda: self.pipeline.alike(self.state, microbatch, {}).every(wanted), wanted
+            due,
+            lambda: self.pipeline.common_values(self.state, microbatch, {}).every(wanted),
+            wanted,
         )
 
     def _start(self, number: int, starts: Mapping[int, list[Tensor]]) -> Sequence[Tensor]:
@@ -107,12 +109,14 @@ class Tick:
             return waited
         return [ops.where(slot >= 0, a, b) for a, b in zip(waited, at_once, strict=True)]
 
-    def _junction(self, number: int, left: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _junction(
+        self, number: int, carries: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Computes the junction after a pass, for the microbatch that has just finished the pass.
 
         Args:
             number: the number of the pass and of the junction.
-            left: the final carries of the pass, in the region.
+            carries: the final carries of the pass, in the region.
 
         Returns:
             The operands of the next pass, and the results of the head.
@@ -130,9 +134,9 @@ class Tick:
         at = stage.size - 1 if number <= joint.count else 0
 
         def compute() -> list[Tensor]:
-            carries = zip(scan.outputs, left, strict=False)
-            known = {t: of_stage(x, stage, at) for t, x in carries}
-            values = pipeline.alike(self.state, microbatch, known)
+            pairs = zip(scan.outputs, carries, strict=False)
+            known = {t: of_stage(x, stage, at) for t, x in pairs}
+            values = pipeline.common_values(self.state, microbatch, known)
             added = [value_of(term, parts, values) for _, term in terms]
             return [
                 *values.every(wanted),
