@@ -85,8 +85,8 @@ class Circular:
         groups = self.groups or fewest_ticks(self.stages, self.microbatches)
         if not 1 <= groups <= self.microbatches:
             raise ValueError(
-                f"cannot divide {self.microbatches} microbatches into {groups} groups: take 1 to "
-                f"{self.microbatches} groups, or 0 to have as few ticks as possible"
+                f"cannot divide {self.microbatches} microbatches into {groups} groups: give 1 to "
+                f"{self.microbatches} groups, or 0 for the fewest ticks"
             )
         object.__setattr__(self, "groups", groups)
 

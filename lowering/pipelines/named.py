@@ -64,6 +64,6 @@ def named(name: str, stages: int, microbatches: int, rounds: int | None = None) 
     if rounds not in (None, own):
         raise ValueError(
             f"pipeline schedule `{name}` has {own} chunk{'s' * (own > 1)} per stage, not {rounds}: "
-            f"omit the rounds, or take one of {', '.join(WITH_ROUNDS)}"
+            f"omit the rounds, or use one of {', '.join(WITH_ROUNDS)}"
         )
     return make(stages, microbatches)

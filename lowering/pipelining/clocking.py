@@ -34,7 +34,7 @@ def clocked(schedule: Schedule) -> Timetable:
         raise ValueError(
             f"pipeline schedule `{schedule.name}` cannot be run: chunk c must be on stage c mod "
             f"{schedule.stages}, so that a stage sends to the next one; its chunks are on the "
-            f"stages {', '.join(map(str, schedule.placement))}. It can be planned only"
+            f"stages {', '.join(map(str, schedule.placement))}. It can only be planned"
         )
     rows = [_passes(schedule, stage) for stage in range(schedule.stages)]
     forward: dict[Pass, int] = {}

@@ -97,10 +97,10 @@ def _at_once(rule: Rule, forward: Operation, mesh: Mesh) -> ValueError:
     axes = "+".join(rule.axes)
     return ValueError(
         f"`{rule}` makes a pipeline of the {forward.params['dim']} of the loop at "
-        f"{forward.source}, but the step computes its batch at once, so that its stages would wait "
-        f"for each other: add --microbatches={4 * mesh.extent(rule.axes)} "
-        "(make_train_step(microbatches=...)); or have no pipeline, by --pipeline=none; or keep "
-        f"only parameters split, by `params/{rule.dim}:{axes}`"
+        f"{forward.source}, but the step has no microbatches, so its stages would wait for each "
+        f"other: add --microbatches={4 * mesh.extent(rule.axes)} "
+        "(make_train_step(microbatches=...)); or make no pipeline, by --pipeline=none; or split "
+        f"only the parameters, by `params/{rule.dim}:{axes}`"
     )
 
 

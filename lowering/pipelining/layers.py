@@ -87,9 +87,9 @@ class Layers:
             if self.number in kinds and len(kinds) > 1:
                 line = self.parts.body.outputs[number].source
                 raise NoPipelineError(
-                    f"`{self.stack.rule}` makes a pipeline of the loop at "
-                    f"{self.stack.forward.source}; {line} adds gradients of its layers to other "
-                    "ones of the same parameter, which no stage has"
+                    f"`{self.stack.rule}` makes no pipeline of the loop at "
+                    f"{self.stack.forward.source}: {line} adds gradients of its layers to other "
+                    "gradients of the same parameter, and no stage has both"
                 )
             if kinds == {self.number}:
                 numbers.append(number)
@@ -215,9 +215,9 @@ class Layers:
 
     def _not_of_one_stage(self, tensor: Tensor, scan: Operation) -> NoPipelineError:
         return NoPipelineError(
-            f"`{self.stack.rule}` makes a pipeline of the loop at {scan.source}; it reads {tensor} "
-            f"({tensor.source}) of each layer, computed from a microbatch. Compute it in the body "
-            "of the loop, from what is the same for all layers"
+            f"`{self.stack.rule}` makes no pipeline of the loop at {scan.source}: each layer reads "
+            f"a slice of {tensor} ({tensor.source}), which depends on the microbatch. Compute it "
+            "in the body of the loop, from values that are the same for all layers"
         )
 
     def _arrived(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:

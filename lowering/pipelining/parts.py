@@ -102,8 +102,8 @@ class Parts:
         positions = {op: position for position, op in enumerate(self.body.operations)}
         if [positions[op] for op in passes] != sorted(positions[op] for op in passes):
             raise NoPipelineError(
-                f"`{self.rule}` makes a pipeline of stacks that follow each other, forth and back "
-                f"in reverse; those of the loop at {self.loop.source} do not"
+                f"`{self.rule}` makes no pipeline of the loop at {self.loop.source}: the backward "
+                "passes over its stacks of layers do not have the reverse order of the forward ones"
             )
         return passes
 
@@ -163,9 +163,9 @@ class Parts:
         rest = [term for term in terms if term.tensor is not before or term.after]
         if len(rest) != len(terms) - 1 or any(t.tensor in self._on_sums for t in rest):
             raise NoPipelineError(
-                f"`{self.rule}` makes a pipeline, in which the microbatches of the loop at "
-                f"{self.loop.source} only add up results; {after} ({after.source}) depends "
-                "otherwise on the microbatch before"
+                f"`{self.rule}` makes no pipeline of the loop at {self.loop.source}: {after} "
+                f"({after.source}) depends on the microbatch before. In a pipeline, a microbatch "
+                "can only add to sums"
             )
         return rest
 
@@ -276,9 +276,9 @@ class Values:
         readers = [o for o in self.parts.body.operations if tensor in o.inputs]
         lines = ", ".join(dict.fromkeys(str(o.source) for o in readers))
         return NoPipelineError(
-            f"`{self.parts.rule}` makes a pipeline of the loop at {op.source}; {lines} "
-            f"needs {tensor} of all its layers at once, together with later results of the same "
-            "microbatch, which no stage has"
+            f"`{self.parts.rule}` makes no pipeline of the loop at {op.source}: {lines} needs "
+            f"{tensor} of all its layers together with later results of the same microbatch, and "
+            "no stage has both"
         )
 
 
@@ -309,8 +309,8 @@ class Late:
         for tensor in parts.results:
             if levels[tensor] > BATCH + parts.head:
                 raise NoPipelineError(
-                    f"`{parts.rule}` makes a pipeline, which cannot return {tensor} "
-                    f"({tensor.source}) of each microbatch: it depends on gradients"
+                    f"`{parts.rule}` makes a pipeline, and a pipeline cannot return {tensor} "
+                    f"({tensor.source}) of each microbatch, because it depends on gradients"
                 )
         results = [t for t in parts.results if t in parts.late]
         stacked: dict[Tensor, None] = {}

@@ -144,8 +144,8 @@ def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
     wrong = [f"{a} {w}, not {b}" for a, b, w in zip(have, want, words, strict=True) if a != b]
     if wrong:
         raise ValueError(
-            f"pipeline schedule {name} has {', '.join(wrong)}, as the mesh, --microbatches and "
-            "--pipeline_rounds say"
+            f"pipeline schedule {name} has {', '.join(wrong)}. It must agree with the mesh, "
+            "--microbatches and --pipeline_rounds"
         )
     return clocked(table)
 
@@ -201,14 +201,13 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> Non
         if not set(axes).isdisjoint(rule.axes):
             problems.append(
                 f"`{loop.params['dim'].name}:{'+'.join(axes)}` splits the microbatches over an "
-                "axis of the pipeline, each stage of which works on any of them: give them other "
-                "axes"
+                "axis of the pipeline, but each stage works on all of them: give them other axes"
             )
             break
     for dim, claim in claims.items():
         problems.append(
-            f"`{claim}` splits `{dim}` inside of the layers over an axis of the pipeline, whose "
-            f"stages have different layers: give `{dim}` other axes"
+            f"`{claim}` splits `{dim}` inside of the layers over an axis of the pipeline, but "
+            f"its stages have different layers: give `{dim}` other axes"
         )
     if problems:
         raise ValueError(

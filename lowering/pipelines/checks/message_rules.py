@@ -21,8 +21,8 @@ def messages_are_needed(schedule: Schedule) -> Iterator[Fault]:
     """Another stage needs the result that a message carries."""
     for stage, column, action in schedule.cells():
         if action.kind in MESSAGES and not link_of(carried(action), schedule.placement):
-            why = "no other stage is at the other end"
-            fix = "Remove it: a result goes to the next chunk, and only if it is on another stage"
+            why = "no other stage sends or needs it"
+            fix = "Remove it: a message goes to the next or previous chunk, on another stage"
             yield Fault(stage, column, action, why, fix)
 
 

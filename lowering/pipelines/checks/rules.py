@@ -92,7 +92,7 @@ def results_are_computed_once(schedule: Schedule) -> Iterator[Fault]:
         for one in action.results or (action,):
             if one.kind not in OF_WEIGHTS and where[one] != (stage, column):
                 first = "stage {}, column {}".format(*where[one])
-                why = f"`{one}` is done already in {first}"
+                why = f"`{one}` is already in {first}"
                 yield Fault(stage, column, action, why, "Remove one of the two")
 
 
@@ -157,7 +157,7 @@ def weights_are_gathered(schedule: Schedule) -> Iterator[Fault]:
                 gathered.discard(chunk)
             elif action.kind == Kind.REDUCE_GRAD:
                 if left[chunk]:
-                    why = f"{left[chunk]} gradients of the chunk's weights are to come"
+                    why = f"{left[chunk]} gradients of the chunk's weights are computed later"
                     yield at(why, "Move it behind the last `W` or `B` of the chunk")
                 if chunk in reduced:
                     yield at("the gradients are reduced already", "Remove one of the two")

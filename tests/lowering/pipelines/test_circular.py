@@ -212,7 +212,7 @@ def test_fewer_live_inputs_cost_ticks_where_p_does_not_divide_m():
 
 
 def test_more_groups_than_microbatches_are_refused():
-    with pytest.raises(ValueError, match="cannot divide 3 microbatches into 4 groups: take 1 to 3"):
+    with pytest.raises(ValueError, match="cannot divide 3 microbatches into 4 groups: give 1 to 3"):
         Circular(2, 2, 3, groups=4)
     with pytest.raises(ValueError, match="cannot divide 3 microbatches into -1 groups"):
         Circular(2, 2, 3, groups=-1)

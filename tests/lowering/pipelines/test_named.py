@@ -33,7 +33,7 @@ def test_a_name_that_is_misspelt_is_refused_with_the_near_one():
 
 
 def test_rounds_that_a_schedule_does_not_have_are_refused():
-    message = "`1f1b` has 1 chunk per stage, not 2: omit the rounds, or take one of interleaved,"
+    message = "`1f1b` has 1 chunk per stage, not 2: omit the rounds, or use one of interleaved,"
     with pytest.raises(ValueError, match=message):
         named("1f1b", 2, 2, 2)
     with pytest.raises(ValueError, match="`zbv` has 2 chunks per stage, not 1: omit the rounds"):

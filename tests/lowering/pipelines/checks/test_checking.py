@@ -63,11 +63,11 @@ def test_overlaps_and_actions_on_weights_are_right_where_they_should_be():
         ("0B0", "stage 0, column 0, `0F0`: it is missing. Add `0F0` to the row of stage 0, before"),
         (
             "0F0,0B0,0F0",
-            "stage 0, column 2, `0F0`: `0F0` is done already in stage 0, column 0. Remove on",
+            "stage 0, column 2, `0F0`: `0F0` is already in stage 0, column 0. Remove one of",
         ),
         (
             "0F0,0B0,0W0",
-            "stage 0, column 2, `0W0`: `0W0` is done already in stage 0, column 1. Remove on",
+            "stage 0, column 2, `0W0`: `0W0` is already in stage 0, column 1. Remove one of",
         ),
         # What is needed stands before.
         (
@@ -190,12 +190,12 @@ STAGE_1 = "1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1"
         (
             STAGE_0,
             STAGE_1 + ",1SEND_B1",
-            "stage 1, column 8, `1SEND_B1`: `1SEND_B1` is done already in stage 1, column 7.",
+            "stage 1, column 8, `1SEND_B1`: `1SEND_B1` is already in stage 1, column 7.",
         ),
         (
             STAGE_0,
             STAGE_1.replace("1B1,", "1B1,1SEND_F1,"),
-            "stage 1, column 7, `1SEND_F1`: no other stage is at the other end. Remove it: a",
+            "stage 1, column 7, `1SEND_F1`: no other stage sends or needs it. Remove it: a me",
         ),
         (
             STAGE_0 + ",1SEND_B1",
