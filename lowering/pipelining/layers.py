@@ -37,7 +37,7 @@ BACKWARD_STATE = ["gradients", "waiting_gradients", "layers"]  # changed by back
 STARTS, LOSS_GRADIENTS = "starts", "loss_gradients"
 State: TypeAlias = dict[str, Any]
 Fields: TypeAlias = Callable[[str], Tensor]  # the name of a column -> its number: s32[]
-Own: TypeAlias = Callable[[Tensor, Mapping[Tensor, Tensor]], Values]
+OwnValues: TypeAlias = Callable[[Tensor, Mapping[Tensor, Tensor]], Values]
 
 
 class Layers:
@@ -126,7 +126,7 @@ class Layers:
         return [send(t, self.dims.stage, by) for t in tensors]
 
     def forward(
-        self, state: State, starts: Sequence[Tensor], own: Fields, values: Own
+        self, state: State, starts: Sequence[Tensor], own: Fields, values: OwnValues
     ) -> list[Tensor]:
         """Runs the forward pass of a chunk; returns the inputs of the next chunk.
 
@@ -149,7 +149,7 @@ class Layers:
         return outputs[: len(carries)]
 
     def backward(
-        self, state: State, loss_gradients: Sequence[Tensor], own: Fields, values: Own
+        self, state: State, loss_gradients: Sequence[Tensor], own: Fields, values: OwnValues
     ) -> None:
         """Runs the backward pass of a chunk, and adds the gradients of its layers to their sums.
 
@@ -188,7 +188,7 @@ class Layers:
         microbatch: Tensor,
         turn: Tensor,
         kept: Mapping[Tensor, Tensor],
-        values: Own,
+        values: OwnValues,
     ) -> list[Tensor]:
         """Runs a pass over the layers of one chunk."""
         slices = []

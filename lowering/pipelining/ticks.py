@@ -51,6 +51,10 @@ class Tick:
         pipeline, joint = self.pipeline, self.pipeline.joint
         results: list[Tensor] = []
         starts: dict[int, list[Tensor]] = {}  # operands of passes, from this tick
+
+        def values(microbatch: Tensor, known: Mapping[Tensor, Tensor]) -> Values:
+            return pipeline.own_values(self.state, microbatch, known)
+
         for number in self.phase.passes:
             if number > joint.count:
                 stack, state = self._stack(number)
@@ -59,22 +63,16 @@ class Tick:
         for number in self.phase.passes:
             stack, state = self._stack(number)
             fields = self.own[stack.number]
-
-            def own(
-                microbatch: Tensor, known: Mapping[Tensor, Tensor], reads: State = self.state
-            ) -> Values:
-                return pipeline.own_values(reads, microbatch, known)
-
             if number <= joint.count:
-                first = self._first() if number == 1 else self._start(number, starts)
-                carries = stack.forward(state, first, fields, own)
+                operands = self._first() if number == 1 else self._start(number, starts)
+                carries = stack.forward(state, operands, fields, values)
                 if number in self.phase.junctions:
                     starts[number + 1], made = self._junction(number, carries)
                     results += made
                 state["inputs"] = stack.sent(carries, 1)
                 continue
             with located(stack.stack.backward.source):
-                stack.backward(state, self._start(number, starts), fields, own)
+                stack.backward(state, self._start(number, starts), fields, values)
                 if number in self.phase.junctions or number == 2 * joint.count:
                     starts[number + 1], _ = self._junction(number, list(state["gradients"]))
         return results
