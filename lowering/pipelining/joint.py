@@ -95,7 +95,7 @@ class Joint:
         for table in tables:
             delayed.append(table.later(start, 0))
             start += max(table.forward_end(k) - table.forward_tick[0, k] for k in _every(table))
-        # The backward pass of the last stack starts at the tick of its own timetable.
+        # The backward passes of the last stack are as late as its forward passes.
         last = tables[-1]
         start -= max(last.forward_end(k) - last.forward_tick[0, k] for k in _every(last))
         stacks: list[Timetable] = []

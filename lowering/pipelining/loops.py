@@ -304,7 +304,7 @@ class Pipeline:
         known: Mapping[Tensor, Tensor],
         enters: Callable[[Tensor], Tensor],
     ) -> Values:
-        """Returns the values of a microbatch. `enters` is applied to tensors of outer blocks."""
+        """Returns the values of a microbatch. `enters` is `vary` in a region, else the identity."""
 
         def given(tensor: Tensor) -> Tensor:
             if tensor in self.fixed:
