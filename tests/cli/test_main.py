@@ -48,8 +48,8 @@ def test_the_package_and_the_module_of_the_script_run_it(module):
 
 def test_an_unknown_command(capsys):
     assert refused(capsys, "trian") == (
-        "meshdsl: unknown command 'trian'; choose one of train, explain, compile, sweep, "
-        "calibrate, generate, evaluate, export, doctor. Did you mean `train`?\n"
+        "meshdsl: unknown command 'trian'; choose one of train, explain, compile, plan, "
+        "sweep, calibrate, generate, evaluate, export, doctor. Did you mean `train`?\n"
     )
 
 

@@ -100,7 +100,7 @@ def test_overlaps_and_actions_on_weights_are_right_where_they_should_be():
         ),
         (
             "0F0,0F1,0B0,0REDUCE_GRAD,0B1",
-            "stage 0, column 3, `0REDUCE_GRAD`: 1 gradients of the chunk's weights are to co",
+            "stage 0, column 3, `0REDUCE_GRAD`: 1 gradients of the chunk's weights are comp",
         ),
         (
             "0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD",
