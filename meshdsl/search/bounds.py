@@ -23,7 +23,7 @@ import numpy as np
 
 from meshdsl.layouts.layout import matches
 from meshdsl.lowering.costs.simulation import sending_seconds
-from meshdsl.search.facts import PARTS, Facts, Stored, Work
+from meshdsl.search.facts import Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
 
 _MOST_WAYS = 16
@@ -190,11 +190,15 @@ class Split:
             if any(dim in dims for dims in rows)
         }
 
+    @cached_property
+    def _smaller(self) -> np.ndarray:
+        """The size of a microbatch, against one of the facts' program."""
+        return self.facts.microbatches / self.microbatches
+
     def _is_part(self, dim: str, size: int) -> bool:
         """Whether a dim of some size is that of a microbatch."""
-        return (
-            self.facts.microbatches == PARTS and self._batch.get(dim) == PARTS * size and size > 0
-        )
+        parts = self.facts.microbatches
+        return parts > 1 and size > 0 and self._batch.get(dim) == parts * size
 
     def extents(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Returns over how many devices each dim of a tensor is split, the first dims first."""
@@ -223,16 +227,16 @@ class Split:
                 for dim, extent in extents.items():
                     size = np.full(len(self.sizes), float(dims[dim]))
                     if self._is_part(dim, dims[dim]):
-                        size = np.maximum(1.0, dims[dim] * PARTS / self.microbatches)
+                        size = np.maximum(1.0, size * self._smaller)
                     share *= np.ceil(size / extent) / size
                 least = np.minimum(least, share)
             self._shares[key] = least
         return self._shares[key]
 
     def parts(self, dims: Mapping[str, int]) -> np.ndarray:
-        """Returns the size of a tensor of a microbatch, against that in `PARTS` of them."""
+        """Returns the size of a tensor of a microbatch, against its size in the facts' program."""
         part = any(self._is_part(dim, size) for dim, size in dims.items())
-        return PARTS / self.microbatches if part else np.ones(len(self.sizes))
+        return self._smaller if part else np.ones(len(self.sizes))
 
     def live(self, dims: Mapping[str, int]) -> np.ndarray:
         """Returns how many microbatches' activations a stage keeps of its layers, at least."""
@@ -287,7 +291,7 @@ class Split:
         for dim, size in row.dims.items():
             sizes = np.full(len(self.sizes), float(size))
             if row.repeated and self._is_part(dim, size):
-                sizes = np.maximum(1.0, np.round(size * PARTS / self.microbatches))
+                sizes = np.maximum(1.0, np.round(size * self._smaller))
             local[dim] = np.ceil(sizes / extents[dim]) if dim in extents else sizes
         return local
 

@@ -25,8 +25,17 @@ from meshdsl.lowering.costs.simulation import priced_work
 from meshdsl.lowering.program import Instruction, SpmdProgram, Value
 from meshdsl.training.microbatches import MICROBATCH
 
-PARTS = 2  # microbatches of the program that stands for all with more than one
+PARTS = 2  # microbatches of the program that stands for all with an even number
 _MATTERS = 0.0005  # the share of the flops and of the parameters from which a dim matters
+
+
+def stand_in(microbatches: int) -> int:
+    """Returns the microbatches of the program whose facts are used for a number of them.
+
+    A batch in an even number of parts can also be computed in `PARTS`. An odd number stands for
+    itself, since its batch may be odd.
+    """
+    return PARTS if microbatches % PARTS == 0 else microbatches
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Facts:
 
     Attributes:
         instructions: how many the program has.
-        microbatches: 1 or `PARTS`: how many parts of a batch the program has.
+        microbatches: how many parts of a batch the program has; see `stand_in`.
         inputs: what the step is given, with its paths.
         peak: the buffers at the moment that needs the most memory.
         paired: pairs of dims of which one is the other, renamed: length and memory_length.
@@ -126,20 +135,19 @@ class Facts:
                 (value,), (result,) = instruction.inputs, instruction.outputs
                 old, new = value.shape.names, result.shape.names
                 paired |= {(a, b) for a, b in zip(old, new, strict=True) if a != b}
-        parts = any(
-            i.op == "scan" and i.params["dim"] == MICROBATCH for i, _ in program.block.walk()
-        )
+        loops = (i for i, _ in program.block.walk() if i.op == "scan")
+        parts = next((i.runs for i in loops if i.params["dim"] == MICROBATCH), 1)
         return Facts(
             hardware,
             sum(1 for _ in program.block.walk()),
-            PARTS if parts else 1,
+            parts,
             work,
             inputs,
             peak,
             frozenset(paired),
             frozenset(together),
             companions,
-            _parted(program, inputs),
+            _parted(program, inputs, parts),
         )
 
     @cached_property
@@ -220,7 +228,7 @@ class Facts:
         return max((dims[dim] for dims in rows if dim in dims), default=1)
 
 
-def _parted(program: SpmdProgram, inputs: Sequence[Stored]) -> frozenset[str]:
+def _parted(program: SpmdProgram, inputs: Sequence[Stored], parts: int) -> frozenset[str]:
     """Returns the dims that are smaller by the number of parts wherever there are parts."""
     sizes: dict[str, int] = {}
     for row in inputs:
@@ -231,7 +239,7 @@ def _parted(program: SpmdProgram, inputs: Sequence[Stored]) -> frozenset[str]:
         for value in instruction.outputs:
             if MICROBATCH in value.shape.names:
                 for dim in value.shape:
-                    fits = PARTS * dim.size == sizes.get(dim.name)
+                    fits = parts * dim.size == sizes.get(dim.name)
                     found[dim.name] = fits and found.get(dim.name, True)
     return frozenset(name for name, fits in found.items() if fits)
 

@@ -30,7 +30,7 @@ from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
 from meshdsl.search.bounds import Bounds, as_arrays
-from meshdsl.search.facts import ONE_DEVICE, PARTS, Facts
+from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
 from meshdsl.search.roles import Role, main_roles, roles_of
 from meshdsl.search.space import (
@@ -227,9 +227,9 @@ class Search:
         for at in self._plain(rows)[: limit // 2]:
             if not (self._tried and self._late()):
                 self._lowered(rows, at)
-        for number in range(2 * limit):
+        for _ in range(2 * limit):
             fits = any(plan.fits for plan in self._tried.values())
-            if len(self._tried) >= limit and (fits or number >= 2 * limit):
+            if len(self._tried) >= limit and fits:
                 return
             best_at = self._promising(rows, by_memory=len(self._tried) >= limit)
             if best_at is None or (self._tried and self._late()):
@@ -354,7 +354,7 @@ class Search:
     def _scale(self) -> float:
         """How many times as many programs as usual are lowered, since they are small or large."""
         bounds = next(iter(self._bounds.values()))
-        return min(_MOST_TIMES, _LIGHT / bounds.facts.instructions)
+        return min(_MOST_TIMES, _LIGHT / max(1, bounds.facts.instructions))
 
     def _nothing(self, points: int, least: float) -> ValueError:
         if self.reason is not None:
@@ -377,7 +377,7 @@ class Search:
         points, least = 0, float("inf")
         for remat in self.step.remats:
             for counts in self._counts():
-                variant = Variant(min(counts[0], PARTS), remat)
+                variant = Variant(stand_in(counts[0]), remat)
                 bounds = self.bounds(variant)
                 for structure in self._structures(bounds.facts):
                     rows = self._sizes(structure, bounds.facts)
@@ -407,11 +407,11 @@ class Search:
 
     def _counts(self) -> Iterator[tuple[int, ...]]:
         """Yields the numbers of microbatches that one program stands for."""
-        counts = self.step.microbatches
-        if 1 in counts:
-            yield (1,)
-        if more := tuple(count for count in counts if count > 1):
-            yield more
+        alike: dict[int, list[int]] = {}
+        for count in self.step.microbatches:
+            alike.setdefault(stand_in(count), []).append(count)
+        for _, counts in sorted(alike.items()):
+            yield tuple(counts)
 
     def _structures(self, facts: Facts) -> Iterator[Structure]:
         if self.closed:
@@ -462,7 +462,7 @@ class Search:
 
     def bounds(self, variant: Variant) -> Bounds:
         """Returns the bounds of the program that stands for a variant."""
-        key = Variant(min(variant.microbatches, PARTS), variant.remat)
+        key = Variant(stand_in(variant.microbatches), variant.remat)
         if key not in self._bounds:
             graph = self._graph(key)
             with warnings.catch_warnings():
@@ -478,7 +478,7 @@ class Search:
 
     def _sent(self, point: Point) -> float:
         """Returns an estimate of the waits of a point, by the first way to compute again."""
-        variant = Variant(min(max(self.step.microbatches), PARTS), self.step.remats[0])
+        variant = Variant(stand_in(max(self.step.microbatches)), self.step.remats[0])
         if variant not in self._traffic:
             facts = self.bounds(variant).facts
 
@@ -530,7 +530,7 @@ class _Errors:
         factors: dict[str, list[float]] = {}
         for at, plan in tried.items():
             row, structure = rows[at], plan.point.structure
-            factor = plan.seconds / row.estimate
+            factor = plan.seconds / row.estimate if row.estimate else 1.0
             self._time[structure.roles] = min(factor, self._time.get(structure.roles, factor))
             factor = plan.peak_bytes / row.peak if row.peak else 1.0
             key = structure, plan.point.variant.remat

@@ -17,6 +17,7 @@ def named(name, batch, length, **rest):
 STEPS = {
     "mlp": (lambda: mlp(64, 256, 4), 1),
     "parts": (lambda: mlp(64, 512, 3, microbatches=(1, 2, 4)), 2),
+    "odd parts": (lambda: mlp(27, 512, 3, microbatches=(1, 3)), 2),
     "gpt": (gpt, 12),
     # Its decoder reads fewer tokens than its encoder, which do not look like parts of a batch.
     "t5": (lambda: named("t5_mini", 16, 128, microbatches=(8,)), 24),
