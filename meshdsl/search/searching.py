@@ -37,6 +37,7 @@ from meshdsl.search.space import (
     Point,
     Structure,
     Variant,
+    across_slices,
     factorisations,
     largest,
     stored_ways,
@@ -359,8 +360,15 @@ class Search:
     def _nothing(self, points: int, least: float) -> ValueError:
         if self.reason is not None:
             return self.reason
+        where = self.devices if isinstance(self.devices, Mesh) else f"{self.devices:,} devices"
+        if not points and self.closed:
+            slices = f", one goes across the {self.slices:,} slices" if self.slices > 1 else ""
+            return ValueError(
+                f"layout {self.pinned} does not fit {where}: each axis has at least 2 devices"
+                f"{slices}, each device has a part of the batch, and a pipeline has as many "
+                "microbatches as stages; give another layout, or auto"
+            )
         if not points:
-            where = self.devices if isinstance(self.devices, Mesh) else f"{self.devices:,} devices"
             return ValueError(
                 f"no layout found: nothing of this program can be split over {where}; give a "
                 "layout, or fewer devices"
@@ -416,7 +424,9 @@ class Search:
     def _structures(self, facts: Facts) -> Iterator[Structure]:
         if self.closed:
             mesh = self.devices if isinstance(self.devices, Mesh) else None
-            yield structure_of(mesh, self.pinned, facts)
+            given = structure_of(mesh, self.pinned, facts)
+            whole = mesh is not None or self.slices == 1
+            yield from [given] if whole else across_slices(given)
             return
         roles = roles_of(facts)
         if facts.microbatches == 1:  # stages need microbatches
@@ -425,21 +435,20 @@ class Search:
             roles = main_roles(roles)
         if isinstance(self.devices, Mesh):
             yield from structures_on(self.devices, roles, self.pinned)
-        elif self.devices == 1:
-            yield Structure((), (), pinned=self.pinned)
+        elif self.devices == 1:  # its mesh has the axes of the given rules
+            yield structure_of(None, self.pinned, facts)
         else:
             yield from structures(roles, self.pinned, self.slices)
 
     def _sizes(self, structure: Structure, facts: Facts) -> list[tuple[int, ...]]:
         if isinstance(self.devices, Mesh):
             return [tuple(self.devices.sizes[axis] for axis in structure.axes)]
-        if not structure.axes:
-            return [()]
+        if self.devices == 1 or not structure.axes:
+            return [(1,) * len(structure.axes)]
         first = (self.slices,) if self.slices > 1 else ()
-        most = [largest(role, facts) for role in structure.roles[len(first) :]]
-        if self.closed:
-            most = [self.devices] * len(most)
         rest = self.devices // self.slices
+        others = structure.roles[len(first) :]
+        most = [rest if self.closed else largest(role, facts) for role in others]
         if not most:
             return [first] if rest == 1 else []
         return [(*first, *sizes) for sizes in factorisations(rest, len(most), most)]
@@ -450,7 +459,7 @@ class Search:
         """Returns which points make sense: no empty shards, and enough microbatches for stages."""
         allowed = np.ones(len(sizes), bool)
         for number, role in enumerate(structure.roles):
-            if role.kind == "data":
+            if role.kind == "data" and role.splits:
                 batch = max(row.dims.get(role.splits[0], 1) for row in facts.inputs)
                 extent = np.prod(
                     [sizes[:, i] for i, r in enumerate(structure.roles) if r.kind == "data"], axis=0

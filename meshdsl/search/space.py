@@ -202,6 +202,9 @@ def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator
     An axis that the user's rules name keeps their dims.
     """
     axes = [(name, size) for name, size in mesh.axes if size > 1]
+    if not axes:
+        yield Structure((), (), pinned=pinned)
+        return
     allowed = []
     for name, _ in axes:
         dims = {rule.dim for rule in pinned.rules if name in rule.axes and not rule.scope}
@@ -246,12 +249,25 @@ def structure_of(mesh: Mesh | None, layout: Layout, facts: Facts) -> Structure:
         used.append(axis)
     storage: Storage = ""
     stored: tuple[str, ...] = ()
-    for scope in ("params", "optimizer"):
+    scopes: tuple[Storage, ...] = ("params", "optimizer")
+    for scope in scopes:
         if dims := tuple(rule.dim for rule in layout.rules if rule.scope == scope and rule.axes):
-            storage, stored = ("params" if scope == "params" else "optimizer"), dims
+            storage, stored = scope, dims
             break
     slow = frozenset() if mesh is None else mesh.slow & frozenset(used)
     return Structure(tuple(roles), tuple(used), storage, stored, layout, slow)
+
+
+def across_slices(structure: Structure) -> Iterator[Structure]:
+    """Yields a structure with each of its axes over the slices, and first."""
+    for number, axis in enumerate(structure.axes):
+        order = sorted(range(len(structure.axes)), key=lambda at: at != number)
+        yield replace(
+            structure,
+            roles=tuple(structure.roles[at] for at in order),
+            axes=tuple(structure.axes[at] for at in order),
+            slow=frozenset([axis]),
+        )
 
 
 def stored_ways(structure: Structure, facts: Facts) -> Iterator[Structure]:
@@ -303,7 +319,7 @@ def _minor(role: Role) -> int:
 
 def _splits_data(role: Role, others: Sequence[Role]) -> bool:
     """Whether an axis of parameters splits the batch where it can, as that of experts does."""
-    batch = {role.splits[0] for role in others if role.kind == "data"}
+    batch = {dim for role in others if role.kind == "data" for dim in role.splits[:1]}
     return role.kind == "weights" and not batch.isdisjoint(role.optional)
 
 

@@ -90,8 +90,9 @@ class Traffic:
         structure, total = point.structure, 0.0
         parts = np.array([point.variant.microbatches])
         for number, (role, axis) in enumerate(zip(structure.roles, structure.axes, strict=True)):
-            if role.kind == "stack":
-                continue  # one permute per tick, beside its work
+            # A pipeline sends one permute per tick, beside its work.
+            if role.kind == "stack" or point.sizes[number] == 1:
+                continue
             storing = self.stored and axis in structure.storing[0]
             storage = structure.storage if storing else ""
             alone = Structure((role,), (role.name,), storage, structure.stored if storage else ())

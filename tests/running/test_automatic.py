@@ -67,3 +67,9 @@ def test_a_misspelt_rule_is_refused_with_the_arguments():
     f = md.jit(two_layers, "x:2", "row:x; auto", "numpy")
     with pytest.raises(ValueError, match="Did you mean `rows`"):
         f(*arguments())
+
+
+def test_a_function_without_instructions_needs_no_rules_on_one_device():
+    f = md.jit(lambda x: x, "x:1", "auto", "numpy")
+    np.testing.assert_array_equal(f(arguments()[0]), arguments()[0])
+    assert not f.layout.rules

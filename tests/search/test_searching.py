@@ -107,3 +107,37 @@ def test_data_parallelism_is_always_decided_about():
     plans = search(gpt(), "v5p", 4, effort=Effort(tried=3, decided=1))
     plain = [p for p in plans.plans if all(r.kind == "data" for r in p.point.structure.roles)]
     assert any(plan.decided for plan in plain)
+
+
+LITTLE = Effort(estimated=12, tried=1, decided=1)
+
+
+@pytest.mark.parametrize("layout", ["batch:x; a:y?", "params/a:x; batch:y", "params/a:x"])
+def test_a_given_layout_may_have_axes_of_optional_and_scoped_rules_alone(layout):
+    pinned = Layout.parse(layout)
+    plans = Search(mlp(512, 64, 2), "v5p", 4, pinned, LITTLE, closed=True).run()
+    assert plans.best.program.mesh.size == 4
+    assert str(plans.best.point.layout) == layout
+
+
+def test_of_a_given_layout_one_axis_goes_across_the_slices():
+    pinned = Layout.parse("batch:x; a:y")
+    best = Search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2, closed=True).run().best
+    assert str(best.program.mesh) in ("x@dcn:2 y:4", "y@dcn:2 x:4")
+    pinned = Layout.parse("batch:x")
+    with pytest.raises(
+        ValueError, match="layout batch:x does not fit 8 devices: .*, one goes across the 2"
+    ):
+        Search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2, closed=True).run()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_rules_are_kept_on_a_single_device(closed):
+    pinned = Layout.parse("batch:x; params/a:x")
+    best = Search(mlp(512, 64, 2), "v5p", 1, pinned, LITTLE, closed=closed).run().best
+    assert str(best.program.mesh) == "x:1" and str(best.point.layout) == "batch:x; params/a:x"
+
+
+def test_a_mesh_of_one_device_needs_no_rules():
+    best = search(mlp(512, 64, 2), "v5p", Mesh.parse("x:1"), effort=LITTLE).best
+    assert str(best.program.mesh) == "x:1" and not best.point.layout.rules
