@@ -69,7 +69,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
             plans = search.run()
             plans.best  # noqa: B018 - raises where none fits
         except DoesNotFit as problem:
-            _report_no_room(request, problem, values)
+            _report_no_room(request, problem, values, stopped)
             return _NO_ROOM
     rows = [_figures(plan, request, plans) for plan in (*plans.plans, *plans.tight)]
     heading, commands = _heading(request), _commands(request, plans.best)
@@ -92,7 +92,7 @@ def machine_of(values: flags.FlagValues, problems: Problems) -> Machine | None:
     mesh = values.mesh_shape
     if values.topology is None:
         if isinstance(mesh, Mesh) and not isinstance(values.hardware, Mistake):
-            title = f"{mesh.size:,} devices of {find_hardware(values.hardware).title}"
+            title = f"{_devices(mesh.size)} of {find_hardware(values.hardware).title}"
             return Machine(values.hardware, mesh.size, 1, title)
         if not isinstance(mesh, Mistake):
             problems.add(
@@ -106,10 +106,13 @@ def machine_of(values: flags.FlagValues, problems: Problems) -> Machine | None:
         topology = Topology.parse(values.topology, values.slices)
         if isinstance(mesh, Mesh):
             problems.found += [f"--mesh_shape: {reason}" for reason in topology.problems(mesh)]
-        several = "devices" if topology.devices > 1 else "device"
-        title = f"{topology}: {topology.devices:,} {several} of {topology.hardware.title}"
+        title = f"{topology}: {_devices(topology.devices)} of {topology.hardware.title}"
         return Machine(topology.name, topology.devices, topology.slices, title)
     return None
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} devices" if count > 1 else "1 device"
 
 
 def _use_tokens(values: flags.FlagValues, problems: Problems) -> None:
@@ -236,13 +239,15 @@ def _comparison(
     return show_against(str(compared), best, other, without)
 
 
-def _report_no_room(request: Asked, problem: ValueError, values: flags.FlagValues) -> None:
+def _report_no_room(
+    request: Asked, problem: ValueError, values: flags.FlagValues, stopped: Callable[[], bool]
+) -> None:
     """Prints how far off all plans are, and what makes one fit."""
     from meshdsl.reports.plans import show_remedies
 
     found = [
         (change, None if plans is None else _figures(plans.best, request, plans))
-        for change, plans in _remedies(request)
+        for change, plans in _remedies(request, stopped)
     ]
     if not values.json:
         print(show_remedies(str(problem), found))
@@ -255,11 +260,14 @@ def _report_no_room(request: Asked, problem: ValueError, values: flags.FlagValue
     print(json.dumps({"problem": str(problem), "remedies": rows}, indent=2))
 
 
-def _remedies(request: Asked) -> Iterator[tuple[str, Plans | None]]:
-    """Yields changes, from what costs nothing to what costs the most, and what fits with each."""
+def _remedies(request: Asked, stopped: Callable[[], bool]) -> Iterator[tuple[str, Plans | None]]:
+    """Yields changes, from the cheapest to the most expensive, and the plans that fit with each.
+
+    It stops when the user does.
+    """
     from meshdsl.search.plans import Effort
 
-    effort = Effort(estimated=60, tried=4, decided=1)
+    effort = Effort(estimated=60, tried=4, decided=1, stopped=stopped)
     job, left = request.job, request.left
     free = [name for name in SEARCHED if name not in left and request.values[name].present]
     if getattr(job.model.config, "remat", None) is None:
@@ -275,13 +283,15 @@ def _remedies(request: Asked) -> Iterator[tuple[str, Plans | None]]:
         searches["without --memory"] = unlimited.search(effort)
     helped = False
     for change, search in searches.items():
+        if stopped():
+            return
         plans = _fitting(search)
         helped = helped or plans is not None
         yield change, plans
     if helped:  # what is left costs more
         return
     length = job.length // 2
-    while request.tokens and length >= job.length // _MOST_PARTS > 0:
+    while request.tokens and length >= job.length // _MOST_PARTS > 0 and not stopped():
         batch = job.model.batch_spec(job.batch_size, length)
         shorter = replace(request, job=replace(job, length=length, batch_spec=batch))
         plans = _fitting(shorter.search(effort))
@@ -290,7 +300,7 @@ def _remedies(request: Asked) -> Iterator[tuple[str, Plans | None]]:
             break
         length //= 2
     times = 2
-    while "mesh_shape" in left and times <= _MOST_TIMES:
+    while "mesh_shape" in left and times <= _MOST_TIMES and not stopped():
         count = times * request.machine.devices
         plans = _fitting(request.search(effort, devices=count))
         yield f"{count:,} devices", plans

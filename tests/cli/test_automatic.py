@@ -8,12 +8,16 @@ import pytest
 from meshdsl.cli.main import run
 from meshdsl.cli.planning.searched import Asked
 from meshdsl.search.plans import Effort
+from meshdsl.search.steps import recipe_step
 
 SMALL = ("--model=gpt_mini", "--model_args=layers=1,embed=32,heads=2,d_ff=64")
 BATCH = ("--batch_size=8", "--length=16")
 CHOSEN = re.compile(
     r'chosen: --mesh_shape="([^"]+)" --layout="([^"]+)" --microbatches=(\d+).* per step by'
 )
+
+
+CHOSEN_BOTH = re.compile(r'chosen: --mesh_shape="[^"]+" --layout="[^"]+" \(')
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +43,30 @@ def test_explain_finds_what_is_left_to_it(capsys):
     given = "--mesh_shape=x:2,y:2", "--layout=d_ff:x; auto"
     assert run(["explain", *SMALL, *given, "--hardware=h100"]) == 0
     assert capsys.readouterr().out.startswith('chosen: --layout="d_ff:x; ')
+    assert run(["explain", *SMALL, machine, "--mesh_shape=auto"]) == 0
+    assert CHOSEN_BOTH.match(capsys.readouterr().out)
     given = "--mesh_shape=x:4", "--layout=batch:x", "--remat=auto", "--microbatches=auto"
     assert run(["explain", *SMALL, *given]) == 0
     assert capsys.readouterr().out.startswith("chosen:")
+
+
+def test_without_a_layout_microbatches_are_those_of_replicated_tensors(capsys):
+    assert run(["explain", *SMALL, "--mesh_shape=x:4", "--microbatches=auto"]) == 0
+    text = capsys.readouterr().out
+    seconds = re.match(r"chosen: --microbatches=\d+ \((.*?) per step", text)[1]
+    assert f"simulated: {seconds} per step" in text
+
+
+def test_every_batch_of_a_ramp_can_be_computed_in_the_microbatches(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "meshdsl.cli.planning.searched.recipe_step",
+        lambda recipe, batch, counts, *rest: seen.append(counts) or recipe_step(recipe, batch),
+    )
+    ramp = "--batch_ramp=2,2,100", "--batch_size=8"
+    given = "--mesh_shape=x:2", "--layout=batch:x", "--microbatches=auto"
+    assert run(["explain", *SMALL, *ramp, *given]) == 0
+    assert seen == [(1, 2)]
 
 
 def test_compile_finds_a_layout_for_its_topology(capsys):

@@ -67,6 +67,8 @@ def test_what_is_written_is_kept(capsys):
     best = json.loads(run(capsys, TINY, MACHINE, *given, "--json"))["best"]
     assert best["mesh"] == "rows:2 cols:2"
     assert best["layout"].startswith("batch:rows") and best["microbatches"] == 2
+    best = json.loads(run(capsys, TINY, MACHINE, "--layout=", "--json"))["best"]
+    assert best["layout"] and f'--layout="{best["layout"]}"' in best["commands"][0]  # nothing is
     best = json.loads(run(capsys, TINY, MACHINE, "--layout=d_ff:mine; auto", "--json"))["best"]
     assert best["layout"].startswith("d_ff:mine") and "mine:" in best["mesh"]
     given = "--layout=batch:data; d_ff:model", "--remat=full"
@@ -147,6 +149,9 @@ def test_a_search_that_is_stopped_has_its_best_so_far(capsys, monkeypatch):
         return lower(*arguments, **rest)
 
     before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Search, "program", interrupted)
+    text = run(capsys, TINY, MACHINE, "--memory=1MiB", "--layout=batch:data", code=1)
+    assert "no layout fits" in text and "makes it fit" not in text
     monkeypatch.setattr(Search, "program", interrupted)
     assert "stopped early: the best so far" in run(capsys, TINY, MACHINE)
     assert signal.getsignal(signal.SIGINT) is before

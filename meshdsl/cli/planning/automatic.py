@@ -21,6 +21,7 @@ from meshdsl.cli.planning.searched import (
 )
 from meshdsl.layouts.automatic import AUTO, OpenLayout, is_auto
 from meshdsl.layouts.hardware import hardware_of
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.units import show_seconds, show_share
 from meshdsl.search.plans import DoesNotFit, Plans
@@ -63,6 +64,8 @@ def settled(
     """
     if isinstance(values.layout, OpenLayout) and values.mesh_shape is None:
         put(values, "mesh_shape", AUTO)
+    if is_auto(values.mesh_shape) and values.layout is None:  # without rules, no axis has a use
+        put(values, "layout", OpenLayout(Layout()))
     left = [name for name in SEARCHED if is_auto(values[name].value)]
     if not left or left == ["remat"]:  # which time decides about, for the given layout
         return None

@@ -72,7 +72,7 @@ class Asked:
         """
         free = self.left.union(left)
         job = self.job
-        counts = parts_of(job.batch_spec, job.recipe.batch_dim) if "microbatches" in free else None
+        counts = self._counts() if "microbatches" in free else None
         own = getattr(job.model.config, "remat", None)
         remats: tuple[str, ...] = ("",)
         if "remat" in free and own is not None:
@@ -91,8 +91,17 @@ class Asked:
             Layout() if "layout" in left else pinned,
             effort,
             self.machine.slices,
-            closed="layout" not in free and bool(pinned.rules),
+            closed="layout" not in free,
         )
+
+    def _counts(self) -> tuple[int, ...]:
+        """Returns the microbatches in which every batch of the run can be computed."""
+        job, ramp = self.job, self.values.batch_ramp
+        batches = [job.batch_spec]
+        if ramp is not None:
+            sizes = ramp.sizes(job.batch_size)
+            batches += [job.model.batch_spec(size, job.length) for size in sizes]
+        return min((parts_of(batch, job.recipe.batch_dim) for batch in batches), key=len)
 
     def _keeping(self, remat: str) -> Recipe:
         return self.job.keeping(remat).recipe
@@ -125,6 +134,8 @@ def asked(
     left = {name for name, value in chosen.items() if is_auto(value)}
     if unset:
         left |= {name for name in SEARCHED if not values[name].present}
+        if chosen["layout"] == Layout():  # `--layout=` says as little
+            left.add("layout")
     if not isinstance(values.backend, Mistake) and values.backend == "jax_auto":
         problems.add(
             "--backend: what jax_auto sends is XLA's choice, known once it is compiled; leave "

@@ -122,6 +122,8 @@ def show_remedies(problem: str, remedies: Sequence[tuple[str, Figures | None]]) 
     """
     lines = wrapped("", problem, _WIDTH)
     helpful = [(change, row) for change, row in remedies if row is not None]
+    if not remedies:  # the user has stopped it
+        return "\n".join(lines)
     if not helpful:
         tried = ", ".join(change for change, _ in remedies)
         return "\n".join([*lines, f"nothing that was tried makes it fit: {tried}"])
