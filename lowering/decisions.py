@@ -6,11 +6,12 @@ step is faster and fits into memory. The changes are:
 * each large collective starts as soon as its operand is ready: it is not joined with others, and
   loops reduce large results slice by slice;
 * weights are kept from the forward to the backward pass;
-* attention reads a split memory in another way than that which sends the fewest bytes;
+* attention reads a split memory in another way than the one that sends the fewest bytes;
 * a dim is computed in halves.
 
-`SpmdProgram.decisions` lists what the other way of each would cost. `fastest` decides among
-programs that are traced apart, such as those that keep more or less for the backward pass.
+`SpmdProgram.decisions` lists what each change costs if it is not made, or if it is. `fastest`
+decides among programs of separate traces, such as those that keep more or less for the backward
+pass.
 """
 
 from __future__ import annotations
@@ -92,8 +93,11 @@ class _Switch:
     """A field of a choice that may be switched on.
 
     Attributes:
-        name: what reports call it; `off_word`, `on_word`: what they call its values.
-        on: its value if it is on.
+        name: its name in reports.
+        field: the field of a `Choice`; it is off if it is "" or False.
+        on: the value of the field if it is on.
+        off_word: what reports write if it is off.
+        on_word: what reports write if it is on.
     """
 
     name: str
@@ -111,16 +115,18 @@ class _Switch:
     def word(self, choice: Choice) -> str:
         """Returns what reports call the value of a choice."""
         value = getattr(choice, self.field)
-        return self.on_word if value == self.on else str(value) if value else self.off_word
+        if value == self.on:
+            return self.on_word
+        return str(value) if value else self.off_word  # another switch of the field may be on
 
 
 def _switches(
     program: SpmdProgram, graph: Graph, layout: Layout, options: Options
 ) -> list[_Switch]:
-    """Returns what options leave open.
+    """Returns a switch for each choice that the options leave open.
 
     Args:
-        program: the usual one.
+        program: the program that is lowered if nothing is decided by time.
     """
     switches: list[_Switch] = []
     if options.bucket_bytes is None:
@@ -150,11 +156,13 @@ def fastest(
 
         fastest("remat", {"none": f.lower(x), "full": g.lower(x)}, hardware("v5p"))
 
-    Of ways that are equally fast, it is the one that needs the least memory; so it is if none fits.
+    Of ways that are about equally fast, the one with the least memory is taken. If none fits, that
+    is the one with the least memory of all.
 
     Args:
-        name: what is decided.
-        memory: bytes that a device may use; None: those that it has.
+        name: the subject of the decisions, for reports.
+        programs: a program for each way, by its name.
+        memory: bytes that a device may use; None: 85 % of those that it has.
     """
     from meshdsl.lowering.costs.simulation import Simulator
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 _NO_ROOM = 1
 _SMALLER = 3  # plans that show what less memory costs
-_MOST_PARTS = 4  # into which sequences are cut, to see if these fit
-_MOST_TIMES = 64  # devices, against those that are there, up to which a plan is looked for
-# Flags that are of no use to who runs the plan.
+_MOST_PARTS = 4  # sequences are divided into up to so many parts, to see if these fit
+_MOST_TIMES = 64  # plans are searched for up to this multiple of the given devices
+# Flags that the printed commands leave out, or write by themselves.
 _ASIDE = frozenset(
     "mesh_shape layout microbatches remat memory batch_tokens batch_size topology slices hardware "
     "search_seconds json against".split()
@@ -156,7 +156,11 @@ def _against(values: flags.FlagValues, problems: Problems) -> tuple[Mesh | None,
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Makes the first Ctrl-C end the search, and the next one the process."""
+    """Makes the first Ctrl-C stop the search, and the next one the process.
+
+    Yields:
+        Whether the search is to stop.
+    """
     stopped: list[bool] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -242,7 +246,7 @@ def _comparison(
 def _report_no_room(
     request: Asked, problem: ValueError, values: flags.FlagValues, stopped: Callable[[], bool]
 ) -> None:
-    """Prints how far off all plans are, and what makes one fit."""
+    """Prints why no plan fits, and the changes that make one fit."""
     from meshdsl.reports.plans import show_remedies
 
     found = [

@@ -22,8 +22,8 @@ class Open:
 
     Attributes:
         mesh: the given mesh; None: one of all devices.
-        rules: those of the layout in any case.
-        hardware: the name of the hardware by whose times the layout is chosen.
+        rules: the rules that the layout has in any case.
+        hardware: the name of the hardware whose times decide.
     """
 
     mesh: Mesh | None

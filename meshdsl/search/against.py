@@ -19,8 +19,9 @@ def best_mesh(
 ) -> tuple[Mesh, SpmdProgram]:
     """Returns the program of another layout for a plan's devices, and its mesh.
 
-    If none is given, that is the plan's if it has the axes of the layout; else the mesh of these
-    axes with which the step is the fastest, one that fits if any does.
+    Without a given mesh, the plan's mesh is taken if it has all axes of the layout. Otherwise every
+    mesh of these axes is tried, and the fastest that fits into memory is taken; if none fits, the
+    fastest.
 
     Raises:
         ValueError: the layout fits the program on no mesh.
@@ -36,14 +37,14 @@ def best_mesh(
     meshes = [Mesh(tuple(zip(axes, n, strict=True))) for n in factorisations(size, len(axes), most)]
     best: tuple[bool, float, Mesh, SpmdProgram] | None = None
     reason: ValueError | None = None
-    for one in meshes:
+    for candidate in meshes:
         try:
-            program = search.program(one, layout, variant, search.quick)
+            program = search.program(candidate, layout, variant, search.quick)
         except ValueError as error:
             reason = error
             continue
         seconds = step_seconds(program, search.hardware)
-        row = program.peak_bytes > search.room, seconds, one, program
+        row = program.peak_bytes > search.room, seconds, candidate, program
         if best is None or row[:2] < best[:2]:
             best = row
     if best is None:
@@ -52,9 +53,10 @@ def best_mesh(
 
 
 def without_rules(search: Search, plan: Plan) -> Iterator[tuple[Rule, float, int, bool, str]]:
-    """Yields, for each rule of a plan: the step's seconds, its peak, and whether it fits, without.
+    """Yields each rule of a plan, with figures of the step without this rule.
 
-    The last is why there is no such step, if there is none.
+    The figures are the seconds of the step, its peak in bytes, whether it fits, and the reason if
+    there is no such step ("" if there is one).
     """
     rules = plan.point.layout.rules
     for rule in rules:

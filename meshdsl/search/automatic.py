@@ -15,8 +15,6 @@ from meshdsl.tensors.named_array import Spec
 from meshdsl.tracing.graph import Graph
 from meshdsl.training.recipe import Recipe
 
-Found = tuple[Mesh, Layout]
-
 
 def for_graph(
     graph: Graph,
@@ -25,18 +23,20 @@ def for_graph(
     rules: Layout,
     hardware: str,
     options: Options | None,
-) -> Found:
+) -> tuple[Mesh, Layout]:
     """Returns the mesh and layout with which a function is the fastest.
 
     Args:
-        rules: those that the layout has in any case.
-        hardware: by whose times; that of `options` comes before it.
+        donated: for each input of the graph, whether an output may be written over it.
+        devices: their number, or the mesh that the layout is for.
+        rules: every layout of the search has these.
+        hardware: the hardware that the times are for, unless `options` name one.
 
     Raises:
         ValueError: nothing fits, or nothing can be split.
     """
     step = Step(lambda variant: graph, lambda graph: donated, options=Options.of(options))
-    return _found(step, devices, rules, hardware)
+    return _best(step, devices, rules, hardware)
 
 
 def for_recipe(
@@ -46,12 +46,12 @@ def for_recipe(
     rules: Layout,
     hardware: str,
     options: Options | None,
-) -> Found:
+) -> tuple[Mesh, Layout]:
     """Returns the mesh and layout with which a recipe's step is the fastest: as `for_graph`."""
-    return _found(recipe_step(recipe, batch, options=options), devices, rules, hardware)
+    return _best(recipe_step(recipe, batch, options=options), devices, rules, hardware)
 
 
-def _found(step: Step, devices: int | Mesh, rules: Layout, hardware: str) -> Found:
+def _best(step: Step, devices: int | Mesh, rules: Layout, hardware: str) -> tuple[Mesh, Layout]:
     name = step.options.hardware or hardware
     plain = replace(step, options=replace(step.options, hardware=None))
     best: Plan = search(plain, name, devices, rules).best

@@ -5,9 +5,10 @@
   has that. Lowering adds work (padding, accumulation), and never splits it further. Stages of a
   pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
 * Sums: gradients of parameters that axes of the batch do not split must be added up over these.
-* Memory: three quarters of the buffers at the peak of one device, divided alike, and what goes in.
+* Memory: the larger of the inputs and three quarters of the buffers at the peak of one device, both
+  divided in the same way.
 
-What is sent for other reasons is not in these bounds, nor waits.
+The bounds do not have other collectives, and no other waits.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from meshdsl.search.facts import Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
 
 _MOST_WAYS = 16
-_PEAK = 0.75  # lowering may free buffers earlier than on one device: 0.88 was the least seen
-_HALF = 2  # bytes of an element that is sent, at least, unless products have 8 bits
+_PEAK = 0.75  # lowering may free buffers earlier than on one device: the least share seen is 0.88
+_HALF = 2  # the least bytes of an element of a gradient, unless products have 8 bits
 
 
 class Bounds:
@@ -50,7 +51,7 @@ class Bounds:
                 products[*key, tuple(sorted(row.product.items())), row.width].append(row)
             else:
                 alike[key].append(row)
-        # Instructions with the same dims are one, but for their time.
+        # Rows with the same dims are added up, since a layout divides them alike.
         rest = [(rows[0], sum(row.seconds * row.runs for row in rows)) for rows in alike.values()]
         self._products = [
             (rows[0], sum(row.seconds * row.runs for row in rows), sum(row.runs for row in rows))
@@ -64,11 +65,12 @@ class Bounds:
     def seconds(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
     ) -> np.ndarray:
-        """Returns the least work of many points, [points], in seconds, but for the update.
+        """Returns the least work of many points without the update, [points], in seconds.
 
         Args:
-            structure: what the axes do; how the state is stored does not matter.
-            sizes: [points, axes]; microbatches: [points].
+            structure: how the state is stored does not matter.
+            sizes: [points, axes].
+            microbatches: [points].
         """
         split = Split(self.facts, replace(structure, storage=""), sizes, microbatches)
         total = np.zeros(len(sizes))
@@ -95,10 +97,12 @@ class Bounds:
     def _product(self, row: Work, seconds: float, runs: int, split: Split) -> np.ndarray:
         """Returns the time of a product at its local sizes, [points], in seconds.
 
-        Where an axis may split one of several dims, lowering takes one; the bound takes the least.
+        Where an axis may split one of several dims, lowering chooses one; the bound takes the dim
+        with the least time.
 
         Args:
-            seconds: of all products with these dims on one device; `runs`: how many these are.
+            seconds: the time of all products with these dims on one device.
+            runs: the number of these products.
         """
         assert row.product is not None and self.facts.costs is not None
         share = split.work(row)
@@ -133,12 +137,12 @@ class Bounds:
         if devices == 1:
             return 0.0
         split = Split(self.facts, structure, np.array([point.sizes]), np.array([1]))
-        held = sum(
+        elements = sum(
             math.prod(row.dims.values()) * float(split.share(row.dims)[0])
             for row in self.facts.parameters
             if not row.frozen
         )
-        wire = self._width * held * (devices - 1) / devices
+        wire = self._width * elements * (devices - 1) / devices
         hardware = self.facts.hardware
         kinds = ("reduce_scatter", "all_gather")
         return sum(sending_seconds(hardware, mesh, kind, wire, batch) for kind in kinds)
@@ -148,11 +152,11 @@ class Bounds:
     ) -> np.ndarray:
         """Returns the least memory of many points of a structure, [points], in bytes."""
         split = Split(self.facts, structure, sizes, microbatches)
-        inputs = sum(row.bytes * self._held(row, split) for row in self.facts.inputs)
-        peak = sum(row.bytes * self._held(row, split) for row in self.facts.peak)
+        inputs = sum(row.bytes * self._local_share(row, split) for row in self.facts.inputs)
+        peak = sum(row.bytes * self._local_share(row, split) for row in self.facts.peak)
         return np.maximum(inputs, _PEAK * peak)
 
-    def _held(self, row: Stored, split: Split) -> np.ndarray:
+    def _local_share(self, row: Stored, split: Split) -> np.ndarray:
         """Returns the share of a buffer that one device has."""
         storage = split.structure.storage
         is_gradient = not row.path and frozenset(row.dims) in self.facts.shapes
@@ -166,10 +170,11 @@ class Bounds:
 
 
 class Split:
-    """What points of one structure split.
+    """Divides the tensors and the work of one device as points of one structure do.
 
     Attributes:
-        sizes: [points, axes]; microbatches: [points].
+        sizes: [points, axes].
+        microbatches: [points].
     """
 
     def __init__(
@@ -201,24 +206,24 @@ class Split:
         return parts > 1 and size > 0 and self._batch.get(dim) == parts * size
 
     def extents(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Returns over how many devices each dim of a tensor is split, the first dims first."""
+        """Returns the extents of dims if each axis splits the first dim that it can."""
         return next(self.ways(dims))
 
     def ways(self, dims: Mapping[str, int]) -> Iterator[dict[str, np.ndarray]]:
-        """Yields each way to split dims: an axis splits one of those of its role that are there."""
+        """Yields each way to split dims: an axis splits one dim of its role that the tensor has."""
         axes, choices = [], []
         for number, role in enumerate(self.structure.roles):
             if fitting := [dim for dim in role.dims if dims.get(dim, 1) > 1]:
                 axes.append(number)
                 choices.append(fitting)
         for chosen in itertools.islice(itertools.product(*choices), _MOST_WAYS):
-            found: dict[str, np.ndarray] = {}
+            extents: dict[str, np.ndarray] = {}
             for number, dim in zip(axes, chosen, strict=True):
-                found[dim] = found.get(dim, 1) * self.sizes[:, number]
-            yield found
+                extents[dim] = extents.get(dim, 1) * self.sizes[:, number]
+            yield extents
 
     def share(self, dims: Mapping[str, int]) -> np.ndarray:
-        """Returns the least share of a tensor that one device has, whole positions of each dim."""
+        """Returns the least share of a tensor that one device has, in complete positions."""
         key = tuple(sorted(dims.items()))
         if key not in self._shares:
             least = np.full(len(self.sizes), np.inf)
@@ -258,9 +263,9 @@ class Split:
         if not self.structure.storage:
             return np.ones(len(self.sizes))
         axes, _ = self.structure.storing
-        taken = {dim for dim in self.extents(dims)}
+        split = self.extents(dims)
         for dim in self.structure.stored:
-            if dim in dims and dim not in taken:
+            if dim in dims and dim not in split:
                 extent = np.ones(len(self.sizes))
                 for number, axis in enumerate(self.structure.axes):
                     role = self.structure.roles[number]

@@ -1,15 +1,16 @@
 """Facts: what a program of one device shows about splitting it, without lowering it again.
 
 `Facts.of` reads the program of a step on one device, where nothing is split and nothing is sent.
-It has the work, by the dims that can split it; the buffers at the peak; and the parameters. All
-bounds of a search are these, divided by what a layout splits (`search.bounds`).
+They are the work, with the dims that can split it; the buffers at the peak; and the parameters. The
+bounds of a search divide them by the axes that a layout splits their dims over (`search.bounds`).
 
-A step in two microbatches shows what a step in any number of them does: what has a part of the
-batch shrinks with their number, the rest of the loop is repeated.
+A step in two microbatches stands for steps in other numbers of them: tensors with a part of the
+batch shrink with this number, and the rest of the loop is repeated.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,12 +45,13 @@ class Work:
 
     Attributes:
         dims: the sizes of the dims of its operands and results.
-        seconds: the time of one run; `runs`: how often a step runs it.
-        flops: those of one run.
-        stacks: the dims that the loops around it go through, microbatches left out.
+        seconds: the time of one run.
+        runs: how often a step runs it.
+        flops: the flops of one run.
+        stacks: the dims that the loops around it go through, without microbatches.
         repeated: whether it runs for each microbatch.
-        product: for a product of matrices, what each dim is: batch, rows, inner or columns.
-        width: for a product, the bytes of an element.
+        product: for a product of matrices, the kind of each dim: batch, rows, inner or columns.
+        width: for a product, the bytes of an element, at most 2.
     """
 
     dims: Mapping[str, int]
@@ -67,8 +69,8 @@ class Stored:
     """A buffer at the peak, or an input.
 
     Attributes:
-        path: that of an input; empty for other buffers.
-        frozen: whether the step returns it as it is.
+        path: the path of an input; empty for other buffers.
+        frozen: whether the step returns the input unchanged.
     """
 
     dims: Mapping[str, int]
@@ -83,17 +85,17 @@ class Stored:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a program on one device shows; see above.
+    """The facts of a program on one device; see above.
 
     Attributes:
-        instructions: how many the program has.
+        instructions: the number of instructions of the program.
         microbatches: how many parts of a batch the program has; see `stand_in`.
-        inputs: what the step is given, with its paths.
-        peak: the buffers at the moment that needs the most memory.
-        paired: pairs of dims of which one is the other, renamed: length and memory_length.
-        together: pairs of dims that some tensor has both of.
-        companions: for each dim, those that every tensor with it has: heads, of the size of one.
-        parted: the dims that microbatches are parts of: the batch.
+        inputs: the inputs of the step, with their paths.
+        peak: the buffers when the program needs the most memory.
+        paired: pairs of dims between which the program renames: length and memory_length.
+        together: pairs of dims that occur in one tensor.
+        companions: for each dim, the dims of all tensors that have it: head_size has heads.
+        parted: the dims that microbatches divide: the batch.
     """
 
     hardware: Hardware
@@ -152,18 +154,18 @@ class Facts:
 
     @cached_property
     def costs(self) -> Costs | None:
-        """The table of the hardware, if it has one of products."""
+        """The table of measured costs of the hardware, if it has one with products."""
         table = costs_of(self.hardware.name)
         return table.on(self.hardware) if table and PRODUCTS in table.families else None
 
     @cached_property
     def parameters(self) -> tuple[Stored, ...]:
-        """The inputs that are parameters; of a function without such paths, all inputs."""
+        """The inputs that are parameters; all inputs if none has such a path."""
         return tuple(stored for stored in self.inputs if stored.is_parameter) or self.inputs
 
     @cached_property
     def shapes(self) -> frozenset[frozenset[str]]:
-        """The dims of parameters, and of the slices of them that loops read."""
+        """The sets of dims of parameters, and of their slices that loops read."""
         found = {frozenset(row.dims) for row in self.parameters}
         return frozenset(found | {shape - {stack} for shape in found for stack in self.stacks})
 
@@ -175,7 +177,7 @@ class Facts:
 
     @cached_property
     def data(self) -> tuple[str, ...]:
-        """Dims of the batch that matter, and that no large parameter has: the most work first."""
+        """Dims of the batch that matter and that no large parameter has, by descending work."""
         others = [stored for stored in self.inputs if not stored.path.startswith("state/")]
         parameters = set(map(id, self.parameters))
         mine = [row for row in others if id(row) not in parameters] or others
@@ -184,28 +186,27 @@ class Facts:
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
-        """Dims of parameters that matter, but the stacks: those with the most work first."""
+        """Dims of parameters that matter, without the stacks, by descending work."""
         return self._by_flops(self._large - {*self.stacks, *self.data})
 
     @cached_property
     def _large(self) -> set[str]:
+        """The dims of a share of the parameters that matters."""
         total = sum(stored.bytes for stored in self.parameters)
-        held: Counter[str] = Counter()
+        bytes_of: Counter[str] = Counter()
         for stored in self.parameters:
-            held.update(dict.fromkeys(stored.dims, stored.bytes))
-        return {dim for dim, count in held.items() if count >= _MATTERS * total}
+            bytes_of.update(dict.fromkeys(stored.dims, stored.bytes))
+        return {dim for dim, count in bytes_of.items() if count >= _MATTERS * total}
 
     @cached_property
     def separate(self) -> frozenset[str]:
-        """Dims of parameters along which products are separate ones, as those of experts are."""
-        found = [row for row in self.work if row.product is not None]
-        dims = {
-            dim for row in found for dim, kind in (row.product or {}).items() if kind == "batch"
-        }
+        """Dims of parameters that are batch dims of products, such as that of experts."""
+        products = [row.product for row in self.work if row.product is not None]
+        dims = {dim for kinds in products for dim, kind in kinds.items() if kind == "batch"}
         return frozenset(dims & set(self.weights))
 
     def alike(self, first: str, second: str) -> bool:
-        """Whether all that has one of two dims has the other, of the same size: height, width."""
+        """Whether work with one of two dims always has the other, of equal size: height, width."""
         rows = [row.dims for row in self.work if not {first, second}.isdisjoint(row.dims)]
         return all(dims.get(first) == dims.get(second) for dims in rows)
 
@@ -215,7 +216,7 @@ class Facts:
         return tuple(sorted(matter, key=lambda name: (-shares[name], name)))
 
     def coverage(self, dims: Sequence[str]) -> float:
-        """Returns the share of the flops of work that has any of some dims."""
+        """Returns the share of the flops that is in work with any of some dims."""
         total = covered = 0
         for row in self.work:
             total += row.flops * row.runs
@@ -255,9 +256,7 @@ def _work(instruction: Instruction, loops: tuple[Instruction, ...], seconds: flo
         for dim in value.shape:
             dims[dim.name] = max(dim.size, dims.get(dim.name, 1))
     over = [loop.params.get("dim", "") for loop in loops]
-    runs = 1
-    for loop in loops:
-        runs *= loop.runs
+    runs = math.prod(loop.runs for loop in loops)
     is_product = instruction.op == "einsum" and len(instruction.inputs) == 2
     flops = instruction_flops(instruction) if _multiplies(instruction) else 0
     return Work(

@@ -1,4 +1,4 @@
-"""Plans: what a search is given, and what it finds."""
+"""Plans: the arguments of a search, and its results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """What is planned: a function, and what may be varied of it.
+    """A function to plan, and the variants of it.
 
     Attributes:
         graph: traces a variant.
-        donated: for the inputs of a graph, whether an output may be written over them.
-        microbatches, remats: what variants may have.
-        options: those that the user has given.
+        donated: for each input of a graph, whether an output may be written over it.
+        microbatches: the numbers of microbatches of the variants.
+        remats: what the variants recompute; "": what the function itself does.
+        options: the user's options.
     """
 
     graph: Callable[[Variant], Graph]
@@ -39,14 +40,17 @@ class Step:
 class Effort:
     """How many points each stage of a search takes.
 
+    Of large programs, without loops over their layers, fewer points are lowered than this says; of
+    small ones, more.
+
     Attributes:
-        estimated: those whose traffic is estimated; `tried`: those lowered as they are; `decided`:
-            those lowered with what time decides. Of a large program, without loops over its layers,
-            fewer are tried; of a small one, more.
-        smaller: those lowered to show what less memory costs.
-        seconds: the time after which no further point is lowered. Until then, all are lowered that
-            may be best. None: the search counts points, not seconds.
-        stopped: whether the user wants no further point.
+        estimated: points whose traffic is estimated.
+        tried: points that are lowered as they are.
+        decided: points that are lowered with what time decides.
+        smaller: points that are lowered to show what less memory costs.
+        seconds: the time after which no further point is lowered. Until then, all points that may
+            be the best are lowered. None: the search counts points, not seconds.
+        stopped: whether the user has stopped the search.
     """
 
     estimated: int = 200
@@ -62,12 +66,12 @@ class Plan:
     """A point that was lowered.
 
     Attributes:
-        program: what one device does.
+        program: its program, which every device runs.
         seconds: the simulated time of a step.
         bound: the least time of this point by arithmetic alone.
         decided: whether time has decided about the program, as in `explain` on known hardware.
-        memory: the limit of memory with which the program was lowered, if it needs one to fit.
-        fits: whether the devices have room for it.
+        memory: the limit in bytes that the search set so that the program fits; None: it set none.
+        fits: whether its peak is within the bytes that a device may use.
     """
 
     point: Point
@@ -85,17 +89,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class Plans:
-    """What a search has found.
+    """The results of a search.
 
     Attributes:
-        plans: those that fit, the fastest first.
-        tight: those that do not, the one that needs the least memory first.
-        bound: the least time of every point that was not lowered with what time decides; None: all
-            of them were, or the layout was given.
-        points: how many there are; `fitting`: how many of them may fit, by their bounds.
+        plans: the plans that fit, the fastest first.
+        tight: the plans that do not fit, the one that needs the least memory first.
+        bound: no point that was not lowered with what time decides is faster than this, in seconds.
+            None: all points were lowered so, or the layout was given.
+        points: the number of points of the space.
+        fitting: the number of points that may fit, by their bounds.
+        lowered: the number of points that were lowered.
         least_bytes: the least memory of a point, by its bound.
         room: the bytes that a device may use.
-        complete: whether the search came to its end, before its time was over.
+        complete: whether neither a limit of time nor the user stopped the search early.
     """
 
     hardware: Hardware
@@ -113,17 +119,17 @@ class Plans:
     def best(self) -> Plan:
         """The fastest plan that fits; raises DoesNotFit if none does."""
         if not self.plans:
-            nearest = self.tight[0]
+            smallest = self.tight[0]
             raise DoesNotFit(
-                f"no layout fits: of {self.points:,}, the nearest that was found needs "
-                f"{show_bytes(nearest.peak_bytes)} of the {show_bytes(self.room)} that a device "
-                f"may use: mesh {nearest.program.mesh}, layout {nearest.point.layout}"
+                f"no layout fits: of {self.points:,}, the smallest that was lowered needs "
+                f"{show_bytes(smallest.peak_bytes)} of the {show_bytes(self.room)} that a device "
+                f"may use: mesh {smallest.program.mesh}, layout {smallest.point.layout}"
             )
         return self.plans[0]
 
     @property
     def front(self) -> list[Plan]:
-        """The plans of which no other one is both faster and smaller, the fastest first."""
+        """The plans that are smaller than every faster plan, the fastest first."""
         front: list[Plan] = []
         for plan in self.plans:
             if not front or plan.peak_bytes < front[-1].peak_bytes:
@@ -132,7 +138,7 @@ class Plans:
 
     @property
     def gap(self) -> float:
-        """By how much the best plan may be slower than the best of the space, at most."""
+        """The share by which the best plan is slower than the best of the space, at most."""
         if self.bound is None or self.bound >= self.best.seconds:
             return 0.0
         return self.best.seconds / self.bound - 1

@@ -1,7 +1,7 @@
 """Roles: what one axis of a mesh may do for a program.
 
-A role says which dims an axis splits. They are found from the program's facts, by their share of
-the work; no name of a dim is known here.
+A role says which dims an axis splits. Roles follow from the program's facts, by the share of the
+work that has their dims; the names of dims do not matter.
 
 * `data`: a dim of the batch; `context`: another one, such as the length, together with its other
   names where the program renames it.
@@ -47,8 +47,7 @@ class Role:
 
 def roles_of(facts: Facts) -> tuple[Role, ...]:
     """Returns the roles that axes may have in a program; deterministic."""
-    found = [*_of_data(facts), *_of_weights(facts), *_of_stacks(facts)]
-    return tuple(found)
+    return (*_of_data(facts), *_of_weights(facts), *_of_stacks(facts))
 
 
 def main_roles(roles: Sequence[Role]) -> tuple[Role, ...]:
@@ -86,7 +85,7 @@ def _of_weights(facts: Facts) -> Iterator[Role]:
     for number, (covered, dims) in enumerate(chosen[:_MOST_SETS]):
         main = _main(dims, facts)
         base = "model" if number == 0 else _singular(main)
-        name = next(n for n in _numbered(base) if n not in names)
+        name = next(n for n in numbered(base) if n not in names)
         names.add(name)
         yield Role(name, "weights", dims)
         # Where the dims are absent, a dim of the batch takes the axis.
@@ -95,7 +94,7 @@ def _of_weights(facts: Facts) -> Iterator[Role]:
             beside = facts.data[:1]
         for dim in beside:
             yield Role(name, "weights", dims, (dim,))
-        # Experts, whose tokens come from all devices.
+        # This is for experts, whose tokens come from all devices.
         if facts.data and main in facts.separate - separate:
             separate.add(main)
             yield Role(name, "weights", (main,), facts.data[:1])
@@ -122,7 +121,7 @@ def _independent(facts: Facts) -> list[tuple[str, ...]]:
     """Returns the largest sets of dims of parameters of which no tensor has two."""
     dims: list[str] = []
     for dim in facts.weights:
-        # Of dims that only occur together, in the same work, one is enough.
+        # One is enough of several dims that occur only together, in the same work.
         same = [d for d in dims if facts.coverage([d, dim]) == facts.coverage([d])]
         alike = [d for d in same if facts.coverage([d]) == facts.coverage([dim])]
         needless = any(d in facts.companions.get(dim, ()) for d in alike)
@@ -146,7 +145,8 @@ def _singular(dim: str) -> str:
     return dim[:-1] if dim.endswith("s") else f"{dim}_parts"
 
 
-def _numbered(name: str) -> Iterator[str]:
+def numbered(name: str) -> Iterator[str]:
+    """Yields a name, and then the name with numbers: model, model2, model3."""
     yield name
     for number in itertools.count(2):
         yield f"{name}{number}"

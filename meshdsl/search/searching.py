@@ -1,13 +1,13 @@
 """Searching: the best points of a space, and a bound on all that was not lowered.
 
-Points are cut in this order, from cheap to exact:
+Each stage keeps fewer points than the one before, and looks at them more exactly:
 
-1. `bounds` give the least time and memory of every point. What cannot fit is left out.
-2. Those with the least time get an estimate of what they send (`traffic`).
-3. The best by that are lowered as they are, and simulated.
-4. The best of these are lowered as `explain` does: with what time decides.
+1. `bounds` give the least time and memory of every point. Points that cannot fit are dropped.
+2. The points with the least time get an estimate of what they send (`traffic`).
+3. The points with the least estimates are lowered as they are, and simulated.
+4. The fastest of these are lowered as `explain` does: with what time decides.
 
-The search is deterministic: it counts points, not seconds, unless it is given a limit of time.
+The search is deterministic: it counts points, not seconds, unless it has a limit of time.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from meshdsl.tracing.graph import Graph
 ROOM = 0.85  # the share of the memory that plans may use: compilers may need more than planned
 _MIB = 2**20
 _LIGHT = 1000  # instructions of a program that is lowered in about a quarter of a second
-_MOST_TIMES = 5.0  # how many times as many small programs are tried
+_MOST_TIMES = 5.0  # small programs are tried in up to this multiple of the usual number
 _LEAST_TRIED = 4
-_SMALLER = 0.7  # the least memory, against the one before, of a plan that is smaller
-_SLOWER = 2.0  # how much slower it may be, about
-_USUAL = 1.5  # memory against its bound, before anything is known
-_ALIKE = 4  # of how many variants of a mesh and layout the traffic is estimated
-_TIGHTER = 1.1  # about what a step is slower by if its program has to be made smaller
+_SMALLER = 0.7  # a smaller plan has at most this share of the least memory before it
+_SLOWER = 2.0  # a smaller plan takes at most this multiple of the least time, by its estimate
+_USUAL = 1.5  # memory against its bound, before any program is lowered
+_ALIKE = 4  # the variants of a mesh and layout whose traffic is estimated
+_TIGHTER = 1.1  # about the factor of time if a program has to be made smaller
 
 
 def search(
@@ -74,10 +74,11 @@ def search(
         hardware: a name, or the file of a calibration.
         devices: how many there are, or their mesh.
         pinned: rules that every layout has.
-        slices: how many slices the devices are in, which a slow network joins.
+        slices: the number of slices that the devices are in; a slow network joins them.
 
     Raises:
-        ValueError: no point of the space can be lowered; with the last reason.
+        ValueError: no point of the space can be lowered; the message is the last reason.
+        DoesNotFit: no point fits, by the bounds on memory.
     """
     return Search(step, hardware, devices, pinned, effort, slices).run()
 
@@ -87,9 +88,10 @@ class _Candidate:
     """A point that may fit.
 
     Attributes:
-        bound: its least time; `peak`: its least memory.
-        order: its number among all points.
-        estimate: about how long its step takes.
+        bound: its least time, in seconds.
+        peak: its least memory, in bytes.
+        order: its number among the points that may fit.
+        estimate: an estimate of the time of its step, in seconds.
     """
 
     point: Point
@@ -103,12 +105,13 @@ class Search:
     """One search.
 
     Args:
-        closed: whether the pinned rules are the layout, so that only the mesh, the microbatches and
-            what is computed again are looked for. Bounds say nothing then, since rules of any scope
-            may be among them.
+        closed: whether the pinned rules are the complete layout, so that only the mesh, the
+            microbatches and the remat are searched for. There is no certificate then: bounds do not
+            hold for scoped rules of any kind.
 
     Attributes:
         room: the bytes that a device may use.
+        reason: why the last point that could not be lowered has no program.
     """
 
     def __init__(
@@ -152,9 +155,10 @@ class Search:
             raise self._nothing(points, least)
         decided = self._decide()
         self._try_smaller(rows)
-        found = sorted({**self._tried, **decided}.items(), key=lambda row: (row[1].seconds, row[0]))
-        plans = [plan for _, plan in found if plan.fits]
-        tight = [plan for _, plan in found if not plan.fits]
+        rows_of = {**self._tried, **decided}.items()
+        ordered = [plan for _, plan in sorted(rows_of, key=lambda row: (row[1].seconds, row[0]))]
+        plans = [plan for plan in ordered if plan.fits]
+        tight = [plan for plan in ordered if not plan.fits]
         sure = {rows[at].order for at in decided}
         refined = {row.order: row.bound for row in rows}
         rest = [refined.get(row.order, row.bound) for row in candidates if row.order not in sure]
@@ -183,15 +187,16 @@ class Search:
             validate(graph, mesh, self.pinned, mesh_given=given)
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        """Returns the candidates to look at: few of each mesh and layout.
+        """Returns the candidates to estimate, a few of each mesh and layout.
 
-        They are those with the least bounds, those with the least memory, and data parallelism with
-        each way to store the state, with which users compare.
+        These are the candidates with the least bounds, those with the least memory, and data
+        parallelism with each way to store the state, since users compare with it.
         """
         chosen: dict[int, _Candidate] = {}
         alike: Counter[tuple] = Counter()
         plain: Counter[Structure] = Counter()
-        # Bounds on memory are low, so what keeps the most seems to be the fastest that fits.
+        # Each remat has a share of the estimates. Otherwise those that recompute nothing take all:
+        # they have the least time, and seem to fit, since bounds on memory are low.
         of_remat: Counter[str] = Counter()
         most = -(-self.effort.estimated // len(self.step.remats))
         for row in candidates:
@@ -213,14 +218,14 @@ class Search:
         return list(chosen.values())
 
     def estimated(self, row: _Candidate) -> _Candidate:
-        """Returns a candidate with all of its bound, and an estimate of its step."""
+        """Returns a candidate with its complete bound, and an estimate of its time."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
         return replace(row, bound=bound, estimate=bound + self._sent(row.point))
 
     def _try(self, rows: Sequence[_Candidate]) -> None:
-        """Lowers the most promising rows, by their estimates and what was found of others.
+        """Lowers the most promising rows, by their estimates and the errors of earlier estimates.
 
-        Where none of these fits, as many again are lowered, those that need the least memory.
+        If none of these fits, up to as many others are lowered, by the least memory.
         """
         limit = max(_LEAST_TRIED, round(self.effort.tried * self._scale))
         if self.effort.seconds is not None:
@@ -238,9 +243,9 @@ class Search:
             self._lowered(rows, best_at)
 
     def _plain(self, rows: Sequence[_Candidate]) -> list[int]:
-        """Returns data parallelism with each way to store the state and to compute again.
+        """Returns a row of data parallelism for each way to store the state and each remat.
 
-        Of each it is the fastest that may fit, by estimates.
+        It is the one with the least estimate of those that may fit.
         """
         errors, best = _Errors(rows, {}), dict[tuple[Structure, str], tuple[bool, float, int]]()
         for at, row in enumerate(rows):
@@ -253,7 +258,7 @@ class Search:
     def _promising(self, rows: Sequence[_Candidate], by_memory: bool) -> int | None:
         """Returns the row to lower next; None if none of the others can be better.
 
-        Estimates of one structure err alike, so each is scaled as the tried ones were found to be.
+        Estimates of one structure err alike, so each is scaled by the error of those tried.
         """
         errors = _Errors(rows, self._tried)
         fastest = min([p.seconds for p in self._tried.values() if p.fits], default=float("inf"))
@@ -282,9 +287,10 @@ class Search:
         self._tried[at] = Plan(row.point, program, seconds, row.bound, fits=fits)
 
     def _decide(self) -> dict[int, Plan]:
-        """Returns the best of those tried, as time decides about them; one that fits, if any does.
+        """Returns the best plans, lowered again with what time decides, by their rows.
 
-        If the search has time, all are decided about that may be the best.
+        At least one of them fits, if any plan does. A search with a limit of time decides about all
+        plans that may be the best.
         """
         tried = self._tried
 
@@ -298,20 +304,20 @@ class Search:
         for at in sorted(tried, key=order):
             if decided and self._late():
                 break
-            found = [plan for plan in decided.values() if plan.fits]
-            if len(decided) >= limit and (found or not tried[at].fits):
+            fitting = [plan for plan in decided.values() if plan.fits]
+            if len(decided) >= limit and (fitting or not tried[at].fits):
                 continue
-            if found and tried[at].bound >= min(plan.seconds for plan in found):
+            if fitting and tried[at].bound >= min(plan.seconds for plan in fitting):
                 continue
             decided[at] = self._decided(tried[at])
         plain = [at for at, plan in tried.items() if plan.fits and _is_plain(plan.point)]
-        # Time gains most where much is gathered, and users compare with this one.
+        # What time decides gains most where much is gathered, and users compare with this plan.
         if plain and (first := min(plain, key=order)) not in decided and not self._late():
             decided[first] = self._decided(tried[first])
         return decided
 
     def _decided(self, plan: Plan) -> Plan:
-        """Returns a plan with the program that is chosen by time, and that fits if one does."""
+        """Returns a plan with the program that time decides on, within the memory if it can be."""
         options = self.exact
         if not plan.fits:
             options = replace(options, memory=int(self.room))
@@ -329,7 +335,7 @@ class Search:
         )
 
     def _try_smaller(self, rows: Sequence[_Candidate]) -> None:
-        """Lowers a few rows that need less memory than all before, the fastest of these."""
+        """Lowers the fastest of the rows that need less memory than all plans; repeats it."""
         for _ in range(self.effort.smaller):
             errors = _Errors(rows, self._tried)
             least = min(plan.peak_bytes for plan in self._tried.values())
@@ -353,7 +359,7 @@ class Search:
 
     @cached_property
     def _scale(self) -> float:
-        """How many times as many programs as usual are lowered, since they are small or large."""
+        """The number of programs to lower, in multiples of the usual: small programs are quick."""
         bounds = next(iter(self._bounds.values()))
         return min(_MOST_TIMES, _LIGHT / max(1, bounds.facts.instructions))
 
@@ -380,7 +386,7 @@ class Search:
         )
 
     def candidates(self) -> tuple[list[_Candidate], int, float]:
-        """Returns the points that may fit, the number of all, and the least memory of any."""
+        """Returns the points that may fit, the number of points, and the least of all peaks."""
         found: list[_Candidate] = []
         points, least = 0, float("inf")
         for remat in self.step.remats:
@@ -486,7 +492,7 @@ class Search:
         return self._graphs[variant]
 
     def _sent(self, point: Point) -> float:
-        """Returns an estimate of the waits of a point, by the first way to compute again."""
+        """Returns an estimate of the waits of a point; the first remat stands for all."""
         variant = Variant(stand_in(max(self.step.microbatches)), self.step.remats[0])
         if variant not in self._traffic:
             facts = self.bounds(variant).facts
@@ -501,6 +507,7 @@ class Search:
 
     @property
     def quick(self) -> Options:
+        """The options with which nothing is decided by time."""
         return replace(self.step.options, hardware=None)
 
     @property
@@ -531,7 +538,7 @@ class Search:
 
 
 class _Errors:
-    """How far time and memory are from their estimates, by what points have in common."""
+    """The errors of estimates: factors for points that have roles or a structure in common."""
 
     def __init__(self, rows: Sequence[_Candidate], tried: Mapping[int, Plan]) -> None:
         self._time: dict[tuple[Role, ...], float] = {}
@@ -545,7 +552,7 @@ class _Errors:
             key = structure, plan.point.variant.remat
             self._memory[key] = min(factor, self._memory.get(key, factor))
             factors.setdefault(plan.point.variant.remat, []).append(factor)
-        self._usual = {remat: float(np.median(found)) for remat, found in factors.items()}
+        self._usual = {remat: float(np.median(each)) for remat, each in factors.items()}
 
     def seconds(self, row: _Candidate) -> float:
         return row.estimate * self._time.get(row.point.structure.roles, 1.0)
@@ -556,5 +563,5 @@ class _Errors:
 
 
 def _is_plain(point: Point) -> bool:
-    """Whether all devices split the batch alone."""
+    """Whether it is data parallelism: every axis splits the batch, and nothing else."""
     return all(role.kind == "data" for role in point.structure.roles)

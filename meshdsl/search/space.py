@@ -1,9 +1,8 @@
 """Space: the points of a search, as structures with sizes.
 
-A `Structure` says what each axis of a mesh does and how the state is stored; sizes of the axes, the
-number of microbatches and what is computed again make it a `Point`, which is a mesh and a layout.
-Points that are equal occur once: an axis of size 1 is left out, axes stand in one order, and an
-axis that does what another one does is joined with it.
+A `Structure` says what each axis of a mesh does and how the state is stored. With sizes of the
+axes, a number of microbatches and a remat it is a `Point`, which has a mesh and a layout. Equal
+points occur once: no axis has size 1, axes have one order, and no two axes of a mesh do the same.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Literal
 from meshdsl.layouts.layout import Layout, Rule
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.search.facts import Facts
-from meshdsl.search.roles import Kind, Role
+from meshdsl.search.roles import Kind, Role, numbered
 
 SLICE = "slice"
 Storage = Literal["", "optimizer", "params"]
@@ -30,11 +29,12 @@ class Structure:
     """What the axes of a mesh do.
 
     Attributes:
-        roles: of each axis, major first; `axes`: their names.
-        storage: what of the state is split over the axes that split the batch: nothing, the
-            optimizer's state (ZeRO-1), or all of it (FSDP). Each slice has all of it.
-        stored: the dims that are split for that.
-        pinned: the rules that the user has given; no other rule has one of their targets.
+        roles: the role of each axis, major first.
+        axes: the names of the axes.
+        storage: the part of the state that is split over the axes of the batch: nothing, the state
+            of the optimizer (ZeRO-1), or the complete state (FSDP). Each slice stores a copy.
+        stored: the dims of the state that are split so.
+        pinned: the user's rules; no other rule of the layout has one of their targets.
         slow: the axes that cross the slow network.
     """
 
@@ -48,17 +48,17 @@ class Structure:
     @cached_property
     def of_dim(self) -> dict[str, tuple[tuple[str, ...], bool]]:
         """The axes of each dim, major first, and whether the rule is optional."""
-        found: dict[str, tuple[list[str], bool]] = {}
+        rules: dict[str, tuple[list[str], bool]] = {}
         rows = sorted(zip(self.roles, self.axes, strict=True), key=lambda row: _minor(row[0]))
         for role, axis in rows:
             for dim in role.dims:
-                axes, optional = found.get(dim, ([], False))
-                found[dim] = [*axes, axis], optional or dim in role.optional
-        return {dim: (tuple(axes), optional) for dim, (axes, optional) in found.items()}
+                axes, optional = rules.get(dim, ([], False))
+                rules[dim] = [*axes, axis], optional or dim in role.optional
+        return {dim: (tuple(axes), optional) for dim, (axes, optional) in rules.items()}
 
     @cached_property
     def storing(self) -> tuple[tuple[str, ...], bool]:
-        """The axes over which the state is stored, and whether parameters may have them already."""
+        """The axes that the state is stored over, and whether one may split parameters anyway."""
         axes = [
             axis
             for role, axis in zip(self.roles, self.axes, strict=True)
@@ -88,7 +88,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Variant:
-    """What else a step may do: its microbatches, and what it computes again ("": as it is)."""
+    """A variant of a step: its microbatches, and its remat ("": what the step itself does)."""
 
     microbatches: int = 1
     remat: str = ""
@@ -120,8 +120,9 @@ def structures(
     """Yields the structures of meshes of any shape, without their storage.
 
     Args:
-        pinned: rules whose axes all meshes have.
-        slices: if there are several, the first axis goes over them, and splits the batch.
+        pinned: the user's rules; all meshes have their axes.
+        slices: if there are several, the first axis goes across them, and splits the batch.
+        most_axes: the most axes of a structure, without those of slices and of rules.
     """
     by_kind = {kind: [role for role in roles if role.kind == kind] for kind in _ORDER}
     weights: list[tuple[Role, ...]] = [(), *((role,) for role in by_kind["weights"])]
@@ -142,10 +143,10 @@ def structures(
             continue
         structure = Structure(chosen, tuple(role.name for role in chosen))
         if pinned is not None and pinned.rules:
-            held = _with_axes_of(structure, pinned)
-            if held is None:
+            complete = _with_axes_of(structure, pinned)
+            if complete is None:
                 continue
-            structure = held
+            structure = complete
         if slices > 1:
             if not by_kind["data"]:
                 return
@@ -178,7 +179,7 @@ def _with_axes_of(structure: Structure, pinned: Layout) -> Structure | None:
                 return None
             roles.append(role)
             names.append(axis)
-    for axis in scoped:  # they are stored over an axis that does something else, too
+    for axis in scoped:  # an axis that stores the state also has another role
         free = [n for n, role in enumerate(roles) if not names[n]]
         free.sort(key=lambda n: roles[n].kind != "data")
         if not free:
@@ -186,13 +187,8 @@ def _with_axes_of(structure: Structure, pinned: Layout) -> Structure | None:
         names[free[0]] = axis
     for number, role in enumerate(roles):
         if not names[number]:
-            taken = {*names, *axes}
-            again = (f"{role.name}{count}" for count in itertools.count(2))
-            names[number] = (
-                role.name
-                if role.name not in taken
-                else next(name for name in again if name not in taken)
-            )
+            used = {*names, *axes}
+            names[number] = next(name for name in numbered(role.name) if name not in used)
     return replace(structure, roles=tuple(roles), axes=tuple(names), pinned=pinned)
 
 
@@ -214,20 +210,20 @@ def structures_on(mesh: Mesh, roles: Sequence[Role], pinned: Layout) -> Iterator
             fitting = [Role(name, "weights", tuple(sorted(dims)))]
         allowed.append(fitting if dims or not scoped else [*fitting, None])
     for chosen in itertools.product(*allowed):
-        kept = [(role, name) for role, (name, _) in zip(chosen, axes, strict=True) if role]
-        found = tuple(role for role, _ in kept)
-        if len({role for role in found if role.kind in ("weights", "context")}) > 2:
+        used = [(role, name) for role, (name, _) in zip(chosen, axes, strict=True) if role]
+        each = tuple(role for role, _ in used)
+        if len({role for role in each if role.kind in ("weights", "context")}) > 2:
             continue
-        if found and _agree(tuple(dict.fromkeys(found))):
-            names = tuple(name for _, name in kept)
-            yield Structure(found, names, pinned=pinned, slow=mesh.slow & frozenset(names))
+        if each and _agree(tuple(dict.fromkeys(each))):
+            names = tuple(name for _, name in used)
+            yield Structure(each, names, pinned=pinned, slow=mesh.slow & frozenset(names))
 
 
 def structure_of(mesh: Mesh | None, layout: Layout, facts: Facts) -> Structure:
-    """Returns what the axes of a layout do that is given as a whole.
+    """Returns what the axes of a complete layout do.
 
     Args:
-        mesh: None: one with the axes of the layout, whose sizes are not known.
+        mesh: the mesh of the layout; None: the sizes of its axes are not known.
     """
     named = list(dict.fromkeys(axis for rule in layout.rules for axis in rule.axes))
     axes = named if mesh is None else [axis for axis, size in mesh.axes if size > 1]
@@ -313,7 +309,7 @@ def largest(role: Role, facts: Facts) -> int:
 
 
 def _minor(role: Role) -> int:
-    # Stages and optional dims take what is left, so they are minor.
+    # Of several axes of one dim, those of the batch are major.
     return {"data": 0, "context": 1, "weights": 2, "stack": 3}[role.kind]
 
 
@@ -324,7 +320,7 @@ def _splits_data(role: Role, others: Sequence[Role]) -> bool:
 
 
 def _agree(roles: Sequence[Role]) -> bool:
-    """Whether roles of different axes go together: no dim of two of them."""
+    """Whether different axes may have these roles: no dim is in two of them."""
     dims = [dim for role in roles for dim in role.splits if role.kind != "stack"]
     context = {role.splits[0] for role in roles if role.kind == "context"}
     optional = {dim for role in roles if role.kind == "weights" for dim in role.optional}
@@ -336,14 +332,14 @@ def _dims_of(facts: Facts) -> list[str]:
 
 
 def _cover(facts: Facts, dims: Sequence[str]) -> tuple[str, ...]:
-    """Returns few dims that most of the parameters have one of, the most bytes first."""
+    """Returns a few dims such that most of the parameters have one of them, by descending bytes."""
     chosen: list[str] = []
     left = list(facts.parameters)
     total = sum(row.bytes for row in left)
     while left and sum(row.bytes for row in left) > (1 - _COVERED) * total:
-        held = {dim: sum(r.bytes for r in left if dim in r.dims) for dim in dims}
-        best = max(held, key=lambda dim: (held[dim], dim), default="")
-        if not best or not held[best]:
+        covered = {dim: sum(r.bytes for r in left if dim in r.dims) for dim in dims}
+        best = max(covered, key=lambda dim: (covered[dim], dim), default="")
+        if not best or not covered[best]:
             break
         chosen.append(best)
         left = [row for row in left if best not in row.dims]

@@ -1,4 +1,4 @@
-"""Steps: what of a recipe's training step a search may vary."""
+"""Steps: a recipe's training step, with the variants that a search may choose from."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def recipe_step(
 
     Args:
         batch: the specs of a batch.
-        microbatches: the numbers of microbatches; None: that of the recipe.
-        remats: what may be computed again; "": what the recipe's loss does.
-        with_remat: the recipe that computes something else again.
+        microbatches: the numbers of microbatches to choose from; None: that of the recipe.
+        remats: what the backward pass may recompute; "": what the recipe's loss says.
+        with_remat: returns the recipe with another one of `remats`.
     """
     states: dict[str, Any] = {}
 
@@ -44,7 +44,7 @@ def recipe_step(
             assert with_remat is not None
             made = with_remat(variant.remat)
         made = replace(made, microbatches=variant.microbatches)
-        if _STATE not in states:  # what is computed again changes no parameter
+        if _STATE not in states:  # all variants have the same parameters
             states[_STATE] = spec_of(made.create_state())
         return jit(made.train_step(), donate=_STATE).trace(states[_STATE], batch)
 
@@ -57,13 +57,13 @@ def _donated(graph: Graph) -> list[bool]:
 
 
 def parts_of(batch: Mapping[str, Spec], dim: str = "batch") -> tuple[int, ...]:
-    """Returns the powers of two in which a batch can be computed, part by part."""
-    found, count = [1], 2
+    """Returns the numbers of microbatches that divide a batch; they are powers of two."""
+    counts, count = [1], 2
     while count <= MOST_PARTS:
         try:
             check_microbatches(batch, count, dim)
         except ValueError:
             break
-        found.append(count)
+        counts.append(count)
         count *= 2
-    return tuple(found)
+    return tuple(counts)

@@ -1,12 +1,13 @@
 """Traffic: an estimate of what the axes of a point send, from programs with a single axis.
 
-For each role that an axis may have, the step is lowered once on a mesh with this axis alone. A
-point's axes are taken to send what theirs send alone, with tensors divided by the other axes. That
-orders points; it decides nothing.
+For each role that an axis may have, the step is lowered once on a mesh with this axis alone. The
+estimate is that each axis of a point sends the same as alone, of tensors that the other axes
+divide. It says which points are lowered first; it is no bound.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,13 +24,18 @@ from meshdsl.search.space import Point, Structure
 from meshdsl.training.microbatches import MICROBATCH
 
 ALONE = 4  # the size of the single axis
-_SHARDS = ("all_to_all", "permute")  # what they send are shards, not the whole tensor
-_EXPOSED = 0.4  # the share of what could travel beside work for which devices wait, about
+_SHARDS = ("all_to_all", "permute")  # they send shards, not the replicated tensor
+_EXPOSED = 0.4  # about the share of asynchronous collectives for which devices wait
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A collective of a program with a single axis: what it moves, and the bytes of the tensor."""
+    """A collective of a program with a single axis.
+
+    Attributes:
+        moved: the tensor that it moves, as work that takes no time, and how often.
+        payload: in bytes.
+    """
 
     kind: str
     moved: Work
@@ -37,7 +43,7 @@ class Sent:
 
 
 def sent_by(program: SpmdProgram) -> tuple[Sent, ...]:
-    """Returns what a program sends, each tensor of a joined collective by itself."""
+    """Returns the collectives of a program, a row for each tensor if one moves several."""
     counts: Counter[tuple] = Counter()
     rows: dict[tuple, Sent] = {}
     for row in _within(program, program.block, ()):
@@ -58,9 +64,7 @@ def _within(program: SpmdProgram, block: Block, loops: tuple[Instruction, ...]) 
         for part in instruction.parts if instruction.is_collective else ():
             dims = {dim.name: dim.size for dim in part.inputs[0].shape}
             over = [loop.params.get("dim", "") for loop in loops]
-            runs = 1
-            for loop in loops:
-                runs *= loop.runs
+            runs = math.prod(loop.runs for loop in loops)
             stacks = frozenset(name for name in over if name and name != MICROBATCH)
             moved = Work(dims, 0.0, runs, 0, stacks, MICROBATCH in over)
             yield Sent(part.op, moved, payload_bytes(part, program.mesh))
@@ -70,8 +74,10 @@ class Traffic:
     """Estimates what points send.
 
     Args:
-        lower: lowers the step of a structure with one axis, for the facts' microbatches.
-        stored: whether the ways to store the state are lowered as well, or estimated as one.
+        lower: lowers the step of a structure with one axis, in the facts' microbatches; None if the
+            layout does not fit it.
+        stored: whether structures that store the state are lowered, too. Otherwise storing the
+            state changes no estimate, and fewer programs are lowered.
     """
 
     def __init__(
@@ -86,7 +92,7 @@ class Traffic:
         self._known: dict[tuple, float] = {}
 
     def seconds(self, point: Point) -> float:
-        """Returns about how long devices wait for what a point sends."""
+        """Returns an estimate of how long devices wait for the collectives of a point."""
         structure, total = point.structure, 0.0
         parts = np.array([point.variant.microbatches])
         for number, (role, axis) in enumerate(zip(structure.roles, structure.axes, strict=True)):

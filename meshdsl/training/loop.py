@@ -146,9 +146,10 @@ def train(
 def _completed(
     place: Place, recipe: Recipe, feed: Feed, workdir: str | os.PathLike[str] | None
 ) -> tuple[Place, dict[str, str] | None]:
-    """Returns a place whose open mesh and layout are found, and what was asked for.
+    """Returns a place with a complete mesh and layout, and what a search for them is given.
 
-    They are those of an earlier start of the run; else they are found for its largest batch.
+    They are those of an earlier start of the run; else a search chooses them for the largest batch.
+    The second is None if the place was complete.
     """
     left = opened(place.mesh, place.layout, place.backend)
     if left is None:

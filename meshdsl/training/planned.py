@@ -1,6 +1,6 @@
-"""Planned: the layout that a search has found for a run, kept in its workdir.
+"""Planned: the layout that a search chose for a run, kept in its workdir.
 
-A run that goes on takes the same one, as long as the same is asked for.
+A run that goes on has the same layout, unless its flags, machine or settings differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FILE = "plan.json"
 
 
 def kept(workdir: str | os.PathLike[str] | None) -> tuple[dict[str, str], dict[str, str]] | None:
-    """Returns what was asked for, and what was found; None if the workdir has nothing readable."""
+    """Returns what `keep` wrote; None if the workdir has no file of it that can be read."""
     if workdir is None:
         return None
     try:
@@ -27,7 +27,12 @@ def kept(workdir: str | os.PathLike[str] | None) -> tuple[dict[str, str], dict[s
 def keep(
     workdir: str | os.PathLike[str], asked: Mapping[str, str], found: Mapping[str, str]
 ) -> None:
-    """Writes what was asked for, and what was found."""
+    """Writes the plan of a run.
+
+    Args:
+        asked: what the search was for: another plan is made if it differs.
+        found: the mesh, the layout and other values that the search chose.
+    """
     path = Path(workdir) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"asked": dict(asked), "found": dict(found)}, indent=2)

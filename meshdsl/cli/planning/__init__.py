@@ -1,1 +1,1 @@
-"""The training step of a job: as a program, and with flags that a search finds values for."""
+"""The training step of a job: as a program, and with flags whose values a search chooses."""

@@ -1,4 +1,4 @@
-"""Flags that are `auto`: `train`, `explain` and `compile` take what a search finds for them."""
+"""Flags that are `auto`: a search chooses their values, for `train`, `explain` and `compile`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _OF_THE_RUN = ("microbatches", "remat")  # settings that a run keeps on other de
 
 @dataclass(frozen=True)
 class Chosen:
-    """What stands for the flags that are `auto`.
+    """The values of the flags that are `auto`.
 
     Attributes:
         says: the line to print.
-        asked: what the search was for, and `found`: the values of flags; both as text.
+        asked: the flags, the machine and the settings that the search was for, as text.
+        found: the values that the search chose, as text.
     """
 
     says: str
@@ -55,8 +56,10 @@ def settled(
     """Sets the flags that are `auto`; returns what was chosen, and None if there are none.
 
     Args:
-        before: what an earlier start of the run has asked for, and found.
-        settings: those of the run; a plan is for them.
+        machine: returns the machine to search for; adds to the problems.
+        feeds_text: as in `job.build`.
+        before: `asked` and `found` of an earlier start of the run.
+        settings: the settings of the run; another plan is made if they change.
         going_on: whether the run has checkpoints, with the settings of the earlier start.
 
     Raises:
@@ -67,7 +70,7 @@ def settled(
     if is_auto(values.mesh_shape) and values.layout is None:  # without rules, no axis has a use
         put(values, "layout", OpenLayout(Layout()))
     left = [name for name in SEARCHED if is_auto(values[name].value)]
-    if not left or left == ["remat"]:  # which time decides about, for the given layout
+    if not left or left == ["remat"]:  # `steps.decided` chooses it for the given layout
         return None
     written = {f"--{name}": str(values[name].value) for name in SEARCHED}
     kept: dict[str, str] = {}
@@ -128,7 +131,7 @@ def described_machine(values: flags.FlagValues, problems: Problems) -> Machine |
 
 
 def machine_at_hand(values: flags.FlagValues, problems: Problems) -> Machine | None:
-    """Returns the devices that JAX has, by the times of `--hardware` if that is given."""
+    """Returns the machine of JAX's devices; `--hardware`, if it is given, says their times."""
     import jax
 
     on_jax = str(values.backend).startswith("jax")

@@ -1,6 +1,6 @@
-"""Searches of the command line: which flags are left to a search, for which machine, and for what.
+"""Searches of the command line: the flags that a search chooses, the machine, and the job.
 
-A flag is left to a search if its value is `auto`, and for `plan` also if it is not given.
+A search chooses a flag if its value is `auto`. For `plan` it also chooses flags without a value.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _LONG = 10**6  # points: a search with a limit of time takes as many as it can
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan is for.
+    """The machine that a plan is for.
 
     Attributes:
         hardware: its name, or the file of a calibration.
-        devices: how many there are; `slices`: in how many parts that a slow network joins.
-        title: how reports call it.
+        devices: their number.
+        slices: the number of slices that a slow network joins.
+        title: its name in reports.
     """
 
     hardware: str
@@ -48,7 +49,7 @@ class Asked:
     """A search that a command line asks for.
 
     Attributes:
-        left: the flags that it finds values for.
+        left: the flags that it chooses.
     """
 
     values: flags.FlagValues
@@ -67,7 +68,7 @@ class Asked:
         """Returns the search.
 
         Args:
-            left: further flags that it finds values for.
+            left: further flags that it chooses, without regard to their values.
             devices: another number of devices.
         """
         free = self.left.union(left)
@@ -124,8 +125,9 @@ def asked(
     """Returns the search that the flags ask for.
 
     Args:
-        machine: finds out what the search is for; adds to the problems.
-        unset: whether flags that are not given are left to the search, too.
+        machine: returns the machine to search for; adds to the problems.
+        unset: whether the search also chooses flags that are not given.
+        feeds_text: as in `job.build`.
 
     Raises:
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
@@ -142,7 +144,7 @@ def asked(
             "--backend out to search a layout"
         )
     where = machine(values, problems)
-    for name in left:  # the job is that of one device, of which parts are found
+    for name in left:  # the job without what the search chooses
         put(values, name, {"microbatches": 1}.get(name))
     layout = chosen["layout"]
     put(values, "layout", None)
@@ -169,20 +171,24 @@ def settle(values: flags.FlagValues, found: dict[str, str]) -> None:
 
 
 def found_by(plan: Plan, asked: Asked, left: Iterable[str] = ()) -> dict[str, str]:
-    """Returns the flags of a plan: those that were left to the search, and a limit of memory."""
+    """Returns the flags that a search chose for a plan, and the limit of memory that it set.
+
+    Args:
+        left: further flags to return.
+    """
     free = asked.left.union(left)
     mesh, variant = plan.program.mesh, plan.point.variant
     found = {}
     if mesh.axes and "mesh_shape" in free:
         found["mesh_shape"] = str(mesh).replace(" ", ",")
-    if mesh.axes and ("layout" in free):
+    if mesh.axes and "layout" in free:
         found["layout"] = str(plan.point.layout)
     if "microbatches" in free:
         found["microbatches"] = str(variant.microbatches)
     if "remat" in free and variant.remat:
         found["remat"] = variant.remat
     if plan.memory is not None:
-        found["memory"] = f"{plan.memory // 2**20}MiB"  # whole ones, as searches set it
+        found["memory"] = f"{plan.memory // 2**20}MiB"  # searches set a multiple of MiB
     return found
 
 

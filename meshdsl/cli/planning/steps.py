@@ -1,7 +1,8 @@
 """The training step of a job as a program, lowered without running or allocating anything.
 
-With `--remat=auto` there is a program for each choice of what the backward pass keeps, since that
-is part of the traced step. The fastest that fits is taken; reports say what the others cost.
+With `--remat=auto` there is a program for each choice of what the backward pass keeps, since this
+choice is part of the traced step. The fastest program that fits is chosen; reports say what the
+others cost.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def decided(job: Job) -> Job:
         )
     hardware, memory = find_hardware(job.options.hardware), job.options.memory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the one that is taken warns when it is lowered
+        warnings.simplefilter("ignore")  # the chosen one warns when it is lowered again
         programs = {name: training_step(job.keeping(name), job.layout) for name in job.remats}
     name, decisions = fastest("remat", programs, hardware, memory)
     return replace(job.keeping(name), decisions=decisions)
