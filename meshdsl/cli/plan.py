@@ -91,6 +91,8 @@ def machine_of(values: flags.FlagValues, problems: Problems) -> Machine | None:
     """Returns the machine of `--topology`, or of a mesh on `--hardware`; adds to `problems`."""
     mesh = values.mesh_shape
     if values.topology is None:
+        if values["slices"].present:
+            problems.add("--slices are those of a --topology, which is missing")
         if isinstance(mesh, Mesh) and not isinstance(values.hardware, Mistake):
             title = f"{_devices(mesh.size)} of {find_hardware(values.hardware).title}"
             return Machine(values.hardware, mesh.size, 1, title)
@@ -128,15 +130,18 @@ def _use_tokens(values: flags.FlagValues, problems: Problems) -> None:
     length = values.length
     if isinstance(length, Mistake):
         return
-    with problems.caught("--batch_tokens"):
+    try:
         length = length or load(values.model, values.model_args).length
-        if tokens % length:
-            below = max(1, tokens // length) * length
-            raise ValueError(
-                f"{tokens:,} tokens are not in sequences of {length:,}; {below:,} are, or give "
-                "another --length"
-            )
-        put(values, "batch_size", tokens // length)
+    except ValueError:  # an error of --model, which `job.build` reports
+        return
+    if tokens % length:
+        near = max(1, tokens // length) * length
+        problems.add(
+            f"--batch_tokens: {tokens:,} tokens are not in sequences of {length:,}; {near:,} are, "
+            "or give another --length"
+        )
+        return
+    put(values, "batch_size", tokens // length)
 
 
 def _against(values: flags.FlagValues, problems: Problems) -> tuple[Mesh | None, Layout] | None:

@@ -34,6 +34,7 @@ from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
 from meshdsl.search.roles import Role, main_roles, roles_of
 from meshdsl.search.space import (
+    SLICE,
     Point,
     Structure,
     Variant,
@@ -185,6 +186,11 @@ class Search:
                 mesh = self.devices
             graph = self._graph(Variant(self.step.microbatches[0], self.step.remats[0]))
             validate(graph, mesh, self.pinned, mesh_given=given)
+            if SLICE in axes and self.slices > 1 and not given and not self.closed:
+                raise ValueError(
+                    f"the search names the axis across the slices `{SLICE}`, and splits the batch "
+                    f"over it: name another axis in {self.pinned}, or give the mesh"
+                )
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Returns the candidates to estimate, a few of each mesh and layout.

@@ -97,6 +97,12 @@ def test_what_cannot_be_found_is_explained(capsys, arguments, says):
     assert re.search(says, capsys.readouterr().err, re.S)
 
 
+def test_a_misspelt_backend_is_the_only_problem(capsys):
+    assert run(["train", *SMALL, "--backend=nunpy", "--layout=auto", "--data=x.txt"]) == 2
+    text = capsys.readouterr().err
+    assert "--backend: " in text and "Mistake" not in text and "needs a mesh" not in text
+
+
 @pytest.fixture
 def searches(monkeypatch):
     """Returns a list to which each search adds an entry."""

@@ -120,10 +120,16 @@ def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
         ([MACHINE, "--layout=bacth:data; auto"], "Did you mean `batch`?"),
         ([MACHINE, "--backend=jax_auto"], "XLA's choice"),
         ([MACHINE, "--against=batch"], "--against: "),
+        (["--mesh_shape=data:4", "--slices=2"], "--slices are those of a --topology"),
     ],
 )
 def test_mistakes_are_explained(capsys, arguments, says):
     assert says in run(capsys, *SMALL, *FAST, *arguments, code=2)
+
+
+def test_a_mistake_is_reported_once(capsys):
+    text = run(capsys, "--model=nope", MACHINE, "--batch_tokens=128", code=2)
+    assert "nope" in text and "--batch_tokens" not in text and "problems" not in text
 
 
 def test_a_model_without_names_to_split_says_so(capsys, tmp_path):

@@ -129,6 +129,12 @@ def test_of_a_given_layout_one_axis_goes_across_the_slices():
         Search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2, closed=True).run()
 
 
+def test_the_axis_across_slices_has_no_other_rules():
+    pinned = Layout.parse("a:slice")
+    with pytest.raises(ValueError, match="names the axis across the slices `slice`, and splits"):
+        search(mlp(512, 64, 2), "v5p", 8, pinned, LITTLE, slices=2)
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_rules_are_kept_on_a_single_device(closed):
     pinned = Layout.parse("batch:x; params/a:x")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from absl import flags
 
+from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.searched import (
     SEARCHED,
@@ -134,7 +135,9 @@ def machine_at_hand(values: flags.FlagValues, problems: Problems) -> Machine | N
     """Returns the machine of JAX's devices; `--hardware`, if it is given, says their times."""
     import jax
 
-    on_jax = str(values.backend).startswith("jax")
+    if isinstance(values.backend, Mistake):
+        return None
+    on_jax = values.backend.startswith("jax")
     mesh = values.mesh_shape
     if is_auto(mesh) and not on_jax:
         problems.add(f"--mesh_shape=auto: --backend={values.backend} needs a mesh; give its axes")
