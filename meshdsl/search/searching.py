@@ -160,7 +160,7 @@ class Search:
         ordered = [plan for _, plan in sorted(rows_of, key=lambda row: (row[1].seconds, row[0]))]
         plans = [plan for plan in ordered if plan.fits]
         tight = [plan for plan in ordered if not plan.fits]
-        sure = {rows[at].order for at in decided}
+        sure = {rows[at].order for at, plan in decided.items() if plan.decided}
         refined = {row.order: row.bound for row in rows}
         rest = [refined.get(row.order, row.bound) for row in candidates if row.order not in sure]
         return Plans(

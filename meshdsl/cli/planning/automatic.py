@@ -14,6 +14,7 @@ from meshdsl.cli.planning.searched import (
     Asked,
     Machine,
     asked,
+    clear,
     effort_of,
     found_by,
     put,
@@ -98,8 +99,7 @@ def settled(
             found = found_by(plans.best, search)
             says = f"chosen: {shown(found)} ({_certificate(plans)})"
         found = {**found, **of_run}
-    for name in left:
-        put(values, name, {"microbatches": 1}.get(name))
+    clear(values, left)
     settle(values, found)
     return Chosen(says, for_what, found)
 

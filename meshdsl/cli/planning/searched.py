@@ -144,8 +144,7 @@ def asked(
             "--backend out to search a layout"
         )
     where = machine(values, problems)
-    for name in left:  # the job without what the search chooses
-        put(values, name, {"microbatches": 1}.get(name))
+    clear(values, left)  # the job is one without what the search chooses
     layout = chosen["layout"]
     put(values, "layout", None)
     try:
@@ -161,6 +160,12 @@ def asked(
 def put(values: flags.FlagValues, name: str, value: Any) -> None:
     """Sets the value of a flag."""
     setattr(values, name, value)
+
+
+def clear(values: flags.FlagValues, names: Iterable[str]) -> None:
+    """Takes back the values of some flags that a search chooses."""
+    for name in names:
+        put(values, name, 1 if name == "microbatches" else None)
 
 
 def settle(values: flags.FlagValues, found: dict[str, str]) -> None:
