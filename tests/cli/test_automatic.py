@@ -5,8 +5,10 @@ import re
 
 import pytest
 
+from meshdsl.cli.flags import read
 from meshdsl.cli.main import run
-from meshdsl.cli.planning.searched import Asked
+from meshdsl.cli.planning.automatic import settled
+from meshdsl.cli.planning.searched import Asked, Machine
 from meshdsl.search.plans import Effort
 from meshdsl.search.steps import recipe_step
 
@@ -134,6 +136,13 @@ def test_a_run_keeps_its_layout_when_it_goes_on(capsys, tmp_path, searches):
     again = chosen.replace("chosen:", "the layout of the earlier start:").partition(" (")[0]
     assert again in printed.splitlines()
     assert "step 4/4" in printed and len(searches) == 1
+
+
+def test_on_other_devices_a_run_has_another_mesh_and_its_microbatches():
+    values, problems = read([*SMALL, *BATCH, "--layout=auto", "--microbatches=auto"], "train")
+    before = {"devices": "8"}, {"microbatches": "2"}
+    settled(values, problems, lambda *_: Machine("v5e", 4), before=before, going_on=True)
+    assert values.mesh_shape.size == 4 and values.layout.rules and values.microbatches == 2
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def settled(
     kept: dict[str, str] = {}
     if before is not None and going_on:
         kept = {name: before[1][name] for name in left if name in before[1]}
+    given = {name: values[name].value for name in left}
     search = asked(values, problems, machine, feeds_text=feeds_text)
     for_what = {
         **written,
@@ -91,6 +92,8 @@ def settled(
     else:
         of_run = {name: text for name, text in kept.items() if name in _OF_THE_RUN}
         if of_run:
+            for name, value in given.items():  # the first request has cleared them
+                put(values, name, value)
             settle(values, of_run)
             search = asked(values, problems, machine, feeds_text=feeds_text)
         found, says = {}, "nothing is left to choose"
