@@ -12,7 +12,7 @@
   llama3_h100_202412_torchtitan.md`, `asyncTP_llama3_h100_2025-06_torchtitan.md` (820504e). Rows are
   tokens per second and device. "selective op" keeps every other product and attention.
 
-Left out: pipelines (we have none yet: Megatron from 70B on, torchtitan's 405B of 512 GPUs), 8 bits,
+Left out: pipelines (Megatron from 70B on, torchtitan's 405B of 512 GPUs), 8 bits,
 and what says too little of what was run.
 
 What the programs have to do with ours:
