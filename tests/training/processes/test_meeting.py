@@ -5,9 +5,11 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from meshdsl.training.processes import meeting
 from meshdsl.training.processes.meeting import Meeting, listed
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 
@@ -18,7 +20,37 @@ def coordinator():
     return f"localhost:{port}"
 
 
-def met(coordinator, count, indices, timeout=10.0, report=lambda line: None):
+class Clock:
+    """A clock that runs `ahead` seconds ahead, so that no test depends on how fast threads run."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
+
+    def passes_at(self, line):
+        """Returns a report that lets an hour pass when a line comes."""
+
+        def report(text):
+            if text == line:
+                self.ahead = 3600.0
+
+        return report
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Returns the clock of all meetings, which report often."""
+    made = Clock()
+    namespace = SimpleNamespace(monotonic=made.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(meeting, "time", namespace)
+    monkeypatch.setattr(meeting, "_REPORT_AFTER", 0.01)
+    monkeypatch.setattr(meeting, "_REPORT_EVERY", 0.01)
+    return made
+
+
+def met(coordinator, count, indices, timeout=60.0, report=lambda line: None):
     """Returns what some processes, here threads, get out of a meeting: values or an error."""
 
     def one(index):
@@ -54,9 +86,10 @@ def test_all_get_the_values_of_all_in_order(coordinator, count):
     assert met(coordinator, count, range(count)) == [values] * count
 
 
-def test_processes_that_do_not_come_are_named_to_all_others(coordinator):
-    for text in met(coordinator, 4, [0, 2], timeout=0.5):
-        assert "processes 1 and 3 did not join within 0.5 s" in text
+def test_processes_that_do_not_come_are_named_to_all_others(coordinator, clock):
+    report = clock.passes_at("waiting for processes 1 and 3 to join")
+    for text in met(coordinator, 4, [0, 2], report=report):
+        assert "processes 1 and 3 did not join within 60 s" in text
         assert "--join_timeout waits longer" in text
 
 
@@ -66,12 +99,13 @@ def test_a_first_process_that_does_not_come_is_named(coordinator):
     assert "Connection refused" in text
 
 
-def test_a_process_that_came_and_ended_is_missing_again(coordinator):
+def test_a_process_that_came_and_ended_is_missing_again(coordinator, clock):
     thread = threading.Thread(target=lambda: visit(coordinator, hello(1)).close())
     thread.start()
-    (text,) = met(coordinator, 3, [0], timeout=1.0)
+    missing = "processes 1 (was there, on 127.0.0.1, and has ended) and 2"
+    (text,) = met(coordinator, 3, [0], report=clock.passes_at(f"waiting for {missing} to join"))
     thread.join()
-    assert "processes 1 (was there, on 127.0.0.1, and has ended) and 2 did not join" in text
+    assert f"{missing} did not join" in text
 
 
 def test_a_process_that_is_started_in_place_of_another_counts(coordinator):
@@ -83,14 +117,27 @@ def test_a_process_that_is_started_in_place_of_another_counts(coordinator):
     assert first.result() == [["value 0", "value 1", "value 2"]]
 
 
-def test_who_is_missing_is_reported_while_waiting(coordinator, monkeypatch):
-    monkeypatch.setattr("meshdsl.training.processes.meeting._REPORT_AFTER", 0.1)
-    lines = []
-    met(coordinator, 3, [0, 1], timeout=0.6, report=lines.append)
-    assert "waiting for process 2 to join" in lines
-    lines.clear()
-    met(coordinator, 3, [1], timeout=0.6, report=lines.append)
-    assert lines == [f"waiting for process 0 at {coordinator}: Connection refused"]
+def test_who_is_missing_is_reported_while_waiting(coordinator, clock):
+    """Process 2 comes when it is reported missing: the meeting ends well only if it is."""
+    with ThreadPoolExecutor(1) as pool:
+        last = []
+
+        def report(line):
+            if line == "waiting for process 2 to join" and not last:
+                last.append(pool.submit(met, coordinator, 3, [2]))
+
+        assert met(coordinator, 3, [0, 1], report=report) == 2 * last[0].result()
+
+
+def test_a_missing_first_process_is_reported_while_waiting(coordinator, clock):
+    with ThreadPoolExecutor(1) as pool:
+        first = []
+
+        def report(line):
+            if line == f"waiting for process 0 at {coordinator}: Connection refused" and not first:
+                first.append(pool.submit(met, coordinator, 2, [0]))
+
+        assert met(coordinator, 2, [1], report=report) == first[0].result()
 
 
 def test_two_processes_with_one_number_are_an_error_in_all(coordinator):

@@ -62,6 +62,19 @@ def test_one_whose_names_cannot_be_looked_up_is_silent_and_not_ended(listening):
     assert job.looks([0, 1, 2]) == {0: Look.SILENT, 1: Look.SILENT, 2: Look.ENDED}
 
 
+class Over(threading.Event):
+    """The event that ends a watch; something happens at each of its first waits."""
+
+    def __init__(self, actions):
+        super().__init__()
+        self.actions = [*actions]
+
+    def wait(self, timeout=None):
+        if self.actions:
+            self.actions.pop(0)()
+        return super().wait(timeout)
+
+
 @pytest.fixture
 def watch(monkeypatch):
     """Returns what runs a quick watch over a process with a port; it ends after some seconds."""
@@ -75,9 +88,9 @@ def watch(monkeypatch):
     lines, reasons = [], []
     monkeypatch.setattr(watching, "report", lines.append)
 
-    def run(other, pause, seconds):
+    def run(other, pause, seconds, *actions):
         job = JobProcesses(0, (("localhost",),) * 2, (0, other), socket.socket(), watched=(1,))
-        over = threading.Event()
+        over = Over(actions)
         made = Watch(job, pause, over, reasons.append)
         thread = threading.Thread(target=made.run)
         thread.start()
@@ -97,16 +110,25 @@ def test_one_that_has_ended_is_named(watch):
     assert "process 1 on localhost of the job has ended" in reason and not lines
 
 
+def until(true):
+    """Waits until something is true, however busy the machine is."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_one_that_stands_still_is_waited_for_and_named_meanwhile(watch, listening):
     run, lines, reasons = watch
     still = listening()
-    for _ in run(port(still), 60, 1.0):
-        time.sleep(0.8)
+    for _ in run(port(still), 60, 0):
+        until(lambda: lines)
         job = JobProcesses(1, (), (), still)
         threading.Thread(target=job.answer, daemon=True).start()
+        until(lambda: len(lines) > 1)
     job.close()
     assert not reasons
-    assert lines == [
+    assert lines[:2] == [
         "process 1 on localhost does not answer; it is waited for up to 60 s (--pause_timeout)",
         "process 1 on localhost answers again",
     ]
@@ -125,18 +147,24 @@ def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
     watch, listening, monkeypatch, others_end_later
 ):
     run, _, reasons = watch
-    other, jump = listening(), [0.0]
+    other, ahead = listening(), [0.0]
     job = JobProcesses(1, (), (), other)
     threading.Thread(target=job.answer, daemon=True).start()
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + jump[0])
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead))
     monkeypatch.setattr(watching, "time", clock)
-    for _ in run(port(other), 60, 5):
-        time.sleep(0.2)
-        if not others_end_later:
-            job.close()
-        jump[0] = 100.0
-        time.sleep(0.5)
+
+    def pause():
+        ahead.append(100.0)
+
+    def pause_and_be_left():
+        pause()
         job.close()
+
+    def nothing():
+        pass
+
+    actions = (pause, nothing, job.close) if others_end_later else (pause_and_be_left,)
+    list(run(port(other), 60, 60, nothing, *actions))
     (reason,) = reasons
     assert "process 1 on localhost of the job has ended" in reason
     assert ("This process itself stood still for 100 s" in reason) != others_end_later
