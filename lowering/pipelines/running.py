@@ -19,11 +19,15 @@ class RunningStack:
         per_chunk: the number of layers of a chunk. The last chunks may have fewer layers of the
             model, but take the same time.
         line: the line of the loop over the layers.
+        kept: the name of the dim of the buffers of its activations.
+        live: the number of these buffers that each stage uses.
     """
 
     layers: int
     per_chunk: int
     line: str
+    kept: str
+    live: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,11 @@ class PipelineDims:
     """The names of the dims that a pipeline adds to its program.
 
     Attributes:
-        stage: the stages; tick: of the loops over ticks; slot: buffers.
-        inside: the layers of a chunk.
+        stage: the stages; tick: of the loops over ticks; inside: the layers of a chunk.
     """
 
     stage: str
     tick: str
-    slot: str
     inside: str
 
 

@@ -37,7 +37,8 @@ class Dims:
         inside: the dim of the layers of a chunk.
         tick: the name of the dim of the ticks of a loop.
         field: the name of the dim of the columns of a timetable.
-        slot: the name of the dim of buffers.
+        kept: the name of the dim of buffers of activations; each stack has a name of its own.
+        slot: the name of the dim of other buffers.
         part: the name of the dim, of size 1, of a value that is written to a buffer.
         axes: the axes of the pipeline.
     """
@@ -48,6 +49,7 @@ class Dims:
     inside: Dimension
     tick: str
     field: str
+    kept: str
     slot: str
     part: str
     axes: tuple[str, ...]
@@ -80,6 +82,7 @@ class Dims:
             Dimension(fresh(f"{layers.name}_of_chunk"), inside),
             fresh("tick"),
             fresh("field"),
+            fresh("kept"),
             fresh("slot"),
             fresh("part"),
             axes,
@@ -137,19 +140,28 @@ class Dims:
         piece = ops.broadcast(piece, [Dimension(self.part, 1), *piece.shape])
         return overwrite(sums, piece, turn, self.round.name, self.part)
 
-    def buffers(self, shapes: Iterable[tuple[Shape, object]], count: int) -> list[Tensor]:
-        """Returns `count` buffers of zeros for each shape, stacked; no tensors if `count` is 0."""
-        slot = Dimension(self.slot, max(count, 1))
+    def buffers(
+        self, shapes: Iterable[tuple[Shape, object]], count: int, dim: str = ""
+    ) -> list[Tensor]:
+        """Returns `count` buffers of zeros for each shape, stacked; no tensors if `count` is 0.
+
+        Args:
+            dim: the name of the dim along which they are stacked; by default `slot`.
+        """
+        slot = Dimension(dim or self.slot, max(count, 1))
         return [ops.zeros([slot, *shape], dtype) for shape, dtype in shapes] if count else []
 
     def put(self, buffer: Tensor, x: Tensor, slot: Tensor) -> Tensor:
         """Returns the buffers with x written to number `slot`; unchanged if `slot` is negative."""
         piece = ops.broadcast(x, [Dimension(self.part, 1), *x.shape])
-        return overwrite(buffer, piece, slot, self.slot, self.part)
+        return overwrite(buffer, piece, slot, self._dim_of(buffer), self.part)
 
     def get(self, buffer: Tensor, slot: Tensor) -> Tensor:
         """Returns the content of buffer number `slot`."""
-        return ops.take(buffer, slot, self.slot)
+        return ops.take(buffer, slot, self._dim_of(buffer))
+
+    def _dim_of(self, buffer: Tensor) -> str:
+        return self.slot if buffer.shape.find(self.kept) is None else self.kept
 
 
 def carries_of(scan: Operation) -> tuple[Tensor, ...]:

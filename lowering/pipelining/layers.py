@@ -117,7 +117,7 @@ class Layers:
             "waiting_gradients": dims.buffers(gradients, table.waiting_gradients[1]),
             STARTS: dims.buffers(inputs, table.waiting_starts[1]),
             LOSS_GRADIENTS: dims.buffers(gradients, table.waiting_loss_gradients[1]),
-            "kept": dims.buffers(kept, table.kept[1]),
+            "kept": dims.buffers(kept, table.kept[1], dims.kept),
             "stacked": dims.buffers(stacked, table.rounds * table.microbatches),
             "layers": {n: dims.to_stages(sums[n]) for n in self.sums},
         }

@@ -82,7 +82,9 @@ def _pipelined(
     """Returns the step with a pipeline of some stacks, which all have the same timetable."""
     used = {name for tensor in _tensors(graph) for name in tensor.shape.names}
     stages, rounds, axes = timetable.stages, timetable.rounds, stacks[0].rule.axes
-    dims = [Dims.of(stack.layers, stages, rounds, axes, used) for stack in stacks]
+    dims: list[Dims] = []
+    for stack in stacks:
+        dims.append(Dims.of(stack.layers, stages, rounds, axes, used | {d.kept for d in dims}))
     _check(stacks, dims, layout)
     rule = Rule("", dims[0].stage.name, axes)
     joint = Joint.of([timetable] * len(stacks))
@@ -108,13 +110,19 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
         str(stacks[0].rule),
         stacks[0].rule.axes,
         tuple(
-            RunningStack(stack.layers.size, dim.inside.size, str(stack.forward.source))
-            for stack, dim in zip(stacks, dims, strict=True)
+            RunningStack(
+                stack.layers.size,
+                dim.inside.size,
+                str(stack.forward.source),
+                dim.kept,
+                table.live,
+            )
+            for stack, dim, table in zip(stacks, dims, joint.stacks, strict=True)
         ),
         joint.schedule(),
         sum(ticks[: joint.count]),
         sum(ticks[joint.count :]),
-        PipelineDims(dims[0].stage.name, dims[0].tick, dims[0].slot, dims[0].inside.name),
+        PipelineDims(dims[0].stage.name, dims[0].tick, dims[0].inside.name),
         tuple(also),
     )
 

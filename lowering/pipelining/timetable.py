@@ -103,6 +103,11 @@ class Timetable:
         """The buffer of the activations of each pass, per stage; and the number of buffers."""
         return self._buffers(lambda key: (self.forward_tick[key], self.backward_tick[key]))
 
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The number of buffers of activations that each stage uses."""
+        return tuple(1 + max(buffers.values(), default=-1) for buffers in self.kept[0])
+
     @cached_property
     def waiting_inputs(self) -> tuple[list[dict[Pass, int]], int]:
         """The buffer of each input that arrives before its use, per stage; and their number."""

@@ -114,18 +114,16 @@ def _spare(program: SpmdProgram, pipeline: RunningPipeline) -> tuple[int, ...]:
         for i in program.block.instructions
         if i.op == "scan" and i.params["dim"] == pipeline.dims.tick
     ]
-    most = max(pipeline.live)
-    kept = {
-        v
-        for loop in loops
-        for v in loop.inputs
-        if (slot := v.shape.find(pipeline.dims.slot)) is not None
-        and v.shape.find(pipeline.dims.inside) is not None
-        and slot.size >= most
-    }
-    largest = max((loop.inputs for loop in loops), key=lambda vs: len(kept & set(vs)), default=())
-    total = sum(v.bytes for v in set(largest) & kept)
-    return tuple(total * (most - live) // most for live in pipeline.live)
+    spare = [0] * pipeline.schedule.stages
+    for stack in pipeline.stacks:
+        # The buffers are operands of all loops between the first and the last pass of the stack.
+        of_loops = [
+            {v for v in loop.inputs if v.shape.find(stack.kept) is not None} for loop in loops
+        ]
+        total = max((sum(v.bytes for v in buffers) for buffers in of_loops), default=0)
+        for stage, used in enumerate(stack.live):
+            spare[stage] += total * (max(stack.live) - used) // max(stack.live)
+    return tuple(spare)
 
 
 def pipeline_lines(report: PipelineReport, width: int) -> list[str]:
@@ -166,7 +164,7 @@ def facts_of(report: PipelineReport) -> list[str]:
     lines.append(
         "chunks whose activations are kept, by stage, at most: "
         + " ".join(map(str, pipeline.live))
-        + f"; each has the memory of the fullest, stage {report.spare_bytes.index(0)}"
+        + f"; each has the memory of the fullest, stage {_fullest(report)}"
         + (f", of which others leave up to {_most(report)} unused" if _most(report) else "")
     )
     if report.onward_bytes or report.back_bytes:
@@ -185,6 +183,10 @@ def facts_of(report: PipelineReport) -> list[str]:
         )
         lines.append(f"{pipeline.filling:.1%} of the layers' work is for none: {for_none}")
     return lines + [f"not part of it, computed by every stage: {one}" for one in pipeline.also]
+
+
+def _fullest(report: PipelineReport) -> int:
+    return report.spare_bytes.index(min(report.spare_bytes))
 
 
 def _most(report: PipelineReport) -> str:

@@ -155,8 +155,8 @@ def test_a_program_grows_neither_with_microbatches_nor_with_layers():
 def test_activations_kept_do_not_grow_with_microbatches():
     def buffers(microbatches):
         program = lower(GPT, microbatches, "pipe:2", "layers:pipe", batch=2 * microbatches)
-        return {v.shape.get("slot").size for i, _ in program.block.walk() for v in i.outputs
-                if v.shape.find("slot") is not None}  # fmt: skip
+        return {v.shape.get("kept").size for i, _ in program.block.walk() for v in i.outputs
+                if v.shape.find("kept") is not None}  # fmt: skip
 
     assert buffers(8) == buffers(32) == {3}
 

@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from meshdsl.lowering.pipelines.buffers import peaks
+from meshdsl.lowering.pipelines.schedule import Schedule
 from meshdsl.reports.explain.explanation import explain
 from meshdsl.reports.explain.html.gantt import gantt
 from tests.lowering.pipelining.steps import DENSE_FIRST, GPT, T5, layers, lower
@@ -82,6 +84,26 @@ def test_buffers_that_stages_do_not_use_are_told():
     assert spare[0] == 0 < spare[1]  # 3 microbatches' activations, and 1
     text = text_of(GPT, 4, "pipe:2", "layers:pipe")
     assert "each has the memory of the fullest, stage 0, of which others leave up to" in text
+
+
+def test_buffers_of_several_stacks_are_told_together():
+    """Of T5: the encoder's activations wait for the decoder, so each stack has its own number."""
+    program = lower(T5, 4, "pipe:2", "layers:pipe")
+    report = explain(program).pipeline
+    loops = [i for i in program.block.instructions if i.op == "scan"]
+    spare = 0
+    # Chunks of the encoder are live in 4 and 3 passes at a time, those of the decoder in 3 and 1.
+    for stack, (used, unused) in zip(report.running.stacks, ((4, 1), (3, 2)), strict=True):
+        of_loops = [[v for v in i.inputs if v.shape.find(stack.kept)] for i in loops]
+        largest = max(of_loops, key=len)
+        assert {v.shape.get(stack.kept).size for v in largest} == {used}
+        spare += unused * sum(v.bytes for v in largest) // used
+    assert report.spare_bytes == (0, spare)
+    rows = report.running.schedule.rows
+    for number, stack in enumerate(report.running.stacks):  # as the grid shows it
+        own = [[a for a in row if a and a.chunk // 2 == number] for row in rows]
+        assert stack.live == peaks(Schedule.of(own))
+    assert "of which others leave up to" in text_of(T5, 4, "pipe:2", "layers:pipe")
 
 
 def test_another_schedule_is_held_against_the_one_with_the_fewest_ticks():
