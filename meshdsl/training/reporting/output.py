@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from typing import TextIO
 
@@ -19,13 +20,23 @@ def tell(text: str, error: bool = False) -> None:
 
 def hush(stream: TextIO | None) -> bool:
     """Returns whether a stream is closed; later writes to a closed one are dropped."""
-    if stream is None:
+    if stream is None or not _closed(stream):
         return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return True
+
+
+def _closed(stream: TextIO) -> bool:
+    """Returns whether nobody reads what a stream writes."""
     try:
         stream.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
         return True
-    return False
+    try:  # a stream without a buffer, as of PYTHONUNBUFFERED=1, has nothing left to flush
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)  # what is asked for beside errors: nothing
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):  # it has no file of its own, or is closed by Python
+        return False
