@@ -62,6 +62,8 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     _use_tokens(values, problems)
     against = _against(values, problems)
     request = asked(values, problems, machine_of, unset=True)
+    if against is not None:
+        _check_size(against[0], request.machine)
     with _interruptible() as stopped:
         effort = effort_of(values, smaller=_SMALLER, stopped=stopped)
         search = request.search(effort)
@@ -102,6 +104,8 @@ def machine_of(values: flags.FlagValues, problems: Problems) -> Machine | None:
                 "--mesh_shape, and --hardware if it is not v5p"
             )
         return None
+    if values["hardware"].present:
+        problems.add("--hardware: that of --topology is known; leave it out")
     if isinstance(values.slices, Mistake):
         return None
     with problems.caught("--topology"):
@@ -230,6 +234,15 @@ def _commands(request: Asked, plan: Plan) -> list[str]:
 
 def _name(argument: str) -> str:
     return argument.lstrip("-").partition("=")[0]
+
+
+def _check_size(mesh: Mesh | None, machine: Machine) -> None:
+    """Raises ValueError if a mesh to compare with is none of this machine."""
+    if mesh is not None and mesh.size != machine.devices:
+        raise ValueError(
+            f"--against: mesh {mesh} has {_devices(mesh.size)}, but {machine.title} are planned "
+            "for; leave the mesh out, and the fastest mesh for the layout is compared with"
+        )
 
 
 def _comparison(

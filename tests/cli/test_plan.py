@@ -120,6 +120,11 @@ def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
         ([MACHINE, "--layout=bacth:data; auto"], "Did you mean `batch`?"),
         ([MACHINE, "--backend=jax_auto"], "XLA's choice"),
         ([MACHINE, "--against=batch"], "--against: "),
+        (
+            [MACHINE, "--against=data:8 | batch:data"],
+            "mesh data:8 has 8 devices, but v5e:2x2: 4 devices",
+        ),
+        ([MACHINE, "--hardware=h100"], "--hardware: that of --topology is known"),
         (["--mesh_shape=data:4", "--slices=2"], "--slices are those of a --topology"),
     ],
 )
