@@ -388,7 +388,7 @@ class Search:
         return DoesNotFit(
             f"no layout fits: each of {points:,} needs more than {show_bytes(self.room)} of a "
             f"device, the smallest at least {show_bytes(least)}; take more devices, a smaller "
-            "batch, or --memory for another limit"
+            "batch, or another limit (--memory, Options(memory=))"
         )
 
     def candidates(self) -> tuple[list[_Candidate], int, float]:

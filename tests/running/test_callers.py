@@ -212,3 +212,15 @@ def test_what_jax_traces_is_not_called_directly():
     assert float(jax.jit(through)(x.data)) == 8
     assert jitted._direct.function is None  # it was refused
     np.testing.assert_array_equal(jitted(x), 8)
+
+
+def test_disable_jit_changes_nothing():
+    """A compiled program has no Python function that JAX could run instead."""
+    jitted = armed(doubled, ones())
+    with jax.disable_jit():
+        assert float(md.sum(jitted(ones()))) == 16.0
+        assert float(md.sum(md.jit(doubled)(ones()))) == 16.0
+        assert float(md.sum(ones() * 3.0)) == 24.0
+    for _ in range(4):
+        jitted(ones())
+    assert not refused(jitted, ones())  # calls are direct again

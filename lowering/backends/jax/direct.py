@@ -26,7 +26,7 @@ class Once:
 
     Attributes:
         function: raises TypeError if it is traced again.
-        outdated: whether it was traced again for the same shapes and dtypes.
+        outdated: whether it was traced again for the same shapes and dtypes in another context.
     """
 
     def __init__(self, run: Callable) -> None:
@@ -36,13 +36,19 @@ class Once:
         def function(*arrays: Any) -> Any:
             given = [(array.shape, array.dtype) for array in arrays]
             if avals:
-                self.outdated |= given == avals[0]
+                # Under `jax.disable_jit`, JAX calls this function although it has compiled it.
+                self.outdated |= given == avals[0] and not is_jit_disabled()
                 raise TypeError("the program was compiled for other arguments")
             avals.append(given)
             return run(*arrays)
 
         function.__name__ = run.__name__
         self.function = function
+
+
+def is_jit_disabled() -> bool:
+    """Whether the caller is within `jax.disable_jit()`."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
 def accepts(leaf: Any, stored: Storage) -> bool:

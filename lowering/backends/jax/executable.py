@@ -8,6 +8,7 @@ inputs to the devices and reuses donated buffers.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jax import lax
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.compiler_flags import Flag, chosen, recommended, unknown
 from meshdsl.lowering.backends.jax.arguments import Storage, as_logical_function, partition_spec
-from meshdsl.lowering.backends.jax.direct import Once, accepts
+from meshdsl.lowering.backends.jax.direct import Once, accepts, is_jit_disabled
 from meshdsl.lowering.backends.jax.emitters import EMITTERS
 from meshdsl.lowering.backends.jax.machine import Machine
 from meshdsl.lowering.backends.jax.torus import arrange_devices
@@ -120,7 +121,9 @@ class Executable:
             else stored.put(leaf)
             for leaf, stored in zip(leaves, self.inputs, strict=True)
         ]
-        results = self.compiled(*placed)
+        # A compiled program has no function to run instead of it, which `jax.disable_jit` asks for.
+        with jax.disable_jit(False) if is_jit_disabled() else contextlib.nullcontext():
+            results = self.compiled(*placed)
         if self.program.block.has_effect:  # a call returns after all its effects
             jax.effects_barrier()
             jax.block_until_ready(results)
