@@ -11,7 +11,7 @@ layers add to a sum in different ticks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -132,7 +132,13 @@ class Parts:
 
     def carries_under(self, tensors: Iterable[Tensor]) -> dict[Tensor, None]:
         """Returns the final carries of passes that some tensors are computed from."""
-        carries: dict[Tensor, None] = {}
+        return dict.fromkeys(t for t in self.under(tensors, lambda _: False) if self.pass_of(t))
+
+    def under(self, tensors: Iterable[Tensor], ends: Callable[[Tensor], bool]) -> Iterator[Tensor]:
+        """Yields some tensors and those that they are computed from, each once.
+
+        It does not go on from results of passes, and from tensors for which `ends` is true.
+        """
         seen: set[Tensor] = set()
         front = list(tensors)
         while front:
@@ -140,11 +146,10 @@ class Parts:
             if tensor in seen:
                 continue
             seen.add(tensor)
-            if self.pass_of(tensor):
-                carries[tensor] = None
-            elif (op := self.makers.get(tensor)) is not None and op not in self.passes:
+            yield tensor
+            op = self.makers.get(tensor)
+            if op is not None and op not in self.passes and not ends(tensor):
                 front += op.inputs
-        return carries
 
     def _depending_on_sums(self) -> set[Tensor]:
         depending = set(self.sums)
@@ -313,20 +318,7 @@ class Late:
                     f"({tensor.source}) of each microbatch, because it depends on gradients"
                 )
         results = [t for t in parts.results if t in parts.late]
-        stacked: dict[Tensor, None] = {}
-        heads: dict[Tensor, None] = {}
-        seen: set[Tensor] = set()
-        front = list(results)
-        while front:
-            tensor = front.pop()
-            if tensor in seen:
-                continue
-            seen.add(tensor)
-            if tensor in parts.late:
-                if parts.makers[tensor] in parts.passes:
-                    stacked[tensor] = None
-                else:
-                    front += parts.makers[tensor].inputs
-            elif levels[tensor] > BATCH:
-                heads[tensor] = None
+        under = list(parts.under(results, lambda t: t not in parts.late))
+        stacked = [t for t in under if t in parts.late and parts.makers[t] in parts.passes]
+        heads = [t for t in under if t not in parts.late and levels[t] > BATCH]
         return Late(tuple(dict.fromkeys(results)), tuple(stacked), tuple(heads))
