@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import meshdsl.ops as ops
 from meshdsl.lowering.pipelining.chunks import Dims, carries_of, skipping_padding
 from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, slices_of
-from meshdsl.lowering.pipelining.parts import FIXED, Parts, Term, Values
+from meshdsl.lowering.pipelining.parts import BATCH, FIXED, Parts, Term, Values
 from meshdsl.lowering.pipelining.regions import send, vary
 from meshdsl.lowering.pipelining.timetable import Timetable
 from meshdsl.ops.control.scan import SCAN
@@ -50,7 +50,8 @@ class Layers:
         table: the timetable of the stack.
         dims: the dims of the stack.
         late: the tensors that the forward pass stacks and results of the loop need.
-        stacks: the layers of each stage, by the sliced tensor of the body.
+        stacks: the layers of each stage, by the sliced tensor of the body. Those of `varying` also
+            have the dim of the microbatches.
         real: whether each position has a layer of the model; None if all have one.
     """
 
@@ -79,6 +80,12 @@ class Layers:
         return [t for t in dict.fromkeys(slices_of(self.stack.backward)) if t in stacked]
 
     @cached_property
+    def varying(self) -> dict[Tensor, None]:
+        """The sliced tensors that depend on the data of the microbatch, such as keys of dropout."""
+        sliced = [*slices_of(self.stack.forward), *slices_of(self.stack.backward)]
+        return dict.fromkeys(t for t in sliced if self.parts.levels[t] == BATCH)
+
+    @cached_property
     def sums(self) -> list[int]:
         """The numbers of the sums of gradients of layers, which the backward pass stacks."""
         numbers = []
@@ -95,12 +102,19 @@ class Layers:
                 numbers.append(number)
         return numbers
 
-    def fetch(self, before: Values) -> None:
-        """Sends each stage its layers, before the loops."""
+    def fetch(self, before: Values, varying: Mapping[Tensor, Tensor]) -> None:
+        """Sends each stage its layers, before the loops.
+
+        Args:
+            before: the fixed tensors.
+            varying: the tensors of `varying`, of all microbatches.
+        """
         for scan in (self.stack.forward, self.stack.backward):
             for tensor in slices_of(scan):
                 if self.parts.levels[tensor] == FIXED and tensor not in self.stacks:
                     self.stacks[tensor] = self.dims.to_stages(before.get(tensor))
+        for tensor in self.varying:
+            self.stacks[tensor] = self.dims.to_stages(varying[tensor])
         self.real = self.dims.real() if self.dims.pads else None
 
     def start(self, sums: Sequence[Tensor]) -> State:
@@ -196,7 +210,10 @@ class Layers:
             if tensor in kept:
                 slices.append(kept[tensor])
             elif tensor in self.stacks:
-                slices.append(self.dims.chunk(self.stacks[tensor], turn))
+                stack = self.stacks[tensor]
+                if tensor in self.varying:
+                    stack = ops.take(stack, microbatch, self.parts.loop.params["dim"])
+                slices.append(self.dims.chunk(stack, turn))
             else:
                 raise self._not_of_one_stage(tensor, scan)
         consts = values(microbatch, {}).every(scan.inputs[: scan.params["consts"]])
@@ -216,8 +233,8 @@ class Layers:
     def _not_of_one_stage(self, tensor: Tensor, scan: Operation) -> NoPipelineError:
         return NoPipelineError(
             f"`{self.stack.rule}` makes no pipeline of the loop at {scan.source}: each layer reads "
-            f"a slice of {tensor} ({tensor.source}), which depends on the microbatch. Compute it "
-            "in the body of the loop, from values that are the same for all layers"
+            f"a slice of {tensor} ({tensor.source}), which depends on results of layers. Compute "
+            "it in the body of the loop, from values that are the same for all layers"
         )
 
     def _arrived(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:

@@ -149,8 +149,9 @@ class Pipeline:
         before = Values(parts, dict(zip(parts.consts, arguments[:first], strict=True)))
         with located(parts.stacks[-1].forward.source):
             self.fixed = {t: before.get(t) for t in parts.fixed}
+            varying = self._by_loop([t for stack in self.stacks for t in stack.varying], {})
             for stack in self.stacks:
-                stack.fetch(before)
+                stack.fetch(before, varying)
             state = self._start(arguments[first:last])
             rows: list[list[Tensor]] = []  # the results of heads, by phase
             for phase in self.joint.phases:
@@ -191,33 +192,44 @@ class Pipeline:
         heads = {
             t: ops.take(x, rows, self.dims.tick) for t, x in zip(self.results, stacked, strict=True)
         }
-        late = self._late(heads, state) if self.late.results else {}
+        late = self._late(heads, state)
         return [(heads | late)[t].transpose([dim.name, *t.shape.names]) for t in self.parts.results]
 
     def _late(self, heads: Mapping[Tensor, Tensor], state: State) -> dict[Tensor, Tensor]:
         """Returns the results that need tensors of all layers, by a loop over microbatches."""
-        dim = self.microbatch
         given = {t: heads[t] for t in self.late.heads}
         for stack in self.stacks:
             dims, stacked = stack.dims, state["stacks"][stack.number]["stacked"]
             for tensor, x in zip(stack.late, stacked, strict=True):
                 rounds = [dims.round] if dims.round.size > 1 else []
-                slot = Dimension(dims.slot, dim.size * dims.round.size)
-                given[tensor] = dims.from_stages(ops.split(x, slot.name, [dim, *rounds]))
+                given[tensor] = dims.from_stages(
+                    ops.split(x, dims.slot, [self.microbatch, *rounds])
+                )
+        return self._by_loop(self.late.results, given)
 
-        def late_of(
-            _: None, values: tuple[list[Tensor], list[Tensor]]
-        ) -> tuple[None, list[Tensor]]:
+    def _by_loop(
+        self, wanted: Sequence[Tensor], given: Mapping[Tensor, Tensor]
+    ) -> dict[Tensor, Tensor]:
+        """Computes tensors of all microbatches, in a loop over these.
+
+        Args:
+            wanted: tensors of the body.
+            given: known tensors, with the dim of the microbatches.
+        """
+        if not wanted:
+            return {}
+
+        def one(_: None, values: tuple[list[Tensor], list[Tensor]]) -> tuple[None, list[Tensor]]:
             known = dict(zip(given, values[0], strict=True))
             batch = dict(zip(self.batch, values[1], strict=True))
             values_of_one = Values(
                 self.parts, known, lambda t: batch[t] if t in batch else self.fixed[t]
             )
-            return None, values_of_one.every(self.late.results)
+            return None, values_of_one.every(wanted)
 
         xs = (list(given.values()), list(self.batch.values()))
-        _, results = ops.scan(late_of, None, xs, dim)
-        return dict(zip(self.late.results, results, strict=True))
+        _, results = ops.scan(one, None, xs, self.microbatch)
+        return dict(zip(wanted, results, strict=True))
 
     # One phase.
 

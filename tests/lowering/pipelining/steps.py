@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 
 import meshdsl as md
@@ -63,3 +64,26 @@ def lower(model, microbatches, mesh, layout, batch=None, **options):
     step, _, data, spec = problem(model, microbatches, batch)
     jitted = md.jit(step, mesh, layout, donate="state", options=Options(**options))
     return jitted.lower(spec, data)
+
+
+def leaves(tree):
+    """Returns the arrays of a tree in float64, by their paths."""
+    is_leaf = lambda value: isinstance(value, md.NamedArray)  # noqa: E731
+    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return {jax.tree_util.keystr(keys): np.asarray(leaf, "f8") for keys, leaf in keyed}
+
+
+def check_close(found, expected, tolerance=1e-6):
+    """Two trees have the same paths and numbers, relative to the largest of each tensor."""
+    found, expected = leaves(found), leaves(expected)
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        scale = np.abs(values).max() + 1e-9
+        assert np.abs(found[path] - values).max() <= tolerance * scale, path
+
+
+def check_same(model, microbatches, *how, **options):
+    """A step has the numbers of one device."""
+    # Other axes and backends add up in another order: without a pipeline, it is as much.
+    close = 1e-6 if how[1:] == ("layers:pipe",) else 5e-6
+    check_close(run(model, microbatches, *how, **options), alone(model, microbatches), close)

@@ -1,10 +1,7 @@
 """A step as a pipeline has the numbers of the step on one device, and as many ticks as planned."""
 
-import jax
-import numpy as np
 import pytest
 
-import meshdsl as md
 from tests.lowering.pipelining.steps import (
     DENSE_FIRST,
     EXPERTS,
@@ -12,31 +9,13 @@ from tests.lowering.pipelining.steps import (
     KINDS,
     LLAMA,
     T5,
-    alone,
+    check_same,
     layers,
     lower,
-    run,
 )
 
 TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; length:model?"
 STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
-
-
-def leaves(tree):
-    is_leaf = lambda value: isinstance(value, md.NamedArray)  # noqa: E731
-    keyed = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
-    return {jax.tree_util.keystr(keys): np.asarray(leaf, "f8") for keys, leaf in keyed}
-
-
-def check_same(model, microbatches, *how, **options):
-    expected = leaves(alone(model, microbatches))
-    result = leaves(run(model, microbatches, *how, **options))
-    assert result.keys() == expected.keys()
-    # Other axes and backends add up in another order: without a pipeline, it is as much.
-    close = 1e-6 if how[1:] == ("layers:pipe",) else 5e-6
-    for path, values in expected.items():
-        scale = np.abs(values).max() + 1e-9
-        assert np.abs(result[path] - values).max() < close * scale, path
 
 
 @pytest.mark.parametrize(
