@@ -6,7 +6,8 @@ structure. Then a tensor may have another layout than the user expects: replicat
 parameters that are split. Each such case is one note with the paths and the rule; no layout is
 changed. Notes are also written for
 
-- a result that has all leaves of an argument in another structure (a list of new parameters);
+- a result that has all leaves of an argument in another structure (a list of new parameters), and
+  an argument that is such a list (a state held as `jax.tree.leaves` gives it);
 - a rule whose scope no path has, although a tree of the program has its dim;
 - a tree with some of the leaves of an argument, such as a mean of a few parameters.
 """
@@ -58,18 +59,19 @@ def lookalikes(graph: Graph, layout: Layout) -> list[str]:
                 break
     _note_subsets((*arguments, *results), distinct.values(), layout, known, done, notes)
     structures = {tree.keys for tree in arguments}
+    unnamed = (tree for tree in results if tree.keys not in structures and _without_names(tree))
     parts = _Parts(distinct.values())
-    for tree in results:
+    for tree in (*(tree for tree in arguments if _listed(tree)), *unnamed):
         paths = [path for path, _ in tree.paths("")]
-        unnamed = all(path.split("/")[0].isdigit() for path in paths)
-        if done.isdisjoint(paths) and unnamed and tree.keys not in structures:
+        if done.isdisjoint(paths):
             for other in parts.maybe_of(tree):
-                leaves = _rearranged(tree, other)
+                leaves = _rearranged(tree, other) if tree is not other else ()
                 missed = _missed(tree, leaves, other, layout) if leaves else None
                 if missed:
                     done.update(paths)
                     ours = [below(tree.path, key) for key, _ in leaves]
-                    notes[_note(ours, other, missed, returned=True, structure=False)] = None
+                    returned = any(path not in known for path in paths)
+                    notes[_note(ours, other, missed, returned, structure=False)] = None
                     break
     return [*notes, *_unmatched(layout, inputs, [*known, *(path for path, _ in outputs)])]
 
@@ -216,6 +218,16 @@ def _missed(tree: Tree, leaves: Sequence[Leaf], other: Tree, layout: Layout) -> 
     return missed
 
 
+def _without_names(tree: Tree) -> bool:
+    """Whether the paths of all leaves begin with an index in the result."""
+    return all(path.split("/")[0].isdigit() for path, _ in tree.paths(""))
+
+
+def _listed(tree: Tree) -> bool:
+    """Whether a tree is a list or a tuple of tensors, which have indices for names."""
+    return len(tree.keys) > 1 and all(key.isdigit() for key in tree.keys)
+
+
 def _anonymous(tree: Tree) -> bool:
     """Whether a tree has only an index in the result, so that no rule can name it."""
     return not tree.path or tree.parts[0].isdigit()
@@ -232,10 +244,12 @@ def _note(
     scope = paths[0].split("/")[0]
     own = replace(rule, scope=scope)
     if not returned:
-        fix = (
-            f"Add a rule such as `{own}`, or call the parameters `params`: what mirrors these "
-            "follows their rules"
+        other_way = (
+            "call the parameters `params`: what mirrors these follows their rules"
+            if structure
+            else f"give it the structure of `{other.path}`, as `optim.zeros_like` does"
         )
+        fix = f"Add a rule such as `{own}`, or {other_way}"
     elif scope == _GRADIENTS:
         fix = (
             f"Add the rule `{own}`, or call the argument that is differentiated `{name}`: the "

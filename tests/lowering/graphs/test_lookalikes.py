@@ -104,6 +104,22 @@ def test_parameters_that_are_returned_in_another_structure_are_noted(extra):
     assert 'Return it by its name, as in `return {"params": ...}`' in found[0]
 
 
+@pytest.mark.parametrize("backend", ["jax", "jax_auto"])
+def test_a_state_that_is_a_list_like_the_parameters_is_noted(backend):
+    def step(params, momenta, x):
+        return double(params), [0.9 * m for m in momenta]
+
+    state = [TREE["w"], TREE["v"]]
+    assert notes(step, "params/embed:data", TREE, state, TREE["v"], backend=backend) == [
+        "`momenta/0` and 1 more have the dims of `params`, but not the layout: `params/embed:data` "
+        "does not apply. Add a rule such as `momenta/embed:data`, or give it the structure of "
+        "`params`, as `optim.zeros_like` does"
+    ]
+    split = "params/embed:data; momenta/embed:data"
+    assert notes(step, split, TREE, state, TREE["v"]) == []
+    assert notes(step, "params/embed:data", TREE, [TREE["w"], md.spec([embed])], TREE["v"]) == []
+
+
 @pytest.mark.parametrize("returned", ["alike", "rearranged"])
 def test_each_of_many_layers_is_compared_with_few(returned, monkeypatch):
     """Every layer has a rule of its own: they all are split alike, so one stands for all."""
