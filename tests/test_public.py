@@ -93,6 +93,8 @@ def test_traced_tensors_and_arrays_are_tensors():
     ("name", "advice"),
     [
         ("matmul", ": write md.einsum(x, y, over='dim')"),
+        ("ones_like", ": write md.ones(x.dims, x.dtype)"),
+        ("pmap", ": write md.jit(f, mesh, layout)"),
         ("concatenate", ": write md.concat([x, y], 'dim')"),
         ("softmx", ". Did you mean `softmax`"),
         ("nothing_like_it", "'nothing_like_it'"),

@@ -53,9 +53,10 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
             raise
         except ValueError as error:
             raise OperationError(_describe(name, error, (*args, *kwargs.values()))) from None
-        except TypeError:
+        except (AttributeError, TypeError):
             with reported_as(name, (*args, *kwargs.values())):
                 _need_fit(function, name, args, kwargs)
+                _need_tensors(function, args, kwargs)
             raise
 
     return checked
@@ -78,6 +79,22 @@ def _need_fit(function: Callable, name: str, args: tuple, kwargs: Mapping[str, A
         raise ValueError(
             f"{error}; it is called as md.{name}({_parameters(signature)}){fix}"
         ) from None
+
+
+def _need_tensors(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError if an argument that should be a tensor is something else."""
+    signature = inspect.signature(function)
+    for name, given in signature.bind(*args, **kwargs).arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.annotation not in ("Tensor", Tensor):
+            continue
+        for value in given if parameter.kind is parameter.VAR_POSITIONAL else (given,):
+            if not isinstance(value, Tensor):
+                kind = type(value).__name__
+                raise ValueError(
+                    f"`{name}` takes tensors, and {kind} is none; name the dims of an array, as in "
+                    "md.named(array, dims)"
+                )
 
 
 def _parameters(signature: inspect.Signature) -> str:

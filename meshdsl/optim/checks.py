@@ -25,7 +25,7 @@ def out_of_range(within: Mapping[str, tuple[Any, str]]) -> list[str]:
             below = value <= high if interval[-1] == "]" else value < high
             fits = above and below
         if not fits:
-            problems.append(f"{name} must be in {interval}, got {value}")
+            problems.append(f"{name} must be in {interval}, got {value!r}")
     return problems
 
 

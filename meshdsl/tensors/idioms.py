@@ -48,6 +48,12 @@ _ADVICE = {
     "tolist": "write np.asarray(x).tolist()",
     "block_until_ready": "write jax.block_until_ready(x)",
     "copy": "tensors never change, so x itself will do",
+    "clone": "tensors never change, so x itself will do",
+    "cuda": "devices are those of md.jit's mesh; for arrays, md.place(x, mesh, layout)",
+    "cpu": "write np.asarray(x)",
+    "device": "write x.data.devices()",
+    "devices": "write x.data.devices()",
+    "requires_grad": "write md.grad(loss)(params)",
     "detach": "write md.stop_gradient(x)",
     "backward": "write md.grad(loss)(params)",
     "grad": "write md.grad(loss)(params)",
@@ -60,6 +66,9 @@ _OF_TRACED = {
     "data": _NUMBERS,
     "unpadded": _NUMBERS,
     "layout": "see it in md.jit(f, mesh, layout).lower(x)",
+    "device": "see the mesh of md.jit(f, mesh, layout)",
+    "devices": "see the mesh of md.jit(f, mesh, layout)",
+    "cpu": _NUMBERS,
     "sharding": "see it in md.jit(f, mesh, layout).lower(x)",
     "block_until_ready": "a traced tensor is not computed yet",
 }
@@ -93,6 +102,13 @@ _NAMES = {
     "vmap": "map(f, x, 'dim'), or nothing: operations work along all dims",
     "remat": "checkpoint(f)",
     "fori_loop": "scan or md.while_loop",
+    "pmap": "jit(f, mesh, layout)",
+    "pjit": "jit(f, mesh, layout)",
+    "shard_map": "jit(f, mesh, layout)",
+    "zeros_like": "zeros(x.dims, x.dtype)",
+    "ones_like": "ones(x.dims, x.dtype)",
+    "full_like": "full(x.dims, value, x.dtype)",
+    "linspace": "arange(dim) * step + start",
 }
 _CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read the data of a NamedArray
 

@@ -46,6 +46,31 @@ def test_dims_may_be_given_where_names_are():
         md.jit(lambda x: x.rename(a=md.Dimension("c", 5))).trace(md.spec([a, b]))
 
 
+ARRAY = np.ones((2, 3), "f4")
+NAMED = md.named(ARRAY, [a, b])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: md.einsum(ARRAY, NAMED, over="b"), "einsum: `tensors` takes tensors, and ndarray"),
+        (lambda: md.einsum([NAMED, NAMED], over="b"), "einsum: `tensors` takes tensors, and list"),
+        (lambda: md.einsum(NAMED, 2.0, over="b"), "einsum: `tensors` takes tensors, and float is"),
+        (lambda: md.take(ARRAY, NAMED, "a"), "take: `table` takes tensors, and ndarray is none"),
+        (lambda: md.softmax(ARRAY, "a"), "`x` takes tensors, and ndarray is none; name the dims"),
+        (lambda: md.argmax(ARRAY, "a"), r"argmax: .* of an array, as in md\.named\(array, dims\)"),
+        (
+            lambda: md.einsum("ab,ab->a", NAMED, NAMED),
+            "dims have names, so 'ab,ab->a' is not needed: write md.einsum",
+        ),
+    ],
+)
+def test_what_stands_for_a_tensor_is_named(call, text):
+    with pytest.raises(ValueError, match=text) as error:
+        call()
+    assert "test_operation.py" in str(error.value)
+
+
 def test_a_literal_has_the_data_of_when_it_was_traced():
     data = np.ones(3, "f4")
     fixed = md.named(data, [b])

@@ -17,7 +17,7 @@ RATE = "learning_rate must be a number in [0, inf) or a schedule, got"
 def test_a_learning_rate_is_a_number_from_0_or_a_schedule(kind, rate):
     with pytest.raises(ValueError) as error:
         kind(rate)
-    assert str(error.value) == f"{kind.__name__}: {RATE} {rate}"
+    assert str(error.value) == f"{kind.__name__}: {RATE} {rate!r}"
 
 
 @pytest.mark.parametrize("rate", [0, 1e-3, np.float32(0.1), np.int64(1), schedules.constant(0.1)])
@@ -30,7 +30,7 @@ def test_everything_wrong_with_an_optimizer_is_in_one_error():
         AdamW(-1, b1=math.nan, eps=math.inf, weight_decay="a", mask=3)
     assert str(error.value) == (
         "AdamW: b1 must be in [0, 1), got nan; eps must be in (0, inf), got inf; "
-        f"weight_decay must be in [0, inf), got a; {RATE} -1; "
+        f"weight_decay must be in [0, inf), got 'a'; {RATE} -1; "
         "mask must be a function of path and shape, got 3"
     )
     with pytest.raises(ValueError) as error:

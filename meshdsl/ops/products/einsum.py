@@ -77,6 +77,12 @@ def einsum(*tensors: Tensor, out: DimsLike | None = None, over: DimsLike | None 
     """
     if not tensors:
         raise ValueError("needs at least one tensor")
+    for text in tensors:
+        if isinstance(text, str):
+            raise ValueError(
+                f"dims have names, so {text!r} is not needed: write md.einsum(x, y, over='dim'), "
+                "or out= with the dims to keep"
+            )
     together = _in_order(tensors)
     keep = kept_dims(tensors, together, out, over)
     alone = [] if is_derived() else _alone(tensors, together.without(keep.names))
