@@ -15,9 +15,11 @@ from absl import flags
 from meshdsl.cli.job import Job
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.optim.by_name import DEFAULT
+from meshdsl.training.checkpointing.checkpoints import check_same
 from meshdsl.training.checkpointing.saving import FOLDER, begun, differences
 from meshdsl.training.checkpointing.shared_checkpoints import described
 from meshdsl.training.checks import misfit_of_steps
+from meshdsl.training.state import by_path, spec_of
 
 DEFAULTS = {"optimizer": DEFAULT}  # what flags mean that are not given, where that is a name
 _DATA = "the data"  # the setting that is known only once the data is read
@@ -46,11 +48,10 @@ def check(
             f"--noresume: {Path(values.workdir) / FOLDER} has checkpoints of an earlier run, which "
             "this one is not to go on from; choose another --workdir"
         )
-    elif going_on and not values.override:
-        _check_settings(Path(values.workdir) / FOLDER, settings, problems)
+    elif going_on:
+        _check_checkpoint(Path(values.workdir) / FOLDER, job, settings, values.override, problems)
     if values.init_from is not None and not going_on:
         from meshdsl.training.checkpointing.weights import Weights
-        from meshdsl.training.state import spec_of
 
         with problems.caught("--init_from"):
             params = spec_of(job.recipe.create_state()).params
@@ -78,24 +79,31 @@ def _check_writable(folder: Path) -> None:
         raise ValueError(f"{there} cannot be written to; choose another")
 
 
-def _check_settings(folder: Path, settings: Mapping[str, str], problems: Problems) -> None:
-    """Compares the settings with those of the latest checkpoint.
+def _check_checkpoint(
+    folder: Path, job: Job, settings: Mapping[str, str], override: bool, problems: Problems
+) -> None:
+    """Compares the settings with those of the latest checkpoint; if they fit, the arrays.
 
     A checkpoint whose description cannot be read is left to the run, which reports it.
     """
-    steps = sorted((path for path in folder.glob("*") if path.name.isdigit()), key=_step)
+    latest = max((path for path in folder.glob("*") if path.name.isdigit()), key=_step)
     try:
-        config = dict(described(steps[-1])["config"])
+        about = described(latest)
+        config, arrays = dict(about["config"]), dict(about["arrays"])
     except (OSError, ValueError, KeyError, TypeError):
         return
     config.pop(_DATA, None)
-    if changes := differences(config, settings, DEFAULTS):
+    changes = [] if override else differences(config, settings, DEFAULTS)
+    if changes:
         lines = [
-            f"checkpoint {steps[-1]} is of a job with other settings; give them again, choose "
+            f"checkpoint {latest} is of a job with other settings; give them again, choose "
             "another workdir, or go on with the new ones (--override)",
             *changes,
         ]
         problems.add("\n  ".join(lines))
+        return
+    with problems.caught("--workdir"):
+        check_same(arrays, by_path(spec_of(job.recipe.create_state())), latest)
 
 
 def _step(path: Path) -> int:

@@ -157,7 +157,7 @@ class Checkpoints:
             path = folder.path / str(step)
             try:
                 about = folder.about(step)
-                _check_same(about["arrays"], wanted, path)
+                check_same(about["arrays"], wanted, path)
                 arrays = folder.load(step, wanted, where)
             except Damaged as damaged:
                 aside = folder.set_aside(step)
@@ -255,8 +255,13 @@ def _unpadded(array: NamedArray) -> Any:
     return array.unpadded() if isinstance(array.data, jax.Array) else np.asarray(array)
 
 
-def _check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    """Raises ValueError with every difference between what was saved and what is wanted."""
+def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError with the differences between what was saved and what is wanted.
+
+    Args:
+        saved: the description of a checkpoint's arrays, by path.
+        wanted: arrays or specs, by path.
+    """
     now = {path: _description(leaf) for path, leaf in wanted.items()}
     differences = [f"{path}: not in the checkpoint" for path in now if path not in saved]
     differences += [f"{path}: only in the checkpoint" for path in saved if path not in now]

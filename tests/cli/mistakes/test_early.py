@@ -69,3 +69,13 @@ def test_settings_that_differ_from_the_checkpoint_are_reported_before_the_data_i
     assert "  optimizer: adamw in the checkpoint, lion here" in told(work, "--optimizer=lion")
     assert "optimizer" not in told(work, "--optimizer=adamw", "--steps=2")
     assert "--noresume: " in told(work, "--steps=1", "--noresume")
+
+
+def test_arrays_of_another_size_are_reported_before_the_data_is_read(told, data, tmp_path, capsys):
+    work = f"--workdir={tmp_path / 'work'}"
+    assert main.run(["train", data, *SMALL, work, "--steps=1", "--eval_batches=1"]) == 0
+    capsys.readouterr()
+    larger = "--model_args=layers=1,embed=24,heads=2,kv=8,d_ff=16"
+    message = told(work, larger, "--steps=1", "--override")
+    assert "checkpoints/1 is of another model" in message
+    assert "params/final_norm/scale: f32[embed=16] in the checkpoint, f32[embed=24] here" in message
