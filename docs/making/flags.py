@@ -17,7 +17,8 @@ def text() -> str:
     lines += [f"| `meshdsl {name}` | {says} |" for name, says in COMMANDS.items()]
     lines += ["", "Of a flag that is true or false, `--overlap` says yes and `--nooverlap` no."]
     lines += ["`--debug` shows where in the code an error comes from, `--help` the flags of a"]
-    lines += ["command.", ""]
+    lines += ["command. [`--config`](../guides/train.md#flags-in-a-file) reads flags of a file."]
+    lines += [""]
     for title, names in GROUPS.items():
         lines += [f"## {title.capitalize()}", "", "| flag | default | meaning | read by |"]
         lines += ["|---|---|---|---|", *map(_row, names), ""]

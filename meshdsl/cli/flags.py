@@ -7,12 +7,13 @@ that do not exist. Many flags are made from the fields of records (`record_flags
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from absl import flags
 
+from meshdsl.cli import configuration
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.readers import (
     Reader,
@@ -309,39 +310,40 @@ SEVERAL = {  # what a command takes lists of, as texts
     "sweep": ("mesh_shape", "layout", "topology"),
     "generate": ("prompt", "stop"),
 }
+ABOUT = {  # what is the same in every command: of a command line, not of what it does
+    "config": "A TOML file of flags; those of the command line replace its own.",
+    "print_config": "Print the flags as such a file, and do nothing else.",
+    "debug": "Show where in the code an error comes from.",
+    "help": "Show this.",
+}
 SEARCHING = ("train", "explain", "compile", "plan")  # commands that take `auto`
 _LISTED = frozenset(itertools.chain(*SEVERAL.values()))
 
 
 def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagValues, Problems]:
-    """Reads the arguments of a command.
+    """Reads the arguments of a command, and those of the file of `--config`, if it is given.
 
     Returns:
         The values, and the problems. A value that could not be read is a `Mistake`.
     """
-    values = flags.FlagValues()
-    for name, (default, reader, text) in FLAGS.items():
-        if name in SEVERAL.get(command, ()):
-            plain: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
-            flags.DEFINE_multi(_Parser(str), plain, name, default, text, values)
-            continue
-        flags.DEFINE_flag(_Flag(_Parser(reader), None, name, default, text), values)
-        values[name].boolean = reader is truth  # `--overlap` alone says yes, `--nooverlap` no
-    flags.DEFINE_bool("help", False, "Show this.", values, short_name="h")
-    flags.DEFINE_bool("debug", False, "Show where in the code an error comes from.", values)
     problems = Problems()
-    try:
-        rest = values(["meshdsl", *arguments], known_only=True)[1:]
-    except flags.Error as error:
-        problems.add(str(error))
-        values.mark_as_parsed()
-        return values, problems
+    values, rest = _parsed(arguments, command, problems)
+    places: Mapping[str, str] = {}
+    if values.config is not None and not problems.found:
+        several = [name for name, takes in SEVERAL.items() if name == command for name in takes]
+        given = [name for name in FLAGS if values[name].present]
+        with problems.caught("--config"):
+            settings = configuration.read(values.config, FLAGS, several, given)
+            problems.found += settings.problems
+            places = settings.places
+            values, rest = _parsed([*settings.arguments, *arguments], command, problems)
     for argument in rest:
         problems.add(_unknown(argument, values))
     for name in FLAGS:
         value = getattr(values, name)
         if isinstance(value, Mistake):
-            problems.add(f"--{name}: {value.reason}")
+            place = f" ({places[name]})" if name in places else ""
+            problems.add(f"--{name}{place}: {value.reason}")
         elif is_auto(value) and command not in SEARCHING and FLAGS[name][1] in _SEARCHED:
             problems.add(
                 f"--{name}=auto is for {', '.join(SEARCHING)}; `meshdsl plan` shows what it "
@@ -355,11 +357,46 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
     return values, problems
 
 
+def _parsed(
+    arguments: Sequence[str], command: str, problems: Problems
+) -> tuple[flags.FlagValues, list[str]]:
+    """Returns the values of arguments, and those that are no flags; adds to the problems."""
+    values = flags.FlagValues()
+    for name, (default, reader, text) in FLAGS.items():
+        if name in SEVERAL.get(command, ()):
+            plain: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
+            flags.DEFINE_multi(_Parser(str), plain, name, default, text, values)
+            continue
+        flags.DEFINE_flag(_Flag(_Parser(reader), None, name, default, text), values)
+        values[name].boolean = reader is truth  # `--overlap` alone says yes, `--nooverlap` no
+    flags.DEFINE_bool("help", False, ABOUT["help"], values, short_name="h")
+    flags.DEFINE_bool("debug", False, ABOUT["debug"], values)
+    flags.DEFINE_string("config", None, ABOUT["config"], values)
+    flags.DEFINE_bool("print_config", False, ABOUT["print_config"], values)
+    try:
+        return values, values(["meshdsl", *arguments], known_only=True)[1:]
+    except flags.Error as error:
+        problems.add(str(error))
+        values.mark_as_parsed()
+        return values, []
+
+
 _SEARCHED = [FLAGS[name][1] for name in ("mesh_shape", "layout", "microbatches")]
 
 
 def _takes_several(name: str) -> str:
     return next(command for command, names in SEVERAL.items() if name in names)
+
+
+def as_configuration(values: flags.FlagValues, command: str, names: Collection[str]) -> str:
+    """Returns the flags that are set as a configuration file, and the command's others."""
+    texts = {}
+    for name in FLAGS:
+        flag = values[name]
+        if flag.present:
+            texts[name] = [flag.text] if isinstance(flag, _Flag) else list(flag.value or ())
+    others = {name: FLAGS[name][0] for name in FLAGS if name in names and name not in texts}
+    return configuration.shown(command, texts, others)
 
 
 def written(values: flags.FlagValues) -> list[str]:

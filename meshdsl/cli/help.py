@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.flags import ABOUT, FLAGS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": ("model", "model_args", "batch_size", "length"),
@@ -251,7 +251,6 @@ HELP: Mapping[str, Help] = {
     "doctor": Help("", examples={"See what is missing for what:": ""}),
 }
 _UNGROUPED = set(FLAGS).difference(*GROUPS.values())
-_DEBUG = "Show where in the code an error comes from."
 _COLUMN, _WIDTH = 26, 100
 
 
@@ -267,7 +266,8 @@ def show_help(command: str, says: str) -> str:
         if rest := [name for name in names if name not in about.used]:
             lines += ["", title, *_lines(rest)]
     rest = [name for name in about.also if name not in about.used] + sorted(_UNGROUPED)
-    lines += ["", "others", *_lines(rest), *_flag("debug", None, _DEBUG), "", "examples"]
+    always = [line for name in ABOUT if name != "help" for line in _flag(name, None, ABOUT[name])]
+    lines += ["", "others", *_lines(rest), *always, "", "examples"]
     for says_of_example, arguments in about.examples.items():
         lines += [f"  {says_of_example}", f"    meshdsl {command} {arguments}".rstrip()]
     return "\n".join(lines)

@@ -14,10 +14,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.reporting.output import hush, tell
+
+if TYPE_CHECKING:
+    from absl.flags import FlagValues
 
 FAILED = 1
 INTERRUPTED = 130  # as shells count a process ended by SIGINT
@@ -96,6 +99,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     code = None
     try:
+        if values.print_config:
+            problems.check()
+            tell(_configuration(name, values))
+            return 0
         with _plain_warnings(command):
             module = importlib.import_module(f"meshdsl.cli.{name}")
             code = module.main(values, problems, *[places] * (name in OF_FUNCTIONS))
@@ -114,6 +121,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(command, *failure)
     return code or 0
+
+
+def _configuration(name: str, values: FlagValues) -> str:
+    """Returns the flags of a command as a file of `--config`."""
+    from meshdsl.cli import flags
+    from meshdsl.cli.help import HELP
+
+    return flags.as_configuration(values, name, HELP[name].flags if name in HELP else flags.FLAGS)
 
 
 def _explained(error: Exception) -> tuple[str, int] | None:

@@ -111,6 +111,8 @@ PROMISED = {
     "parallel": None,
     "rounds": 5,
     "debug": False,
+    "config": None,
+    "print_config": False,
     "help": False,
     "h": False,
 }

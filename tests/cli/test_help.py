@@ -38,7 +38,7 @@ def test_a_help_shows_each_flag_once_with_the_most_used_first(command):
     shown = listed(show_help(command, ""))
     assert len(about.used) <= 10
     assert shown[: len(about.used)] == [*about.used]
-    assert sorted(shown) == sorted({*about.flags, "debug"})
+    assert sorted(shown) == sorted({*about.flags, "debug", "config", "print_config"})
     assert all(len(line) <= 100 for line in show_help(command, "").split("examples")[0].split("\n"))
 
 

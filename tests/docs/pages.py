@@ -17,6 +17,7 @@ LANGUAGES = (
     "bash",
     "console",
     "text",
+    "toml",
 )  # console: commands after `$`, and what they print
 
 
