@@ -47,7 +47,9 @@ def missing() -> str:
     if program is None:
         return f"there is no Chromium; {HOW}"
     try:
-        asked = subprocess.run([program, "--version"], capture_output=True, timeout=60, check=False)
+        asked = subprocess.run(
+            [program, "--version"], capture_output=True, timeout=300, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{program} does not start: {error}"
     return "" if asked.returncode == 0 else f"{program} does not start; {HOW}"

@@ -3,6 +3,10 @@
 A run checks a sample of the random programs and one of the tests marked slow. Both are chosen by
 the commit, so that a run can be repeated; the last line names the seed, and `--seed` sets it.
 `--cases=10000 --first_case=0` and `--slow` run them all.
+
+Compilation takes most of the time, so XLA leaves out LLVM's optimizations. Its own passes, which
+reorder arithmetic, run as for users. Tests marked `optimized`, and all with `--optimize`, compile
+as users do: LLVM may fuse a multiplication with an addition, which rounds otherwise.
 """
 
 import ctypes
@@ -38,6 +42,7 @@ def pytest_addoption(parser):
     parser.addoption("--tpu_every", type=int, default=12, help="which as TensorFlow runs on TPUs")
     parser.addoption("--first_case", type=int, help="the first of them; by default, from the seed")
     parser.addoption("--slow", action="store_true", help="run every slow test, not one of them")
+    parser.addoption("--optimize", action="store_true", help="compile every test as users do")
     parser.addoption("--seed", type=int, help="chooses the samples; by default, from the commit")
 
 
@@ -56,6 +61,15 @@ def seed(config) -> int:
     """Returns what chooses the samples of this run."""
     given = config.getoption("seed")
     return commit() if given is None else given
+
+
+def pytest_runtest_setup(item):
+    optimized = item.config.getoption("optimize") or item.get_closest_marker("optimized")
+    if jax.config.read("jax_disable_most_optimizations") == bool(optimized):
+        let_go()  # what was compiled the other way
+        jax.config.update("jax_disable_most_optimizations", not optimized)
+        # Processes that a test starts round as this one does.
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if optimized else "1"
 
 
 def pytest_terminal_summary(terminalreporter, config):

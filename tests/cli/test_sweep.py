@@ -34,13 +34,14 @@ ON_GPUS = ("--mesh_shape=data:8", "--layout=batch:data")
 GOOD = 10  # of 15 candidates; `model` is no axis of data:8, and no dim is called hedas
 FILES = ("sweep.csv", "sweep.json", "plot.svg", "index.html")
 MODEL = """
-import multiprocessing, os, pathlib, signal
+import multiprocessing, os, pathlib, signal, time
 import meshdsl as md
 from meshdsl import nn
 from meshdsl.models import Model
 
 vocab, embed = md.dims(vocab=256, embed=8)
-DEADLY = pathlib.Path(__file__).with_name("deadly")
+DEADLY, HELD = (pathlib.Path(__file__).with_name(name) for name in ("deadly", "held"))
+ROWS = pathlib.Path(__file__).with_name("work") / "FILE"
 
 
 def init(key):
@@ -51,13 +52,15 @@ def loss(params, batch):
     if multiprocessing.parent_process() and DEADLY.exists():
         DEADLY.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    while HELD.exists() and ROWS.exists() and ROWS.read_bytes().count(b"\\n") >= 3:
+        time.sleep(0.01)
     x = md.take(params["embedding"], batch["tokens"], "vocab")
     logits = md.einsum(x, params["embedding"], over="embed")
     return md.mean(nn.softmax_cross_entropy(logits, batch["targets"], over="vocab"))
 
 
 tiny = Model("tiny", init, loss, batch_size=4, length=8)
-"""
+""".replace("FILE", FILE)
 
 
 def swept(capsys, *arguments, code=0):
@@ -162,30 +165,37 @@ def command(*arguments, folder):
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def test_a_sweep_that_is_killed_loses_nothing_that_it_had(tmp_path, capsys):
+@pytest.fixture
+def own(tmp_path):
+    """Returns the flag of a model in a file.
+
+    While there is a file `deadly`, it kills a worker; while there is one `held`, it waits once
+    three candidates are measured.
+    """
+    (tmp_path / "own.py").write_text(MODEL)
+    return f"--model={tmp_path / 'own.py'}:tiny"
+
+
+def test_a_sweep_that_is_killed_loses_nothing_that_it_had(own, tmp_path, capsys):
     axes = ",".join(f"a{n}:2" for n in range(3))
-    many = "batch:{a0,a1,a2}; heads:{a0,a1,a2}; d_ff:{a0,-}"
-    arguments = (*TINY, f"--mesh_shape={axes}", f"--layout={many}", "--parallel=2")
-    with command(*arguments, folder=tmp_path) as process:
-        file, until = tmp_path / FILE, time.monotonic() + 120
+    many = "batch:{a0,a1,a2}; vocab:{a0,a1,a2}; length:{a0,-}"
+    arguments = (own, f"--mesh_shape={axes}", f"--layout={many}", "--parallel=2")
+    work = tmp_path / "work"
+    (tmp_path / "held").touch()
+    with command(*arguments, folder=work) as process:
+        file, until = work / FILE, time.monotonic() + 300
         while not file.exists() or file.read_bytes().count(b"\n") < 3:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    had = keys_in(tmp_path)
+    (tmp_path / "held").unlink()
+    had = keys_in(work)
     assert 3 <= len(had) < 18
-    told = swept(capsys, *arguments, f"--workdir={tmp_path}")
+    told = swept(capsys, *arguments, f"--workdir={work}")
     assert f"{len(had)} of 18 candidates were measured earlier" in told
-    keys = keys_in(tmp_path)
+    keys = keys_in(work)
     assert keys[: len(had)] == had
     assert len(set(keys)) == len(keys) == 18
-
-
-@pytest.fixture
-def own(tmp_path):
-    """Returns the flag of a model in a file; while there is a file `deadly`, it kills a worker."""
-    (tmp_path / "own.py").write_text(MODEL)
-    return f"--model={tmp_path / 'own.py'}:tiny"
 
 
 def test_a_process_that_is_killed_is_a_row_and_is_tried_again(own, tmp_path, capsys):

@@ -85,7 +85,7 @@ def page(site):
             thread.join()
 
 
-def wait(opened, script, seconds=30):
+def wait(opened, script, seconds=120):
     end = time.monotonic() + seconds
     while not opened.evaluate(script):
         assert time.monotonic() < end, script

@@ -7,7 +7,10 @@ import pytest
 import meshdsl as md
 from tests.ops.agreement import assert_agree, random, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+pytestmark = [
+    pytest.mark.optimized,  # it is about rounding
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+]
 FLAGS = [(r, e) for r in (False, True) for e in (False, True)]
 SPLITS = [("a:2", "l:a"), ("a:3", "l:a"), ("a:2,b:4", "l:a+b")]
 

@@ -15,6 +15,8 @@ import pytest
 import meshdsl as md
 from tests.ops.agreement import run
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 ROWS, LENGTH = 1000, 8
 VALUES = [0, 1, -1, 1e20, -1e20, 1e-20, -1e-20, 1e30, -1e30, 1e-30, np.inf, -np.inf, np.nan]
 PROBABLE = [1, 3, 2, 2, 1, 2, 1, 1, 1, 1, 0.25, 0.25, 0.25]  # ordinary numbers: 5

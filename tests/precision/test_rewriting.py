@@ -11,6 +11,8 @@ from meshdsl.optim import AdamW
 from meshdsl.training.state import create
 from meshdsl.training.step import make_train_step
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 batch, embed, d_ff, layers = md.dims(batch=8, embed=16, d_ff=32, layers=3)
 
 

@@ -26,6 +26,8 @@ from tests.property.pads import poisoned
 from tests.property.programs import Case, make_case, make_pipeline
 from tests.reference import tf_tpu
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 TOLERANCE = 1e-9
 OFFSETS = {"jax": 0, "tf": 1, "tpu": 2}  # so that a case runs on few backends
 

@@ -216,7 +216,7 @@ def test_tracing_leaves_nothing_behind_when_it_fails():
 
 
 def test_threads_trace_for_themselves():
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=120)
 
     def model(x):
         meet.wait()

@@ -1,15 +1,18 @@
 """One process of a job that does nothing but agree with the others, several times a second.
 
 Prints a line once it has joined, and its last words: that all is done, or what has gone wrong.
+While it waits for others, it says so often, and its clock runs ahead by an hour at SIGUSR1.
 """
 
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 
+from meshdsl.training.processes import meeting
 from meshdsl.training.processes.joining import Deserted, everywhere, joined
 
 
@@ -17,6 +20,11 @@ def main(coordinator, count, index, seconds, join_timeout, pause_timeout, ends):
     jax.config.update("jax_num_cpu_devices", 1)
     if ends == "connecting":
         jax.distributed.initialize = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    ahead = [0]
+    signal.signal(signal.SIGUSR1, lambda *_: ahead.append(3600))
+    monotonic = time.monotonic
+    meeting.time = SimpleNamespace(monotonic=lambda: monotonic() + sum(ahead), sleep=time.sleep)
+    meeting._REPORT_AFTER = meeting._REPORT_EVERY = 0.2
     numbers = int(count), int(index), float(join_timeout), float(pause_timeout)
     try:
         with joined(coordinator, *numbers):

@@ -6,6 +6,8 @@ import pytest
 import meshdsl as md
 from meshdsl.tensors.dtypes import as_dtype
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]
 # The largest numbers and what is next to them, the least ones, and halves between two numbers.
 EDGES = [448, 449, 464, 465, 480, 57344, 61439, 61440, 65536, 1e30, 2.0**-9, 2.0**-10, 2.0**-17]

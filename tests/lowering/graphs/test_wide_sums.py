@@ -8,6 +8,8 @@ import meshdsl as md
 from meshdsl.lowering.options import Options
 from tests.ops.agreement import assert_close
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 MESH, FOUR = "a:2", np.array([4e4, 4e4, -4e4, -4e4])
 IN_FLOAT32, IN_THE_SAME = Options(reduce_dtype="float32"), Options(reduce_dtype="same")
 BACKENDS = ["numpy", "jax"]

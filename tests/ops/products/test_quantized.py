@@ -8,6 +8,8 @@ import meshdsl as md
 from meshdsl.ops.products.quantized import EightBits, Groups, quantized_einsum
 from meshdsl.tensors.dtypes import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2
 
+pytestmark = pytest.mark.optimized  # it is about rounding
+
 INT8, FLOAT32 = np.dtype("int8"), np.dtype("float32")
 HOWS = {
     "int8": EightBits(INT8, INT8),

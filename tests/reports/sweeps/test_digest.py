@@ -29,7 +29,7 @@ def of(size=4, scale=2.0, datum=1.0, dtype="float32", over="row", facts=("plan",
 
 def test_it_is_the_same_in_another_process():
     found = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=300
     )
     assert found.stdout.split() == [of()]
 

@@ -62,7 +62,7 @@ def test_the_order_is_the_same_in_another_process():
         text=True,
         env=environment,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     here = next(shuffled_batches(Arrays({"n": np.arange(1000)}), 5, 11))["n"].tolist()
     assert run.stdout.strip() == str(here)

@@ -205,6 +205,6 @@ def test_a_large_cache_is_compared_beside_the_run(tmp_path, monkeypatch):
     assert opened()[1] == []
     reason = rf"{files['.bin']} has other bytes .* damaged: delete"
     with pytest.raises(ValueError, match=reason), compared([*files.values()]) as check:
-        for _ in range(1000):
+        for _ in range(12_000):
             check()
             time.sleep(0.01)

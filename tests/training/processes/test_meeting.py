@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -108,13 +109,19 @@ def test_a_process_that_came_and_ended_is_missing_again(coordinator, clock):
     assert f"{missing} did not join" in text
 
 
-def test_a_process_that_is_started_in_place_of_another_counts(coordinator):
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(met, coordinator, 3, [0])
-        visit(coordinator, hello(1)).close()
-        time.sleep(0.3)
-        assert met(coordinator, 3, [1, 2]) == 2 * first.result()
-    assert first.result() == [["value 0", "value 1", "value 2"]]
+def test_a_process_that_is_started_in_place_of_another_counts(coordinator, clock):
+    gone = "waiting for processes 1 (was there, on 127.0.0.1, and has ended) and 2 to join"
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(lambda: visit(coordinator, hello(1)).close())
+        others = []
+
+        def report(line):
+            if line == gone and not others:
+                others.append(pool.submit(met, coordinator, 3, [1, 2]))
+
+        first = met(coordinator, 3, [0], report=report)
+        assert first == [["value 0", "value 1", "value 2"]]
+        assert others[0].result() == 2 * first
 
 
 def test_who_is_missing_is_reported_while_waiting(coordinator, clock):
@@ -172,11 +179,18 @@ def test_processes_that_count_differently_are_an_error_in_all(coordinator):
 @pytest.mark.parametrize(
     "text", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"process": []}\n', b"x" * 2**17, b"7\n"]
 )
-def test_what_is_no_process_of_ours_is_let_go(coordinator, text):
-    other = visit_later(coordinator, text)
-    (found,) = met(coordinator, 2, [0], timeout=0.7)
+def test_what_is_no_process_of_ours_is_let_go(coordinator, text, clock):
+    """Time passes once it is: the meeting then ends without it."""
+
+    def visitor():
+        with suppress(OSError), visit(coordinator, text) as connection:
+            connection.recv(1)  # until it is closed
+        clock.ahead = 3600.0
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(visitor)
+        (found,) = met(coordinator, 2, [0])
     assert "process 1 did not join" in found
-    other().close()
 
 
 def test_a_port_in_use_is_an_error_that_says_so(coordinator):

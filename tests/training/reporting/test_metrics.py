@@ -141,7 +141,7 @@ def test_a_run_that_is_stopped_at_any_moment_leaves_whole_lines(tmp_path, blow):
         for _ in range(20):
             run.stdout.readline()
         run.send_signal(blow)
-        _, stderr = run.communicate(timeout=60)
+        _, stderr = run.communicate(timeout=300)
     assert run.returncode == -blow
     assert blow == signal.SIGKILL or b"KeyboardInterrupt" in stderr
     steps = [line["step"] for line in lines(tmp_path)]
@@ -316,7 +316,7 @@ def test_a_run_goes_on_where_its_reader_has_gone():
             while b"1/100" not in shown:
                 shown += run.stdout.read1() or pytest.fail("it has ended")
             run.stdout.close()
-            _, told = run.communicate(b"\n", timeout=60)
+            _, told = run.communicate(b"\n", timeout=300)
         assert (run.returncode, told) == (3, b"ended\n")
 
 

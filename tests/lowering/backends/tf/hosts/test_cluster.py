@@ -100,7 +100,7 @@ def test_losses_of_several_processes_are_those_of_one(count, mesh, layout, expec
 
 
 def test_programs_find_each_other_whatever_else_a_process_has_built(start):
-    _, processes = start(2, {}, timeout=40, module="several_programs")
+    _, processes = start(2, {}, module="several_programs")
     for found in map(result, processes):
         rows = np.arange(32.0).reshape(8, 4).sum(1).tolist()
         assert found == {"sum": 28.0, "max": 7.0, "rows": rows, "again": 28.0}
@@ -110,7 +110,7 @@ def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(st
     options = {"mesh": "data:2,model:2", "layout": "batch:data; hidden:model", "steps": STEPS}
     addresses, (first, second) = start(2, options, {1: {"dies_at": 3}})
     error = result(first)["error"]
-    assert second.wait(60) == 9
+    assert second.wait(300) == 9
     assert "a collective has failed" in error
     assert f"devices 2, 3 are missing: process 1 at {addresses[1]} does not answer" in error
     assert "had reached all_reduce over" in error
@@ -120,7 +120,7 @@ def test_a_process_that_dies_is_named_with_the_instruction_that_waited_for_it(st
 @pytest.mark.parametrize("hangs", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_process_that_hangs_is_waited_for_no_longer_than_the_timeout(hangs, start):
     options = {"mesh": "data:2", "layout": "batch:data", "steps": STEPS}
-    _, processes = start(2, options, {hangs: {"hangs_at": 3}}, timeout=20)
+    _, processes = start(2, options, {hangs: {"hangs_at": 3}}, timeout=40)
     error = result(processes[1 - hangs])["error"]
     assert processes[hangs].poll() is None
     assert f"device {1 - hangs} had reached all_reduce over data at " in error
@@ -141,7 +141,7 @@ def test_an_address_without_a_port_is_reported():
 
 def test_processes_that_do_not_answer_are_asked_at_once(monkeypatch):
     """Each waits until all are asked, for none listens to a barrier that not all have reached."""
-    asked = threading.Barrier(20, timeout=30)
+    asked = threading.Barrier(20, timeout=120)
     monkeypatch.setattr(cluster, "listens", lambda address: asked.wait() < 0)
     found = Cluster(tuple(f"host{n}:1" for n in range(21)), 3).unreachable()
     assert found == [n for n in range(21) if n != 3]
