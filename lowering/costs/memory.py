@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -177,6 +177,7 @@ class _Liveness:
         without_buffer: whether a value needs no buffer, since all its readers fuse with it; for
             values for which this is known.
         fused: the results that are computed by their readers.
+        read_instead: for each value without a buffer of its own, the values that are read instead.
     """
 
     def __init__(
@@ -200,12 +201,21 @@ class _Liveness:
             self.readers[value].append(None)
         self.without_buffer: dict[Value, bool] = {}
         self.fused: set[Value] = set()
+        self.read_instead: dict[Value, Sequence[Value]] = {}
         for instruction in reversed(block.instructions):
-            if instruction.op in _VIEWS:
-                for value in instruction.outputs:
+            outputs, is_view = instruction.outputs, instruction.op in _VIEWS
+            if is_view:
+                for value in outputs:
                     self._needs_no_buffer(value)
-            if _fusible(instruction) and self._needs_no_buffer(instruction.outputs[0]):
-                self.fused.update(instruction.outputs)
+            if _fusible(instruction) and self._needs_no_buffer(outputs[0]):
+                self.fused.update(outputs)
+            elif not is_view:
+                continue
+            if instruction.op == "barrier":
+                shown = zip(outputs, instruction.inputs, strict=True)
+                self.read_instead.update((out, (value,)) for out, value in shown)
+            else:
+                self.read_instead.update(dict.fromkeys(outputs, instruction.inputs))
         self.scores = self._scores()
         self.last_reads = self._last_reads()
 
@@ -228,12 +238,13 @@ class _Liveness:
             maker = self.maker.get(value)
             if maker is not None and _costly(maker):
                 return False
-        return all([reader is not None and self._passes(reader, value) for reader in readers])
+        for reader in readers:
+            if reader is None or not (_fusible(reader) or self._passes(reader, value)):
+                return False
+        return True
 
     def _passes(self, reader: Instruction, value: Value) -> bool:
-        """Whether a reader fuses with the value that it reads."""
-        if _fusible(reader):
-            return True
+        """Whether a reader that is not elementwise fuses with the value that it reads."""
         if reader.op == "barrier" and self._is_computed(value):
             return False
         if reader.op in _VIEWS:
@@ -248,32 +259,21 @@ class _Liveness:
         maker = self.maker.get(value)
         return maker is not None and maker.op not in _VIEWS and maker.op not in _ELSEWHERE
 
-    def _through(self, value: Value) -> Sequence[Value] | None:
-        """Returns the values that are read instead of a value without buffer; None: it has one."""
-        maker = self.maker.get(value)
-        if maker is None or not (value in self.fused or maker.op in _VIEWS):
-            return None
-        if maker.op == "barrier":
-            return (maker.inputs[maker.outputs.index(value)],)
-        return maker.inputs
-
-    def _reads(
-        self, values: Sequence[Value], wanted: Callable[[Value], bool] = lambda value: True
-    ) -> list[Value]:
+    def _reads(self, values: Sequence[Value], last: int | None = None) -> list[Value]:
         """Returns the values in memory that must be read for some values, each once, in order.
 
         Args:
-            wanted: whether to follow a value. If it is true of a value, it must be true of all
-                values that read it.
+            last: if given, only those that an instruction at this position is the last to read.
         """
         buffers, seen = [], set()
         front = list(reversed(values))
         while front:
             value = front.pop()
-            if value in seen or not wanted(value):
+            # What reads a value for the last time reads its operands then or earlier.
+            if value in seen or not (last is None or self.last_reads[value] == last):
                 continue
             seen.add(value)
-            inputs = self._through(value)
+            inputs = self.read_instead.get(value)
             if inputs is None:
                 buffers.append(value)
             else:
@@ -300,7 +300,7 @@ class _Liveness:
                 continue
             for output in instruction.outputs:
                 if output in positions:
-                    for value in self._through(output) or ():
+                    for value in self.read_instead.get(output, ()):
                         positions[value] = max(positions.get(value, -1), positions[output])
         return positions
 
@@ -310,9 +310,11 @@ class _Liveness:
 
     def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
         """Returns the buffers that are read for the last time by reading values at a position."""
-        if position not in [self.last_reads[value] for value in values]:
-            return []
-        return self._reads(values, lambda value: self.last_reads[value] == position)
+        last_reads = self.last_reads
+        for value in values:
+            if last_reads[value] == position:
+                return self._reads(values, position)
+        return []
 
     def _scores(self) -> dict[Instruction, Value]:
         """Returns the scores that an attention and a gradient of the same operands share."""
@@ -329,8 +331,7 @@ class _Liveness:
 
     def _in_place(self, value: Value, position: int) -> bool:
         """Whether an output is written over an input that is not read any more."""
-        input_ = self.written_over.get(value)
-        return input_ is not None and self.last_reads.get(input_, -1) <= position
+        return self.last_reads.get(self.written_over[value], -1) <= position
 
     def _extra_buffers(self, instruction: Instruction) -> _Peak:
         """Returns the buffers of an instruction besides operands and results.
@@ -338,9 +339,9 @@ class _Liveness:
         They are an attention's blocks of scores, and results of a collective before they are
         written over an input.
         """
-        values: list[Value] = []
         if not (instruction.is_collective or instruction.op in _ATTENTION):
             return _NO_BUFFERS
+        values: list[Value] = []
         if instruction.op in _ATTENTION:
             scores = _scores_of(instruction)
             if instruction not in self.scores:
@@ -371,7 +372,7 @@ class _Liveness:
     def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
         """Visits all instructions of the block, on top of `base` bytes; adds to the curve."""
         live = _History(dict.fromkeys(self.owned, UNKNOWN))
-        total = sum(map(self.size, live))
+        total = sum(map(self.size, live.now))
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
         for position, instruction in enumerate(self.block.instructions):
             if self._has_no_buffer(instruction):
@@ -383,17 +384,18 @@ class _Liveness:
                 and self.last_reads[self.scores[instruction]] == position
             ):
                 read.append(self.scores[instruction])
-            dying = [v for v in read if v in live and v not in self.permanent] if read else []
+            dying = [v for v in read if v in live.now and v not in self.permanent] if read else []
             results = _made(instruction)
             for value in instruction.outputs:
-                if value in self.counted_outside or self._in_place(value, position):
+                in_place = value in self.written_over and self._in_place(value, position)
+                if in_place or value in self.counted_outside:
                     del results[value]
             if instruction.op == "attention" and instruction in self.scores:
                 results[self.scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
-            if results and instruction.bodies:
+            if results and dying and instruction.bodies:
                 replaced = self._overwritten_carries(instruction, dying, position)
-            elif results:
+            elif results and dying:
                 replaced = _replaced(instruction, dying)
             for value in replaced:
                 live.drop(value)
@@ -412,37 +414,31 @@ class _Liveness:
                 peak = _Peak(total + inner.bytes, instruction.source, inner.buffers)
                 at_peak = live.moment
             for value in (*dying, *results):
-                if value in live and self.last_reads.get(value, -1) <= position:
+                if value in live.now and self.last_reads.get(value, -1) <= position:
                     live.drop(value)
                     total -= self.size(value)
         return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
 
 
 class _History:
-    """The live values, now and at any moment before."""
+    """The live values, `now` and at any moment before."""
 
     # Every instruction may be a new peak, so copies of the live values would take quadratic time.
 
     def __init__(self, start: Mapping[Value, Source]) -> None:
-        self._now = set(start)
+        self.now = set(start)
         self._changes: list[tuple[Value, Source | None]] = list(start.items())  # None: it is freed
 
     @property
     def moment(self) -> int:
         return len(self._changes)
 
-    def __contains__(self, value: Value) -> bool:
-        return value in self._now
-
-    def __iter__(self) -> Iterator[Value]:
-        return iter(self._now)
-
     def add(self, made: Mapping[Value, Source]) -> None:
-        self._now.update(made)
+        self.now.update(made)
         self._changes.extend(made.items())
 
     def drop(self, value: Value) -> None:
-        self._now.remove(value)
+        self.now.remove(value)
         self._changes.append((value, None))
 
     def at(self, moment: int) -> Iterable[tuple[Value, Source]]:
