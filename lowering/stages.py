@@ -64,7 +64,7 @@ class Placed:
         stored: the tensors that have the layouts of storage (see `placement.storage`).
         moved: the layouts of tensors that a loop has moved before it stacks them for another loop.
         given: the layouts that a `Placement` gives.
-        strategies: the strategies of the operations for which they are known.
+        strategies: the strategies of operations without bodies.
     """
 
     graph: Graph

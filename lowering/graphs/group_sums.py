@@ -41,18 +41,21 @@ class _GroupSums:
         self.placed = placed
 
     def rewrite(self, graph: Graph) -> Graph:
-        makers = {t: op for op in graph.operations for t in op.outputs}
+        splits = {op.outputs[0]: op for op in graph.operations if op.name == "split"}
+        if not splits and not any(op.bodies for op in graph.operations):
+            return graph
         readers = Counter(t for op in graph.operations for t in op.inputs)
         readers.update(graph.outputs)
         operations: list[Operation] = []
         changed = False
         for op in graph.operations:
-            bodies = {name: self.rewrite(b) for name, b in op.params.items() if _is_graph(b)}
+            bodies = {}
+            if op.bodies:
+                bodies = {name: self.rewrite(b) for name, b in op.params.items() if _is_graph(b)}
             if any(bodies[name] is not op.params[name] for name in bodies):
                 op, changed = replace(op, params={**op.params, **bodies}), True
-            split = makers.get(op.inputs[0]) if op.name == "sum" else None
-            only = split and split.name == "split" and readers[op.inputs[0]] == 1
-            if split and only and self._sends_less(op, split):
+            split = splits.get(op.inputs[0]) if op.name == "sum" else None
+            if split and readers[op.inputs[0]] == 1 and self._sends_less(op, split):
                 operations += _inlined(op, split)
                 changed = True
             else:

@@ -53,17 +53,24 @@ class _Sharing:
         self.known: dict[Hashable, int] = {}
 
     def rewrite(self, graph: Graph) -> Graph:
-        numbers = self._numbers(graph, {})
+        scans = [position for position, op in enumerate(graph.operations) if op.name == "scan"]
+        again = any(op.name == "barrier" for op in graph.operations)
+        if not any(op.bodies for op in graph.operations) and not again:
+            return graph
+        # Numbers of all values are needed only to compare a recomputation, or two loops.
+        numbers = self._numbers(graph, {}) if again or len(scans) > 1 else {}
         operations = list(graph.operations)
         for position, op in enumerate(operations):
+            if not op.bodies:
+                continue
             bodies = {
                 name: self.rewrite(body) if isinstance(body, Graph) else body
                 for name, body in op.params.items()
             }
             if any(bodies[name] is not op.params[name] for name in bodies):
                 operations[position] = replace(op, params=bodies)
-        operations = self._same_graph(operations, numbers)
-        scans = [position for position, op in enumerate(operations) if op.name == "scan"]
+        if again:
+            operations = self._same_graph(operations, numbers)
         for count, later in enumerate(scans):
             for earlier in scans[:count]:
                 if self._follows(operations[earlier], operations[later]):

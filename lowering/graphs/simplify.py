@@ -60,7 +60,7 @@ class _Rebuilder:
     def run(self, graph: Graph, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = dict(zip(graph.inputs, inputs, strict=True))
         for op in graph.operations:
-            arguments = tuple(values[t] for t in op.inputs)
+            arguments = tuple([values[t] for t in op.inputs])
             if op.primitive.inlined:
                 outputs = self.run(op.params["body"], arguments)
             elif op.primitive.mark:
@@ -112,8 +112,10 @@ class _Rebuilder:
             like: Graph = params["if_true" if op.name == "cond" else "body"]
             sources = [t.source for t in like.outputs]
         outputs: tuple[Tensor, ...] = tuple(
-            TracedTensor(t.shape, t.dtype, source)
-            for t, source in zip(op.outputs, sources, strict=True)
+            [
+                TracedTensor(t.shape, t.dtype, source)
+                for t, source in zip(op.outputs, sources, strict=True)
+            ]
         )
         emitted = Operation(op.primitive, arguments, outputs, params, op.source)
         self.operations.append(emitted)

@@ -57,8 +57,10 @@ def widen(planned: Planned, keep: Mapping[Tensor, frozenset[str]], options: Opti
     Returns:
         The graph, which may have unused operations and tensors if it has changed; see `prune`.
     """
-    widened = Widened(planned.graph)
-    widening = _Widening(planned, keep, _NARROW[options.reduce_dtype], widened.layouts)
+    widened, dtypes = Widened(planned.graph), _NARROW[options.reduce_dtype]
+    if not any(tensor.dtype in dtypes for tensor in planned.layouts):  # as in most programs
+        return widened
+    widening = _Widening(planned, keep, dtypes, widened.layouts)
     widened.graph = widening.rewrite(planned.graph)
     return widened
 

@@ -55,10 +55,13 @@ def place(
     strategies = strategies_of(graph, chooser, layouts, before)
     constant = constants(graph)
     split_longer = gathered_late(graph, layouts, strategies, chooser, special, constant)
-    for op in _operations(graph) if split_longer else ():
-        if any(t in split_longer for t in (*op.inputs, *op.outputs)):
-            del strategies[op]
-    layouts.update(split_longer)
+    if split_longer:
+        layouts.update(split_longer)
+        for op in _operations(graph):
+            if any(t in split_longer for t in (*op.inputs, *op.outputs)):
+                del strategies[op]
+        known = Placed(graph, chooser, layouts, strategies=strategies)
+        strategies = strategies_of(graph, chooser, layouts, known)
     return Placed(graph, chooser, layouts, constant, frozenset(store), moved, given, strategies)
 
 

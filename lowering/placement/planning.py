@@ -18,7 +18,7 @@ from meshdsl.lowering.graphs.wide_sums import widen
 from meshdsl.lowering.partition import Case
 from meshdsl.lowering.partition.attention.rules import readers, unused
 from meshdsl.lowering.placement.partial_sums import place_reductions
-from meshdsl.lowering.placement.placing import blocks_of, place, strategies_of
+from meshdsl.lowering.placement.placing import blocks_of, place
 from meshdsl.lowering.stages import Placed, Planned, Reduced
 
 
@@ -59,8 +59,7 @@ def reduce(planned: Planned, layout: Layout, choice: Choice) -> Reduced:
 
 
 def _planned(placed: Placed) -> Planned:
-    strategies = strategies_of(placed.graph, placed.chooser, placed.layouts, placed)
-    return Planned(**{**vars(placed), "strategies": strategies})
+    return Planned(**vars(placed))
 
 
 def _unused(planned: Planned) -> tuple[str, ...]:
