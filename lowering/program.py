@@ -64,8 +64,8 @@ class Pairs(tuple[tuple[int, int], ...]):
 
 def exact_key(value: Any) -> Hashable:
     """Returns a key that differs for different parameters: 0.0 and -0.0; 1, True and 1.0."""
-    if isinstance(value, Mapping):
-        return tuple((name, exact_key(value[name])) for name in sorted(value))
+    if type(value) is dict or isinstance(value, Mapping):
+        return tuple([(name, exact_key(value[name])) for name in sorted(value)])
     if isinstance(value, float | complex | np.generic):
         return type(value), repr(value)
     if type(value) is Pairs:
@@ -107,9 +107,9 @@ class Instruction:
     bodies: tuple[Block, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        bodies = [value for value in self.params.values() if isinstance(value, Block)]
-        if bodies:
-            object.__setattr__(self, "bodies", tuple(bodies))
+        for value in self.params.values():
+            if isinstance(value, Block):
+                object.__setattr__(self, "bodies", (*self.bodies, value))
 
     @property
     def body(self) -> Block | None:

@@ -69,11 +69,9 @@ def in_order(
     def wait(n: int) -> bool:
         """Registers an instruction with a missing need, if it has one; returns whether it has."""
         instruction = given[n]
-        needs = (
-            (*instruction.inputs, before[instruction])
-            if instruction in before
-            else instruction.inputs
-        )
+        needs: tuple[Value | Instruction, ...] = instruction.inputs
+        if before and instruction in before:
+            needs = (*needs, before[instruction])
         if missing.isdisjoint(needs):
             return False
         waiting[next(need for need in needs if need in missing)].append(n)
@@ -82,7 +80,9 @@ def in_order(
     def put(n: int) -> None:
         instruction = given[n]
         ordered.append(instruction)
-        made: tuple[Value | Instruction, ...] = (*instruction.outputs, instruction)
+        made: tuple[Value | Instruction, ...] = instruction.outputs
+        if effects:
+            made = (*made, instruction)
         missing.difference_update(made)
         if waiting:
             for follower in [other for need in made for other in waiting.pop(need, [])]:

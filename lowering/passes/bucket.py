@@ -124,7 +124,10 @@ def _levels(
     levels: list[list[Instruction]] = []
     effect = 0
     for instruction in instructions:
-        level = max([depth[value] for value in instruction.inputs if value in depth], default=0)
+        level = 0
+        for value in instruction.inputs:
+            if value in depth and depth[value] > level:
+                level = depth[value]
         if instruction.has_effect:
             effect = level = max(level, effect)
         if instruction in chosen:

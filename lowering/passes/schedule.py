@@ -39,17 +39,19 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
 
 
 def _early(block: Block, kinds: Collection[str]) -> Block:
+    moving = [instruction for instruction in block.instructions if instruction.op in kinds]
+    if not moving:
+        return block
     position = {instruction: n for n, instruction in enumerate(block.instructions)}
     maker = {
         value: instruction for instruction in block.instructions for value in instruction.outputs
     }
-    first = _first_readers(block, position, maker)
+    gathers = any(instruction.op == "all_gather" for instruction in moving)
+    first = _first_readers(block, position, maker) if gathers else {}
     long = [n for instruction, n in position.items() if instruction.op in _LONG]
     priority: dict[Instruction, float] = dict(position)
     earlier = False
-    for instruction in block.instructions:
-        if instruction.op not in kinds:
-            continue
+    for instruction in moving:
         moved, begin = ready(instruction, maker, priority)  # equals come in the order given
         if instruction.op == "all_gather":
             before = bisect.bisect_left(long, first.get(instruction, len(block.instructions)))

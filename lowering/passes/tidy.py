@@ -46,9 +46,10 @@ def _key(instruction: Instruction) -> Hashable | None:
     """Returns a key that equal instructions share, or None if an instruction has no equal."""
     if instruction.has_effect or instruction.op == "barrier":
         return None
-    if any(isinstance(value, np.ndarray | Block | dict) for value in instruction.params.values()):
-        return None
-    results = tuple((value.shape, value.dtype, value.layout) for value in instruction.outputs)
+    for value in instruction.params.values():
+        if isinstance(value, np.ndarray | Block | dict):
+            return None
+    results = tuple([(value.shape, value.dtype, value.layout) for value in instruction.outputs])
     return instruction.op, instruction.inputs, results, exact_key(instruction.params)
 
 

@@ -224,9 +224,9 @@ class Operation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.primitive.name)
-        bodies = [value for value in self.params.values() if isinstance(value, Graph)]
-        if bodies:
-            object.__setattr__(self, "bodies", tuple(bodies))
+        for value in self.params.values():
+            if isinstance(value, Graph):
+                object.__setattr__(self, "bodies", (*self.bodies, value))
 
     @property
     def linear(self) -> tuple[int, ...]:
