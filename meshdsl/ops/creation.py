@@ -14,7 +14,7 @@ from meshdsl.tensors.dtypes import as_dtype, is_complex, is_float, is_integer
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Form, Primitive, TracedTensor, Work
-from meshdsl.tracing.trace import bind_one
+from meshdsl.tracing.trace import bind_one, current
 
 
 def _rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
@@ -92,6 +92,17 @@ def as_tensor(value: Any, like: np.dtype | None = None) -> Tensor:
         return value
     if isinstance(value, NamedArray):
         return literal(value)
+    if type(value) not in (float, int) or not value:  # 0.0 equals -0.0
+        return _constant(value, like)
+    # An optimizer multiplies each of thousands of parameters by the same few numbers.
+    numbers, key = current().numbers, (type(value), value, like)
+    if key not in numbers:
+        numbers[key] = _constant(value, like)
+    return numbers[key]
+
+
+def _constant(value: Any, like: np.dtype | None) -> Tensor:
+    """Returns a number as a tensor; see `as_tensor`."""
     if isinstance(value, bool | int | float | complex | np.bool_ | np.number):
         number = value.item() if isinstance(value, np.generic) else value
         if like is None:

@@ -43,12 +43,12 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if not open_traces or not is_tracing():
             return late("run at once")(checked, args, kwargs, True)
-
-        def as_operand(value: Any) -> Any:
-            return literal(value) if isinstance(value, NamedArray) else value
-
         try:  # as `reported_as` does, which is slow for thousands of operations
-            return function(*map(as_operand, args), **{k: as_operand(v) for k, v in kwargs.items()})
+            operands: list[Any] = [literal(x) if isinstance(x, NamedArray) else x for x in args]
+            named: dict[str, Any] = {}
+            for key, x in kwargs.items():
+                named[key] = literal(x) if isinstance(x, NamedArray) else x
+            return function(*operands, **named)
         except OperationError:
             raise
         except ValueError as error:

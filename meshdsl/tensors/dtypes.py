@@ -6,6 +6,7 @@ and no other arithmetic takes them. So they are a kind of their own, apart from 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -99,6 +100,7 @@ def complex_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"complex{16 * dtype.itemsize}")
 
 
+@cache
 def kind(dtype: np.dtype) -> str:
     """Returns the letter of a dtype's kind: b(ool), i(nteger), f(loating-point), c(omplex) or
     e(ight-bit float)."""

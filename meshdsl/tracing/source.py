@@ -97,8 +97,10 @@ def caller(of_layer: bool = False) -> Source:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        layer = of_layer and code.co_filename.startswith(_LAYERS)
-        if not layer and not is_machinery(code.co_filename):
+        name = code.co_filename
+        layer = of_layer and name.startswith(_LAYERS)
+        # Every operation asks about five frames, so what is known takes no call.
+        if not layer and not _is_machinery.get(name) and not is_machinery(name):
             return _line(code, frame.f_lineno)
         if frame.f_back is None:
             break

@@ -25,6 +25,7 @@ class Trace:
 
     Attributes:
         makers: the operation that makes each tensor; inputs have none.
+        numbers: the constants of Python numbers, by type, number and dtype.
     """
 
     def __init__(self, parent: Trace | None = None) -> None:
@@ -34,6 +35,7 @@ class Trace:
         self.makers: dict[Tensor, Operation] = {}
         self.captured: dict[Tensor, Tensor] = {}
         self.literals: dict[int, tuple[Any, Tensor]] = {}
+        self.numbers: dict[tuple[type, float, np.dtype | None], Tensor] = {}
         self.notes: dict[str, None] = {}
 
     def note(self, text: str) -> None:
@@ -83,6 +85,7 @@ class Trace:
         """
         self.operations.clear()
         self.makers.clear()
+        self.numbers.clear()
 
 
 class ArrayTrace(Trace):
@@ -180,11 +183,15 @@ def bind(
     owned = tuple([trace.own(tensor) for tensor in inputs])
     source = here()
     outputs = tuple(
-        TracedTensor(shape, dtype, source, trace) for shape, dtype in primitive.rule(owned, params)
+        [
+            TracedTensor(shape, dtype, source, trace)
+            for shape, dtype in primitive.rule(owned, params)
+        ]
     )
     operation = Operation(primitive, owned, outputs, params, source)
     trace.operations.append(operation)
-    trace.makers.update(dict.fromkeys(outputs, operation))
+    for tensor in outputs:
+        trace.makers[tensor] = operation
     return operation
 
 

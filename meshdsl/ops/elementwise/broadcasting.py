@@ -42,10 +42,11 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     Raises:
         ValueError: one name has two sizes; each clash names both tensors and where they were made.
     """
-    ordered = sorted(inputs, key=lambda t: -len(t.shape))
-    first = ordered[0].shape
-    if all(t.shape == first or not t.shape for t in ordered):
+    shapes = [t.shape for t in inputs]
+    first = max(shapes, key=len)
+    if all([shape is first or not shape or shape == first for shape in shapes]):
         return first
+    ordered = sorted(inputs, key=lambda t: -len(t.shape))
     owner: dict[str, Tensor] = {}
     dims: dict[str, Dimension] = {}
     problems = []
@@ -119,7 +120,7 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor]) -> Tensor
     """
     shapes = [tensor.shape for tensor in operands]
     largest = max(shapes, key=len)
-    if any(shape and shape != largest for shape in shapes):
+    if any([shape and shape is not largest and shape != largest for shape in shapes]):
         names = set(largest.names)
         apart = not all(names.issuperset(shape.names) for shape in shapes)
         if apart and not is_derived():
@@ -198,7 +199,7 @@ def elementwise(
     def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
         alike = inputs[-2:] if name == "select" else inputs
         dtype = alike[-1].dtype
-        if any(t.dtype != dtype for t in alike):
+        if any([t.dtype is not dtype and t.dtype != dtype for t in alike]):
             raise ValueError(
                 f"dtypes differ: {', '.join(short(t.dtype) for t in alike)}; "
                 f"cast one, as in md.cast(x, {dtype.name!r})"
