@@ -228,7 +228,10 @@ class Layout:
         have one here, if scoped rules prevent it at the input's path. Then the first of the rules
         that claim an axis gets it.
         """
-        return self._resolve(shape, "")[0]
+        known = self._inside.get(shape)
+        if known is None:
+            known = self._inside[shape] = self._resolve(shape, "")[0]
+        return known
 
     def rule_for(self, dim: str, path: str = "") -> Rule | None:
         """Returns the rule that decides about `dim` in the tensor at `path`, or None."""
@@ -279,6 +282,11 @@ class Layout:
     @cached_property
     def _resolved(self) -> dict[tuple[Shape, str], tuple[TensorLayout, tuple[_Claim, ...]]]:
         # A program asks about thousands of tensors that share few combinations of dims and path.
+        return {}
+
+    @cached_property
+    def _inside(self) -> dict[Shape, TensorLayout]:
+        # Lowering asks about most tensors some ten times.
         return {}
 
     @cached_property

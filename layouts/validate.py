@@ -213,8 +213,14 @@ def problems(
 
 def _conflicts(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
     conflicts: dict[tuple[str, tuple[Rule, Rule]], list[LabelledTensor]] = {}
+    free: set[tuple[Shape, str]] = set()  # most tensors inside a program share few shapes
     for tensor in tensors:
-        for conflict in layout.resolve(tensor[1], tensor[2])[1]:
+        if (tensor[1], tensor[2]) in free:
+            continue
+        found = layout.resolve(tensor[1], tensor[2])[1]
+        if not found:
+            free.add((tensor[1], tensor[2]))
+        for conflict in found:
             conflicts.setdefault((conflict.axis, conflict.rules), []).append(tensor)
     involved = Counter(rule for _, rules in conflicts for rule in rules)
 
@@ -259,7 +265,8 @@ def _of_mirror(
 def _contradictions(layout: Layout, tensors: Sequence[LabelledTensor]) -> Iterator[str]:
     """Yields scoped rules that are equally specific for a tensor, and have different axes."""
     contradictions: dict[tuple[Rule, Rule], list[str]] = {}
-    scoped = {rule.dim for rule in layout.rules if rule.scope}
+    times = Counter(rule.dim for rule in layout.rules if rule.scope)
+    scoped = {dim for dim, count in times.items() if count > 1}
     for _, shape, path, _ in tensors:
         for name in shape.names if path else ():
             if name in scoped:

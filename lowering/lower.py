@@ -316,7 +316,8 @@ def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) 
     Args:
         mesh_given: whether the user has given the mesh, for the error.
     """
-    names = {name for tensor, _ in tensors_of(graph) for name in tensor.shape.names}
+    shapes = {tensor.shape for tensor, _ in tensors_of(graph)}
+    names = {name for shape in shapes for name in shape.names}
     # A program whose inputs are all random keys creates a state; it has only some of the dims that
     # the layout of the job names.
     creates_state = all(t.shape.find(KEY.name) is not None for t in graph.inputs)

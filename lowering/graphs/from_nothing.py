@@ -18,7 +18,14 @@ _LOCAL = (Form.ELEMENTWISE, Form.RENAMED, Form.ARRANGED)
 def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
     """Whether an operation's result is a constant, if `known` are the constants so far."""
     form = op.primitive.form
-    return form is Form.GENERATED or (form in _LOCAL and all(t in known for t in op.inputs))
+    if form is Form.GENERATED:
+        return True
+    if form not in _LOCAL:
+        return False
+    for tensor in op.inputs:
+        if tensor not in known:
+            return False
+    return True
 
 
 def constants(graph: Graph) -> set[Tensor]:

@@ -9,6 +9,14 @@ INFINITE = float("inf")
 _TINY = 1e-9
 
 
+class _Numbers(dict[Hashable, int]):
+    """Numbers nodes in the order in which they are first asked for."""
+
+    def __missing__(self, node: Hashable) -> int:
+        number = self[node] = len(self)
+        return number
+
+
 class CutGraph:
     """A graph with capacities, from `SOURCE` to `SINK`.
 
@@ -19,24 +27,18 @@ class CutGraph:
     SINK = "sink"
 
     def __init__(self) -> None:
-        self._number: dict[Hashable, int] = {self.SOURCE: 0, self.SINK: 1}
-        self._edges: list[list[int]] = [[], []]
-        # Edges are numbered; edge n ^ 1 is the reverse of edge n.
+        self._number = _Numbers({self.SOURCE: 0, self.SINK: 1})
+        # Edges are numbered; edge n ^ 1 is the reverse of edge n. Reverse edges have no residual
+        # capacity before the first flow.
         self._to: list[int] = []
         self._residual: list[float] = []
+        self._edges: list[list[int]] = []  # by node
         self._once: set[tuple[Hashable, Hashable]] = set()
 
     def edge(self, start: Hashable, end: Hashable, capacity: float) -> None:
-        nodes, edges, number = self._number, self._edges, len(self._to)
-        a = nodes.setdefault(start, len(edges))
-        if a == len(edges):
-            edges.append([])
-        b = nodes.setdefault(end, len(edges))
-        if b == len(edges):
-            edges.append([])
-        edges[a].append(number)
-        edges[b].append(number + 1)  # the reverse edge; it has no residual capacity yet
-        self._to += (b, a)
+        number = self._number
+        a = number[start]
+        self._to += (number[end], a)
         self._residual += (capacity, 0.0)
 
     def edge_once(self, start: Hashable, end: Hashable, capacity: float) -> None:
@@ -47,6 +49,9 @@ class CutGraph:
 
     def source_side(self) -> set[Hashable]:
         """Returns the smallest source side of a minimum cut."""
+        self._edges = [[] for _ in self._number]
+        for number, end in enumerate(self._to):
+            self._edges[end].append(number ^ 1)
         while True:
             level = self._levels()
             if level[1] < 0:

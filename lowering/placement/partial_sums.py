@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START, Read, Reads
 from meshdsl.lowering.stages import Planned
+from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
 
@@ -106,6 +108,8 @@ class _AxisProblem:
         self.can: set[Tensor] = set()  # tensors that are or may be partial
         self.passing: set[Tensor] = set()  # tensors that may pass a partial sum on
         self.linear: dict[Operation, Strategy] = {}  # operations that may pass a partial sum on
+        # Bytes of reductions, by dims, bytes per element and layout: many tensors share them.
+        self.costs: dict[tuple[Shape, int, TensorLayout], float] = {}
         self.cut = CutGraph()
 
     def solve(self) -> set[Tensor]:
@@ -128,7 +132,10 @@ class _AxisProblem:
                 reach.get(op.name, self._reach_closed)(op)
                 continue
             strategy = self.planned.strategies[op]
-            kinds = [dict(layout.partial).get(self.axis) for layout in strategy.results]
+            if any([layout.partial for layout in strategy.results]):
+                kinds = [dict(layout.partial).get(self.axis) for layout in strategy.results]
+            else:  # as of most operations
+                kinds = []
             if any(kinds):
                 sums = [t for t, kind in zip(op.outputs, kinds, strict=True) if kind == "sum"]
                 self.made.update(sums)
@@ -275,9 +282,13 @@ class _AxisProblem:
                 self.cut.edge(tensor, CutGraph.SINK, _GIVEN)
 
     def _cost(self, tensor: Tensor) -> float:
+        """Returns the bytes that reducing a tensor sends."""
         reduced = self.planned.layouts[tensor]
-        partial = reduced.drop([self.axis]).add_partial([self.axis])
-        return self.reads.bytes_between(tensor, partial, reduced)
+        key = tensor.shape, tensor.dtype.itemsize, reduced
+        if key not in self.costs:
+            partial = reduced.drop([self.axis]).add_partial([self.axis])
+            self.costs[key] = self.reads.bytes_between(tensor, partial, reduced)
+        return self.costs[key]
 
     def _add_linear(self, op: Operation, strategy: Strategy, times: int) -> None:
         (result,) = op.outputs

@@ -27,6 +27,7 @@ from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.writing.loops import is_sum
+from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
 
@@ -93,6 +94,9 @@ class _Storage:
         stored_layouts: for tensors that may be stored, their layouts if they are.
         stacks: tensors that a loop slices.
         paid: the ("moved", tensor, phase) that have been added.
+        costs: the costs of moving tensors, by their dims, bytes per element and stored layout, and
+            whether they move into storage; thousands of parameters may share them.
+        savings: the costs of computing in storage instead, by the same.
         related: for each tensor, those that may be stored if it is, with maps between layouts.
     """
 
@@ -115,6 +119,8 @@ class _Storage:
         self.stored_layouts: dict[Tensor, TensorLayout] = {}
         self.stacks: set[Tensor] = set()
         self.paid: set[tuple] = set()
+        self.costs: dict[tuple[Shape, int, TensorLayout, bool], float] = {}
+        self.savings: dict[tuple[Shape, int, TensorLayout], float] = {}
         self.related: dict[Tensor, list[tuple[Tensor, _Map]]] = defaultdict(list)
         self.cut = CutGraph()
 
@@ -259,16 +265,20 @@ class _Storage:
             if tensor not in self.stored_layouts:
                 continue
             stored = self.stored_layouts.get(result)
-            if stored is not None and any(
-                other is result and layout_of(self.stored_layouts[tensor]) == stored
-                for other, layout_of in self.related[tensor]
-            ):
+            if stored is not None and self._lets_store(tensor, result, stored):
                 self._read(tensor, times, phase, result)
             elif not self._reads_stored(op, tensor):
                 self._read(tensor, times, phase)
             elif not self._splits_further(tensor, self.stored_layouts[tensor]):
                 more = self._sent(op, {}) - self._sent(op, {tensor: self.stored_layouts[tensor]})
                 self.cut.edge(CutGraph.SOURCE, tensor, times * max(more, 0.0))
+
+    def _lets_store(self, tensor: Tensor, result: Tensor, stored: TensorLayout) -> bool:
+        """Whether a tensor in storage lets a result have the layout `stored`."""
+        for other, layout_of in self.related[tensor]:
+            if other is result and layout_of(self.stored_layouts[tensor]) == stored:
+                return True
+        return False
 
     def _sent(self, op: Operation, stored: Mapping[Tensor, TensorLayout]) -> float:
         """Returns the bytes an operation sends if the operands `stored` have these layouts."""
@@ -311,10 +321,17 @@ class _Storage:
 
     def _cost(self, tensor: Tensor, back: bool = False) -> float:
         """Returns the cost of moving a tensor out of storage, or into it (`back`)."""
-        layouts = self.stored_layouts[tensor], self._unstored(tensor)
-        size = tensor.dtype.itemsize
-        cost = reshard_cost(tensor.shape, size, *(layouts[::-1] if back else layouts), self.mesh)
-        return cost + _START if cost else _WORK
+        shape, size, stored_layout = (
+            tensor.shape,
+            tensor.dtype.itemsize,
+            self.stored_layouts[tensor],
+        )
+        key = shape, size, stored_layout, back
+        if key not in self.costs:
+            layouts = stored_layout, self._unstored(tensor)
+            cost = reshard_cost(shape, size, *(layouts[::-1] if back else layouts), self.mesh)
+            self.costs[key] = cost + _START if cost else _WORK
+        return self.costs[key]
 
     def _make(self, op: Operation, tensor: Tensor, times: int) -> None:
         """Adds the cost that is saved, or added, if an operation's result is stored."""
@@ -322,9 +339,12 @@ class _Storage:
         if stored_layout is None:
             return
         unstored_layout = self._unstored(tensor)
-        saved_elements = unstored_layout.local(tensor.shape, self.mesh).volume
-        saved_elements -= stored_layout.local(tensor.shape, self.mesh).volume
-        saved = saved_elements * tensor.dtype.itemsize * _WORK
+        shape, size = tensor.shape, tensor.dtype.itemsize
+        saved = self.savings.get((shape, size, stored_layout))
+        if saved is None:
+            saved_elements = unstored_layout.local(shape, self.mesh).volume
+            saved_elements -= stored_layout.local(shape, self.mesh).volume
+            saved = self.savings[shape, size, stored_layout] = saved_elements * size * _WORK
         if not op.bodies and op.primitive.form not in (Form.ELEMENTWISE, Form.SAME):
             saved += self._saved(op, tensor, unstored_layout, stored_layout)
         if saved > 0:

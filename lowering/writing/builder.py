@@ -59,7 +59,7 @@ class BlockBuilder:
         key = None if op in EFFECTS else _key(op, inputs, results, params)
         if key is not None and key in self._known:
             return self._known[key]
-        outputs = tuple(self.value(*result) for result in results)
+        outputs = tuple([self.value(*result) for result in results])
         self.instructions.append(Instruction(op, tuple(inputs), outputs, params, self.source))
         if key is not None:
             self._known[key] = outputs
