@@ -207,7 +207,7 @@ class _Liveness:
             if is_view:
                 for value in outputs:
                     self._needs_no_buffer(value)
-            if _fusible(instruction) and self._needs_no_buffer(outputs[0]):
+            if instruction.op in _FUSIBLE and self._needs_no_buffer(outputs[0]):
                 self.fused.update(outputs)
             elif not is_view:
                 continue
@@ -239,7 +239,7 @@ class _Liveness:
             if maker is not None and _costly(maker):
                 return False
         for reader in readers:
-            if reader is None or not (_fusible(reader) or self._passes(reader, value)):
+            if reader is None or not (reader.op in _FUSIBLE or self._passes(reader, value)):
                 return False
         return True
 
@@ -483,10 +483,6 @@ def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction
     return {part: instruction for _, part, instruction in sorted(rows, key=operator.itemgetter(0))}
 
 
-def _fusible(instruction: Instruction) -> bool:
-    return instruction.op in _FUSIBLE
-
-
 def _costly(instruction: Instruction) -> bool:
     """Whether a result is computed once, rather than again for every reader."""
     return instruction.op in _COSTLY
@@ -506,7 +502,7 @@ def _replaced(instruction: Instruction, dying: Sequence[Value]) -> set[Value]:
     """Returns the dying operand that a result is written over, if there is one."""
     if instruction.op in _IN_PLACE:
         return {value for value in instruction.inputs[:1] if value in dying}
-    if not _fusible(instruction) or instruction.op in _ELSEWHERE:
+    if instruction.op not in _FUSIBLE or instruction.op in _ELSEWHERE:
         return set()
     (out,) = instruction.outputs
     return set([value for value in dying if value.bytes == out.bytes][:1])

@@ -20,12 +20,7 @@ def from_nothing(op: Operation, known: Container[Tensor]) -> bool:
     form = op.primitive.form
     if form is Form.GENERATED:
         return True
-    if form not in _LOCAL:
-        return False
-    for tensor in op.inputs:
-        if tensor not in known:
-            return False
-    return True
+    return form in _LOCAL and all(map(known.__contains__, op.inputs))
 
 
 def constants(graph: Graph) -> set[Tensor]:

@@ -18,7 +18,7 @@ def elementwise(case: Case) -> Strategy:
     def emit(builder: BlockBuilder, inputs: Sequence[Value]) -> Sequence[Value]:
         (result,) = op.outputs
         partial = [axis for value in inputs for axis, _ in value.layout.partial]
-        here = layout.add_partial(partial)
+        here = layout.add_partial(partial) if partial else layout
         if op.name == "stop_gradient":
             return inputs
         return builder.add(op.name, inputs, [(result.shape, result.dtype, here)], op.params)

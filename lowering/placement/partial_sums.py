@@ -200,12 +200,13 @@ class _AxisProblem:
     def _pay(self) -> None:
         """Collects the reads that do not depend on the cut, and the operations whose reads do."""
         layouts, usual = self.planned.layouts, self.reads.usual
+        split = {at for at in set(layouts.values()) if at.dim_of(self.axis) is not None}
         for op, moved in usual.items():
             if op not in self.linear:
                 self.paid |= moved
         for op, strategy in self.linear.items():
             moved = usual.get(op, frozenset())
-            if any(layouts[t].dim_of(self.axis) is not None for t in (*op.inputs, *op.outputs)):
+            if not split.isdisjoint([layouts[t] for t in (*op.inputs, *op.outputs)]):
                 through = self.reads.through(op, self.axis)
                 if moved or through.operands != strategy.operands:
                     self.through[op] = through

@@ -52,7 +52,7 @@ class BlockBuilder:
             ValueError: an instruction of that name is not declared.
         """
         kind_of(op)  # refuses what is not declared
-        params = dict(params or {})
+        params = dict(params) if params else {}
         if op in _MOVES and self.mesh.extent(params["axes"]) == 1:
             # On a mesh of one device JAX binds no axes, so it could not even add up along them.
             op, params = "slice", {"axes": (), "dim": ""}

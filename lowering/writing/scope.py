@@ -56,7 +56,10 @@ class Scope:
         self.builder = BlockBuilder(self.planned.mesh)
 
     def define(self, tensor: Tensor, value: Value) -> None:
-        self.versions.setdefault(tensor, {})[value.layout] = value
+        if tensor in self.versions:
+            self.versions[tensor][value.layout] = value
+        else:
+            self.versions[tensor] = {value.layout: value}
 
     def run(self, operations: Sequence[Operation]) -> None:
         for op in operations:
@@ -92,12 +95,18 @@ class Scope:
         strategy = self.planned.strategies[op]
         if through:
             strategy = self.planned.strategy_without(op, through)
-        layouts = list(strategy.operands)
-        for axis in sorted(through):
-            for position in self._summands(op, strategy, axis):
-                layouts[position] = layouts[position].add_partial([axis])
+        layouts: Sequence[TensorLayout] = strategy.operands
+        if through:
+            layouts = list(strategy.operands)
+            for axis in sorted(through):
+                for position in self._summands(op, strategy, axis):
+                    layouts[position] = layouts[position].add_partial([axis])
         self.builder.source = op.source
-        inputs = [self.get(t, where) for t, where in zip(op.inputs, layouts, strict=True)]
+        versions = self.versions
+        inputs = [
+            versions[t][where] if t in versions and where in versions[t] else self.get(t, where)
+            for t, where in zip(op.inputs, layouts, strict=True)
+        ]
         self.builder.source = op.source
         for tensor, value in zip(op.outputs, strategy.emit(self.builder, inputs), strict=True):
             self.define(tensor, value)
