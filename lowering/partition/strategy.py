@@ -27,7 +27,7 @@ from meshdsl.tracing.graph import Operation
 Emit = Callable[[BlockBuilder, Sequence[Value]], Sequence[Value]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One operation with the layouts of its tensors.
 
@@ -45,7 +45,7 @@ class Case:
     readers: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One way of doing an operation on shards.
 
