@@ -32,7 +32,7 @@ from meshdsl.lowering.program import Alternative, Decision, SpmdProgram
 from meshdsl.lowering.writing.loops import within
 from meshdsl.tracing.graph import Graph
 
-_ROOM = 0.85  # the share of the memory that faster programs may plan with
+ROOM = 0.85  # the share of the memory to plan with: compilers may need more than planned
 _GAIN = 0.01  # a change that gains less is not worth a larger program
 _ROUNDS = 4
 
@@ -56,7 +56,7 @@ def decide(
     if options.memory is None and usual.program.peak_bytes > room:
         best, usual = choose(write, graph, layout, replace(options, memory=room))
     # A plan may be below the compiler's peak, and a change of speed must not cost the run.
-    allowed = max(_ROOM * room, usual.program.peak_bytes)
+    allowed = max(ROOM * room, usual.program.peak_bytes)
 
     simulator = Simulator(hardware)
 
@@ -168,7 +168,7 @@ def fastest(
 
     simulator = Simulator(hardware)
     ways = [Alternative(n, simulator.seconds(p), p.peak_bytes) for n, p in programs.items()]
-    allowed = _ROOM * hardware.memory_bytes if memory is None else memory
+    allowed = ROOM * hardware.memory_bytes if memory is None else memory
     fitting = [way for way in ways if way.peak_bytes <= allowed]
     least = min((way.seconds for way in fitting), default=math.inf)
     enough = [way for way in fitting if way.seconds * (1 - _GAIN) <= least] or ways

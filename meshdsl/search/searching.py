@@ -15,48 +15,38 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-
-import numpy as np
 
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.costs.units import show_bytes
+from meshdsl.lowering.decisions import ROOM
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
-from meshdsl.search.bounds import Bounds, as_arrays
+from meshdsl.search.bounds import Bounds
+from meshdsl.search.candidates import LIGHT, Candidate, Enumeration
+from meshdsl.search.estimates import Errors, is_plain
 from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
-from meshdsl.search.roles import Role, main_roles, roles_of
 from meshdsl.search.space import (
     SLICE,
     Point,
     Structure,
     Variant,
-    across_slices,
-    factorisations,
-    largest,
-    stored_ways,
-    structure_of,
-    structures,
-    structures_on,
 )
 from meshdsl.search.traffic import ALONE, Traffic
 from meshdsl.tracing.graph import Graph
 
-ROOM = 0.85  # the share of the memory that plans may use: compilers may need more than planned
 _MIB = 2**20
-_LIGHT = 1000  # instructions of a program that is lowered in about a quarter of a second
 _MOST_TIMES = 5.0  # small programs are tried in up to this multiple of the usual number
 _LEAST_TRIED = 4
 _SMALLER = 0.7  # a smaller plan has at most this share of the least memory before it
 _SLOWER = 2.0  # a smaller plan takes at most this multiple of the least time, by its estimate
-_USUAL = 1.5  # memory against its bound, before any program is lowered
 _ALIKE = 4  # the variants of a mesh and layout whose traffic is estimated
 _TIGHTER = 1.1  # about the factor of time if a program has to be made smaller
 
@@ -82,24 +72,6 @@ def search(
         DoesNotFit: no point fits, by the bounds on memory.
     """
     return Search(step, hardware, devices, pinned, effort, slices).run()
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A point that may fit.
-
-    Attributes:
-        bound: its least time, in seconds.
-        peak: its least memory, in bytes.
-        order: its number among the points that may fit.
-        estimate: an estimate of the time of its step, in seconds.
-    """
-
-    point: Point
-    bound: float
-    peak: float
-    order: int
-    estimate: float = float("inf")
 
 
 class Search:
@@ -147,7 +119,7 @@ class Search:
         self._check_pinned()
         candidates, points, least = self.candidates()
         candidates.sort(key=lambda row: (row.bound, row.order))
-        rows: list[_Candidate] = []
+        rows: list[Candidate] = []
         for row in self._first(candidates):
             if not (rows and self._late()):
                 rows.append(self.estimated(row))
@@ -192,13 +164,13 @@ class Search:
                     f"over it: name another axis in {self.pinned}, or give the mesh"
                 )
 
-    def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Returns the candidates to estimate, a few of each mesh and layout.
 
         These are the candidates with the least bounds, those with the least memory, and data
         parallelism with each way to store the state, since users compare with it.
         """
-        chosen: dict[int, _Candidate] = {}
+        chosen: dict[int, Candidate] = {}
         alike: Counter[tuple] = Counter()
         plain: Counter[Structure] = Counter()
         # Each remat has a share of the estimates. Otherwise those that recompute nothing take all:
@@ -207,7 +179,7 @@ class Search:
         most = -(-self.effort.estimated // len(self.step.remats))
         for row in candidates:
             key = row.point.structure, row.point.sizes
-            if _is_plain(row.point) and plain[row.point.structure] < _ALIKE:
+            if is_plain(row.point) and plain[row.point.structure] < _ALIKE:
                 plain[row.point.structure] += 1
                 chosen[row.order] = row
             remat = row.point.variant.remat
@@ -223,12 +195,12 @@ class Search:
                 chosen[row.order] = row
         return list(chosen.values())
 
-    def estimated(self, row: _Candidate) -> _Candidate:
+    def estimated(self, row: Candidate) -> Candidate:
         """Returns a candidate with its complete bound, and an estimate of its time."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
         return replace(row, bound=bound, estimate=bound + self._sent(row.point))
 
-    def _try(self, rows: Sequence[_Candidate]) -> None:
+    def _try(self, rows: Sequence[Candidate]) -> None:
         """Lowers the most promising rows, by their estimates and the errors of earlier estimates.
 
         If none of these fits, up to as many others are lowered, by the least memory.
@@ -248,25 +220,25 @@ class Search:
                 return
             self._lowered(rows, best_at)
 
-    def _plain(self, rows: Sequence[_Candidate]) -> list[int]:
+    def _plain(self, rows: Sequence[Candidate]) -> list[int]:
         """Returns a row of data parallelism for each way to store the state and each remat.
 
         It is the one with the least estimate of those that may fit.
         """
-        errors, best = _Errors(rows, {}), dict[tuple[Structure, str], tuple[bool, float, int]]()
+        errors, best = Errors(rows, {}), dict[tuple[Structure, str], tuple[bool, float, int]]()
         for at, row in enumerate(rows):
-            if _is_plain(row.point):
+            if is_plain(row.point):
                 key = row.point.structure, row.point.variant.remat
                 rank = errors.peak(row) > self.room, row.estimate, at
                 best[key] = min(best.get(key, rank), rank)
         return [at for _, _, at in sorted(best.values())]
 
-    def _promising(self, rows: Sequence[_Candidate], by_memory: bool) -> int | None:
+    def _promising(self, rows: Sequence[Candidate], by_memory: bool) -> int | None:
         """Returns the row to lower next; None if none of the others can be better.
 
         Estimates of one structure err alike, so each is scaled by the error of those tried.
         """
-        errors = _Errors(rows, self._tried)
+        errors = Errors(rows, self._tried)
         fastest = min([p.seconds for p in self._tried.values() if p.fits], default=float("inf"))
         best, least = None, float("inf")
         for at, row in enumerate(rows):
@@ -282,7 +254,7 @@ class Search:
                 best, least = at, predicted
         return best
 
-    def _lowered(self, rows: Sequence[_Candidate], at: int) -> None:
+    def _lowered(self, rows: Sequence[Candidate], at: int) -> None:
         """Lowers a row as it is."""
         row = rows[at]
         program = self._lower(row.point, self.quick)
@@ -316,7 +288,7 @@ class Search:
             if fitting and tried[at].bound >= min(plan.seconds for plan in fitting):
                 continue
             decided[at] = self._decided(tried[at])
-        plain = [at for at, plan in tried.items() if plan.fits and _is_plain(plan.point)]
+        plain = [at for at, plan in tried.items() if plan.fits and is_plain(plan.point)]
         # What time decides gains most where much is gathered, and users compare with this plan.
         if plain and (first := min(plain, key=order)) not in decided and not self._late():
             decided[first] = self._decided(tried[first])
@@ -340,10 +312,10 @@ class Search:
             plan, program=program, seconds=seconds, decided=True, memory=limit, fits=fits
         )
 
-    def _try_smaller(self, rows: Sequence[_Candidate]) -> None:
+    def _try_smaller(self, rows: Sequence[Candidate]) -> None:
         """Lowers the fastest of the rows that need less memory than all plans; repeats it."""
         for _ in range(self.effort.smaller):
-            errors = _Errors(rows, self._tried)
+            errors = Errors(rows, self._tried)
             least = min(plan.peak_bytes for plan in self._tried.values())
             fastest = min(plan.seconds for plan in self._tried.values())
             smaller = [
@@ -367,7 +339,7 @@ class Search:
     def _scale(self) -> float:
         """The number of programs to lower, in multiples of the usual: small programs are quick."""
         bounds = next(iter(self._bounds.values()))
-        return min(_MOST_TIMES, _LIGHT / max(1, bounds.facts.instructions))
+        return min(_MOST_TIMES, LIGHT / max(1, bounds.facts.instructions))
 
     def _nothing(self, points: int, least: float) -> ValueError:
         if self.reason is not None:
@@ -391,95 +363,11 @@ class Search:
             "batch, or another limit (--memory, Options(memory=))"
         )
 
-    def candidates(self) -> tuple[list[_Candidate], int, float]:
+    def candidates(self) -> tuple[list[Candidate], int, float]:
         """Returns the points that may fit, the number of points, and the least of all peaks."""
-        found: list[_Candidate] = []
-        points, least = 0, float("inf")
-        for remat in self.step.remats:
-            for counts in self._counts():
-                variant = Variant(stand_in(counts[0]), remat)
-                bounds = self.bounds(variant)
-                for structure in self._structures(bounds.facts):
-                    rows = self._sizes(structure, bounds.facts)
-                    if not rows:
-                        continue
-                    sizes, parts = as_arrays(rows, counts)
-                    allowed = self._allowed(structure, bounds.facts, sizes, parts)
-                    sizes, parts = sizes[allowed], parts[allowed]
-                    if not len(sizes):
-                        continue
-                    seconds = bounds.seconds(structure, sizes, parts)
-                    ways = [structure] if self.closed else stored_ways(structure, bounds.facts)
-                    for stored in ways:
-                        peak = bounds.peak_bytes(stored, sizes, parts)
-                        work = seconds + bounds.update_seconds(stored, sizes, parts)
-                        points += len(sizes)
-                        least = min(least, float(peak.min()))
-                        for at in np.flatnonzero(self.closed | (peak <= self.room)):
-                            point = Point(
-                                stored,
-                                tuple(map(int, sizes[at])),
-                                Variant(int(parts[at]), remat),
-                            )
-                            row = _Candidate(point, float(work[at]), float(peak[at]), len(found))
-                            found.append(row)
-        return found, points, least
-
-    def _counts(self) -> Iterator[tuple[int, ...]]:
-        """Yields the numbers of microbatches that one program stands for."""
-        alike: dict[int, list[int]] = {}
-        for count in self.step.microbatches:
-            alike.setdefault(stand_in(count), []).append(count)
-        for _, counts in sorted(alike.items()):
-            yield tuple(counts)
-
-    def _structures(self, facts: Facts) -> Iterator[Structure]:
-        if self.closed:
-            mesh = self.devices if isinstance(self.devices, Mesh) else None
-            given = structure_of(mesh, self.pinned, facts)
-            whole = mesh is not None or self.slices == 1
-            yield from [given] if whole else across_slices(given)
-            return
-        roles = roles_of(facts)
-        if facts.microbatches == 1:  # stages need microbatches
-            roles = tuple(role for role in roles if role.kind != "stack")
-        if facts.instructions > 2 * _LIGHT:  # each program takes seconds
-            roles = main_roles(roles)
-        if isinstance(self.devices, Mesh):
-            yield from structures_on(self.devices, roles, self.pinned)
-        elif self.devices == 1:  # its mesh has the axes of the given rules
-            yield structure_of(None, self.pinned, facts)
-        else:
-            yield from structures(roles, self.pinned, self.slices)
-
-    def _sizes(self, structure: Structure, facts: Facts) -> list[tuple[int, ...]]:
-        if isinstance(self.devices, Mesh):
-            return [tuple(self.devices.sizes[axis] for axis in structure.axes)]
-        if self.devices == 1 or not structure.axes:
-            return [(1,) * len(structure.axes)]
-        first = (self.slices,) if self.slices > 1 else ()
-        rest = self.devices // self.slices
-        others = structure.roles[len(first) :]
-        most = [rest if self.closed else largest(role, facts) for role in others]
-        if not most:
-            return [first] if rest == 1 else []
-        return [(*first, *sizes) for sizes in factorisations(rest, len(most), most)]
-
-    def _allowed(
-        self, structure: Structure, facts: Facts, sizes: np.ndarray, parts: np.ndarray
-    ) -> np.ndarray:
-        """Returns which points make sense: no empty shards, and enough microbatches for stages."""
-        allowed = np.ones(len(sizes), bool)
-        for number, role in enumerate(structure.roles):
-            if role.kind == "data" and role.splits:
-                batch = max(row.dims.get(role.splits[0], 1) for row in facts.inputs)
-                extent = np.prod(
-                    [sizes[:, i] for i, r in enumerate(structure.roles) if r.kind == "data"], axis=0
-                )
-                allowed &= batch // parts >= extent
-            if role.kind == "stack":
-                allowed &= parts >= sizes[:, number]
-        return allowed
+        return Enumeration(
+            self.step, self.devices, self.slices, self.pinned, self.closed, self.room, self.bounds
+        ).run()
 
     def bounds(self, variant: Variant) -> Bounds:
         """Returns the bounds of the program that stands for a variant."""
@@ -507,7 +395,7 @@ class Search:
                 single = Point(structure, (ALONE,), variant)
                 return self._lower(single, Options(), single.mesh)
 
-            stored = facts.instructions <= 2 * _LIGHT
+            stored = facts.instructions <= 2 * LIGHT
             self._traffic[variant] = Traffic(facts, self.hardware, alone, stored)
         return self._traffic[variant].seconds(point)
 
@@ -541,33 +429,3 @@ class Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return lower(graph, mesh, layout, options or self.exact, self.step.donated(graph))
-
-
-class _Errors:
-    """The errors of estimates: factors for points that have roles or a structure in common."""
-
-    def __init__(self, rows: Sequence[_Candidate], tried: Mapping[int, Plan]) -> None:
-        self._time: dict[tuple[Role, ...], float] = {}
-        self._memory: dict[tuple[Structure, str], float] = {}
-        factors: dict[str, list[float]] = {}
-        for at, plan in tried.items():
-            row, structure = rows[at], plan.point.structure
-            factor = plan.seconds / row.estimate if row.estimate else 1.0
-            self._time[structure.roles] = min(factor, self._time.get(structure.roles, factor))
-            factor = plan.peak_bytes / row.peak if row.peak else 1.0
-            key = structure, plan.point.variant.remat
-            self._memory[key] = min(factor, self._memory.get(key, factor))
-            factors.setdefault(plan.point.variant.remat, []).append(factor)
-        self._usual = {remat: float(np.median(each)) for remat, each in factors.items()}
-
-    def seconds(self, row: _Candidate) -> float:
-        return row.estimate * self._time.get(row.point.structure.roles, 1.0)
-
-    def peak(self, row: _Candidate) -> float:
-        key = row.point.structure, row.point.variant.remat
-        return row.peak * self._memory.get(key, self._usual.get(key[1], _USUAL))
-
-
-def _is_plain(point: Point) -> bool:
-    """Whether it is data parallelism: every axis splits the batch, and nothing else."""
-    return all(role.kind == "data" for role in point.structure.roles)
