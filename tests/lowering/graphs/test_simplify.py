@@ -1,5 +1,8 @@
 """Simplification: equal work once, needless work never, and the same numbers."""
 
+import gc
+import weakref
+
 import numpy as np
 
 import meshdsl as md
@@ -103,3 +106,13 @@ def test_what_is_renamed_twice_is_renamed_once():
         ("rename", {"names": {"a": "d", "b": "e"}})
     ]
     assert "rename" not in [op.name for op in simplify(md.jit(back).trace(x)).operations]
+
+
+def test_a_graph_is_simplified_once_and_forgotten_with_it():
+    graph = md.jit(lambda x: md.checkpoint(md.sin)(x)).trace(md.spec([a], "float32"))
+    simplified = simplify(graph)
+    assert simplify(graph) is simplified
+    left = weakref.ref(graph), weakref.ref(simplified)
+    del graph, simplified
+    gc.collect()
+    assert [reference() for reference in left] == [None, None]
