@@ -60,6 +60,7 @@ from meshdsl.tensors.dtypes import is_float8
 # How many products make scores, or their gradients, and how many read them.
 _PRODUCTS_OF_ATTENTION = {"attention": (1, 1), "attention_gradient": (2, 3)}
 _WITH_PRODUCTS = ("einsum", "convolve", *GROUPED, *_PRODUCTS_OF_ATTENTION)
+_PRICED_BY_SIZES = {"einsum", *GROUPED, *_PRODUCTS_OF_ATTENTION}  # whatever they move
 _MASKS_OF_KERNELS = {"segments", "memory_segments"}
 # Kinds whose time is that of elementwise work.
 _AS_ELEMENTWISE = kinds_with(
@@ -120,10 +121,12 @@ class Simulator:
 
 def priced_work(
     program: SpmdProgram, hardware: Hardware
-) -> list[tuple[Instruction, tuple[Instruction, ...], float]]:
+) -> list[tuple[Instruction, tuple[Instruction, ...], float, int]]:
     """Returns all work of a program: each instruction, the loops around it, seconds of one run.
 
-    Of the branches of a `cond` it has the first. Instructions that cost nothing are left out.
+    The last figure is the bytes that a run moves to and from memory, if these bound its time; else
+    it is 0. Of the branches of a `cond` it has the first. Instructions that cost nothing are left
+    out.
     """
     writer = _Writer.of(program, hardware)
     products = hardware.products if writer.measured is None else "alone"
@@ -138,7 +141,8 @@ def priced_work(
             elif instruction in work:
                 seconds = writer.seconds(instruction, work[instruction])
                 if seconds:
-                    yield instruction, loops, seconds
+                    moves = instruction.op not in _PRICED_BY_SIZES
+                    yield instruction, loops, seconds, work[instruction].bytes if moves else 0
 
     return [*within(program.block, ())]
 

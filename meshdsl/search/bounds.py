@@ -1,9 +1,10 @@
 """Bounds: the least time and memory of points, by arithmetic on the facts of one device.
 
 * Work: every instruction of the program on one device, divided by the axes that split one of its
-  dims, rounded up to whole positions. Products cost what they cost at their local sizes, if a table
-  has that. Lowering adds work (padding, accumulation), and never splits it further. Stages of a
-  pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
+  dims, rounded up to whole positions. If there is a table, products cost what they cost at their
+  local sizes, and other work at least what it costs to move its local bytes: small work is
+  relatively slow. Lowering adds work (padding, accumulation), and never splits it further. Stages
+  of a pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
 * Sums: gradients of parameters that axes of the batch do not split must be added up over these.
 * Memory: the larger of the inputs and three quarters of the buffers at the peak of one device, both
   divided in the same way.
@@ -15,19 +16,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
+from meshdsl.layouts.costs import ELEMENTWISE, Costs
 from meshdsl.layouts.layout import matches
 from meshdsl.lowering.costs.simulation import sending_seconds
 from meshdsl.search.facts import Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
 
+_Dims = tuple[tuple[str, int], ...]
+_Part = Literal["params", "optimizer", "gradients", "values", "others"]
 _MOST_WAYS = 16
+_MOVED = (1e3, 1e12, 2000)  # bytes: from, to, and how many sizes between
 _PEAK = 0.75  # lowering may free buffers earlier than on one device: the least share seen is 0.88
 _HALF = 2  # the least bytes of an element of a gradient, unless products have 8 bits
 
@@ -42,6 +48,8 @@ class Bounds:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._prices: dict[tuple[int, int, int, int, int], float] = {}
+        self._last: Split | None = None
+        self._moved = None if facts.costs is None else Moved(facts.costs)
         priced = facts.costs is not None
         alike: dict[tuple, list[Work]] = defaultdict(list)
         products: dict[tuple, list[Work]] = defaultdict(list)
@@ -52,15 +60,16 @@ class Bounds:
             else:
                 alike[key].append(row)
         # Rows with the same dims are added up, since a layout divides them alike.
-        rest = [(rows[0], sum(row.seconds * row.runs for row in rows)) for rows in alike.values()]
+        rest = [_Alike.of(rows, self._moved) for rows in alike.values()]
         self._products = [
             (rows[0], sum(row.seconds * row.runs for row in rows), sum(row.runs for row in rows))
             for rows in products.values()
         ]
         self._width = min([row.width for row in facts.work if row.product is not None], default=2)
         self._width = min(_HALF, self._width)
-        self._update = [row for row in rest if frozenset(row[0].dims) in facts.shapes]
-        self._rest = [row for row in rest if frozenset(row[0].dims) not in facts.shapes]
+        self._update = [rows for rows in rest if frozenset(rows.first.dims) in facts.shapes]
+        self._rest = [rows for rows in rest if frozenset(rows.first.dims) not in facts.shapes]
+        self._inputs, self._peak = self._alike(facts.inputs), self._alike(facts.peak)
 
     def seconds(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
@@ -72,10 +81,10 @@ class Bounds:
             sizes: [points, axes].
             microbatches: [points].
         """
-        split = Split(self.facts, replace(structure, storage=""), sizes, microbatches)
+        split = self._split(replace(structure, storage=""), sizes, microbatches)
         total = np.zeros(len(sizes))
-        for row, seconds in self._rest:
-            total += seconds * split.work(row)
+        for rows in self._rest:
+            total += rows.seconds(split)
         for row, seconds, runs in self._products:
             total += self._product(row, seconds, runs, split)
         return total
@@ -84,11 +93,19 @@ class Bounds:
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
     ) -> np.ndarray:
         """Returns the least work on tensors with the dims of parameters: as `seconds`."""
-        split = Split(self.facts, structure, sizes, microbatches)
+        split = self._split(structure, sizes, microbatches)
         total = np.zeros(len(sizes))
-        for row, seconds in self._update:
-            total += seconds * split.work(row)
+        for rows in self._update:
+            total += rows.seconds(split)
         return total
+
+    def _split(self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray) -> Split:
+        """Returns a split that remembers what the one before has found for the same points."""
+        split, last = Split(self.facts, structure, sizes, microbatches), self._last
+        if last is not None and last.divides(structure, sizes, microbatches):
+            split.known = last.known
+        self._last = split
+        return split
 
     def least(self, point: Point, work: float) -> float:
         """Returns the least time of a point with some work: sums of gradients may take longer."""
@@ -151,22 +168,85 @@ class Bounds:
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
     ) -> np.ndarray:
         """Returns the least memory of many points of a structure, [points], in bytes."""
-        split = Split(self.facts, structure, sizes, microbatches)
-        inputs = sum(row.bytes * self._local_share(row, split) for row in self.facts.inputs)
-        peak = sum(row.bytes * self._local_share(row, split) for row in self.facts.peak)
+        split = self._split(structure, sizes, microbatches)
+        inputs = sum(count * self._local_share(*key, split) for key, count in self._inputs)
+        peak = sum(count * self._local_share(*key, split) for key, count in self._peak)
         return np.maximum(inputs, _PEAK * peak)
 
-    def _local_share(self, row: Stored, split: Split) -> np.ndarray:
+    def _alike(self, rows: Sequence[Stored]) -> list[tuple[tuple[_Dims, _Part], int]]:
+        """Returns the bytes of all buffers that every layout divides alike."""
+        totals: Counter[tuple[_Dims, _Part]] = Counter()
+        for row in rows:
+            part: _Part = "gradients" if frozenset(row.dims) in self.facts.shapes else "values"
+            if row.path:
+                part = "params" if row.is_parameter else "others"
+                part = "optimizer" if matches("optimizer", row.path) else part
+            totals[tuple(row.dims.items()), part] += row.bytes
+        return list(totals.items())
+
+    def _local_share(self, sizes: _Dims, part: _Part, split: Split) -> np.ndarray:
         """Returns the share of a buffer that one device has."""
-        storage = split.structure.storage
-        is_gradient = not row.path and frozenset(row.dims) in self.facts.shapes
-        scopes = ("params", "optimizer") if storage == "params" else ("optimizer",)
-        stored = storage and (is_gradient or any(matches(scope, row.path) for scope in scopes))
-        if stored:
-            return split.share(row.dims) * split.storage(row.dims)
-        if row.path or is_gradient:
-            return split.share(row.dims)
-        return split.share(row.dims) * split.parts(row.dims) * split.live(row.dims)
+        dims, storage = dict(sizes), split.structure.storage
+        if part == "values":
+            return split.share(dims) * split.parts(dims) * split.live(dims)
+        stored = part != "others" and (part != "params" or storage == "params")
+        if storage and stored:
+            return split.share(dims) * split.storage(dims)
+        return split.share(dims)
+
+
+class Moved:
+    """The least time of elementwise work by the bytes that it moves, from a table.
+
+    It is computed once for sizes that are close to each other: arrays of points are looked up.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.sizes = np.geomspace(*_MOVED)
+        seconds = np.array([costs.moved(ELEMENTWISE, size) for size in self.sizes])
+        # More bytes may take less time by the table, but by no bound.
+        self._seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+
+    def seconds(self, moved: np.ndarray) -> np.ndarray:
+        """Returns the least time to move some bytes, of any shape."""
+        below = np.searchsorted(self.sizes, moved, side="right") - 1
+        return self._seconds[np.maximum(below, 0)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """Work that layouts divide alike.
+
+    Attributes:
+        first: one row of it.
+        runs: of each kind of rows, how often a step runs them.
+        each: of each kind of rows, the seconds of one run on one device.
+        bytes: of each kind of rows, what a run moves; 0: that is not known to bound its time.
+    """
+
+    first: Work
+    runs: np.ndarray
+    each: np.ndarray
+    bytes: np.ndarray
+    moved: Moved | None
+
+    @staticmethod
+    def of(rows: Sequence[Work], moved: Moved | None) -> _Alike:
+        runs: Counter[tuple[float, int]] = Counter()
+        for row in rows:
+            runs[row.seconds, row.bytes] += row.runs
+        each, sizes = zip(*runs, strict=True)
+        return _Alike(rows[0], np.array([*runs.values()]), np.array(each), np.array(sizes), moved)
+
+    def seconds(self, split: Split) -> np.ndarray:
+        """Returns the least time of all runs, [points]."""
+        share = split.of_run(self.first)
+        runs = split.runs(self.first)
+        if self.moved is None:
+            return float(self.runs @ self.each) * share * runs
+        local = np.outer(self.bytes, share)
+        least = np.where(local > 0, self.moved.seconds(local), 0.0)
+        return self.runs @ np.maximum(np.outer(self.each, share), least) * runs
 
 
 class Split:
@@ -175,6 +255,7 @@ class Split:
     Attributes:
         sizes: [points, axes].
         microbatches: [points].
+        known: the shares that were computed, by the dims of tensors.
     """
 
     def __init__(
@@ -183,7 +264,12 @@ class Split:
         self.facts, self.structure = facts, structure
         self.sizes, self.microbatches = sizes, microbatches
         self.shapes = facts.shapes
-        self._shares: dict[tuple, np.ndarray] = {}
+        self.known: dict[tuple, np.ndarray] = {}
+
+    def divides(self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray) -> bool:
+        """Whether it divides work as these points do; they may store the state otherwise."""
+        same = self.sizes is sizes and self.microbatches is microbatches
+        return same and self.structure.roles == structure.roles
 
     @cached_property
     def _batch(self) -> Mapping[str, int]:
@@ -225,7 +311,7 @@ class Split:
     def share(self, dims: Mapping[str, int]) -> np.ndarray:
         """Returns the least share of a tensor that one device has, in complete positions."""
         key = tuple(sorted(dims.items()))
-        if key not in self._shares:
+        if key not in self.known:
             least = np.full(len(self.sizes), np.inf)
             for extents in self.ways(dims):
                 share = np.ones(len(self.sizes))
@@ -235,8 +321,8 @@ class Split:
                         size = np.maximum(1.0, size * self._smaller)
                     share *= np.ceil(size / extent) / size
                 least = np.minimum(least, share)
-            self._shares[key] = least
-        return self._shares[key]
+            self.known[key] = least
+        return self.known[key]
 
     def parts(self, dims: Mapping[str, int]) -> np.ndarray:
         """Returns the size of a tensor of a microbatch, against its size in the facts' program."""
@@ -277,18 +363,27 @@ class Split:
 
     def work(self, row: Work) -> np.ndarray:
         """Returns the work of all runs of an instruction, against that on one device."""
+        return self.of_run(row) * self.runs(row)
+
+    def of_run(self, row: Work) -> np.ndarray:
+        """Returns the work of one run of an instruction, against that on one device."""
         share = self.share(row.dims)
         if frozenset(row.dims) in self.shapes:  # the update, and sums of gradients
             share = share * self.storage(row.dims)
+        return share * self.parts(row.dims) if row.repeated else share
+
+    def runs(self, row: Work) -> np.ndarray:
+        """Returns how often a step runs an instruction, against the program of one device."""
+        runs = np.ones(len(self.sizes))
         if row.repeated:
-            share = share * self.parts(row.dims) * (self.microbatches / self.facts.microbatches)
+            runs = self.microbatches / self.facts.microbatches
         stacks = [d for d in row.stacks if d in self.facts.stacks]
         for number, role in enumerate(self.structure.roles):
             if role.kind == "stack" and role.splits[0] in stacks:
                 layers, stages = self.facts.size(role.splits[0]), self.sizes[:, number]
                 ticks = (self.microbatches + stages - 1) / self.microbatches
-                share = share * np.ceil(layers / stages) / layers * ticks
-        return share
+                runs = runs * np.ceil(layers / stages) / layers * ticks
+        return runs
 
     def local(self, row: Work, extents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the sizes of the dims of an instruction on a device, each [points]."""

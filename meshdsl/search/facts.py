@@ -52,6 +52,7 @@ class Work:
         repeated: whether it runs for each microbatch.
         product: for a product of matrices, the kind of each dim: batch, rows, inner or columns.
         width: for a product, the bytes of an element, at most 2.
+        bytes: what a run moves to and from memory, if that bounds its time; else 0.
     """
 
     dims: Mapping[str, int]
@@ -62,6 +63,7 @@ class Work:
     repeated: bool
     product: Mapping[str, str] | None = None
     width: int = 2
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,9 @@ def _stored(value: Value, count: int, path: str) -> Stored:
     return Stored({dim.name: dim.size for dim in value.shape}, count, path)
 
 
-def _work(instruction: Instruction, loops: tuple[Instruction, ...], seconds: float) -> Work:
+def _work(
+    instruction: Instruction, loops: tuple[Instruction, ...], seconds: float, moved: int
+) -> Work:
     values = (*instruction.inputs, *instruction.outputs)
     dims: dict[str, int] = {}
     for value in values:
@@ -268,6 +272,7 @@ def _work(instruction: Instruction, loops: tuple[Instruction, ...], seconds: flo
         MICROBATCH in over,
         _classes(instruction) if is_product else None,
         min(instruction.inputs[0].dtype.itemsize, 2) if instruction.inputs else 2,
+        moved,
     )
 
 

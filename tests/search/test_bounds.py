@@ -1,10 +1,15 @@
 """Bounds hold: no program that lowering makes is faster, or smaller, than they say."""
 
+import numpy as np
 import pytest
 
+from meshdsl.layouts.costs import ELEMENTWISE, costs_of
+from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.models import load
+from meshdsl.search.bounds import Moved
 from meshdsl.search.searching import Search
+from meshdsl.search.space import Variant
 from tests.search.steps import gpt, mlp, step_of
 
 
@@ -40,3 +45,24 @@ def test_no_program_is_below_its_bounds(name, hardware):
         program = search.program(point.mesh, point.layout, point.variant)
         assert step_seconds(program, search.hardware) >= row.bound * 0.999, point
         assert program.peak_bytes >= row.peak * 0.999, point
+
+
+@pytest.mark.parametrize("name", ["v5p", "h100"])
+def test_moving_bytes_never_takes_less_than_its_bound(name):
+    costs = costs_of(name).on(hardware(name))
+    sizes = np.geomspace(1.0, 1e13, 500)
+    seconds = np.array([costs.moved(ELEMENTWISE, size) for size in sizes])
+    least = Moved(costs).seconds(sizes)
+    assert (least <= seconds * (1 + 1e-12)).all()
+    assert (np.diff(least) >= 0).all()
+    near = (sizes > 1e4) & (sizes < 1e11)
+    assert (least >= 0.9 * seconds)[near].all()  # it is no weak bound
+
+
+def test_small_images_take_at_least_the_time_of_their_kernels():
+    """A convolution net on many devices has many kernels with little to do each."""
+    search = Search(named("unet3d_mini", 4, 16), "v5p", 8)
+    kernels = sum(row.runs for row in search.bounds(Variant()).facts.work if row.bytes)
+    least = search.hardware.latency  # a kernel takes longer than one message
+    assert kernels > 100
+    assert all(row.bound > kernels * least for row in search.candidates()[0])
