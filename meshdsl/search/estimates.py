@@ -31,6 +31,10 @@ class Errors:
             factors.setdefault(plan.point.variant.remat, []).append(factor)
         self._usual = {remat: float(np.median(each)) for remat, each in factors.items()}
 
+    def knows(self, row: Candidate) -> bool:
+        """Whether a point with the same roles was lowered."""
+        return row.point.structure.roles in self._time
+
     def seconds(self, row: Candidate) -> float:
         return row.estimate * self._time.get(row.point.structure.roles, 1.0)
 

@@ -3,15 +3,18 @@
 Each stage keeps fewer points than the one before, and looks at them more exactly:
 
 1. `bounds` give the least time and memory of every point. Points that cannot fit are dropped.
-2. The points with the least time get an estimate of what they send (`traffic`).
-3. The points with the least estimates are lowered as they are, and simulated.
-4. The fastest of these are lowered as `explain` does: with what time decides.
+2. Data parallelism is lowered first, and time decides about it: it is often good, and no point
+   with a higher bound is looked at.
+3. The points with the least time get an estimate of what they send (`traffic`).
+4. The points with the least estimates are lowered as they are, and simulated.
+5. The fastest of these are lowered as `explain` does: with what time decides.
 
 The search is deterministic: it counts points, not seconds, unless it has a limit of time.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter
@@ -44,10 +47,13 @@ from meshdsl.tracing.graph import Graph
 
 _MIB = 2**20
 _MOST_TIMES = 5.0  # small programs are tried in up to this multiple of the usual number
+_QUICK = 0.5  # the scale of programs about which time decides in about a second
 _LEAST_TRIED = 4
 _SMALLER = 0.7  # a smaller plan has at most this share of the least memory before it
 _SLOWER = 2.0  # a smaller plan takes at most this multiple of the least time, by its estimate
 _ALIKE = 4  # the variants of a mesh and layout whose traffic is estimated
+_HOPELESS = 1.25  # points are not tried if their estimates are this multiple of the least time
+_SLOW = 1.15  # the same, if the error of these estimates is known; deciding gains less than this
 _TIGHTER = 1.1  # about the factor of time if a program has to be made smaller
 
 
@@ -110,6 +116,7 @@ class Search:
         self._bounds: dict[Variant, Bounds] = {}
         self._traffic: dict[Variant, Traffic] = {}
         self._tried: dict[int, Plan] = {}
+        self._decisions: dict[int, Plan] = {}
         self._failed: set[int] = set()
         self._stopped = False
         self.reason: ValueError | None = None
@@ -119,15 +126,19 @@ class Search:
         self._check_pinned()
         candidates, points, least = self.candidates()
         candidates.sort(key=lambda row: (row.bound, row.order))
-        rows: list[Candidate] = []
+        rows = [self.estimated(row) for row in self._plain_ones(candidates)]
+        self._begin(rows)
+        limit = float("inf") if self.closed else self._fastest
+        known = {row.order for row in rows}
         for row in self._first(candidates):
-            if not (rows and self._late()):
+            if row.order not in known and row.bound < limit and not (rows and self._late()):
                 rows.append(self.estimated(row))
         self._try(rows)
         if not self._tried:
             raise self._nothing(points, least)
-        decided = self._decide()
+        self._decide()
         self._try_smaller(rows)
+        decided = self._decisions
         rows_of = {**self._tried, **decided}.items()
         ordered = [plan for _, plan in sorted(rows_of, key=lambda row: (row[1].seconds, row[0]))]
         plans = [plan for plan in ordered if plan.fits]
@@ -164,24 +175,46 @@ class Search:
                     f"over it: name another axis in {self.pinned}, or give the mesh"
                 )
 
+    def _plain_ones(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Returns a few candidates of data parallelism with each way to store the state.
+
+        They have the least bounds. Users compare with them.
+        """
+        count: Counter[Structure] = Counter()
+        plain = []
+        for row in candidates:
+            if is_plain(row.point) and count[row.point.structure] < _ALIKE:
+                count[row.point.structure] += 1
+                plain.append(row)
+        return plain
+
+    def _begin(self, rows: Sequence[Candidate]) -> None:
+        """Lowers data parallelism, and decides about the fastest that fits.
+
+        What time decides gains most where much is gathered. If it takes seconds, only `_decide`
+        decides about it: perhaps another point is much faster.
+        """
+        limit = self._most_tried // 2
+        for at in self._plain(rows)[:limit]:
+            if rows[at].bound < self._fastest and not (self._tried and self._late()):
+                self._lowered(rows, at)
+        fitting = [(plan.seconds, at) for at, plan in self._tried.items() if plan.fits]
+        if fitting and self._scale >= _QUICK and not self._late():
+            self._decide_about(min(fitting)[1])
+
     def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Returns the candidates to estimate, a few of each mesh and layout.
 
-        These are the candidates with the least bounds, those with the least memory, and data
-        parallelism with each way to store the state, since users compare with it.
+        These are the candidates with the least bounds, and those with the least memory.
         """
         chosen: dict[int, Candidate] = {}
         alike: Counter[tuple] = Counter()
-        plain: Counter[Structure] = Counter()
         # Each remat has a share of the estimates. Otherwise those that recompute nothing take all:
         # they have the least time, and seem to fit, since bounds on memory are low.
         of_remat: Counter[str] = Counter()
         most = -(-self.effort.estimated // len(self.step.remats))
         for row in candidates:
             key = row.point.structure, row.point.sizes
-            if is_plain(row.point) and plain[row.point.structure] < _ALIKE:
-                plain[row.point.structure] += 1
-                chosen[row.order] = row
             remat = row.point.variant.remat
             if of_remat[remat] < most and alike[*key, remat] < _ALIKE:
                 alike[*key, remat] += 1
@@ -200,17 +233,22 @@ class Search:
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
         return replace(row, bound=bound, estimate=bound + self._sent(row.point))
 
+    @property
+    def _most_tried(self) -> int:
+        return max(_LEAST_TRIED, round(self.effort.tried * self._scale))
+
+    @property
+    def _fastest(self) -> float:
+        """The time of the fastest plan that fits."""
+        plans = (*self._tried.values(), *self._decisions.values())
+        return min((plan.seconds for plan in plans if plan.fits), default=float("inf"))
+
     def _try(self, rows: Sequence[Candidate]) -> None:
         """Lowers the most promising rows, by their estimates and the errors of earlier estimates.
 
         If none of these fits, up to as many others are lowered, by the least memory.
         """
-        limit = max(_LEAST_TRIED, round(self.effort.tried * self._scale))
-        if self.effort.seconds is not None:
-            limit = len(rows)
-        for at in self._plain(rows)[: limit // 2]:
-            if not (self._tried and self._late()):
-                self._lowered(rows, at)
+        limit = len(rows) if self.effort.seconds is not None else self._most_tried
         for _ in range(2 * limit):
             fits = any(plan.fits for plan in self._tried.values())
             if len(self._tried) >= limit and fits:
@@ -221,16 +259,15 @@ class Search:
             self._lowered(rows, best_at)
 
     def _plain(self, rows: Sequence[Candidate]) -> list[int]:
-        """Returns a row of data parallelism for each way to store the state and each remat.
+        """Returns a row for each way to store the state and each remat, by ascending estimates.
 
         It is the one with the least estimate of those that may fit.
         """
         errors, best = Errors(rows, {}), dict[tuple[Structure, str], tuple[bool, float, int]]()
         for at, row in enumerate(rows):
-            if is_plain(row.point):
-                key = row.point.structure, row.point.variant.remat
-                rank = errors.peak(row) > self.room, row.estimate, at
-                best[key] = min(best.get(key, rank), rank)
+            key = row.point.structure, row.point.variant.remat
+            rank = errors.peak(row) > self.room, row.estimate, at
+            best[key] = min(best.get(key, rank), rank)
         return [at for _, _, at in sorted(best.values())]
 
     def _promising(self, rows: Sequence[Candidate], by_memory: bool) -> int | None:
@@ -238,9 +275,9 @@ class Search:
 
         Estimates of one structure err alike, so each is scaled by the error of those tried.
         """
-        errors = Errors(rows, self._tried)
-        fastest = min([p.seconds for p in self._tried.values() if p.fits], default=float("inf"))
+        errors, fastest = Errors(rows, self._tried), self._fastest
         best, least = None, float("inf")
+        counts = len(self._tried) >= _LEAST_TRIED and self.effort.seconds is None
         for at, row in enumerate(rows):
             if at in self._tried or at in self._failed or row.bound >= fastest:
                 continue
@@ -250,7 +287,8 @@ class Search:
                 predicted = peak
             elif peak > self.room:
                 predicted *= _TIGHTER * min(peak / self.room, 2.0)
-            if predicted < least:
+            hopeless = fastest * (_SLOW if errors.knows(row) else _HOPELESS)
+            if predicted < least and (by_memory or not counts or predicted < hopeless):
                 best, least = at, predicted
         return best
 
@@ -264,8 +302,8 @@ class Search:
         seconds, fits = step_seconds(program, self.hardware), program.peak_bytes <= self.room
         self._tried[at] = Plan(row.point, program, seconds, row.bound, fits=fits)
 
-    def _decide(self) -> dict[int, Plan]:
-        """Returns the best plans, lowered again with what time decides, by their rows.
+    def _decide(self) -> None:
+        """Decides about the best plans.
 
         At least one of them fits, if any plan does. A search with a limit of time decides about all
         plans that may be the best.
@@ -278,21 +316,24 @@ class Search:
         limit = max(1, int(self.effort.decided * self._scale))
         if self.effort.seconds is not None:
             limit = len(tried)
-        decided: dict[int, Plan] = {}
+        count = 0
         for at in sorted(tried, key=order):
-            if decided and self._late():
-                break
-            fitting = [plan for plan in decided.values() if plan.fits]
-            if len(decided) >= limit and (fitting or not tried[at].fits):
+            if self._decisions and self._late():
+                return
+            fitting = [plan for plan in self._decisions.values() if plan.fits]
+            if count >= limit and (fitting or not tried[at].fits):
                 continue
-            if fitting and tried[at].bound >= min(plan.seconds for plan in fitting):
+            count += 1
+            if at in self._decisions or (fitting and tried[at].bound >= self._fastest):
                 continue
-            decided[at] = self._decided(tried[at])
+            self._decide_about(at)
         plain = [at for at, plan in tried.items() if plan.fits and is_plain(plan.point)]
-        # What time decides gains most where much is gathered, and users compare with this plan.
-        if plain and (first := min(plain, key=order)) not in decided and not self._late():
-            decided[first] = self._decided(tried[first])
-        return decided
+        near = [at for at in plain if tried[at].seconds < _HOPELESS * self._fastest]
+        if near and (first := min(near, key=order)) not in self._decisions and not self._late():
+            self._decide_about(first)
+
+    def _decide_about(self, at: int) -> None:
+        self._decisions[at] = self._decided(self._tried[at])
 
     def _decided(self, plan: Plan) -> Plan:
         """Returns a plan with the program that time decides on, within the memory if it can be."""
@@ -314,7 +355,7 @@ class Search:
 
     def _try_smaller(self, rows: Sequence[Candidate]) -> None:
         """Lowers the fastest of the rows that need less memory than all plans; repeats it."""
-        for _ in range(self.effort.smaller):
+        for _ in range(math.ceil(self.effort.smaller * min(1.0, self._scale))):
             errors = Errors(rows, self._tried)
             least = min(plan.peak_bytes for plan in self._tried.values())
             fastest = min(plan.seconds for plan in self._tried.values())

@@ -51,6 +51,7 @@ def test_the_best_of_all_is_found_and_the_certificate_holds(step, hardware):
     assert plans.best.decided
     assert plans.best.seconds <= 1.02 * best
     assert plans.best.seconds <= (1 + plans.gap) * best * 1.001  # what the certificate says
+    assert all(plan.bound <= 1.001 * plan.seconds for plan in plans.plans)
 
 
 def test_a_search_is_deterministic():
