@@ -63,9 +63,15 @@ def seed(config) -> int:
     return commit() if given is None else given
 
 
+def is_optimized(item) -> bool:
+    """Returns whether a test is about what users' compilers make: its rounding, or TPU programs."""
+    reasons = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
+    return item.get_closest_marker("optimized") is not None or "needs libtpu" in reasons
+
+
 def pytest_runtest_setup(item):
-    optimized = item.config.getoption("optimize") or item.get_closest_marker("optimized")
-    if jax.config.read("jax_disable_most_optimizations") == bool(optimized):
+    optimized = item.config.getoption("optimize") or is_optimized(item)
+    if jax.config.read("jax_disable_most_optimizations") == optimized:
         let_go()  # what was compiled the other way
         jax.config.update("jax_disable_most_optimizations", not optimized)
         # Processes that a test starts round as this one does.

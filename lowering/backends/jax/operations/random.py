@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from meshdsl.lowering.backends.common.arrange import align
@@ -13,6 +14,9 @@ from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
 from meshdsl.lowering.backends.threefry import threefry2x32
 from meshdsl.lowering.parameters import RandomBits, parameters_of
 from meshdsl.lowering.program import Instruction
+
+# Traced once for all draws of a shape: its 20 rounds are some 120 operations.
+_words = jax.jit(threefry2x32)
 
 
 def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any:
@@ -23,7 +27,7 @@ def _threefry(machine: Machine, instruction: Instruction, inputs: Arrays) -> Any
         jnp.broadcast_to(align(xp, a, v.local, shape), shape.sizes)
         for a, v in zip((high, low), instruction.inputs[1:], strict=True)
     )
-    first, second = threefry2x32(key[0], key[1], high, low)
+    first, second = _words(key[0], key[1], high, low)
     pairs = parameters_of(instruction, RandomBits)["pairs"]
     return jnp.stack([first, second], -1) if pairs else first ^ second
 
