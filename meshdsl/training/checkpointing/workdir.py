@@ -23,13 +23,9 @@ def locked(workdir: str | os.PathLike[str]) -> Iterator[Path]:
         ValueError: another run has locked it, or it cannot be written to.
     """
     folder = Path(workdir).absolute()
-    try:
+    with _writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("a+")
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to {folder}: {error.strerror}. Choose another workdir"
-        ) from error
+        lock = (folder / "run.lock").open("ab+", buffering=0)
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,11 +40,22 @@ def locked(workdir: str | os.PathLike[str]) -> Iterator[Path]:
                 "run uses it",
                 stacklevel=4,
             )
-        lock.truncate(0)
-        lock.write(json.dumps(_myself()))
-        lock.flush()
+        with _writing_to(folder):
+            lock.truncate(0)
+            lock.write(json.dumps(_myself()).encode())
         yield folder
         lock.truncate(0)
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Turns an OSError of its block into a ValueError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {folder}: {error.strerror}. Choose another workdir"
+        ) from error
 
 
 def _myself() -> dict[str, object]:

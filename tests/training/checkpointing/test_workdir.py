@@ -1,8 +1,11 @@
 """One run at a time has a workdir, where the disk can tell."""
 
+import errno
 import os
 import platform
 import re
+import resource
+import signal
 import subprocess
 import sys
 
@@ -43,6 +46,21 @@ def test_a_disk_without_locks_is_told_and_the_run_goes_on(code, tmp_path):
         "run uses it\n"
     )
     assert (tmp_path / "run" / "file").exists()
+
+
+def test_a_disk_without_any_room_is_one_line(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    message = re.escape(f"cannot write to {tmp_path}: {os.strerror(errno.EFBIG)}. Choose another")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        with pytest.raises(ValueError, match=message), locked(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    with locked(tmp_path):
+        pass
 
 
 def test_a_workdir_that_another_run_has_is_told_with_its_process(tmp_path):
