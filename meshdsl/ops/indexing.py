@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.ops.control.checkpoint import BARRIER
 from meshdsl.ops.creation import arange, as_tensor, full
 from meshdsl.ops.elementwise.arithmetic import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.elementwise.broadcasting import need_dims, outer
@@ -100,8 +101,15 @@ def _scatter_add_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[
 
 
 def _scatter_extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list:
-    """Divides the cotangent among the updates that reach the extreme, as for `max`."""
-    (updates, indices), (y,) = op.inputs, op.outputs
+    """Divides the cotangent among the updates that reach the extreme.
+
+    The extremes are computed again from updates behind a barrier, and compared with these updates.
+    A compiler may compute an update twice with different rounding: after a cancellation no
+    tolerance would be enough, and the cotangent of a segment would be lost.
+    """
+    indices = op.inputs[1]
+    updates = bind_one(BARRIER, op.inputs[:1])
+    y = bind_one(op.primitive, (updates, indices), op.params)
     look_up = functools.partial(bind_one, TAKE, params={"dim": op.params["dim"]})
     extreme = look_up(inputs=(y, indices))
     slack = rounding(y.dtype) * abs(extreme)

@@ -111,3 +111,24 @@ def test_half_precision_is_summed_in_float32(backend):
 
     for found in run(model, backend=backend):
         assert np.asarray(found).tolist() == [1000, 0]
+
+
+@pytest.mark.parametrize("kind", [md.segment_max, md.segment_min])
+def test_gradients_of_extremes_close_to_0_after_a_cancellation(kind):
+    """XLA rounds a multiply-add in two ways, and after it no update may equal the extreme."""
+    rows, item, segment = md.dims(row=4096, item=8, segment=2)
+    sign = 1 if kind is md.segment_max else -1
+    rng = np.random.default_rng(0)
+    a, p = (rng.normal(size=(4096, 8)).astype(np.float32) for _ in range(2))
+    away = rng.uniform(0.5, 2, (4096, 8))
+    away[:, 1] = 0  # where a p + q is 0, up to rounding
+    q = (-a.astype(np.float64) * p - sign * away).astype(np.float32)
+
+    def loss(shift, a, p, q):
+        return md.sum(kind(a * p + q + shift, md.arange(item) // 4, segment))
+
+    given = [md.named(x, [rows, item]) for x in (a, p, q)]
+    shift = md.named(np.zeros(4096, np.float32), [rows])
+    for backend in ("jax", "jax_auto"):
+        slope = md.jit(md.grad(loss), "m:4", "item:m", backend=backend)(shift, *given)
+        np.testing.assert_array_equal(slope, 2)
