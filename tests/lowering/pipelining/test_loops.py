@@ -2,6 +2,8 @@
 
 import pytest
 
+from meshdsl.reports.explain.explanation import explain
+from meshdsl.reports.explain.pipeline import facts_of
 from tests.lowering.pipelining.steps import (
     DENSE_FIRST,
     EXPERTS,
@@ -14,6 +16,8 @@ from tests.lowering.pipelining.steps import (
     lower,
 )
 
+NARROW = "gpt_mini", "layers=4,embed=8,heads=2,d_ff=16,vocab=32"
+WIDE = "gpt_mini", "layers=8,embed=64,heads=2,d_ff=128,vocab=64"
 TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; length:model?"
 STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
 
@@ -109,18 +113,35 @@ def test_layers_that_others_store_come_to_their_stages():
 
 
 @pytest.mark.parametrize(("stages", "rounds"), [(2, 1), (2, 2), (4, 1), (4, 2)])
-@pytest.mark.parametrize("microbatches", [4, 8])
+@pytest.mark.parametrize("microbatches", [4, 5, 6, 8, 16])
 def test_the_program_runs_as_many_ticks_as_planned(stages, rounds, microbatches):
     program = lower(
-        layers(GPT, 8), microbatches, f"pipe:{stages}", "layers:pipe", pipeline_rounds=rounds
+        layers(NARROW, 8), microbatches, f"pipe:{stages}", "layers:pipe", pipeline_rounds=rounds
     )
     pipeline = program.pipeline
     work = rounds * microbatches
     loops = [i for i in program.block.instructions if i.op == "scan" and i.params["dim"] == "tick"]
-    delay = (rounds - 1) * max(stages, microbatches // max(1, microbatches // stages)) + stages - 1
-    assert [loop.runs for loop in loops] == [delay, work + stages - 1 - delay, delay]
-    assert pipeline.forward_ticks == work + stages - 1
-    assert pipeline.bubble == pytest.approx((stages - 1) / (work + stages - 1))
+    groups = microbatches // stages
+    delay = (rounds - 1) * max(stages, -(-microbatches // groups)) + stages - 1
+    ticks = [delay, work + stages - 1 - delay, delay]
+    assert [loop.runs for loop in loops] == [n for n in ticks if n]
+    assert pipeline.forward_ticks == pipeline.backward_ticks == work + stages - 1
+    bubble = (stages - 1) / (work + stages - 1)
+    assert pipeline.bubble == pytest.approx(bubble)
+    assert f"bubble {bubble:.1%} of them" in " ".join(facts_of(explain(program).pipeline))
+
+
+@pytest.mark.parametrize(("stages", "rounds"), [(2, 1), (4, 2)])
+def test_memory_does_not_grow_with_microbatches(stages, rounds):
+    """Only the batch grows, by the tokens of its microbatches."""
+
+    def peak(microbatches):
+        return lower(
+            WIDE, microbatches, f"pipe:{stages}", "layers:pipe", 2 * microbatches,
+            pipeline_rounds=rounds,
+        ).peak_bytes  # fmt: skip
+
+    assert peak(64) == pytest.approx(peak(16), rel=0.05)
 
 
 def test_a_program_grows_neither_with_microbatches_nor_with_layers():
