@@ -12,6 +12,7 @@ from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.pages import write_page
 from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.pipeline_tables import show_table
 from meshdsl.cli.planning.searched import settle
 from meshdsl.cli.planning.steps import decided, jitted_step, training_step
 from meshdsl.lowering.options import Options
@@ -26,6 +27,9 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     from meshdsl.reports.explain import compare, explain
     from meshdsl.reports.explain.html.page import page
 
+    if values.pipeline_table:
+        print(show_table(values, problems), end="")
+        return
     if values.compare_layout and not values.mesh_shape:
         problems.add("--compare_layout needs a mesh: give --mesh_shape and --layout as well")
     if values.backend == "jax_auto":

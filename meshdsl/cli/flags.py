@@ -257,6 +257,12 @@ FLAGS: dict[str, Flag] = {
         one_of("simplified", "placed", "planned", "reduced", "written", "passes"),
         "A stage of lowering for `explain` to print, instead of its report.",
     ),
+    "pipeline_table": (
+        None,
+        str,
+        "File of the table of --pipeline, for `explain` to write and to print instead of its "
+        "report: zbv.csv, which --pipeline=zbv.csv runs; - only prints. It needs no model.",
+    ),
     "topology": (
         None,
         str,

@@ -95,7 +95,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "pause_timeout",
     ),
     "hardware": ("hardware", "topology", "slices"),
-    "reports of a plan": ("html", "compare_layout", "stage", "against"),
+    "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "search": ("batch_tokens", "search_seconds", "json"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
@@ -182,7 +182,7 @@ HELP: Mapping[str, Help] = {
         "topology model mesh_shape layout policy remat memory against html slices",
         (*_STEP, "hardware", "reports of a plan"),
         also="search_seconds",
-        without="host_devices tpu hardware compare_layout stage",
+        without="host_devices tpu hardware compare_layout stage pipeline_table",
         examples={
             "See if a step fits a pod, and how long it takes:": "--topology=v5p:8x8x8 "
             "--model=gpt3_175b " + _LAYOUT + " --policy=params=float32,compute=bfloat16",

@@ -99,6 +99,7 @@ PROMISED = {
     "html": None,
     "compare_layout": None,
     "stage": None,
+    "pipeline_table": None,
     "against": None,
     "hardware": "v5p",
     "batch_tokens": None,

@@ -1,1 +1,1 @@
-"""The training step of a job: as a program, and with flags whose values a search chooses."""
+"""A job's training step: as a program, with flags that a search chooses; tables of pipelines."""

@@ -1,0 +1,83 @@
+"""`meshdsl explain --pipeline_table=mine.csv`: the table of a schedule, without a model.
+
+The file is one that `--pipeline=mine.csv` runs, and that PyTorch's pipelining reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.lowering.pipelines import csv_files
+from meshdsl.lowering.pipelines.messages import with_messages
+from meshdsl.lowering.pipelines.named import OF_ROUNDS, named
+from meshdsl.lowering.pipelines.printing import show
+from meshdsl.lowering.pipelines.schedule import Schedule
+
+if TYPE_CHECKING:
+    from absl import flags
+
+    from meshdsl.layouts.mesh import Mesh
+
+ONLY_PRINT = "-"
+
+
+def show_table(values: flags.FlagValues, problems: Problems) -> str:
+    """Returns the table of `--pipeline` as text; writes it if `--pipeline_table` names a file.
+
+    Raises:
+        UsageError: flags are missing, or the file cannot be written.
+        ValueError: there is no such schedule, or it is incorrect.
+    """
+    name, file = values.pipeline, values.pipeline_table
+    if file != ONLY_PRINT and not file.endswith(".csv"):
+        problems.add(
+            f"--pipeline_table: {file} is no name of a table: give one that ends in .csv, or "
+            f"{ONLY_PRINT} to print the table alone"
+        )
+    if name == "none":
+        problems.add("--pipeline_table: --pipeline=none has no table")
+    if name.endswith(".csv"):
+        problems.check()
+        schedule = csv_files.read(name)
+    else:
+        stages = _stages(values, problems)
+        if not isinstance(values.microbatches, int) or values.microbatches == 1:
+            problems.add("--pipeline_table needs the number of --microbatches")
+        problems.check()
+        rounds = values.pipeline_rounds or (None if name in OF_ROUNDS else 1)
+        asked = "circular" if name == "auto" else name
+        schedule = named(asked, stages, values.microbatches, rounds)
+    text = show(schedule)
+    if file != ONLY_PRINT:
+        _write(schedule, file, problems)
+        text += f"{file} is written: --pipeline={file} runs it\n"
+    return text
+
+
+def _stages(values: flags.FlagValues, problems: Problems) -> int:
+    """Returns the number of stages: the devices along the axes of the layers."""
+    mesh: Mesh | str | None = values.mesh_shape
+    if mesh is None or isinstance(mesh, str):
+        problems.add("--pipeline_table needs the number of stages: give --mesh_shape=pipe:4")
+        return 1
+    rules = getattr(values.layout, "rules", ())
+    axes = [rule.axes for rule in rules if rule.dim == "layers" and not rule.scope]
+    if not axes and len(mesh.names) > 1:
+        problems.add(
+            "--pipeline_table: which axis of the mesh are the stages along? Give "
+            "--layout=layers:pipe, or a mesh of that axis alone"
+        )
+    return mesh.extent(axes[0] if axes else mesh.names)
+
+
+def _write(schedule: Schedule, file: str, problems: Problems) -> None:
+    """Writes a schedule with its sends and receives."""
+    whole = schedule if schedule.has_messages else with_messages(schedule)
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        csv_files.write(whole, file)
+    except OSError as error:
+        problems.add(f"--pipeline_table: cannot write {file}: {error.strerror}")
+        problems.check()

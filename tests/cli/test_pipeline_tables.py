@@ -1,0 +1,82 @@
+"""`meshdsl explain --pipeline_table`: tables of schedules, printed, written and run again."""
+
+import pytest
+
+from meshdsl.cli.main import run
+from meshdsl.lowering.pipelines import csv_files
+from meshdsl.lowering.pipelines.named import NAMES, WITH_ROUNDS, named
+
+SIZES = ["--mesh_shape=pipe:2", "--microbatches=4"]
+
+
+def explained(capsys, *arguments):
+    code = run(["explain", *arguments])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    return captured.out
+
+
+def refused(capsys, *arguments):
+    code = run(["explain", *arguments])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    return captured.err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_is_printed_and_written(name, capsys, tmp_path):
+    file = tmp_path / "tables" / "mine.csv"
+    rounds = 2 if name in WITH_ROUNDS else None
+    given = ["--pipeline_rounds=2"] if rounds else []
+    text = explained(capsys, f"--pipeline={name}", *SIZES, *given, f"--pipeline_table={file}")
+    schedule = named(name, 2, 4, rounds)
+    assert text.startswith(f"{name}: 2 stages, {schedule.chunks} chunks, 4 microbatches; bubble")
+    assert text.endswith(f"{file} is written: --pipeline={file} runs it\n")
+    read = csv_files.read(file)
+    assert read.without_messages().rows == schedule.without_empty_cells().rows
+    assert read.has_messages
+    again = explained(capsys, f"--pipeline={file}", "--pipeline_table=-")
+    assert again.splitlines()[1:] == text.splitlines()[1:-1]
+
+
+def test_a_table_that_was_written_runs(capsys, tmp_path):
+    file = tmp_path / "mine.csv"
+    how = ["--pipeline=1f1b", *SIZES, "--layout=layers:pipe"]
+    explained(capsys, *how, f"--pipeline_table={file}")
+    model = ["--model=gpt_mini", "--model_args=layers=2", "--length=8"]
+    own = explained(capsys, *model, *how[1:], f"--pipeline={file}")
+    assert "schedule mine" in own
+    usual = explained(capsys, *model, *how)
+    grid = [line for line in usual.splitlines() if line.startswith("  stage ")]
+    assert grid and grid == [line for line in own.splitlines() if line.startswith("  stage ")]
+
+
+def test_the_layout_tells_the_axis_of_the_stages(capsys):
+    how = ["--mesh_shape=data:2,pipe:4", "--microbatches=4", "--pipeline_table=-"]
+    text = explained(capsys, *how, "--layout=layers:pipe; batch:data")
+    assert text.startswith("circular: 4 stages, 4 chunks")
+    assert "which axis of the mesh are the stages along? Give --layout=layers:pipe" in refused(
+        capsys, *how
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pipeline_table=x.txt", *SIZES], "x.txt is no name of a table: give one that ends in"),
+        (["--pipeline_table=-"], "needs the number of stages: give --mesh_shape=pipe:4"),
+        (["--pipeline_table=-", SIZES[0]], "--pipeline_table needs the number of --microbatches"),
+        (["--pipeline_table=-", *SIZES, "--pipeline=none"], "--pipeline=none has no table"),
+        (["--pipeline_table=-", *SIZES, "--pipeline=gpip"], "Did you mean `gpipe`?"),
+        (["--pipeline_table=/proc/x.csv", *SIZES], "--pipeline_table: cannot write /proc/x.csv:"),
+    ],
+)
+def test_mistakes_are_told(arguments, message, capsys):
+    assert message in refused(capsys, *arguments)
+
+
+def test_a_wrong_table_names_its_first_wrong_action(capsys, tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
+    text = refused(capsys, f"--pipeline={file}", "--pipeline_table=-")
+    assert "`0B1`: it is missing" in text
