@@ -16,7 +16,7 @@ A `Schedule` has a row of actions per stage, in the notation of PyTorch's pipeli
 | `groups.py` | groups of microbatches, for stages with several chunks |
 | `dependencies.py` | which results an action needs, and which message carries a result |
 | `messages.py` | adds sends and receives |
-| `buffers.py` | how many inputs are live, and the buffer of each of them |
+| `buffers.py` | how many inputs are live, and which values share a buffer |
 | `checks/checking.py` | `check`; it uses `rules.py`, `message_rules.py` and `deadlocks.py` |
 | `checks/faults.py` | `Fault`: an error in a schedule |
 | `planning.py` | `plan`: a `Plan` (`plans.py`) of a schedule with `Costs` (`costs.py`) |

@@ -1,4 +1,4 @@
-"""Buffers: the number of chunk inputs that a stage keeps, and the buffer of each of them.
+"""Buffers: the number of chunk inputs that a stage keeps, and which values share a buffer.
 
 A stage keeps the input of a chunk with all activations that the backward pass needs. They are
 *live* from the start of the forward pass to the end of the backward pass (`B` or `W`). The number
@@ -32,24 +32,6 @@ def _count(row: Row, column: int, kind: Kind) -> int:
 def peaks(schedule: Schedule) -> tuple[int, ...]:
     """Returns the largest number of live chunk inputs of each stage."""
     return tuple(max(live(row), default=0) for row in schedule.rows)
-
-
-def input_buffers(schedule: Schedule, stage: int) -> dict[tuple[int, int], int]:
-    """Returns the buffer in which a stage keeps the input of each (chunk, microbatch).
-
-    Buffers are numbered from 0. Their number is the peak of the stage, which is the minimum. A
-    forward pass writes its input when it begins. If messages arrive before their use, they need
-    buffers of their own; `plans.Plan.waiting` counts those.
-    """
-    columns: dict[tuple[int, int], tuple[int, int]] = {}
-    for column, action in enumerate(schedule.rows[stage]):
-        for result in action.results if action else ():
-            key = (result.chunk, result.microbatch)
-            if result.kind == Kind.FORWARD:
-                columns[key] = (column, column)
-            elif result.kind == Kind.WEIGHTS:
-                columns[key] = (columns[key][0], column)
-    return assign(columns)
 
 
 def assign(used: Mapping[Key, tuple[int, int]]) -> dict[Key, int]:

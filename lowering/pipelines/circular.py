@@ -42,7 +42,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from meshdsl.lowering.pipelines.actions import Action, backward, forward
-from meshdsl.lowering.pipelines.buffers import assign
 from meshdsl.lowering.pipelines.groups import fewest_ticks
 from meshdsl.lowering.pipelines.schedule import Schedule
 
@@ -136,19 +135,6 @@ class Circular:
         """The share of the time in which a stage has no work."""
         return 1 - self.rounds * self.microbatches / (self.items + self.stages - 1)
 
-    def seconds(self, forward: float, backward: float) -> float:
-        """Returns the time of all ticks, for given times of the two passes of one chunk."""
-        return (self.delay + self.steady_ticks) * (forward + backward)
-
-    def live(self, stage: int) -> int:
-        """Returns the most inputs of chunks that a stage keeps at a time.
-
-        This is exact for the default number of groups, and else an upper bound.
-        """
-        per_round = min(self.stride, self.microbatches)
-        ahead = (self.rounds - 1) * per_round + 2 * (self.stages - stage) - 1
-        return min(self.rounds * self.microbatches, ahead)
-
     def forward(self, tick: Any, stage: Any) -> Slot:
         """Returns the forward pass of a stage in a tick.
 
@@ -219,33 +205,3 @@ class Circular:
         group, position = divmod(microbatch - larger * large, small)
         before = larger * self._span(large) + group * self._span(small)
         return before + turn * self._stride(small) + position
-
-    def input_buffers(self, stage: int) -> dict[tuple[int, int], int]:
-        """Returns the buffer in which a stage keeps the input of each (chunk, microbatch).
-
-        The input arrives when the tick of the forward pass begins, or earlier. In a group of more
-        than p, it waits for its round. The buffer is in use until the end of the backward pass.
-        """
-        ticks = {}
-        for chunk, k in self._work(stage):
-            came = self.forward_tick(chunk - 1, k) + 1 if chunk else self.forward_tick(chunk, k)
-            ticks[chunk, k] = (came, self.backward_tick(chunk, k))
-        return assign(ticks)
-
-    def gradient_buffers(self, stage: int) -> dict[tuple[int, int], int]:
-        """Returns the buffer of the gradient that each backward pass (chunk, microbatch) reads.
-
-        With groups of p or less, there is one buffer, because each gradient is used in the tick
-        of its arrival. The last chunk receives no gradient.
-        """
-        ticks = {}
-        for chunk, k in self._work(stage):
-            if chunk + 1 < self.stages * self.rounds:
-                came = self.backward_tick(chunk + 1, k) + 1
-                ticks[chunk, k] = (came, self.backward_tick(chunk, k))
-        return assign(ticks)
-
-    def _work(self, stage: int) -> list[tuple[int, int]]:
-        """Returns (chunk, microbatch) of all passes of a stage."""
-        chunks = range(stage, self.stages * self.rounds, self.stages)
-        return [(chunk, k) for chunk in chunks for k in range(self.microbatches)]

@@ -1,35 +1,15 @@
-"""Buffers: which chunk inputs are live, and where they are kept."""
+"""Buffers: which chunk inputs are live, and which values share a buffer."""
 
 import random
 
-import pytest
-
-from meshdsl.lowering.pipelines.buffers import assign, input_buffers, live, peaks
+from meshdsl.lowering.pipelines.buffers import assign, live
 from meshdsl.lowering.pipelines.csv_files import parse
-from meshdsl.lowering.pipelines.named import NAMES, named
 
 
 def test_an_input_is_live_until_its_weight_gradients_are_computed():
     row = parse("0F0,0F1,,0I0,0W0,0B1,0SEND_F1").rows[0]
     assert live(row) == [1, 2, 2, 2, 2, 1, 0]
     assert live(parse("(0F1;0B0)OVERLAP_F_B,0F2").rows[0]) == [1, 1]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stage_has_as_many_buffers_as_its_peak_and_none_is_in_use_twice(name):
-    schedule = named(name, 4, 7)
-    for stage, peak in enumerate(peaks(schedule)):
-        buffers, held = input_buffers(schedule, stage), {}
-        assert set(buffers.values()) == set(range(peak))
-        for action in schedule.rows[stage]:
-            for result in action.results if action else ():
-                key = (result.chunk, result.microbatch)
-                if result.kind == "F":
-                    assert buffers[key] not in held
-                    held[buffers[key]] = key
-                elif result.kind == "W":
-                    assert held.pop(buffers[key]) == key
-        assert not held
 
 
 def test_intervals_get_as_few_buffers_as_possible():
