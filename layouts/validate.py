@@ -23,6 +23,7 @@ LabelledTensor: TypeAlias = tuple[str, Shape, str, Source]  # label, shape, path
 _WILD = re.compile(r"[*?[]")
 _PARAMS = "params"  # as in `mirrors`
 _MISSPELT = 0.8  # a name with at least this ratio of difflib to another is a misspelling of it
+_OF_STACKS = "layers"  # the dim of the layers of a model, by which a pipeline divides them
 
 
 class LayoutError(ValueError):
@@ -322,6 +323,8 @@ def _unknown_dims(layout: Layout, known: Collection[str], allow: bool) -> Iterat
                 advice = did_you_mean(dim, unruled if allow else known)
             if not advice.endswith("?"):
                 advice += f". Its dims: {listed}."
+            if dim == _OF_STACKS:
+                advice += f' A loop over its layers, md.scan(..., dim="{dim}"), gives it this dim.'
             yield f"{_names(rules)} a dim that this program does not have{advice}"
 
 

@@ -181,6 +181,13 @@ def test_an_unknown_dim_like_no_other_is_reported_with_the_dims_there_are():
     ]
 
 
+def test_a_model_without_a_stack_of_layers_is_told_how_to_get_one():
+    assert found("layers:data", tensor("x", batch=8)) == [
+        "`layers:data` names a dim that this program does not have. Its dims: `batch`. A loop over "
+        'its layers, md.scan(..., dim="layers"), gives it this dim.'
+    ]
+
+
 def test_a_layout_for_several_programs_may_name_dims_that_this_one_lacks():
     x = tensor("x", batch=8, heads=8)
     assert found("batch:data; experts:model; height:model", x, allow_unknown_dims=True) == []
