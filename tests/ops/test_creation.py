@@ -71,3 +71,17 @@ def test_unknown_dtypes_are_told_with_the_known_ones():
 def test_what_is_made_outside_a_traced_function_is_an_array():
     assert np.array_equal(md.zeros([a]), np.zeros(a.size))
     assert np.array_equal(md.arange(a), np.arange(a.size))
+
+
+def test_equal_numbers_are_one_constant_but_zeros_keep_their_signs():
+    def scaled(x):
+        return x * 0.5 + 0.5, x * 0.0, x * -0.0
+
+    x = md.named(np.ones(4, "float32"), [md.Dimension("length", 4)])
+    graph = md.jit(scaled).trace(x)
+    constants = [op.params["value"] for op in graph.operations if op.name == "full"]
+    assert list(map(str, constants)) == ["0.5", "0.0", "-0.0"]
+    half, plus, minus = map(np.asarray, md.jit(scaled, backend="numpy")(x))
+    assert half.tolist() == [1.0] * 4
+    assert not np.signbit(plus).any()
+    assert np.signbit(minus).all()
