@@ -45,7 +45,7 @@ class Effort:
 
     Attributes:
         estimated: points whose traffic is estimated.
-        tried: points that are lowered as they are.
+        tried: points that are lowered without decisions.
         decided: points that are lowered with what time decides.
         smaller: points that are lowered to show what less memory costs.
         seconds: the time after which no further point is lowered. Until then, all points that may

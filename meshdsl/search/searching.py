@@ -6,7 +6,7 @@ Each stage keeps fewer points than the one before, and looks at them more exactl
 2. Data parallelism is lowered first, and time decides about it: it is often good, and no point
    with a higher bound is looked at.
 3. The points with the least time get an estimate of what they send (`traffic`).
-4. The points with the least estimates are lowered as they are, and simulated.
+4. The points with the least estimates are lowered without decisions, and simulated.
 5. The fastest of these are lowered as `explain` does: with what time decides.
 
 The search is deterministic: it counts points, not seconds, unless it has a limit of time.
@@ -27,7 +27,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.costs.units import show_bytes
-from meshdsl.lowering.decisions import ROOM
+from meshdsl.lowering.decisions import ROOM, small_bytes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
@@ -293,9 +293,9 @@ class Search:
         return best
 
     def _lowered(self, rows: Sequence[Candidate], at: int) -> None:
-        """Lowers a row as it is."""
+        """Lowers a row, without deciding about it."""
         row = rows[at]
-        program = self._lower(row.point, self.quick)
+        program = self._lower(row.point, self._likely(row.point))
         if program is None:
             self._failed.add(at)
             return
@@ -449,6 +449,16 @@ class Search:
     def exact(self) -> Options:
         """The options with which time decides about programs."""
         return replace(self.step.options, hardware=self.name)
+
+    def _likely(self, point: Point) -> Options:
+        """Returns options with which a program is close to the one that time decides on.
+
+        Most often, large collectives start apart. With FSDP, the step is much slower otherwise.
+        """
+        if self.step.options.bucket_bytes is not None:
+            return self.quick
+        mesh = self.devices if isinstance(self.devices, Mesh) else point.mesh
+        return replace(self.quick, bucket_bytes=small_bytes(self.hardware, mesh))
 
     def _lower(
         self, point: Point, options: Options, mesh: Mesh | None = None

@@ -11,6 +11,7 @@ from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.lowering.lower import lower
 from meshdsl.models import load
 from meshdsl.optim import Sgd
+from meshdsl.search.estimates import is_plain
 from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search, search
 from meshdsl.search.steps import recipe_step
@@ -108,6 +109,19 @@ def test_data_parallelism_is_always_decided_about():
     plans = search(gpt(), "v5p", 4, effort=Effort(tried=3, decided=1))
     plain = [p for p in plans.plans if all(r.kind == "data" for r in p.point.structure.roles)]
     assert any(plan.decided for plan in plain)
+
+
+def test_what_is_tried_is_about_as_fast_as_what_time_decides_on():
+    """Else a search overlooks FSDP, which is slow if the gathers of its weights are joined."""
+    found = Search(mlp(512, 2048, 4), "v5p", 8)
+    rows = [row for row in found.candidates()[0] if is_plain(row.point)]
+    (at,) = (at for at, row in enumerate(rows) if row.point.structure.storage == "params")
+    found._lowered(rows, at)
+    tried, point = found._tried[at], rows[at].point
+    decided = found._decided(tried)
+    joined = found.program(point.mesh, point.layout, point.variant, found.quick)
+    assert tried.seconds <= 1.05 * decided.seconds
+    assert step_seconds(joined, found.hardware) >= 1.1 * decided.seconds
 
 
 LITTLE = Effort(estimated=12, tried=1, decided=1)
