@@ -27,6 +27,7 @@ QUICK = (None, "data:2,model:4", "a:2,b:2,c:2")  # twelve steps take fifteen sec
     "mesh",
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
 )
+@pytest.mark.optimized  # the steps take longer than their compilation
 def test_losses_are_the_published_ones_on_every_layout(mesh):
     blocks, x, y = reference.problem()
     step = jitted(mesh, donate="blocks")
