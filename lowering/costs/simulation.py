@@ -124,9 +124,9 @@ def priced_work(
 ) -> list[tuple[Instruction, tuple[Instruction, ...], float, int]]:
     """Returns all work of a program: each instruction, the loops around it, seconds of one run.
 
-    The last figure is the bytes that a run moves to and from memory, if these bound its time; else
-    it is 0. Of the branches of a `cond` it has the first. Instructions that cost nothing are left
-    out.
+    The last figure is the bytes that a run moves to and from memory, which takes a least time; 0 of
+    products and attention, whose time follows from their sizes. Of the branches of a `cond` it has
+    the first. Instructions that cost nothing are left out.
     """
     writer = _Writer.of(program, hardware)
     products = hardware.products if writer.measured is None else "alone"

@@ -28,7 +28,7 @@ OF_ROUNDS: dict[str, tuple[int, Callable[[int, int], Schedule]]] = {
     "zbv": (2, zbv),
 }
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "circular")
-_ROUNDS = 2
+ROUNDS = 2  # of an interleaved schedule, which with one round is `1f1b`
 
 
 def named(name: str, stages: int, microbatches: int, rounds: int | None = None) -> Schedule:
@@ -59,7 +59,7 @@ def named(name: str, stages: int, microbatches: int, rounds: int | None = None) 
         if value is not None and value < 1:
             raise ValueError(f"{key}={value} of pipeline schedule `{name}`: give 1 or more")
     if name in WITH_ROUNDS:
-        return WITH_ROUNDS[name](stages, microbatches, rounds or _ROUNDS)
+        return WITH_ROUNDS[name](stages, microbatches, rounds or ROUNDS)
     own, make = OF_ROUNDS[name]
     if rounds not in (None, own):
         raise ValueError(

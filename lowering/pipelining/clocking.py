@@ -35,7 +35,8 @@ def clocked(schedule: Schedule) -> Timetable:
             f"pipeline schedule `{schedule.name}` cannot be run: chunk c must be on stage c mod "
             f"{schedule.stages}, so that a stage sends to the next one; its chunks are on the "
             f"stages {', '.join(map(str, schedule.placement))}. `meshdsl explain "
-            "--pipeline_table=-` plans it; circular, 1f1b and interleaved can be run"
+            "--pipeline_table=-` prints its table; circular, gpipe, 1f1b, interleaved and zb-h1 "
+            "can be run"
         )
     rows = [_passes(schedule, stage) for stage in range(schedule.stages)]
     forward: dict[Pass, int] = {}

@@ -11,7 +11,7 @@ from meshdsl.lowering.graphs.hoist import hoist_casts
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.pipelines import csv_files
-from meshdsl.lowering.pipelines.named import WITH_ROUNDS, named
+from meshdsl.lowering.pipelines.named import ROUNDS, WITH_ROUNDS, named
 from meshdsl.lowering.pipelines.running import PipelineDims, RunningPipeline, RunningStack
 from meshdsl.lowering.pipelining.chunks import Dims
 from meshdsl.lowering.pipelining.clocking import clocked
@@ -52,7 +52,7 @@ def pipelined(graph: Graph, layout: Layout, mesh: Mesh, options: Options) -> Pip
         return None
     if not find_stacks(graph, layout, mesh):
         return None
-    rounds = options.pipeline_rounds or 1
+    rounds = _rounds(options)
     # Casts happen before layers are gathered or sent to other stages, because this sends less.
     moved = graph.inputs if rounds > 1 else stored_inputs(graph, layout)
     graph = simplify(hoist_casts(graph, moved))
@@ -132,6 +132,15 @@ def _computes(graph: Graph) -> bool:
     return any("products" in op.primitive.rule.__module__.split(".") for op in within(graph))
 
 
+def _rounds(options: Options) -> int:
+    """Returns the number of rounds: the given one, or else that of the schedule."""
+    if options.pipeline_rounds is not None:
+        return options.pipeline_rounds
+    if options.pipeline.endswith(".csv"):
+        return csv_files.read(options.pipeline).rounds
+    return ROUNDS if options.pipeline == "interleaved" else 1
+
+
 def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
     """Returns the timetable of the schedule that the options name.
 
@@ -139,7 +148,7 @@ def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:
         ValueError: there is no such schedule or file, the schedule is incorrect, or it has
             another number of stages, microbatches or rounds.
     """
-    name, rounds = options.pipeline, options.pipeline_rounds or 1
+    name, rounds = options.pipeline, _rounds(options)
     if name in ("auto", "circular"):
         return circular(stages, rounds, microbatches)
     if not name.endswith(".csv"):
@@ -193,7 +202,8 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> Non
         fewer = f", and {rounds} rounds" if rounds > 1 else ""
         problems.append(
             f"{stack.layers} are fewer than one per stage: there are {stages} stages{fewer}. Give "
-            f"the axes {'+'.join(rule.axes)} fewer devices, or use another rule"
+            f"{'+'.join(rule.axes)} at most {stack.layers.size // rounds} devices, or use another "
+            "rule"
         )
     claims = {}
     for scan in (scan for s in stacks for scan in (s.forward, s.backward)):

@@ -36,6 +36,9 @@ _PAIRS = {
     "model_args": ("=", "+", ","),
     "compiler_flags": ("=", "+", ","),
 }
+_LISTS = (  # flags that commas separate
+    "data batch_ramp split trainable weight_decay_except extra_metrics compiler_flags".split()
+)
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 
 
@@ -44,9 +47,9 @@ class Settings:
     """The settings of a file.
 
     Attributes:
-        arguments: they as arguments of the command line.
+        arguments: the settings as arguments of the command line.
         places: for each of them its place, `run.toml, line 3`.
-        problems: why some of them mean nothing.
+        problems: the mistakes in settings.
     """
 
     arguments: tuple[str, ...]
@@ -99,13 +102,13 @@ def shown(command: str, texts: Mapping[str, list[str]], defaults: Mapping[str, s
         texts: the flags that are set, each with its values.
         defaults: the other flags of the command, as comments; None: they have no default.
     """
-    lines = [f"# The flags of a `meshdsl {command}`; as --config=FILE they are given again."]
+    lines = [f"# The flags of a `meshdsl {command}`; use the file with --config=FILE."]
     for name, values in texts.items():
         several = f"[{', '.join(map(_written, values))}]"
         lines.append(f"{name} = {_written(values[0]) if len(values) == 1 else several}")
     lines += ["", "# Defaults."]
     for name, default in defaults.items():
-        lines.append(f"# {name} =" + ("" if default is None else f" {_written(default)}"))
+        lines.append(f"# {name}: none" if default is None else f"# {name} = {_written(default)}")
     return "\n".join(lines)
 
 
@@ -128,17 +131,35 @@ def _texts(name: str, value: Any, several: bool) -> list[str]:
 def _text(name: str, value: Any) -> str:
     """Returns a setting as the text of its flag."""
     if isinstance(value, list):
-        return ",".join(map(_plain, value))
+        if name not in _LISTS:
+            raise ValueError("is a list, which its flag does not take")
+        texts = [_plain(one) for one in value]
+        if whole := [text for text in texts if "," in text]:
+            raise ValueError(f"has a comma in {whole[0]!r}; write it as two values of the list")
+        return ",".join(texts)
     if not isinstance(value, dict):
         return _plain(value)
     if name not in _PAIRS:
         tables = ", ".join(_PAIRS)
         raise ValueError(f"is a table, which {tables} alone may be; settings stand at the top")
     between, joint, end = _PAIRS[name]
-    return end.join(
-        f"{key}{between}{joint.join(map(_plain, one if isinstance(one, list) else [one]))}"
-        for key, one in value.items()
-    )
+    pairs = []
+    for key, one in value.items():
+        if isinstance(one, dict):
+            raise ValueError(
+                f"has a table {key} in it. If {key} is a setting of its own, write it above "
+                f'[{name}]; if it is a scope, quote the whole: "{key}/{next(iter(one), "dim")}"'
+            )
+        if name == "layout" and not isinstance(one, str | list):
+            raise ValueError(
+                f"has {key} = {_plain(one)}, which is no rule; other settings stand above [layout]"
+            )
+        pairs.append(f"{key}{between}{joint.join(map(_plain, _listed(one)))}")
+    return end.join(pairs)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _plain(value: Any) -> str:

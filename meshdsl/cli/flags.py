@@ -261,7 +261,7 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "File of the table of --pipeline, for `explain` to write and to print instead of its "
-        "report: zbv.csv, which --pipeline=zbv.csv runs; - only prints. It needs no model.",
+        "report: mine.csv, which --pipeline=mine.csv reads; - only prints. It needs no model.",
     ),
     "topology": (
         None,
@@ -401,7 +401,8 @@ def as_configuration(values: flags.FlagValues, command: str, names: Collection[s
         flag = values[name]
         if flag.present:
             texts[name] = [flag.text] if isinstance(flag, _Flag) else list(flag.value or ())
-    others = {name: FLAGS[name][0] for name in FLAGS if name in names and name not in texts}
+    # --hardware has a default for reports, but decides more where it is given.
+    others = {n: FLAGS[n][0] for n in FLAGS if n in names and n not in texts and n != "hardware"}
     return configuration.shown(command, texts, others)
 
 

@@ -240,8 +240,8 @@ def _check_size(mesh: Mesh | None, machine: Machine) -> None:
     """Raises ValueError if a mesh to compare with is none of this machine."""
     if mesh is not None and mesh.size != machine.devices:
         raise ValueError(
-            f"--against: mesh {mesh} has {_devices(mesh.size)}, but {machine.title} are planned "
-            "for; leave the mesh out, and the fastest mesh for the layout is compared with"
+            f"--against: mesh {mesh} has {_devices(mesh.size)}, but the plan is for "
+            f"{machine.title}; leave the mesh out, and the fastest one for the layout is taken"
         )
 
 

@@ -13,6 +13,7 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.planning.automatic import machine_at_hand, settled
@@ -230,16 +231,15 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
     )
 
 
-# Settings that may change when a run goes on: where it runs, what it reports, when it stops.
+# Settings that may change when a run goes on: where it runs, what it reports, when it stops; and
+# those of other commands, which stand in the same file of `--config`.
 _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
-    "exit_after_minutes exit_at_step html compare_layout stage hardware data_workers data_cache "
-    "extra_metrics topology slices compiler_flags measure parallel rounds coordinator "
-    "num_processes process_id join_timeout pause_timeout profile_steps init_from out step dtype "
-    "max_shard_size minutes prompt prompts max_tokens temperature top_k top_p min_p "
-    "repetition_penalty stop batch_tokens search_seconds json".split()
-)
+    "exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
+    "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
+    "init_from search_seconds".split()
+) | (set(FLAGS) - HELP["train"].flags)
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 
 

@@ -221,7 +221,7 @@ class _Alike:
         first: one row of it.
         runs: of each kind of rows, how often a step runs them.
         each: of each kind of rows, the seconds of one run on one device.
-        bytes: of each kind of rows, what a run moves; 0: that is not known to bound its time.
+        bytes: of each kind of rows, what a run moves, which takes a least time; 0 of products.
     """
 
     first: Work

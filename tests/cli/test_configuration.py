@@ -86,6 +86,16 @@ def test_a_sweep_takes_lists(tmp_path):
         ("steps = 2024-01-01", ["run.toml, line 1: steps has a value that no flag takes"]),
         ("steps = 0", ["--steps (run.toml, line 1): needs a whole number of at least 1, got '0'"]),
         ("[layout]\nbatch = 'a,b'", ["--layout (run.toml, line 1): malformed layout"]),
+        (
+            "[layout]\nsteps = 3",
+            ["run.toml, line 1: layout has steps = 3, which is no rule"],
+        ),
+        (
+            "[layout]\nparams.embed = 'data'",
+            ["run.toml, line 1: layout has a table params in it. If params is"],
+        ),
+        ("batch_size = [8, 16]", ["run.toml, line 1: batch_size is a list, which its flag does"]),
+        ("trainable = ['a', 'b,c']", ["run.toml, line 1: trainable has a comma in 'b,c'"]),
         ("steps = =", ["--config: run.toml is not TOML: Invalid value (at line 1, column 9)"]),
         ("steps = 1\nsteps = 2", ["--config: run.toml is not TOML: Cannot overwrite a value"]),
     ],
@@ -129,7 +139,7 @@ def test_print_config_writes_a_file_for_the_same_run(tmp_path, capsys):
         ["explain", f"--config={tmp_path}/run.toml", "--batch_size=8", "--print_config"]
     )
     printed = capsys.readouterr().out
-    assert first == 0 and "batch_size = 8" in printed and "# remat =\n" in printed
+    assert first == 0 and "batch_size = 8" in printed and "# remat: none\n" in printed
     (tmp_path / "again.toml").write_text(printed)
     assert main.run(["explain", f"--config={tmp_path}/again.toml", "--print_config"]) == 0
     assert capsys.readouterr().out == printed

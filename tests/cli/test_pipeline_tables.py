@@ -31,7 +31,8 @@ def test_every_schedule_is_printed_and_written(name, capsys, tmp_path):
     text = explained(capsys, f"--pipeline={name}", *SIZES, *given, f"--pipeline_table={file}")
     schedule = named(name, 2, 4, rounds)
     assert text.startswith(f"{name}: 2 stages, {schedule.chunks} chunks, 4 microbatches; bubble")
-    assert text.endswith(f"{file} is written: --pipeline={file} runs it\n")
+    use = "--pipeline_table=- checks it; it cannot be run" if name == "zbv" else "runs it"
+    assert text.endswith(f"{file} is written: --pipeline={file} {use}\n")
     read = csv_files.read(file)
     assert read.without_messages().rows == schedule.without_empty_cells().rows
     assert read.has_messages
@@ -49,6 +50,24 @@ def test_a_table_that_was_written_runs(capsys, tmp_path):
     usual = explained(capsys, *model, *how)
     grid = [line for line in usual.splitlines() if line.startswith("  stage ")]
     assert grid and grid == [line for line in own.splitlines() if line.startswith("  stage ")]
+
+
+def test_a_table_of_two_rounds_runs_without_saying_so(capsys, tmp_path):
+    file = tmp_path / "mine.csv"
+    text = explained(capsys, "--pipeline=interleaved", *SIZES, f"--pipeline_table={file}")
+    assert text.startswith("interleaved: 2 stages, 4 chunks")  # two rounds, if none are given
+    how = ["--model=gpt_mini", "--model_args=layers=4", "--length=8", *SIZES, "--layout=layers:pipe"]
+    own = explained(capsys, *how, f"--pipeline={file}")
+    usual = explained(capsys, *how, "--pipeline=interleaved")
+    assert "2 stages of 2 chunks" in own and "2 stages of 2 chunks" in usual
+
+
+@pytest.mark.parametrize("repeat", ["0F0,0SEND_F0,0F0", "0F0,0F0,0SEND_F0"])
+def test_an_action_that_is_there_twice_is_told_as_such(capsys, tmp_path, repeat):
+    file = tmp_path / "mine.csv"
+    file.write_text(f"{repeat},0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    text = refused(capsys, f"--pipeline={file}", "--pipeline_table=-")
+    assert "`0F0` is already in stage 0, column 0. Remove one" in text
 
 
 def test_the_layout_tells_the_axis_of_the_stages(capsys):
@@ -69,6 +88,9 @@ def test_the_layout_tells_the_axis_of_the_stages(capsys):
         (["--pipeline_table=-", *SIZES, "--pipeline=none"], "--pipeline=none has no table"),
         (["--pipeline_table=-", *SIZES, "--pipeline=gpip"], "Did you mean `gpipe`?"),
         (["--pipeline_table=/proc/x.csv", *SIZES], "--pipeline_table: cannot write /proc/x.csv:"),
+        (["--pipeline_table=-", "--microbatches=4", "--mesh_shape=pipe4"], "--mesh_shape: "),
+        (["--pipeline_table=-", *SIZES, "--layout=layers:stage"], "its axes are pipe"),
+        (["--pipeline_table=-", *SIZES, "--layout=layers:-"], "gives the layers no axes of mesh"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):

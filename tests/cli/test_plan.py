@@ -122,7 +122,7 @@ def test_without_a_plan_that_fits_it_says_how_far_off_and_what_helps(capsys):
         ([MACHINE, "--against=batch"], "--against: "),
         (
             [MACHINE, "--against=data:8 | batch:data"],
-            "mesh data:8 has 8 devices, but v5e:2x2: 4 devices",
+            "mesh data:8 has 8 devices, but the plan is for v5e:2x2: 4",
         ),
         ([MACHINE, "--hardware=h100"], "--hardware: that of --topology is known"),
         (["--mesh_shape=data:4", "--slices=2"], "--slices are those of a --topology"),

@@ -37,6 +37,8 @@ def messages_are_sent_and_received(schedule: Schedule) -> Iterator[Fault]:
             if send not in where:
                 why, fix = "it is missing", f"Add it behind `{action}`, which computes `{result}`"
                 yield Fault(stage, column + 1, send, why, fix)
+            elif where[result] != (stage, column):
+                continue  # it is computed twice, which another rule reports
             elif where[send][0] == stage and where[send][1] < column:
                 why = f"it sends `{result}`, which is in column {column}"
                 yield Fault(*where[send], send, why, f"Move it behind `{action}`")

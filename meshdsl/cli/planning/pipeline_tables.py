@@ -1,6 +1,6 @@
 """`meshdsl explain --pipeline_table=mine.csv`: the table of a schedule, without a model.
 
-The file is one that `--pipeline=mine.csv` runs, and that PyTorch's pipelining reads.
+The file is one that `--pipeline=mine.csv` reads, and that PyTorch's pipelining reads.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.messages import with_messages
-from meshdsl.lowering.pipelines.named import OF_ROUNDS, named
+from meshdsl.lowering.pipelines.named import named
 from meshdsl.lowering.pipelines.printing import show
 from meshdsl.lowering.pipelines.schedule import Schedule
+from meshdsl.lowering.pipelining.clocking import clocked
 
 if TYPE_CHECKING:
     from absl import flags
-
-    from meshdsl.layouts.mesh import Mesh
 
 ONLY_PRINT = "-"
 
@@ -46,24 +47,40 @@ def show_table(values: flags.FlagValues, problems: Problems) -> str:
         if not isinstance(values.microbatches, int) or values.microbatches == 1:
             problems.add("--pipeline_table needs the number of --microbatches")
         problems.check()
-        rounds = values.pipeline_rounds or (None if name in OF_ROUNDS else 1)
         asked = "circular" if name == "auto" else name
+        rounds = values.pipeline_rounds or (1 if asked == "circular" else None)
         schedule = named(asked, stages, values.microbatches, rounds)
     text = show(schedule)
     if file != ONLY_PRINT:
         _write(schedule, file, problems)
-        text += f"{file} is written: --pipeline={file} runs it\n"
+        text += f"{file} is written: {_use(schedule, file)}\n"
     return text
+
+
+def _use(schedule: Schedule, file: str) -> str:
+    """Returns what can be done with a written table."""
+    try:
+        clocked(schedule)
+    except ValueError:
+        return f"--pipeline={file} --pipeline_table=- checks it; it cannot be run"
+    return f"--pipeline={file} runs it"
 
 
 def _stages(values: flags.FlagValues, problems: Problems) -> int:
     """Returns the number of stages: the devices along the axes of the layers."""
-    mesh: Mesh | str | None = values.mesh_shape
-    if mesh is None or isinstance(mesh, str):
-        problems.add("--pipeline_table needs the number of stages: give --mesh_shape=pipe:4")
+    mesh = values.mesh_shape
+    if not isinstance(mesh, Mesh):
+        if not isinstance(mesh, Mistake):
+            problems.add("--pipeline_table needs the number of stages: give --mesh_shape=pipe:4")
         return 1
     rules = getattr(values.layout, "rules", ())
     axes = [rule.axes for rule in rules if rule.dim == "layers" and not rule.scope]
+    if axes and not (axes[0] and {*axes[0]} <= {*mesh.names}):
+        problems.add(
+            f"--pipeline_table: the layout gives the layers no axes of mesh {mesh}; its axes are "
+            f"{', '.join(mesh.names)}"
+        )
+        return 1
     if not axes and len(mesh.names) > 1:
         problems.add(
             "--pipeline_table: which axis of the mesh are the stages along? Give "

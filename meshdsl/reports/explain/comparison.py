@@ -156,7 +156,8 @@ def _totals(before: Explanation, after: Explanation) -> list[Total]:
         return Total(name, figure(before), figure(after), show)
 
     totals = [
-        total("step time", lambda e: e.timeline.seconds, show_seconds),
+        total("step by simulation", lambda e: e.simulated.seconds, show_seconds),
+        total("step at the peaks", lambda e: e.timeline.seconds, show_seconds),
         total("if sending overlaps", lambda e: e.timeline.overlapped_seconds, show_seconds),
         total("on the wire", lambda e: e.wire_bytes, show_bytes),
         total("collectives", lambda e: e.collectives, lambda n: f"{n:,.0f}"),

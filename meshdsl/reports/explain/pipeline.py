@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshdsl.lowering.costs.timeline import Interval, Timeline
 from meshdsl.lowering.costs.units import show_bytes, show_share
 from meshdsl.lowering.pipelines.actions import Action
+from meshdsl.lowering.pipelines.named import WITH_ROUNDS
 from meshdsl.lowering.pipelines.running import RunningPipeline
 from meshdsl.lowering.program import SpmdProgram, Value
 
@@ -232,7 +233,8 @@ def _waiting(pipeline: RunningPipeline) -> str:
     fewer = f"{ticks - passes} of {ticks} passes"
     if pipeline.bubble < 0.05:
         return fewer
-    rounds = " or --pipeline_rounds" if pipeline.stacks[0].per_chunk > 1 else ""
+    with_rounds = pipeline.schedule.name in WITH_ROUNDS
+    rounds = " or --pipeline_rounds" if with_rounds and pipeline.stacks[0].per_chunk > 1 else ""
     return f"{fewer}; more --microbatches{rounds} make that fewer"
 
 

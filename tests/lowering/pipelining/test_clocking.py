@@ -99,7 +99,7 @@ def test_buffers_in_use_at_once_differ():
 def test_a_v_shape_cannot_be_run():
     with pytest.raises(ValueError, match="chunk c must be on stage c mod 2") as e:
         clocked(named("zbv", 2, 4))
-    assert "--pipeline_table=-` plans it; circular, 1f1b and interleaved can be run" in str(e.value)
+    assert "--pipeline_table=-` prints its table; circular, gpipe, 1f1b" in str(e.value)
 
 
 def test_a_wrong_schedule_is_refused():

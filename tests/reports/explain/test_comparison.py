@@ -47,7 +47,8 @@ def test_totals_are_those_of_both_reports():
         found.before.memory.peak_bytes,
         found.after.memory.peak_bytes,
     )
-    assert totals["step time"].after == found.after.timeline.seconds
+    assert totals["step at the peaks"].after == found.after.timeline.seconds
+    assert totals["step by simulation"].after == found.after.simulated.seconds
     assert sum(one.before for one in found.parts) == peak.before
     assert sum(one.after for one in found.parts) == peak.after
 
