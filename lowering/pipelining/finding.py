@@ -98,10 +98,9 @@ def _at_once(rule: Rule, forward: Operation, mesh: Mesh) -> ValueError:
     return ValueError(
         f"`{rule}` makes a pipeline of the {forward.params['dim']} of the loop at "
         f"{forward.source}, but the step has no microbatches, so its stages would wait for each "
-        f"other: add --microbatches, a number that divides the batch, such as "
-        f"{4 * mesh.extent(rule.axes)} (make_train_step(microbatches=...)); or make no "
-        "pipeline, by --pipeline=none; or split "
-        f"only the parameters, by `params/{rule.dim}:{axes}`"
+        f"other: add --microbatches={4 * mesh.extent(rule.axes)}, or another number that divides "
+        "the batch (make_train_step(microbatches=...)); or make no pipeline, by --pipeline=none; "
+        f"or split only the parameters, by `params/{rule.dim}:{axes}`"
     )
 
 

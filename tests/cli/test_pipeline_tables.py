@@ -56,7 +56,13 @@ def test_a_table_of_two_rounds_runs_without_saying_so(capsys, tmp_path):
     file = tmp_path / "mine.csv"
     text = explained(capsys, "--pipeline=interleaved", *SIZES, f"--pipeline_table={file}")
     assert text.startswith("interleaved: 2 stages, 4 chunks")  # two rounds, if none are given
-    how = ["--model=gpt_mini", "--model_args=layers=4", "--length=8", *SIZES, "--layout=layers:pipe"]
+    how = [
+        "--model=gpt_mini",
+        "--model_args=layers=4",
+        "--length=8",
+        *SIZES,
+        "--layout=layers:pipe",
+    ]
     own = explained(capsys, *how, f"--pipeline={file}")
     usual = explained(capsys, *how, "--pipeline=interleaved")
     assert "2 stages of 2 chunks" in own and "2 stages of 2 chunks" in usual
