@@ -65,6 +65,7 @@ def seed(config) -> int:
 
 def is_optimized(item) -> bool:
     """Returns whether a test is about what users' compilers make: its rounding, or TPU programs."""
+    # Tests of TPU programs are those that are skipped without libtpu, for this very reason.
     reasons = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
     return item.get_closest_marker("optimized") is not None or "needs libtpu" in reasons
 
@@ -72,7 +73,9 @@ def is_optimized(item) -> bool:
 def pytest_runtest_setup(item):
     optimized = item.config.getoption("optimize") or is_optimized(item)
     if jax.config.read("jax_disable_most_optimizations") == optimized:
-        let_go()  # what was compiled the other way
+        # Lets go of what was compiled the other way. `md.jit` objects that helpers keep in a
+        # `functools.cache` survive, with the programs that they have compiled.
+        let_go()
         jax.config.update("jax_disable_most_optimizations", not optimized)
         # Processes that a test starts round as this one does.
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if optimized else "1"
