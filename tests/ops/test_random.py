@@ -1,5 +1,8 @@
 """Random numbers: Random123's known answers, one value on every layout, and plain statistics."""
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -40,6 +43,22 @@ def test_an_element_is_drawn_with_its_position_as_the_counter(backend):
     assert np.array_equal(found, (first ^ second).reshape(6, 8))
     pairs = run(lambda k: md.random.split(k, a), key, backend=backend)
     assert np.array_equal(pairs, np.stack([first, second], -1)[:6])
+
+
+def test_the_rounds_of_each_draw_have_its_line():
+    """JAX traces them once for all draws of a shape; profiles and HLO have one line for each."""
+
+    def draws(one, other):
+        first = md.random.bits(one, [a, b])
+        second = md.random.bits(other, [a, b])
+        return first, second
+
+    text = md.jit(draws).lower(md.random.key(0), md.random.key(1)).compile().as_text()
+    shifts = r'op_name="[^"]*/threefry2x32~test_random\.py-(\d+)/[^"]*shift_left"'
+    rounds = Counter(map(int, re.findall(shifts, text)))
+    line = draws.__code__.co_firstlineno
+    assert set(rounds) == {line + 1, line + 2}
+    assert min(rounds.values()) >= 20
 
 
 def test_more_than_four_billion_elements_have_distinct_counters():
