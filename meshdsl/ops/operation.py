@@ -92,7 +92,7 @@ def _need_tensors(function: Callable, args: tuple, kwargs: Mapping[str, Any]) ->
             if not isinstance(value, Tensor):
                 kind = type(value).__name__
                 raise ValueError(
-                    f"`{name}` takes tensors, and {kind} is none; name the dims of an array, as in "
+                    f"`{name}` takes tensors, not {kind}; name the dims of an array, as in "
                     "md.named(array, dims)"
                 )
 

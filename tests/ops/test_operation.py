@@ -53,11 +53,11 @@ NAMED = md.named(ARRAY, [a, b])
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: md.einsum(ARRAY, NAMED, over="b"), "einsum: `tensors` takes tensors, and ndarray"),
-        (lambda: md.einsum([NAMED, NAMED], over="b"), "einsum: `tensors` takes tensors, and list"),
-        (lambda: md.einsum(NAMED, 2.0, over="b"), "einsum: `tensors` takes tensors, and float is"),
-        (lambda: md.take(ARRAY, NAMED, "a"), "take: `table` takes tensors, and ndarray is none"),
-        (lambda: md.softmax(ARRAY, "a"), "`x` takes tensors, and ndarray is none; name the dims"),
+        (lambda: md.einsum(ARRAY, NAMED, over="b"), "einsum: `tensors` takes tensors, not ndarray"),
+        (lambda: md.einsum([NAMED, NAMED], over="b"), "einsum: `tensors` takes tensors, not list"),
+        (lambda: md.einsum(NAMED, 2.0, over="b"), "einsum: `tensors` takes tensors, not float;"),
+        (lambda: md.take(ARRAY, NAMED, "a"), "take: `table` takes tensors, not ndarray"),
+        (lambda: md.softmax(ARRAY, "a"), "`x` takes tensors, not ndarray; name the dims"),
         (lambda: md.argmax(ARRAY, "a"), r"argmax: .* of an array, as in md\.named\(array, dims\)"),
         (
             lambda: md.einsum("ab,ab->a", NAMED, NAMED),
