@@ -21,9 +21,10 @@ from meshdsl.ops.creation import arange, as_tensor, full
 from meshdsl.ops.elementwise.arithmetic import add, cast, equal, maximum, minimum, where
 from meshdsl.ops.elementwise.broadcasting import need_dims, outer
 from meshdsl.ops.operation import operation
+from meshdsl.ops.reductions.reduction import equals_extreme
 from meshdsl.ops.shapes.shape import broadcast, transpose
 from meshdsl.tensors.dims import Dimension, DimLike, Shape, did_you_mean, slips, unused
-from meshdsl.tensors.dtypes import is_integer, rounding, short
+from meshdsl.tensors.dtypes import is_integer, short
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive
 from meshdsl.tracing.trace import bind_one, is_derived
@@ -112,10 +113,7 @@ def _scatter_extreme_gradient(op: Operation, cotangents: Sequence, wanted: Seque
     y = bind_one(op.primitive, (updates, indices), op.params)
     look_up = functools.partial(bind_one, TAKE, params={"dim": op.params["dim"]})
     extreme = look_up(inputs=(y, indices))
-    slack = rounding(y.dtype) * abs(extreme)
-    top = op.name == "scatter_max"
-    near = updates >= extreme - slack if top else updates <= extreme + slack
-    reached = cast(near | (updates == extreme), y.dtype)
+    reached = cast(equals_extreme(updates, extreme, op.name == "scatter_max"), y.dtype)
     count = maximum(bind_one(SCATTER_ADD, (reached, indices), op.params), 1)
     return [reached * look_up(inputs=(cotangents[0] / count, indices)), None]
 

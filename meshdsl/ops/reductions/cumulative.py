@@ -13,9 +13,10 @@ from meshdsl.ops.control.checkpoint import BARRIER
 from meshdsl.ops.elementwise.arithmetic import cast
 from meshdsl.ops.elementwise.broadcasting import need_dims
 from meshdsl.ops.operation import operation
+from meshdsl.ops.reductions.reduction import equals_extreme
 from meshdsl.ops.shapes.shape import broadcast
 from meshdsl.tensors.dims import DimLike
-from meshdsl.tensors.dtypes import accumulator, need_kind, rounding
+from meshdsl.tensors.dtypes import accumulator, need_kind
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Aval, Operation, Primitive
 from meshdsl.tracing.trace import bind_one
@@ -77,9 +78,7 @@ def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool
     """
     x = bind_one(BARRIER, op.inputs)
     y = bind_one(op.primitive, (x,), op.params)
-    slack = rounding(x.dtype) * abs(y)
-    near = x >= y - slack if op.name == "cummax" else x <= y + slack
-    reached = near | (x == y) | (x != x)
+    reached = equals_extreme(x, y, op.name == "cummax") | (x != x)
     passed = cast(~reached, x.dtype)
     return [cast(reached, x.dtype) * _carried(op.params, passed, cotangents[0])]
 

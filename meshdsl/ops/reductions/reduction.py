@@ -36,16 +36,21 @@ def _sum_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -
     return [cotangents[0].broadcast(op.inputs[0].shape)]
 
 
-def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
-    """Divides the cotangent among the elements that equal the extreme, up to rounding.
+def equals_extreme(x: Tensor, extreme: Tensor, largest: bool) -> Tensor:
+    """Whether elements equal their maximum, or minimum if not `largest`, up to rounding.
 
     A compiler may compute x a second time here, rounded differently: equality alone would lose the
     gradient.
     """
+    slack = rounding(x.dtype) * abs(extreme)
+    near = x >= extreme - slack if largest else x <= extreme + slack
+    return near | (x == extreme)
+
+
+def _extreme_gradient(op: Operation, cotangents: Sequence, wanted: Sequence[bool]) -> list[Tensor]:
+    """Divides the cotangent among the elements that equal the extreme, up to rounding."""
     (x,), (y,) = op.inputs, op.outputs
-    slack = rounding(x.dtype) * abs(y)
-    near = x >= y - slack if op.name == "max" else x <= y + slack
-    reached = (near | (x == y)).cast(x.dtype)
+    reached = equals_extreme(x, y, op.name == "max").cast(x.dtype)
     return [reached * (cotangents[0] / sum(reached, op.params["over"]))]
 
 
