@@ -63,6 +63,7 @@ def custom_gradient(function: Callable) -> Callable:
             results, out_tree = leaves_of(pair[0])
             results = [trace.own(t) for t in results]
             forward = tuple(trace.operations)
+            trace.numbers.clear()  # else the rule reads the function's, which loops then stack
             seeds = [
                 trace.input(t.shape, t.dtype, t.source) if is_differentiable(t.dtype) else None
                 for t in results

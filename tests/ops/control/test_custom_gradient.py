@@ -120,6 +120,22 @@ def test_what_a_rule_reads_is_kept_once():
     assert [v.shape.names for v in forward.outputs] == [("a",), ("steps", "a")]  # the end, and y
 
 
+def test_a_number_that_the_rule_uses_too_is_no_value_that_it_reads():
+    @md.custom_gradient
+    def wave(x):
+        y = md.sin(x * 3.5)
+        return y, lambda g: g * y * 3.5
+
+    def loss(x):
+        return md.sum(md.scan(lambda c, _: (wave(c), None), x, None, steps)[0])
+
+    (op,) = md.jit(wave).trace(inputs()[0]).operations
+    assert [t.shape.names for t in op.params["body"].outputs] == [("a",)]
+    program = md.jit(md.grad(loss), backend="numpy").lower(inputs()[0])
+    forward = next(i for i in program.block.instructions if i.op == "scan")
+    assert [v.shape.names for v in forward.outputs] == [("a",), ("steps", "a")]  # the end, and y
+
+
 def test_a_tensor_that_only_the_rule_uses_is_a_constant():
     def loss(x, w):
         scaled = md.custom_gradient(lambda x: (md.sin(x), lambda g: g * md.sum(w)))
