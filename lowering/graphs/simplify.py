@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -27,15 +26,14 @@ from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation, TracedTensor
 
-# A search, a sweep and `decide` lower one graph many times. It is forgotten with the traced graph.
-_simplified: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
-
 
 def simplify(graph: Graph) -> Graph:
     """Returns an equal graph without duplicate or unneeded operations: of one graph, the same."""
-    if graph not in _simplified:
-        _simplified[graph] = prune(_rebuild(graph))
-    return _simplified[graph]
+    # A search, a sweep and `decide` lower one graph many times. The graph itself keeps the result:
+    # emitters may refer to the graph, and a table of the module would keep both forever.
+    if "simplified" not in graph.derived:
+        graph.derived["simplified"] = prune(_rebuild(graph))
+    return graph.derived["simplified"]
 
 
 def _rebuild(graph: Graph, made: Sequence[bool] = ()) -> Graph:

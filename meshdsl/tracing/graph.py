@@ -252,6 +252,7 @@ class Graph:
         output_paths: one per output, from the returned tree.
         names: paths of tensors inside, as lowering reads them off `md.name`.
         notes: facts about the program for the user, shown in reports.
+        derived: graphs that passes made of this one, by their name; replaced graphs start without.
     """
 
     inputs: tuple[Tensor, ...]
@@ -262,6 +263,7 @@ class Graph:
     output_paths: tuple[str, ...] = ()
     names: Mapping[Tensor, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    derived: dict[str, Graph] = field(default_factory=dict, init=False, repr=False)
 
     def prune(self) -> Graph:
         """Returns this graph without operations that have no effect and that no output needs."""

@@ -108,11 +108,29 @@ def test_what_is_renamed_twice_is_renamed_once():
     assert "rename" not in [op.name for op in simplify(md.jit(back).trace(x)).operations]
 
 
-def test_a_graph_is_simplified_once_and_forgotten_with_it():
+def test_a_graph_is_simplified_once_and_freed_with_it():
     graph = md.jit(lambda x: md.checkpoint(md.sin)(x)).trace(md.spec([a], "float32"))
     simplified = simplify(graph)
     assert simplify(graph) is simplified
     left = weakref.ref(graph), weakref.ref(simplified)
     del graph, simplified
+    gc.collect()
+    assert [reference() for reference in left] == [None, None]
+
+
+def test_a_graph_is_freed_though_an_emitter_refers_to_it():
+    class Model:
+        def __init__(self):
+            scaled = md.primitive(
+                "scaled",
+                shape=lambda x: x.shape,
+                emitters={"numpy": lambda x: self.scale * x},
+            )
+            self.scale = 2.0
+            self.graph = md.jit(scaled).trace(md.spec([a], "float32"))
+
+    model = Model()
+    left = weakref.ref(model.graph), weakref.ref(simplify(model.graph))
+    del model
     gc.collect()
     assert [reference() for reference in left] == [None, None]
