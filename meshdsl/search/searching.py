@@ -3,8 +3,8 @@
 Each stage keeps fewer points than the one before, and looks at them more exactly:
 
 1. `bounds` give the least time and memory of every point. Points that cannot fit are dropped.
-2. Data parallelism is lowered first, and time decides about it: it is often good, and no point
-   with a higher bound is looked at.
+2. Data parallelism is lowered first, and time decides about it: it is often good, and points with
+   a higher bound are looked at only where they show what less memory costs.
 3. The points with the least time get an estimate of what they send (`traffic`).
 4. The points with the least estimates are lowered without decisions, and simulated.
 5. The fastest of these are lowered as `explain` does: with what time decides.
@@ -128,10 +128,9 @@ class Search:
         candidates.sort(key=lambda row: (row.bound, row.order))
         rows = [self.estimated(row) for row in self._plain_ones(candidates)]
         self._begin(rows)
-        limit = float("inf") if self.closed else self._fastest
         known = {row.order for row in rows}
-        for row in self._first(candidates):
-            if row.order not in known and row.bound < limit and not (rows and self._late()):
+        for row in self._worthwhile(self._first(candidates)):
+            if row.order not in known and not (rows and self._late()):
                 rows.append(self.estimated(row))
         self._try(rows)
         if not self._tried:
@@ -228,6 +227,22 @@ class Search:
                 chosen[row.order] = row
         return list(chosen.values())
 
+    def _worthwhile(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Returns the candidates that may be the best plan, or one that needs less memory.
+
+        The latter may be slower. They are lowered after the search for the best plan.
+        """
+        if self.closed:
+            return candidates
+        fastest, smaller = self._fastest, 0.0
+        if self.effort.smaller:
+            smaller = _SMALLER * min((p.peak_bytes for p in self._tried.values()), default=0.0)
+        return [
+            row
+            for row in candidates
+            if row.bound < fastest or (row.bound < _SLOWER * fastest and row.peak < smaller)
+        ]
+
     def estimated(self, row: Candidate) -> Candidate:
         """Returns a candidate with its complete bound, and an estimate of its time."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
@@ -277,7 +292,7 @@ class Search:
         """
         errors, fastest = Errors(rows, self._tried), self._fastest
         best, least = None, float("inf")
-        counts = len(self._tried) >= _LEAST_TRIED and self.effort.seconds is None
+        enough_tried = len(self._tried) >= _LEAST_TRIED and self.effort.seconds is None
         for at, row in enumerate(rows):
             if at in self._tried or at in self._failed or row.bound >= fastest:
                 continue
@@ -288,7 +303,7 @@ class Search:
             elif peak > self.room:
                 predicted *= _TIGHTER * min(peak / self.room, 2.0)
             hopeless = fastest * (_SLOW if errors.knows(row) else _HOPELESS)
-            if predicted < least and (by_memory or not counts or predicted < hopeless):
+            if predicted < least and (by_memory or not enough_tried or predicted < hopeless):
                 best, least = at, predicted
         return best
 

@@ -87,17 +87,36 @@ def test_more_effort_never_finds_less():
     assert many.gap <= few.gap
 
 
-def test_what_is_computed_again_gets_its_share_of_the_estimates():
-    """Without, the fastest by bounds alone crowd out all that fit."""
+def with_remat(batch, microbatches):
+    """Returns the step of a small transformer that may compute everything again."""
     model = load("gpt_mini").with_overrides("layers=2")
 
     def recipe(remat):
         made = model.with_overrides(f"remat={remat}")
         return Recipe(made.init, made.loss, Sgd(1e-3))
 
-    batch = model.batch_spec(16, 128)
-    step = recipe_step(recipe("none"), batch, (1,), ("none", "full"), recipe)
-    found = Search(step, "v5p", 4, effort=Effort(estimated=8))
+    spec = model.batch_spec(batch, 128)
+    return recipe_step(recipe("none"), spec, microbatches, ("none", "full"), recipe)
+
+
+def test_plans_of_less_memory_are_found_where_data_parallelism_fits():
+    """Their bounds may be above its time. The search for the best plan stays the same."""
+    step = with_remat(256, (1, 2, 4, 8))
+    few, more = (search(step, "v5p", 4, effort=Effort(60, 4, 1, smaller)) for smaller in (0, 3))
+    smaller = more.front[-3:]
+    assert more.lowered == few.lowered + len(smaller)
+    assert more.best.seconds == few.best.seconds and more.best.point == few.best.point
+    assert smaller[-1].point.variant.remat == "full"
+    least = min(plan.peak_bytes for plan in few.plans)
+    for plan in smaller:
+        assert plan.peak_bytes < 0.7 * least
+        assert plan.bound < 2 * few.best.seconds
+        least = plan.peak_bytes
+
+
+def test_what_is_computed_again_gets_its_share_of_the_estimates():
+    """Without, the fastest by bounds alone crowd out all that fit."""
+    found = Search(with_remat(16, (1,)), "v5p", 4, effort=Effort(estimated=8))
     rows = sorted(found.candidates()[0], key=lambda row: (row.bound, row.order))
     assert {row.point.variant.remat for row in rows[:8]} == {"none"}
     first = [row.point.variant.remat for row in found._first(rows)]
