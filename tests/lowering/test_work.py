@@ -1,7 +1,6 @@
 """The work of tracing and lowering, in calls of Python functions: linear in the parameters."""
 
 import importlib
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,23 +12,7 @@ from meshdsl.lowering.placement import placing, planning
 from meshdsl.lowering.placement.mincut import CutGraph
 from meshdsl.lowering.program import SpmdProgram
 from tests.benchmarks.lowering_time import LEAVES, mlp
-
-
-def calls(function: Callable[[], object]) -> int:
-    """Counts the calls of functions that a function makes."""
-    count = 0
-
-    def counted(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return count
+from tests.calls import calls_of
 
 
 def job(leaves: int, mesh: str, layout: str) -> Callable[[], SpmdProgram]:
@@ -47,14 +30,14 @@ def job(leaves: int, mesh: str, layout: str) -> Callable[[], SpmdProgram]:
 )
 def test_four_times_the_parameters_take_four_times_the_calls(mesh, layout):
     job(8, mesh, layout)()  # fills what is remembered between calls
-    few, many = (calls(job(leaves, mesh, layout)) for leaves in (32, 128))
+    few, many = (calls_of(job(leaves, mesh, layout)) for leaves in (32, 128))
     assert many < 4.2 * few
 
 
 def test_the_memory_model_follows_what_is_computed_in_passing_once():
     # The residual stream is a chain of sums without buffers: each reads all that are before it.
     few, many = (job(leaves, "data:8", "batch:data")() for leaves in (64, 256))
-    assert calls(lambda: memory(many)) < 4.2 * calls(lambda: memory(few))
+    assert calls_of(lambda: memory(many)) < 4.2 * calls_of(lambda: memory(few))
 
 
 def test_live_buffers_are_listed_once_for_a_block_whose_peak_grows_all_the_way(monkeypatch):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.lowering.test_work import calls
+from tests.calls import calls_of
 from tests.ops.agreement import assert_agree, assert_close, message, random, run
 from tests.ops.layouts import assert_same_on_every_layout
 
@@ -188,7 +188,7 @@ def test_the_work_of_tracing_scatters_grows_with_their_number():
             return x
 
         jitted, specs = md.jit(model), (md.spec([place]), md.spec([update], "int32"))
-        return calls(lambda: jitted.trace(*specs))
+        return calls_of(lambda: jitted.trace(*specs))
 
     work(1)
     assert work(40) - work(20) <= 1.1 * (work(20) - work(0))
