@@ -145,6 +145,13 @@ def test_a_newest_checkpoint_that_is_gone_is_reported(tmp_path):
         run(tmp_path, saving=Saving(every=2))
 
 
+def test_a_folder_of_checkpoints_that_is_gone_is_reported(tmp_path):
+    run(tmp_path, saving=Saving(every=2), stops=Stops(at_step=4))
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.warns(CheckpointWarning, match=r"of step 4.* is gone; the run starts anew"):
+        run(tmp_path, saving=Saving(every=2))
+
+
 def test_what_was_reported_after_the_checkpoint_is_reported_again(tmp_path):
     run(tmp_path, saving=Saving(every=4), stops=Stops(at_step=6), steps=STEPS)
     with warnings.catch_warnings():

@@ -3,7 +3,8 @@
 Storage formats notice files that are cut off, but not numbers that have changed. Each process seals
 the files that it has written, in a thread of its own, so that no step waits for it. A checkpoint
 without a seal, of a run that was killed in between, is not checked. The first process writes down
-which checkpoint is the newest, so that a later run notices if it is gone.
+which checkpoint is the newest, beside the folder of the checkpoints, so that a later run notices
+if the checkpoint or the whole folder is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import jax
 
 _NAME = "seal.{}.json"  # by process
-NEWEST = "newest.txt"  # the step of the checkpoint that was completed last
+_NEWEST = "{}.newest"  # by folder: the step of the checkpoint that was completed last
 _PIECE = 2**24  # bytes
 _PATIENCE = 0.05  # seconds between two looks
 
@@ -50,7 +51,7 @@ class Seals:
         try:
             seal(checkpoint, _own(checkpoint))
             if jax.process_index() == 0:
-                _replace(self._folder / NEWEST, checkpoint.name)
+                _replace(_newest(self._folder), checkpoint.name)
         except OSError:
             return  # it has been deleted for a later one, or the disk is full: it stays unsealed
 
@@ -69,7 +70,7 @@ def seal(checkpoint: Path, files: Iterable[Path]) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    aside = file.with_suffix(".part")
+    aside = file.with_name(f"{file.name}.part")
     aside.write_text(text)
     os.replace(aside, file)
 
@@ -80,11 +81,15 @@ def missing(folder: Path) -> int | None:
     A damaged checkpoint does not count: it was renamed and reported.
     """
     try:
-        newest = int((folder / NEWEST).read_text())
+        newest = int(_newest(folder).read_text())
     except (FileNotFoundError, ValueError):  # of a run that has completed none
         return None
     renamed = any(folder.glob(f"damaged.{newest}*"))
     return None if renamed or (folder / str(newest)).exists() else newest
+
+
+def _newest(folder: Path) -> Path:
+    return folder.with_name(_NEWEST.format(folder.name))
 
 
 def damage(checkpoint: Path, alone: bool = False) -> str | None:
