@@ -19,6 +19,7 @@ import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.lowering.pipelining.regions import collect, deal, enter
+from meshdsl.ops.creation import FULL
 from meshdsl.ops.indexing import overwrite
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
@@ -104,6 +105,11 @@ class Dims:
 
     def to_stages(self, x: Tensor) -> Tensor:
         """Returns the layers of each stage, of a stack of all layers: [(round,) inside, ...]."""
+        maker = current().makers.get(x)
+        if maker is not None and maker.primitive is FULL and not maker.params["value"]:
+            # Sums of gradients start as zeros, which no stage needs to send.
+            at = x.shape.position(self.layers.name)
+            return ops.zeros([*x.shape[:at], *self._own, *x.shape[at + 1 :]], x.dtype)
         x = ops.pad(x, self.layers.name, 0, self.padded.size - self.layers.size)
         return deal(x, self.padded, self._own, self.axes)
 

@@ -169,3 +169,14 @@ def test_stages_send_activations_and_nothing_else_in_their_loops():
         [("permute", 3), ("permute", 8), ("permute", 8), ("permute", 3), ("all_reduce", 8),
          ("all_reduce", 1)]
     )  # fmt: skip
+
+
+def test_stages_are_sent_their_layers_once_and_no_zeros():
+    """Of 2 stages and 2 rounds, each stores a chunk that the other one computes."""
+    program = lower(GPT, 4, "pipe:2", "layers:pipe", pipeline_rounds=2)
+    dealt = [c for c in program.collectives if c.kind == "permute" and "layers" in c.dims.names]
+    layers = sum(v.bytes for v in program.block.inputs if v.shape.find("layers") is not None)
+    layers //= 2  # parameters; the other half are the optimizer's
+    for backward in (False, True):
+        sent = sum(c.payload_bytes * c.count for c in dealt if c.source.backward == backward)
+        assert sent == layers // 2
