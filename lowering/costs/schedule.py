@@ -7,7 +7,7 @@ collectives: what is *exposed*. Work that is done while a collective travels is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -33,6 +33,8 @@ class Event:
         wire_bytes: the bytes that a device sends.
         asynchronous: whether work may go on meanwhile.
         product: whether work has a product of matrices, or a collective runs beside one.
+        spans_product: of a collective in a compiled program: whether a product of matrices stands
+            between its start and its end, also if it has arrived before.
         count: how often a loop runs what is inside.
     """
 
@@ -47,6 +49,7 @@ class Event:
     wire_bytes: float = 0.0
     asynchronous: bool = False
     product: bool = False
+    spans_product: bool = False
     count: int = 1
     inside: tuple[Event, ...] = ()
     hidden: float = 0.0
@@ -84,6 +87,15 @@ class Schedule:
     def collectives(self) -> list[tuple[Event, int]]:
         """The collectives, with how often they run in a step."""
         return [(event, times) for event, times in self.walk() if event.kind != WORK]
+
+    def sends_of_loops(self, axes: Sequence[str]) -> list[tuple[Event, int]]:
+        """Returns the permutes over some axes in loops, with how often they run in a step."""
+        return [
+            (event, loop.count)
+            for loop in self.events
+            for event in loop.inside
+            if event.kind == "permute" and set(event.axes) == set(axes)
+        ]
 
     @cached_property
     def times(self) -> Times:

@@ -93,6 +93,7 @@ class _Flight:
         position: that of its event.
         hidden: the seconds of work while it travels.
         product: whether this work has a product of matrices.
+        spans_product: whether a product of matrices has run since it began.
     """
 
     begin: float
@@ -100,6 +101,7 @@ class _Flight:
     position: int
     hidden: float = 0.0
     product: bool = False
+    spans_product: bool = False
 
 
 @dataclass
@@ -263,6 +265,7 @@ class _Device:
         """Lets time pass, in which the device works and perhaps waits in a loop."""
         before, self.now = self.now, self.now + seconds
         for flight in (flight for flights in self.flights.values() for flight in flights):
+            flight.spans_product |= product
             beside = min(flight.end, self.now) - max(flight.begin, before)
             if beside > 0:
                 flight.hidden += beside * work / seconds
@@ -384,7 +387,11 @@ class _Device:
             waited = max(0.0, flight.end - self.now)
             event = self.events[flight.position]
             self.events[flight.position] = replace(
-                event, exposed=waited, hidden=flight.hidden, product=flight.product
+                event,
+                exposed=waited,
+                hidden=flight.hidden,
+                product=flight.product,
+                spans_product=flight.spans_product,
             )
             self.now = max(self.now, flight.end)
 

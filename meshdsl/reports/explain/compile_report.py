@@ -46,7 +46,13 @@ def report(
         [*head(explanation), _how(topology, compiled)],
         _memory(program, explanation, topology, compiled, others),
         _wire(planned(program), compiled, others),
-        time_of_step(explanation.timeline, explanation.simulated, compiled, others),
+        time_of_step(
+            explanation.timeline,
+            explanation.simulated,
+            compiled,
+            others,
+            program.pipeline.axes if program.pipeline is not None else (),
+        ),
         _flags(flags, compiled),
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)

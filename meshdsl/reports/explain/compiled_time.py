@@ -21,6 +21,7 @@ def time_of_step(
     simulated: Schedule,
     compiled: Compiled | None,
     others: Mapping[str, Compiled],
+    stages: Sequence[str] = (),
 ) -> list[str]:
     """Returns the sections' lines; none without a compiler.
 
@@ -29,6 +30,7 @@ def time_of_step(
         simulated: the step by the costs of operations.
         compiled: the program's.
         others: other programs for the same machine, by what to call them.
+        stages: the axes of the program's pipeline, if it is one.
     """
     schedule = compiled.schedule if compiled is not None else None
     if compiled is None:
@@ -37,6 +39,7 @@ def time_of_step(
     if schedule is None:
         return lines + wrapped("  not known; ", compiled.untimed, _WIDTH)
     lines += _totals(plan, simulated, schedule, others)
+    lines += _sends(schedule, stages)
     lines += _unknown(schedule)
     lines += _by("over", _axes(schedule), sends=True)
     lines += _by("line", _sources(schedule), sends=False)
@@ -85,6 +88,21 @@ def _totals(
     for name in others.keys() - known.keys():
         rows += wrapped(f"  {name}: not known; ", others[name].untimed, _WIDTH)
     return rows
+
+
+def _sends(schedule: Schedule, stages: Sequence[str]) -> list[str]:
+    """Returns how many of the sends of a pipeline may travel beside products."""
+    sends = schedule.sends_of_loops(stages) if stages else []
+    if not sends:
+        return []
+    spanning = sum(times for event, times in sends if event.asynchronous and event.spans_product)
+    exposed = sum(event.exposed * times for event, times in sends)
+    text = (
+        f"of {sum(times for _, times in sends)} sends between stages, {spanning} have products of "
+        f"matrices between their start and their end; the device waits {show_seconds(exposed)} for "
+        "them all"
+    )
+    return wrapped("  ", text, _WIDTH)
 
 
 def _unknown(schedule: Schedule) -> list[str]:

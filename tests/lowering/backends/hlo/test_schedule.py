@@ -82,6 +82,15 @@ def test_work_between_start_and_done_hides_a_collective():
     assert longer.bytes_beside_products == 0
 
 
+def test_a_collective_spans_a_product_also_after_it_has_arrived():
+    after = timed(started(), work("a", 30), work("b", 4, callee="product"), done())
+    (event,) = (event for event, _ in after.collectives)
+    assert event.spans_product and not event.product
+    outside = timed(started(), work("a", 30), done(), work("b", 4, callee="product"))
+    (event,) = (event for event, _ in outside.collectives)
+    assert not event.spans_product
+
+
 def test_collectives_on_one_axis_follow_each_other_and_others_do_not():
     same = timed(started("s"), started("t"), done("s"), done("t"))
     assert same.seconds == pytest.approx(2 * GATHER_SECONDS)
