@@ -73,7 +73,7 @@ def test_an_action_that_is_there_twice_is_told_as_such(capsys, tmp_path, repeat)
     file = tmp_path / "mine.csv"
     file.write_text(f"{repeat},0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
     text = refused(capsys, f"--pipeline={file}", "--pipeline_table=-")
-    assert "`0F0` is already in stage 0, column 0. Remove one" in text
+    assert "`0F0` is already in stage 0, column 1. Remove one" in text
 
 
 def test_the_layout_tells_the_axis_of_the_stages(capsys):
@@ -108,3 +108,16 @@ def test_a_wrong_table_names_its_first_wrong_action(capsys, tmp_path):
     file.write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
     text = refused(capsys, f"--pipeline={file}", "--pipeline_table=-")
     assert "`0B1`: it is missing" in text
+
+
+def test_sizes_beside_a_table_are_those_of_the_table(capsys, tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    how = [f"--pipeline={file}", "--pipeline_table=-"]
+    right = ["--mesh_shape=pipe:2", "--microbatches=2", "--pipeline_rounds=1"]
+    assert explained(capsys, *how, *right) == explained(capsys, *how)
+    text = refused(capsys, *how, "--mesh_shape=pipe:4", "--microbatches=8", "--pipeline_rounds=2")
+    assert f"--microbatches=8: {file} has 2. Leave it out" in text
+    assert "pipe4" in refused(capsys, *how, "--mesh_shape=pipe4")
+    assert f"--pipeline_rounds=2: {file} has 1. Leave it out" in text
+    assert f"--mesh_shape=pipe:4 has 4 stages, and {file} has 2. Leave it out" in text

@@ -14,6 +14,7 @@ class Fault:
     Attributes:
         stage: the row.
         column: the column in the row, from 0. For a missing action, it is the last possible column.
+            The text counts columns from 1, as editors and `csv_files` do.
         action: the wrong or missing action; None if the fault concerns the row.
         why: the reason.
         fix: what the user can do.
@@ -27,7 +28,7 @@ class Fault:
 
     def __str__(self) -> str:
         cell = f", `{self.action}`" if self.action else ""
-        return f"stage {self.stage}, column {self.column}{cell}: {self.why}. {self.fix}"
+        return f"stage {self.stage}, column {self.column + 1}{cell}: {self.why}. {self.fix}"
 
 
 class ScheduleError(ValueError):

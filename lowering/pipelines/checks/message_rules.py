@@ -40,7 +40,7 @@ def messages_are_sent_and_received(schedule: Schedule) -> Iterator[Fault]:
             elif where[result] != (stage, column):
                 continue  # it is computed twice, which another rule reports
             elif where[send][0] == stage and where[send][1] < column:
-                why = f"it sends `{result}`, which is in column {column}"
+                why = f"it sends `{result}`, which is in column {column + 1}"
                 yield Fault(*where[send], send, why, f"Move it behind `{action}`")
         for need in needs(action, schedule.chunks):
             link = link_of(need, placement)
@@ -51,7 +51,7 @@ def messages_are_sent_and_received(schedule: Schedule) -> Iterator[Fault]:
                 why, fix = "it is missing", f"Add it before `{action}`, which needs `{need}`"
                 yield Fault(stage, column, receive, why, fix)
             elif where[receive][0] == stage and where[receive][1] > column:
-                why = f"it needs `{receive}`, which is in column {where[receive][1]}"
+                why = f"it needs `{receive}`, which is in column {where[receive][1] + 1}"
                 yield Fault(stage, column, action, why, f"Move `{receive}` before it")
 
 

@@ -91,8 +91,8 @@ def results_are_computed_once(schedule: Schedule) -> Iterator[Fault]:
     for stage, column, action in schedule.cells():
         for one in action.results or (action,):
             if one.kind not in OF_WEIGHTS and where[one] != (stage, column):
-                first = "stage {}, column {}".format(*where[one])
-                why = f"`{one}` is already in {first}"
+                first, at = where[one]
+                why = f"`{one}` is already in stage {first}, column {at + 1}"
                 yield Fault(stage, column, action, why, "Remove one of the two")
 
 
@@ -114,7 +114,7 @@ def nothing_is_missing(schedule: Schedule) -> Iterator[Fault]:
                 named = action
                 if inputs(chunk, k) in absent and weights(chunk, k) in absent:
                     named = forward(chunk, k) if action == forward(chunk, k) else backward(chunk, k)
-                before = f"before column {column}" if column < end else "at the end"
+                before = f"before column {column + 1}" if column < end else "at the end"
                 fix = f"Add `{named}` to the row of stage {home}, {before}"
                 yield Fault(home, column, named, "it is missing", fix)
 
@@ -126,7 +126,7 @@ def needs_come_first(schedule: Schedule) -> Iterator[Fault]:
         for need in needs(action, schedule.chunks):
             there = where.get(need)
             if there and there[0] == stage and there[1] > column:
-                why = f"it needs `{need}`, which is in column {there[1]}"
+                why = f"it needs `{need}`, which is in column {there[1] + 1}"
                 yield Fault(stage, column, action, why, f"Move it behind `{need}`")
 
 

@@ -42,6 +42,7 @@ def show_table(values: flags.FlagValues, problems: Problems) -> str:
     if name.endswith(".csv"):
         problems.check()
         schedule = csv_files.read(name)
+        _check_sizes(schedule, values, problems)
     else:
         stages = _stages(values, problems)
         if not isinstance(values.microbatches, int) or values.microbatches == 1:
@@ -64,6 +65,23 @@ def _use(schedule: Schedule, file: str) -> str:
     except ValueError:
         return f"--pipeline={file} --pipeline_table=- checks it; it cannot be run"
     return f"--pipeline={file} runs it"
+
+
+def _check_sizes(schedule: Schedule, values: flags.FlagValues, problems: Problems) -> None:
+    """Refuses sizes that are given beside a file of a table, and are not those of the table."""
+    stages = _stages(values, problems) if values["mesh_shape"].present else schedule.stages
+    problems.check()
+    have = {"microbatches": schedule.microbatches, "pipeline_rounds": schedule.rounds}
+    for flag, size in have.items():
+        given = getattr(values, flag)
+        if values[flag].present and isinstance(given, int) and given != size:
+            problems.add(f"--{flag}={given}: {values.pipeline} has {size}. Leave it out")
+    if stages != schedule.stages:
+        problems.add(
+            f"--mesh_shape={values.mesh_shape} has {stages} stages, and {values.pipeline} has "
+            f"{schedule.stages}. Leave it out"
+        )
+    problems.check()
 
 
 def _stages(values: flags.FlagValues, problems: Problems) -> int:

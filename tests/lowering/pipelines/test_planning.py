@@ -107,7 +107,7 @@ def test_sends_are_on_the_critical_path_if_they_take_time():
 
 
 def test_a_wrong_schedule_has_no_plan():
-    with pytest.raises(ScheduleError, match="schedule `csv` is wrong at stage 0, column 0, `0B0`"):
+    with pytest.raises(ScheduleError, match="schedule `csv` is wrong at stage 0, column 1, `0B0`"):
         plan(parse("0B0,0F0"))
 
 
