@@ -101,6 +101,26 @@ def test_a_schedule_has_the_numbers_of_one_device(name, stages, rounds, schedule
     check(name, stages, rounds, schedule)
 
 
+TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; length:model?"
+STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "layout", "rounds"),
+    [
+        ("gpt", "pipe:2,data:2,model:2", TENSOR, 1),
+        ("llama", "pipe:2,data:2,model:2", TENSOR, 2),
+        ("uneven", "pipe:2,data:2", STORED, 2),
+        ("mixtral", "pipe:2,data:2,expert:2", "layers:pipe; batch:data; experts:expert", 1),
+        ("t5", "pipe:2,data:2,model:2", TENSOR, 2),
+    ],
+)
+def test_with_other_axes_beside_it_too(name, mesh, layout, rounds):
+    model = model_of(name, 2, rounds)
+    found = stepped(model, 5, mesh, layout, wide=True, pipeline_rounds=rounds)
+    assert error(found, alone(model, 5, wide=True)) < 1e-10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("stages", MICROBATCHES)
