@@ -56,12 +56,13 @@ class CutGraph:
             level = self._levels()
             if level[1] < 0:
                 return {key for key, node in self._number.items() if level[node] >= 0}
-            progress = [0] * len(self._edges)
-            while self._push(level, progress):
-                pass
+            self._push(level)
 
     def _levels(self) -> list[int]:
-        """Returns the distance of each node from the source over residual edges; -1: no path."""
+        """Returns the distance of each node from the source over residual edges; -1: no path.
+
+        If the sink can be reached, nodes that are farther away have -1 as well.
+        """
         to, residual, edges = self._to, self._residual, self._edges
         level = [-1] * len(edges)
         level[0] = 0
@@ -73,16 +74,19 @@ class CutGraph:
                 neighbour = to[edge]
                 if level[neighbour] < 0 and residual[edge] > _TINY:
                     level[neighbour] = next_level
+                    if neighbour == 1:
+                        return level
                     queue.append(neighbour)
         return level
 
-    def _push(self, level: list[int], progress: list[int]) -> bool:
-        """Sends flow along a path of increasing level; returns whether there is one."""
-        to, residual = self._to, self._residual
+    def _push(self, level: list[int]) -> None:
+        """Sends flow along paths of increasing level until none is left."""
+        to, residual, edges_of = self._to, self._residual, self._edges
+        progress = [0] * len(edges_of)
         path: list[int] = []
         node = 0
-        while node != 1:
-            edges, next_level = self._edges[node], level[node] + 1
+        while True:
+            edges, next_level = edges_of[node], level[node] + 1
             for index in range(progress[node], len(edges)):
                 edge = edges[index]
                 if level[to[edge]] == next_level and residual[edge] > _TINY:
@@ -93,12 +97,18 @@ class CutGraph:
             else:
                 progress[node] = len(edges)
                 if not path:
-                    return False
+                    return
                 node = to[path.pop() ^ 1]
                 progress[node] += 1
-        amount = min([residual[edge] for edge in path])
-        assert amount < INFINITE, "edges of infinite capacity connect source and sink"
-        for edge in path:
-            residual[edge] -= amount
-            residual[edge ^ 1] += amount
-        return True
+            if node == 1:
+                amount = min([residual[edge] for edge in path])
+                assert amount < INFINITE, "edges of infinite capacity connect source and sink"
+                full = len(path)
+                for number, edge in enumerate(path):
+                    residual[edge] -= amount
+                    residual[edge ^ 1] += amount
+                    if residual[edge] <= _TINY:
+                        full = min(full, number)
+                # The next path may share the edges before the first one that is full.
+                node = to[path[full] ^ 1]
+                del path[full:]
