@@ -39,8 +39,7 @@ entire training steps. CPUs compute bfloat16 in float32, and need about twice th
 from __future__ import annotations
 
 import collections
-import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -49,7 +48,7 @@ from meshdsl.lowering.attention_sizes import SCORES, AttentionSizes
 from meshdsl.lowering.costs.tiles import sizes
 from meshdsl.lowering.instructions import Fusion, kinds_with
 from meshdsl.lowering.parameters import Loop, While, parameters_of
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, SpmdProgram, Value
 from meshdsl.tracing.source import UNKNOWN, Source
 
 _FUSIBLE = kinds_with(lambda kind: kind.fusion is Fusion.FUSED)
@@ -165,19 +164,19 @@ class _Liveness:
     """The lifetimes of one block's buffers.
 
     Attributes:
-        last: the outputs, which are live to the end.
         target: the compiler that decides what is fused.
         sizes: the bytes of values whose buffers have gaps (see `costs.tiles`).
         joined: for each instruction, the joined collective that it is part of, or itself.
+        kept: values that a reader does not fuse with, and the results of the block.
+        read_often: values with more than one reader, if that matters.
+        hidden: instructions whose results need no buffers: views, and what readers compute.
+        read_instead: for each value without a buffer of its own, the values that are read instead.
         last_reads: for each value, the position of the instruction that reads its buffers last.
+            Values that are never read are not listed.
         owned: inputs whose buffers count in this block; others count in an outer block.
         permanent: inputs that are never freed.
         written_over: for outputs that may be written over an input, that input.
         counted_outside: buffers that count in an outer block.
-        without_buffer: whether a value needs no buffer, since all its readers fuse with it; for
-            values for which this is known.
-        fused: the results that are computed by their readers.
-        read_instead: for each value without a buffer of its own, the values that are read instead.
     """
 
     def __init__(
@@ -192,56 +191,68 @@ class _Liveness:
         self.written_over: dict[Value, Value] = {}
         self.counted_outside: set[Value] = set()
         self.maker = {v: i for i in block.instructions for v in i.outputs}
-        self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
-        for instruction in block.instructions:
-            for value in instruction.inputs:
-                self.readers[value].append(instruction)
-        self.last = set(last)
-        for value in last:
-            self.readers[value].append(None)
-        self.without_buffer: dict[Value, bool] = {}
-        self.fused: set[Value] = set()
+        self.kept: set[Value] = set(last)
+        self.read_often: Set[Value] = _read_often(block, last) if target == "cpu" else frozenset()
+        self.hidden: set[Instruction] = set()
         self.read_instead: dict[Value, Sequence[Value]] = {}
-        for instruction in reversed(block.instructions):
-            outputs, is_view = instruction.outputs, instruction.op in _VIEWS
-            if is_view:
-                for value in outputs:
-                    self._needs_no_buffer(value)
-            if instruction.op in _FUSIBLE and self._needs_no_buffer(outputs[0]):
-                self.fused.update(outputs)
-            elif not is_view:
-                continue
-            if instruction.op == "barrier":
-                shown = zip(outputs, instruction.inputs, strict=True)
-                self.read_instead.update((out, (value,)) for out, value in shown)
-            else:
-                self.read_instead.update(dict.fromkeys(outputs, instruction.inputs))
         self.scores = self._scores()
-        self.last_reads = self._last_reads()
+        self.last_reads: dict[Value, int] = dict.fromkeys(last, len(block.instructions))
+        self._visit()
+
+    def _visit(self) -> None:
+        """Finds what is fused and what is read last, from the last instruction to the first.
+
+        Readers come before what they read, so they are known. A value without a buffer is read by
+        its readers, so it passes their positions on to its operands.
+        """
+        kept, hidden, read_instead = self.kept, self.hidden, self.read_instead
+        last_reads, scores = self.last_reads, self.scores
+        position = len(self.block.instructions)
+        for instruction in reversed(self.block.instructions):
+            position -= 1
+            op, inputs, outputs = instruction.op, instruction.inputs, instruction.outputs
+            # Entries so far are from later positions.
+            if scores and instruction in scores:
+                last_reads.setdefault(scores[instruction], position)
+            if op in _FUSIBLE:
+                is_hidden = self._needs_no_buffer(outputs[0])
+            else:
+                is_hidden = op in _VIEWS
+                kept.update(
+                    [v for v in inputs if v not in kept and not self._passes(instruction, v)]
+                )
+            if not is_hidden:
+                for value in inputs:
+                    if value not in last_reads:
+                        last_reads[value] = position
+                continue
+            hidden.add(instruction)
+            if op == "barrier":
+                shown = zip(outputs, inputs, strict=True)
+                read_instead.update((out, (value,)) for out, value in shown)
+            else:
+                read_instead.update(dict.fromkeys(outputs, inputs))
+            for output in outputs:
+                if output in last_reads:
+                    last = last_reads[output]
+                    for value in read_instead[output]:
+                        if last_reads.get(value, -1) < last:
+                            last_reads[value] = last
 
     def size(self, value: Value) -> int:
         """Returns the bytes of a value's buffer."""
         return self.sizes.get(value, value.bytes) if self.sizes else value.bytes
 
     def _needs_no_buffer(self, value: Value) -> bool:
-        """Whether all readers of a value fuse with it, so that it has no buffer."""
-        known = self.without_buffer.get(value)
-        if known is None:
-            known = self.without_buffer[value] = self._computed_by_readers(value)
-        return known
+        """Whether all readers of a value fuse with it, so that it has no buffer.
 
-    def _computed_by_readers(self, value: Value) -> bool:
+        It may be asked once all readers have been visited.
+        """
         if not value.shape:
             return True
-        readers = self.readers[value]
-        if self.target == "cpu" and len(set(readers)) > 1:
-            maker = self.maker.get(value)
-            if maker is not None and _costly(maker):
-                return False
-        for reader in readers:
-            if reader is None or not (reader.op in _FUSIBLE or self._passes(reader, value)):
-                return False
-        return True
+        if value in self.kept:
+            return False
+        return value not in self.read_often or not _costly(self.maker.get(value))
 
     def _passes(self, reader: Instruction, value: Value) -> bool:
         """Whether a reader that is not elementwise fuses with the value that it reads."""
@@ -265,48 +276,21 @@ class _Liveness:
         Args:
             last: if given, only those that an instruction at this position is the last to read.
         """
-        buffers, seen = [], set()
-        front = list(reversed(values))
+        last_reads, read_instead = self.last_reads, self.read_instead
+        buffers: list[Value] = []
+        seen: set[Value] = set()
+        front = list(values[::-1])
         while front:
             value = front.pop()
             # What reads a value for the last time reads its operands then or earlier.
-            if value in seen or not (last is None or self.last_reads[value] == last):
+            if value in seen or not (last is None or last_reads[value] == last):
                 continue
             seen.add(value)
-            inputs = self.read_instead.get(value)
-            if inputs is None:
-                buffers.append(value)
+            if value in read_instead:
+                front += read_instead[value][::-1]
             else:
-                front.extend(reversed(inputs))
+                buffers.append(value)
         return buffers
-
-    def _last_reads(self) -> dict[Value, int]:
-        """Returns, for every value, the position of the instruction that reads its buffers last.
-
-        A value without a buffer is read by its readers, so it passes their positions on to its
-        operands. Values that are never read are not listed.
-        """
-        end = len(self.block.instructions)
-        positions: dict[Value, int] = dict.fromkeys(self.last, end)
-        for position, instruction in zip(
-            range(end - 1, -1, -1), reversed(self.block.instructions), strict=True
-        ):
-            # Entries so far are from later positions.
-            if instruction in self.scores:
-                positions.setdefault(self.scores[instruction], position)
-            if not self._has_no_buffer(instruction):
-                for value in instruction.inputs:
-                    positions.setdefault(value, position)
-                continue
-            for output in instruction.outputs:
-                if output in positions:
-                    for value in self.read_instead.get(output, ()):
-                        positions[value] = max(positions.get(value, -1), positions[output])
-        return positions
-
-    def _has_no_buffer(self, instruction: Instruction) -> bool:
-        """Whether an instruction is a view or fused with its readers."""
-        return instruction.op in _VIEWS or instruction.outputs[0] in self.fused
 
     def _dying(self, values: Sequence[Value], position: int) -> list[Value]:
         """Returns the buffers that are read for the last time by reading values at a position."""
@@ -339,7 +323,7 @@ class _Liveness:
         They are an attention's blocks of scores, and results of a collective before they are
         written over an input.
         """
-        if not (instruction.is_collective or instruction.op in _ATTENTION):
+        if not (instruction.op in COLLECTIVES or instruction.op in _ATTENTION):
             return _NO_BUFFERS
         values: list[Value] = []
         if instruction.op in _ATTENTION:
@@ -374,24 +358,22 @@ class _Liveness:
         live = _History(dict.fromkeys(self.owned, UNKNOWN))
         total = sum(map(self.size, live.now))
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
+        # Most instructions have neither scores nor inner blocks, and compute one result.
+        now, permanent, scores, last_reads = live.now, self.permanent, self.scores, self.last_reads
         for position, instruction in enumerate(self.block.instructions):
-            if self._has_no_buffer(instruction):
+            if instruction in self.hidden:
                 continue
             read = self._dying(instruction.inputs, position)
-            if (
-                self.scores
-                and instruction in self.scores
-                and self.last_reads[self.scores[instruction]] == position
-            ):
-                read.append(self.scores[instruction])
-            dying = [v for v in read if v in live.now and v not in self.permanent] if read else []
+            if scores and instruction in scores and last_reads[scores[instruction]] == position:
+                read.append(scores[instruction])
+            dying = [v for v in read if v in now and v not in permanent] if read else []
             results = _made(instruction)
             for value in instruction.outputs:
                 in_place = value in self.written_over and self._in_place(value, position)
                 if in_place or value in self.counted_outside:
                     del results[value]
-            if instruction.op == "attention" and instruction in self.scores:
-                results[self.scores[instruction]] = instruction.source
+            if instruction.op == "attention" and instruction in scores:
+                results[scores[instruction]] = instruction.source
             replaced: Collection[Value] = ()
             if results and dying and instruction.bodies:
                 replaced = self._overwritten_carries(instruction, dying, position)
@@ -400,21 +382,22 @@ class _Liveness:
             for value in replaced:
                 live.drop(value)
                 total -= self.size(value)
-            live.add(results)
-            for value in results:
-                total += self.size(value)
+            if results:
+                live.add(results)
+                for value in results:
+                    total += self.size(value)
             inner = self._extra_buffers(instruction)
             if instruction.bodies:
                 inside = _inside(instruction, self.target, self.sizes)
                 peaks = [block.run(base + total, curve) for block in inside]
                 inner = max(peaks, key=lambda peak: peak.bytes)
-            joined = self.joined[instruction]
-            curve[joined] = max(curve.get(joined, 0), base + total + inner.bytes)
-            if total + inner.bytes > peak.bytes:
-                peak = _Peak(total + inner.bytes, instruction.source, inner.buffers)
+            joined, used = self.joined[instruction], total + inner.bytes
+            curve[joined] = max(curve.get(joined, 0), base + used)
+            if used > peak.bytes:
+                peak = _Peak(used, instruction.source, inner.buffers)
                 at_peak = live.moment
             for value in (*dying, *results):
-                if value in live.now and self.last_reads.get(value, -1) <= position:
+                if value in now and last_reads.get(value, -1) <= position:
                     live.drop(value)
                     total -= self.size(value)
         return replace(peak, buffers=(*live.at(at_peak), *peak.buffers))
@@ -458,34 +441,46 @@ def _split_joined(block: Block, target: Target) -> dict[Instruction, Instruction
     A joined collective is split into its parts. On TPU the parts of a reduce_scatter run
     separately, each as soon as its operand is computed.
     """
-    if all(
-        len(instruction.parts) == 1
-        for instruction in block.instructions
-        if instruction.is_collective
-    ):
+    several = [i for i in block.instructions if i.op in COLLECTIVES and len(i.outputs) > 1]
+    if not several:
         return dict(zip(block.instructions, block.instructions, strict=True))
-    rows: list[tuple[float, Instruction, Instruction]] = []
+    early = {i for i in several if target == "tpu" and i.op == "reduce_scatter"}
+    operands = {value for instruction in early for value in instruction.inputs}
+    # Parts of the early ones, by the position after which they run.
+    parts_after: dict[int, list[tuple[Instruction, Instruction]]] = collections.defaultdict(list)
     made_at = {
-        v: position
+        value: position
         for position, instruction in enumerate(block.instructions)
-        for v in instruction.outputs
+        for value in instruction.outputs
+        if value in operands
     }
+    for instruction in several:
+        if instruction in early:
+            for part in instruction.parts:
+                parts_after[made_at.get(part.inputs[0], -1)].append((part, instruction))
+    split: dict[Instruction, Instruction] = dict(parts_after[-1])
     for position, instruction in enumerate(block.instructions):
-        if not instruction.is_collective:
-            rows.append((position, instruction, instruction))
-            continue
-        parts = instruction.parts
-        early = target == "tpu" and instruction.op == "reduce_scatter" and len(parts) > 1
-        for part in parts:
-            rows.append(
-                (made_at.get(part.inputs[0], -1) + 0.5 if early else position, part, instruction)
-            )
-    return {part: instruction for _, part, instruction in sorted(rows, key=operator.itemgetter(0))}
+        if instruction not in early:
+            parts = instruction.parts if instruction.op in COLLECTIVES else (instruction,)
+            split.update(dict.fromkeys(parts, instruction))
+        if position in parts_after:
+            split.update(parts_after[position])
+    return split
 
 
-def _costly(instruction: Instruction) -> bool:
+def _read_often(block: Block, last: Sequence[Value]) -> Set[Value]:
+    """Returns the values that several instructions read, or one that are results as well."""
+    once, often = set(last), set()
+    for instruction in block.instructions:
+        inputs = set(instruction.inputs)
+        often |= inputs & once
+        once |= inputs
+    return often
+
+
+def _costly(instruction: Instruction | None) -> bool:
     """Whether a result is computed once, rather than again for every reader."""
-    return instruction.op in _COSTLY
+    return instruction is not None and instruction.op in _COSTLY
 
 
 def _made(instruction: Instruction) -> dict[Value, Source]:
