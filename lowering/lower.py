@@ -47,6 +47,7 @@ from meshdsl.ops.random import KEY
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
+from meshdsl.tracing.source import UNKNOWN
 from meshdsl.tracing.statements import statement_at
 
 if TYPE_CHECKING:
@@ -322,26 +323,32 @@ def validate(graph: Graph, mesh: Mesh, layout: Layout, mesh_given: bool = True) 
     # the layout of the job names.
     creates_state = all(t.shape.find(KEY.name) is not None for t in graph.inputs)
 
-    def run_check(function: Callable, label: Callable[[Operation], str], **more: bool) -> Any:
-        tensors = _labelled(graph, label)
+    def check_with(tensors: Iterable[LabelledTensor], function: Callable, **more: bool) -> Any:
         return function(
             layout, mesh, tensors, known_dims=names, allow_unknown_dims=creates_state, **more
         )
 
-    # Names in the source are slow to look up, so only errors have them.
-    if run_check(problems, lambda op: op.name):
-        run_check(check, lambda op: statement_at(op.source).names[0], mesh_given=mesh_given)
+    # A tensor without a path is where its dims say, so one stands for all that have them. Names in
+    # the source are slow to look up, so only errors have them.
+    unlike = [("", shape, "", UNKNOWN) for shape in shapes]
+    unlike += [("", t.shape, path, t.source) for t, path in tensors_with_paths(graph)]
+    if check_with(unlike, problems):
+        check_with(_labelled(graph), check, mesh_given=mesh_given)
     if not creates_state:
         warn_of_layout(graph, layout)
 
 
-def _labelled(graph: Graph, label: Callable[[Operation], str]) -> list[LabelledTensor]:
-    """Returns every tensor with a label, in the order in which errors name them.
+def _labelled(graph: Graph) -> list[LabelledTensor]:
+    """Returns every tensor with its name in the source, in the order in which errors name them.
 
     Results of the forward pass come first, since their lines are the user's. Then come tensors with
     paths, then gradients and updates.
     """
-    made = [(label(op), t.shape, "", op.source) for t, op in tensors_of(graph) if op is not None]
+    made = [
+        (statement_at(op.source).names[0], t.shape, "", op.source)
+        for t, op in tensors_of(graph)
+        if op is not None
+    ]
     with_paths = [
         (path or "result", t.shape, path, t.source) for t, path in tensors_with_paths(graph)
     ]

@@ -106,7 +106,7 @@ class _Rebuilder:
         key = _key(op, arguments)
         if key is not None and key in self.known:
             return self.known[key]
-        params, sources = op.params, [op.source] * len(op.outputs)
+        params, source = op.params, op.source
         if op.bodies:  # results are reported with their lines in the body
             captured = arguments[1:] if op.name == "cond" else arguments[: params["consts"]]
             made = [t in self.made for t in captured]
@@ -114,14 +114,12 @@ class _Rebuilder:
                 k: _rebuild(v, made) if isinstance(v, Graph) else v for k, v in params.items()
             }
             like: Graph = params["if_true" if op.name == "cond" else "body"]
-            sources = [t.source for t in like.outputs]
-        outputs: tuple[Tensor, ...] = tuple(
-            [
-                TracedTensor(t.shape, t.dtype, source)
-                for t, source in zip(op.outputs, sources, strict=True)
-            ]
-        )
-        emitted = Operation(op.primitive, arguments, outputs, params, op.source)
+            results = zip(op.outputs, like.outputs, strict=True)
+            made_of = [TracedTensor(t.shape, t.dtype, inner.source) for t, inner in results]
+        else:
+            made_of = [TracedTensor(t.shape, t.dtype, source) for t in op.outputs]
+        outputs: tuple[Tensor, ...] = tuple(made_of)
+        emitted = Operation(op.primitive, arguments, outputs, params, source)
         self.operations.append(emitted)
         if from_nothing(emitted, self.made):
             self.made.update(outputs)

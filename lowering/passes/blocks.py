@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from meshdsl.lowering.instructions import kinds_with
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, SpmdProgram, Value
 
 CHEAP = kinds_with(lambda kind: kind.cheap)
 
@@ -28,6 +28,8 @@ def each_block(program: SpmdProgram, change: Callable[[Block], Block]) -> SpmdPr
 
 
 def _changed(block: Block, change: Callable[[Block], Block]) -> Block:
+    if not any([instruction.bodies for instruction in block.instructions]):
+        return change(block)  # as most are
     instructions = []
     for instruction in block.instructions:
         if instruction.bodies:
@@ -55,7 +57,7 @@ def in_order(
             position in the block. Equals keep their order.
     """
     given = list(instructions)
-    effects = [instruction for instruction in given if instruction.has_effect]
+    effects = [each for each in given if each.op in EFFECTS or (each.bodies and each.has_effect)]
     before = dict(zip(effects[1:], effects, strict=False))
     # Values and effects that instructions may wait for, until they are ordered.
     missing: set[Value | Instruction] = {
@@ -84,7 +86,7 @@ def in_order(
         if effects:
             made = (*made, instruction)
         missing.difference_update(made)
-        if waiting:
+        if not waiting.keys().isdisjoint(made):
             for follower in [other for need in made for other in waiting.pop(need, [])]:
                 if not wait(follower):
                     heapq.heappush(late, (priority[given[follower]], follower))
@@ -92,6 +94,10 @@ def in_order(
     for n in sorted(
         range(len(given)), key=[priority[instruction] for instruction in given].__getitem__
     ):
+        if not effects and not waiting and missing.isdisjoint(given[n].inputs):
+            ordered.append(given[n])  # as most are
+            missing.difference_update(given[n].outputs)
+            continue
         if not wait(n):
             put(n)
         while late:
@@ -114,8 +120,10 @@ def computed_again(block: Block) -> dict[Instruction, Instruction]:
             position[instruction] = len(position)
             barriers.update(dict.fromkeys(instruction.outputs, instruction))
             continue
+        if instruction.source.backward:
+            continue
         before = [barriers[value] for value in instruction.inputs if value in barriers]
-        if before and not instruction.source.backward:
+        if before:
             replays[instruction] = max(before, key=position.__getitem__)
             barriers.update(dict.fromkeys(instruction.outputs, replays[instruction]))
     return replays

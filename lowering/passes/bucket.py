@@ -25,6 +25,8 @@ from meshdsl.lowering.options import Options
 from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.passes.blocks import computed_again, each_block, in_order, ready
 from meshdsl.lowering.program import (
+    COLLECTIVES,
+    EFFECTS,
     Block,
     Instruction,
     SpmdProgram,
@@ -64,7 +66,7 @@ def _with_buckets(program: SpmdProgram, limit: int | None, rings: bool) -> SpmdP
 def _joined(block: Block, mesh: Mesh, limit: int | None, rings: bool) -> Block:
     alike: dict[Hashable, set[Instruction]] = collections.defaultdict(set)
     for instruction in block.instructions:
-        if instruction.is_collective and not (rings and instruction.op == "permute"):
+        if instruction.op in COLLECTIVES and not (rings and instruction.op == "permute"):
             alike[_key(instruction)].add(instruction)
     instructions, replays = block.instructions, computed_again(block)
     for chosen in alike.values():
@@ -128,14 +130,15 @@ def _levels(
         for value in instruction.inputs:
             if value in depth and depth[value] > level:
                 level = depth[value]
-        if instruction.has_effect:
+        if instruction.op in EFFECTS or (instruction.bodies and instruction.has_effect):
             effect = level = max(level, effect)
         if instruction in chosen:
             levels += [[] for _ in range(level + 1 - len(levels))]
             levels[level].append(instruction)
             level += 1
         if level:
-            depth.update(dict.fromkeys(instruction.outputs, level))
+            for value in instruction.outputs:
+                depth[value] = level
     return levels
 
 

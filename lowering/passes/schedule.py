@@ -87,9 +87,10 @@ def _first_readers(
             first.get(instruction, position[instruction]) if is_moved else position[instruction]
         )
         for value in instruction.inputs:
-            if value in maker:
-                before = maker[value]
-                first[before] = min(first.get(before, first_read), first_read)
+            before = maker.get(value)
+            if before is not None:
+                if first.setdefault(before, first_read) > first_read:
+                    first[before] = first_read
                 if not is_moved:
                     not_moved.add(before)
     return first

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.passes.blocks import each_block, substituted
-from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value, exact_key
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, SpmdProgram, Value, exact_key
 
 
 def tidy(program: SpmdProgram, options: Options) -> SpmdProgram:
@@ -27,7 +27,8 @@ def _once(block: Block) -> Block:
     same: dict[Value, Value] = {}
     remaining = []
     for instruction in block.instructions:
-        instruction = substituted(instruction, same)
+        if same:
+            instruction = substituted(instruction, same)
         key = _key(instruction)
         before = known.get(key) if key is not None else None
         if before is not None:
@@ -44,13 +45,16 @@ def _once(block: Block) -> Block:
 
 def _key(instruction: Instruction) -> Hashable | None:
     """Returns a key that equal instructions share, or None if an instruction has no equal."""
-    if instruction.has_effect or instruction.op == "barrier":
+    op, params = instruction.op, instruction.params
+    if op in EFFECTS or op == "barrier" or instruction.bodies:
         return None
-    for value in instruction.params.values():
-        if isinstance(value, np.ndarray | Block | dict):
-            return None
     results = tuple([(value.shape, value.dtype, value.layout) for value in instruction.outputs])
-    return instruction.op, instruction.inputs, results, exact_key(instruction.params)
+    if not params:  # as of most instructions
+        return op, instruction.inputs, results
+    for value in params.values():
+        if isinstance(value, np.ndarray | dict):
+            return None
+    return op, instruction.inputs, results, exact_key(params)
 
 
 def needed(block: Block) -> Block:
@@ -58,7 +62,7 @@ def needed(block: Block) -> Block:
     read = set(block.outputs)
     remaining = []
     for instruction in reversed(block.instructions):
-        if instruction.has_effect or any(value in read for value in instruction.outputs):
+        if not read.isdisjoint(instruction.outputs) or instruction.has_effect:
             read.update(instruction.inputs)
             remaining.append(instruction)
     if len(remaining) == len(block.instructions):

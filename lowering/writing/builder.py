@@ -168,15 +168,17 @@ class BlockBuilder:
         needed = set(outputs)
         kept = []
         for instruction in reversed(self.instructions):
-            if instruction.has_effect or any(v in needed for v in instruction.outputs):
+            if not needed.isdisjoint(instruction.outputs) or instruction.has_effect:
                 needed.update(instruction.inputs)
                 kept.append(instruction)
         return Block(tuple(inputs), tuple(reversed(kept)), tuple(outputs))
 
 
 def _key(op: str, inputs: Any, results: Any, params: Mapping[str, Any]) -> Hashable | None:
+    if not params:  # as of most instructions
+        return op, tuple(map(id, inputs)), tuple(results)
     items = []
-    for name in sorted(params) if params else ():
+    for name in sorted(params):
         value = params[name]
         if isinstance(value, np.ndarray | Block | dict):
             return None

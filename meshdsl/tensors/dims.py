@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -79,7 +80,7 @@ class Shape(tuple[Dimension, ...]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(dim.name for dim in self)
+        return _names(self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -88,10 +89,7 @@ class Shape(tuple[Dimension, ...]):
     @property
     def volume(self) -> int:
         """The number of elements."""
-        total = 1
-        for dim in self:
-            total *= dim.size
-        return total
+        return _volume(self)
 
     def find(self, name: str) -> Dimension | None:
         """Returns the dim called `name`, or None."""
@@ -260,3 +258,19 @@ def _has_letters_of(name: str, other: str) -> bool:
     """Whether names begin alike and have nearly the same letters, in any order: `rwoo`, `row`."""
     letters = difflib.SequenceMatcher(None, sorted(name), sorted(other))
     return name[:1] == other[:1] and min(len(name), len(other)) > 2 and letters.ratio() >= 0.8
+
+
+# Lowering asks for the names and the volume of a few shapes thousands of times.
+
+
+@lru_cache(maxsize=1 << 12)
+def _names(shape: Shape) -> tuple[str, ...]:
+    return tuple(dim.name for dim in shape)
+
+
+@lru_cache(maxsize=1 << 12)
+def _volume(shape: Shape) -> int:
+    total = 1
+    for dim in shape:
+        total *= dim.size
+    return total

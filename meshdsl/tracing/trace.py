@@ -180,7 +180,13 @@ def bind(
     """
     trace = current()
     params = params or {}
-    owned = tuple([trace.own(tensor) for tensor in inputs])
+    # Most tensors are of this trace, so they take no call.
+    owned = tuple(
+        [
+            tensor if type(tensor) is TracedTensor and tensor.trace is trace else trace.own(tensor)
+            for tensor in inputs
+        ]
+    )
     source = here()
     outputs = tuple(
         [

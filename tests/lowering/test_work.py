@@ -34,6 +34,22 @@ def test_four_times_the_parameters_take_four_times_the_calls(mesh, layout):
     assert many < 4.2 * few
 
 
+@pytest.mark.parametrize(("name", "calls"), [("data parallel", 6_500), ("FSDP", 11_000)])
+def test_a_parameter_takes_few_calls(name, calls):
+    # About 20 instructions for each: a matrix product, its gradients, AdamW.
+    job(8, "data:8", LEAVES[name])()
+    few, many = (calls_of(job(leaves, "data:8", LEAVES[name])) for leaves in (16, 48))
+    assert (many - few) / 32 < calls
+
+
+def test_equal_updates_share_their_strategies():
+    step, specs = mlp(16)
+    stages = md.jit(step, "data:8", LEAVES["FSDP"], donate="state").stages(*specs)
+    roots = [s for op, s in stages.planned.strategies.items() if op.name == "sqrt"]
+    assert len(roots) >= 16
+    assert len({id(strategy) for strategy in roots}) <= 2
+
+
 def test_the_memory_model_follows_what_is_computed_in_passing_once():
     # The residual stream is a chain of sums without buffers: each reads all that are before it.
     few, many = (job(leaves, "data:8", "batch:data")() for leaves in (64, 256))

@@ -42,10 +42,9 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     Raises:
         ValueError: one name has two sizes; each clash names both tensors and where they were made.
     """
-    shapes = [t.shape for t in inputs]
-    first = max(shapes, key=len)
-    if all([shape is first or not shape or shape == first for shape in shapes]):
-        return first
+    common = _common_shape(inputs)
+    if common is not None:
+        return common
     ordered = sorted(inputs, key=lambda t: -len(t.shape))
     owner: dict[str, Tensor] = {}
     dims: dict[str, Dimension] = {}
@@ -62,6 +61,19 @@ def broadcast_shape(inputs: Sequence[Tensor]) -> Shape:
     if problems:
         raise ValueError("; ".join(problems))
     return Shape(dims.values())
+
+
+def _common_shape(inputs: Sequence[Tensor]) -> Shape | None:
+    """Returns the dims of all operands but scalars; None if they differ."""
+    common = inputs[0].shape
+    for tensor in inputs:
+        shape = tensor.shape
+        if shape is common or not shape or shape == common:
+            continue
+        if common:
+            return None
+        common = shape
+    return common
 
 
 class _Allowed(threading.local):
@@ -118,9 +130,9 @@ def bind_elementwise(primitive: Primitive, operands: Sequence[Tensor]) -> Tensor
     Raises:
         ValueError: no operand has the dims of all, outside of `outer`.
     """
-    shapes = [tensor.shape for tensor in operands]
-    largest = max(shapes, key=len)
-    if any([shape and shape is not largest and shape != largest for shape in shapes]):
+    if _common_shape(operands) is None:
+        shapes = [tensor.shape for tensor in operands]
+        largest = max(shapes, key=len)
         names = set(largest.names)
         apart = not all(names.issuperset(shape.names) for shape in shapes)
         if apart and not is_derived():
@@ -199,11 +211,12 @@ def elementwise(
     def rule(inputs: Sequence[Tensor], params: Mapping[str, Any]) -> list[Aval]:
         alike = inputs[-2:] if name == "select" else inputs
         dtype = alike[-1].dtype
-        if any([t.dtype is not dtype and t.dtype != dtype for t in alike]):
-            raise ValueError(
-                f"dtypes differ: {', '.join(short(t.dtype) for t in alike)}; "
-                f"cast one, as in md.cast(x, {dtype.name!r})"
-            )
+        for tensor in alike:
+            if tensor.dtype is not dtype and tensor.dtype != dtype:
+                raise ValueError(
+                    f"dtypes differ: {', '.join(short(t.dtype) for t in alike)}; "
+                    f"cast one, as in md.cast(x, {dtype.name!r})"
+                )
         need_kind(dtype, accepts)
         return [(broadcast_shape(inputs), result(dtype) if result else dtype)]
 
