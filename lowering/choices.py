@@ -95,7 +95,7 @@ def choose(
             lowered.append((choice, write(choice)))
         fitting = [row for row in lowered if row[1].program.peak_bytes <= limit]
         if fitting:
-            return min(fitting, key=lambda row: _cost(row[1].program))
+            return min(fitting, key=lambda row: cost_of(row[1].program))
     return min(lowered, key=lambda row: row[1].program.peak_bytes)
 
 
@@ -133,7 +133,7 @@ def _has_running_sum(scan: Operation) -> bool:
     return any(is_sum(body, consts + i, i) for i in range(scan.params["carries"]))
 
 
-def _cost(program: SpmdProgram) -> tuple[float, int]:
+def cost_of(program: SpmdProgram) -> tuple[float, int]:
     """Returns the bytes that one device sends, and its peak, to compare programs by.
 
     Bytes over slow axes count `SLOWER` times.

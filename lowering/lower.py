@@ -35,6 +35,7 @@ from meshdsl.lowering.passes.tidy import tidy
 from meshdsl.lowering.pipelining.finding import find_stacks, notes_without
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.identity import given_by, placement_of
+from meshdsl.lowering.placement.joint import better_of, choose_jointly
 from meshdsl.lowering.placement.keeping import allowance, keep_gathered
 from meshdsl.lowering.placement.placing import place
 from meshdsl.lowering.placement.planning import plan, reduce
@@ -251,10 +252,17 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
     if choice.keep:
         graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
     placed = place(graph, layout, chooser, choice, given)
-    planned = plan(placed, layout, choice)
-    reduced = reduce(planned, layout, choice)
-    written = _write(reduced, simplified, given, phased=not choice.keep)
-    return Stages(simplified, placed, planned, reduced, written, written.program)
+
+    def write(placed: Placed) -> Stages:
+        planned = plan(placed, layout, choice)
+        reduced = reduce(planned, layout, choice)
+        written = _write(reduced, simplified, given, phased=not choice.keep)
+        return Stages(simplified, placed, planned, reduced, written, written.program)
+
+    joint = choose_jointly(placed)
+    if joint is placed:
+        return write(placed)
+    return better_of(write, placed, joint, chooser.options.memory)
 
 
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:

@@ -17,28 +17,34 @@ from meshdsl.tensors.dims import Shape
 
 
 def layouts_by_split(
-    shapes: Sequence[Shape], given: Sequence[TensorLayout], mesh: Mesh
+    shapes: Sequence[Shape],
+    given: Sequence[TensorLayout],
+    mesh: Mesh,
+    beside_agreed: bool = False,
 ) -> Iterator[tuple[TensorLayout, ...]]:
     """Yields layouts of the operands and the result, for each choice of a dim for every axis.
 
     Args:
         shapes: of the operands, then of the result.
         given: the layouts that they have by the layout rules.
+        beside_agreed: an axis may also split other dims than those that all tensors split over it.
     """
-    candidates = {axis: _candidates(shapes, given, axis) for axis in mesh.names}
+    candidates = {axis: _candidates(shapes, given, axis, beside_agreed) for axis in mesh.names}
     axes = [axis for axis, dims in candidates.items() if dims]
     for dims in itertools.product(*(candidates[axis] for axis in axes)):
         yield _layouts(shapes, given, dict(zip(axes, dims, strict=True)))
 
 
 def _candidates(
-    shapes: Sequence[Shape], given: Sequence[TensorLayout], axis: str
+    shapes: Sequence[Shape], given: Sequence[TensorLayout], axis: str, beside_agreed: bool
 ) -> list[str | None]:
     """Returns the dims that an axis may split: the agreed ones if there are any, else all."""
     of_axis = [layout.dim_of(axis) for layout in _result_first(given)]
     dims = list(dict.fromkeys(dim for dim in of_axis if dim is not None))
     agreed = [dim for dim in dims if _agreed(shapes, given, axis, dim)]
-    return [*agreed] or ([*dims, None] if dims else [])
+    if agreed:
+        return [*dims] if beside_agreed else [*agreed]
+    return [*dims, None] if dims else []
 
 
 def _agreed(shapes: Sequence[Shape], given: Sequence[TensorLayout], axis: str, dim: str) -> bool:

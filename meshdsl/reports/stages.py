@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from meshdsl.layouts.placement import Placement
 from meshdsl.lowering.costs.units import show_bytes, show_flops
-from meshdsl.lowering.partition import Strategies, Strategy, Work
+from meshdsl.lowering.partition import Case, Strategies, Strategy, Work
 from meshdsl.lowering.partition.attention.rules import readers
+from meshdsl.lowering.partition.products.einsum import every_strategy
 from meshdsl.lowering.placement.identity import names_of
 from meshdsl.lowering.placement.placing import blocks_of
 from meshdsl.lowering.stages import Placed, Planned, Reduced
@@ -66,14 +67,20 @@ def _strategies(planned: Planned, op: Operation, times: int) -> list[str]:
     layouts, chooser = planned.layouts, planned.chooser
     operands = [layouts[tensor] for tensor in op.inputs]
     results = [layouts[tensor] for tensor in op.outputs]
+    taken = _flow(planned.strategies[op])
     offered = chooser.offered(op, operands, results, times)
     if not isinstance(offered, Strategies):
-        sends = chooser.sends(op, operands, results)
-        return [f"  * {_flow(offered)}" + (f"   {_costs(Work(sends))}" if sends else "")]
+        if _flow(offered) == taken:
+            sends = chooser.sends(op, operands, results)
+            return [f"  * {taken}" + (f"   {_costs(Work(sends))}" if sends else "")]
+        # The product has chosen together with others, beside what its tensors agree on.
+        offered = every_strategy(Case(op, tuple(operands), tuple(results), chooser.mesh))
+    flows = [_flow(offered.strategy(number)) for number in range(len(offered.work))]
     cheapest = chooser.cheapest(offered.work)
+    chosen = cheapest if flows[cheapest] == taken else flows.index(taken)
     return [
-        f"  {'*' if number == cheapest else ' '} {_flow(offered.strategy(number))}   {_costs(work)}"
-        for number, work in enumerate(offered.work)
+        f"  {'*' if number == chosen else ' '} {flow}   {_costs(work)}"
+        for number, (flow, work) in enumerate(zip(flows, offered.work, strict=True))
     ]
 
 

@@ -38,9 +38,12 @@ class Product:
 
 
 @lru_cache(maxsize=1 << 12)
-def offered(product: Product) -> tuple[tuple[_Layouts, ...], tuple[Work, ...]]:
+def offered(
+    product: Product, beside_agreed: bool = False
+) -> tuple[tuple[_Layouts, ...], tuple[Work, ...]]:
     """Returns the layouts of operands and result by each strategy, and what it costs."""
-    layouts = tuple(layouts_by_split(product.shapes, product.layouts, product.mesh))
+    shapes, given = product.shapes, product.layouts
+    layouts = tuple(layouts_by_split(shapes, given, product.mesh, beside_agreed))
     return layouts, tuple(_work(product, each) for each in layouts)
 
 
@@ -68,19 +71,30 @@ def flops(shapes: Sequence[Shape], x: TensorLayout, y: TensorLayout, mesh: Mesh)
 
 def einsum(case: Case) -> Strategy | Strategies:
     """A product is local once every axis has its dim; contracted split dims leave partial sums."""
-    op = case.operation
-    (x, y), (out,) = op.inputs, op.outputs
-    product = Product(
+    layouts, work = offered(_product(case))
+    if len(layouts) == 1:
+        return _strategy(case.operation, layouts[0])
+    return Strategies(work, lambda number: _strategy(case.operation, layouts[number]))
+
+
+def every_strategy(case: Case) -> Strategies:
+    """Returns the strategies of a product beside those that its tensors agree on, too.
+
+    They pay only where products share what they move.
+    """
+    layouts, work = offered(_product(case), beside_agreed=True)
+    return Strategies(work, lambda number: _strategy(case.operation, layouts[number]))
+
+
+def _product(case: Case) -> Product:
+    (x, y), (out,) = case.operation.inputs, case.operation.outputs
+    return Product(
         (x.shape, y.shape, out.shape),
         (case.operands[0], case.operands[1], case.results[0]),
         x.dtype.itemsize,
         case.mesh,
         out.dtype.itemsize,
     )
-    layouts, work = offered(product)
-    if len(layouts) == 1:
-        return _strategy(op, layouts[0])
-    return Strategies(work, lambda number: _strategy(op, layouts[number]))
 
 
 def _strategy(op: Operation, layouts: _Layouts) -> Strategy:

@@ -1,0 +1,281 @@
+"""Products that share operands or sums choose their strategies together."""
+
+import itertools
+import random as pseudo
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import nn
+from meshdsl.lowering import lower
+from meshdsl.lowering.lower import lower_in_stages
+from meshdsl.lowering.placement import joint
+from meshdsl.lowering.placement.joint import better_of
+from meshdsl.reports.stages import show_stage
+from tests.lowering.plans import lowered
+from tests.ops.agreement import random
+
+DEVICES = 8
+MESH = f"model:{DEVICES}"
+RULES = "channels:model; hidden:model?"
+WEIGHTS = (("channels", "hidden"), ("hidden", "channels"), ("hidden", "channels"))
+
+
+def residual(x, a, s, b, groups=0):
+    h = md.einsum(x, a, over="channels")
+    inner = md.tanh(h)
+    if groups:
+        inner = nn.group_norm(inner, [], "hidden", groups)
+    return md.einsum(h, s, over="hidden") + md.einsum(md.silu(inner), b, over="hidden")
+
+
+def step(wrt=(1, 2, 3), layers=1, groups=0):
+    """Returns the gradient of some residual branches in a row."""
+
+    def loss(x, *weights):
+        for i in range(layers):
+            x = residual(x, *weights[3 * i : 3 * i + 3], groups=groups)
+        return md.sum(md.square(x))
+
+    return md.grad(loss, wrt)
+
+
+def specs(rows, size, layers=1):
+    sizes = {dim.name: dim for dim in md.dims(rows=rows, channels=size, hidden=size)}
+    weights = [md.spec([sizes[name] for name in names], "float32") for names in WEIGHTS]
+    return [md.spec([sizes["rows"], sizes["channels"]], "float32"), *weights * layers]
+
+
+def sent(function, args, layout=RULES, mesh=MESH):
+    return md.jit(function, mesh, layout).lower(*args).wire_bytes
+
+
+def alone(monkeypatch, *args):
+    """Returns the bytes if every product chooses by itself."""
+    with monkeypatch.context() as patch:
+        patch.setattr(lower, "choose_jointly", lambda placed: placed)
+        return sent(*args)
+
+
+def units(rows, size, devices=DEVICES):
+    """Returns the bytes to gather an activation, and to move a weight from one dim to another."""
+    return rows * size * 4 * (devices - 1) / devices, size * size * 4 * (devices - 1) / devices**2
+
+
+@pytest.mark.parametrize(("rows", "size"), [(16_384, 4_096), (4_096, 512), (256, 64)])
+@pytest.mark.parametrize(("wrt", "gathers", "moves"), [((1, 2, 3), 3, 6), ((0, 1, 2, 3), 4, 4)])
+def test_the_products_of_a_residual_branch_share_their_moves(
+    rows, size, wrt, gathers, moves, monkeypatch
+):
+    activation, weight = units(rows, size)
+    function, args = step(wrt), specs(rows, size)
+    assert sent(function, args) <= gathers * activation + moves * weight
+    assert alone(monkeypatch, function, args) == 6 * activation
+
+
+@pytest.mark.parametrize(("groups", "gathers"), [(32, 3), (8, 3), (4, 5)])
+def test_a_group_norm_in_the_branch_does_not_hinder_them(groups, gathers):
+    activation, weight = units(4_096, 1_024)
+    found = sent(step(groups=groups), specs(4_096, 1_024))
+    assert found <= gathers * activation + 6 * weight
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout", "share"),
+    [
+        ("data:2,model:4", RULES + "; rows:data", 0.63),
+        ("data@dcn:2,model:4", RULES + "; rows:data", 0.66),
+        ("data:2,model:4", RULES + "; rows:data; params/hidden:data", 0.9),
+        ("data:2,model:4", "channels:data+model; hidden:model+data?", 0.55),
+    ],
+)
+def test_they_do_on_two_axes(mesh, layout, share, monkeypatch):
+    def named(x, params):
+        return step()(x, *params)
+
+    x, *weights = specs(16_384, 4_096)
+    args = named, (x, weights), layout, mesh
+    assert sent(*args) <= share * alone(monkeypatch, *args)
+
+
+@pytest.mark.parametrize(
+    "layout", ["channels:model", "hidden:model", "channels:model?; hidden:model"]
+)
+def test_one_rule_sends_what_it_sent(layout, monkeypatch):
+    args = step(), specs(16_384, 4_096), layout
+    assert sent(*args) == alone(monkeypatch, *args)
+
+
+def numpy_gradients(x, a, s, b):
+    """Returns the gradients of the sum of squares of a residual branch, by hand."""
+    h = x @ a
+    inner = np.tanh(h)
+    gate = 1 / (1 + np.exp(-inner))
+    branch = inner * gate
+    dy = 2 * (h @ s + branch @ b)
+    slope = gate * (1 + inner * (1 - gate)) * (1 - inner**2)
+    dh = dy @ s.T + (dy @ b.T) * slope
+    return dh @ a.T, x.T @ dh, h.T @ dy, branch.T @ dy
+
+
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ("model:4", RULES),
+        ("data:2,model:4", RULES + "; rows:data"),
+        ("data:2,model:4", "channels:data+model; hidden:model+data?"),
+    ],
+)
+def test_the_gradients_are_those_of_numpy(mesh, layout):
+    rows, channels, hidden = md.dims(rows=512, channels=16, hidden=16)
+    shapes = [[rows, channels], [channels, hidden], [hidden, channels], [hidden, channels]]
+    args = [random(shape) for shape in shapes]
+    function = step((0, 1, 2, 3))
+    program = lowered(function, *args, layout=layout, mesh=mesh)
+    assert "all_to_all" in [one.kind for one in program.collectives]  # weights are moved
+    found = jax.tree.leaves(md.jit(function, mesh, layout, "numpy")(*args))
+    expected = numpy_gradients(*(np.asarray(each, "float64") for each in args))
+    for mine, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), want, rtol=1e-9, atol=1e-9)
+
+
+def test_layers_in_a_row_share_too_and_the_search_stays_small(monkeypatch):
+    written = []
+    usual = joint._Group._cost
+
+    def count(group, numbers):
+        written.append(len(group.graph.operations))
+        return usual(group, numbers)
+
+    monkeypatch.setattr(joint._Group, "_cost", count)
+    for layers in (1, 4, 12):
+        written.clear()
+        args = step(range(1, 3 * layers + 1), layers), specs(16_384, 4_096, layers)
+        together = sent(*args)
+        assert sum(written) <= joint._WRITTEN + joint._TRIED * max(written)
+        assert together <= 0.72 * alone(monkeypatch, *args)
+
+
+def test_a_placement_of_joint_strategies_is_lowered_to_the_same_program():
+    rows, channels, hidden = md.dims(rows=4_096, channels=512, hidden=512)
+    shapes = [[rows, channels], [channels, hidden], [hidden, channels], [hidden, channels]]
+    function = md.jit(step(), MESH, RULES)
+    graph = function.trace(*(md.spec(shape, "float32") for shape in shapes))
+    mesh, layout = md.Mesh.parse(MESH), md.Layout.parse(RULES)
+    stages = lower_in_stages(graph, mesh, layout)
+    again = lower_in_stages(graph, mesh, layout, placement=stages.placement)
+    assert str(again.program) == str(stages.program)
+
+
+# Against other choices.
+
+
+def program_of(seed):
+    """Returns a random function of products that share operands and sums, and its arguments."""
+    rng = pseudo.Random(seed)
+    dims = {dim.name: dim for dim in md.dims(channels=512, hidden=512)}
+    other = {"channels": "hidden", "hidden": "channels"}
+    kinds, steps = ["channels"], []
+    for _ in range(rng.choice([2, 3, 4])):
+        which = rng.randrange(len(kinds))
+        over = other[kinds[which]] if rng.random() < 0.3 else kinds[which]
+        result = other[over]
+        alike = [i for i, kind in enumerate(kinds) if kind == result]
+        work = [(rng.choice("+*ts"), rng.choice(alike) if alike else None) for _ in range(2)]
+        steps.append((which, over, work))
+        kinds.append(result)
+
+    def function(x, *weights):
+        values = [x]
+        for (which, over, work), w in zip(steps, weights, strict=True):
+            one = values[which]
+            if one.shape.find(over) is None:
+                one = one.rename({other[over]: over})
+            y = md.einsum(one, w, over=over)
+            for kind, which in work:
+                given = y if which is None else values[which]
+                y = {"+": y + given, "*": y * md.tanh(given), "t": md.tanh(y), "s": y * 2.0}[kind]
+            values.append(y)
+        return sum(md.sum(md.square(value)) for value in values[1:])
+
+    (rows,) = md.dims(rows=rng.choice([64, 512, 4_096]))
+    weights = [md.spec([dims[over], dims[other[over]]], "float32") for _, over, _ in steps]
+    wrt = rng.choice([0, (1, 2), tuple(range(len(weights) + 1))])
+    layout = rng.choice([RULES, RULES, "channels:model?; hidden:model"])
+    return md.grad(function, wrt), [md.spec([rows, dims["channels"]], "float32"), *weights], layout
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_never_send_more_than_if_each_product_chooses(seed, monkeypatch):
+    args = program_of(seed)
+    assert sent(*args) <= alone(monkeypatch, *args)
+
+
+def test_no_other_strategies_of_a_residual_branch_send_less(monkeypatch):
+    groups = []
+    solve = joint._Group.solve
+
+    def watch(group):
+        groups.append((group, solve(group)))
+        return groups[-1][1]
+
+    monkeypatch.setattr(joint._Group, "solve", watch)
+    sent(step(), specs(16_384, 4_096))
+    ((group, strategies),) = groups
+    found = [
+        product.strategies.index(strategies[op]) if op in strategies else product.usual
+        for op, product in group.products.items()
+    ]
+    ranges = [range(len(product.strategies)) for product in group.products.values()]
+    costs = {
+        choice: group._cost(dict(zip(group.products, choice, strict=True)))
+        for choice in itertools.product(*ranges)
+    }
+    assert len(costs) == 2**8
+    assert costs[tuple(found)] == min(costs.values())
+
+
+# Which lowering is taken.
+
+
+def program(wire_bytes, peak_bytes):
+    block = SimpleNamespace(wire_bytes=wire_bytes, peak_bytes=peak_bytes, collectives=())
+    block.mesh = SimpleNamespace(slow=frozenset())
+    return SimpleNamespace(program=block)
+
+
+@pytest.mark.parametrize(
+    ("joint_one", "memory", "taken"),
+    [
+        ((90, 10), None, "joint"),
+        ((110, 10), None, "usual"),
+        ((90, 30), None, "joint"),
+        ((90, 30), 20, "usual"),
+        ((90, 30), 40, "joint"),
+    ],
+)
+def test_joint_strategies_are_taken_if_the_program_sends_less_and_fits(joint_one, memory, taken):
+    programs = {"usual": program(100, 10), "joint": program(*joint_one)}
+    assert better_of(programs.get, "usual", "joint", memory) is programs[taken]
+
+
+@pytest.mark.parametrize(("fits", "other"), [("usual", "joint"), ("joint", "usual")])
+def test_a_placement_that_fits_one_of_them_decides(fits, other):
+    def write(which):
+        if which == other:
+            raise ValueError("the placement does not fit the program")
+        return program(100, 10)
+
+    assert better_of(write, "usual", "joint", None).program.wire_bytes == 100
+
+
+def test_the_planned_stage_marks_the_strategies_that_were_taken():
+    function, args = step(), specs(4_096, 512)
+    stages = md.jit(function, MESH, RULES).stages(*args)
+    shown = show_stage(stages, "planned")
+    taken = [line for line in shown.splitlines() if line.startswith("  * hidden:model , hidden")]
+    # The two products whose results add up.
+    assert sum("replicated (partial sum over model)" in line for line in taken) == 2, shown
