@@ -24,6 +24,9 @@ reasons that peaks do not show.
 * The clock of a TPU follows from its flops and its matrix units, as the Cloud TPU documentation
   counts them: 940 MHz of v3, 1,050 of v4, 1,503 of v5e, 1,751 of v5p and v6e.
 
+* Hosts: those of TPU slices have four chips ("TPU v5p" and so on; a v5e or v6e slice of 8 chips may
+  have one host), systems of NVIDIA eight GPUs.
+
 * Products of 8 bits: the data sheets have float8 of Hopper and Blackwell, and int8 alone of A100.
   The compiler for TPU v5p and v6e (libtpu 0.0.52) gives a product of 4096^3 in float8 the cycles of
   one in bfloat16, and one in int8 half of these, or three quarters.
@@ -115,6 +118,7 @@ class Hardware:
             are products of bfloat16.
         products: what products of matrices are fused with: see `Products`.
         tile: how tensors are stored; None: without gaps.
+        host: devices that share a host, and are lost together.
     """
 
     name: str
@@ -133,6 +137,7 @@ class Hardware:
     float8: bool = False
     products: Products = "alone"
     tile: Tile | None = None
+    host: int = 1
 
     def peak(self, dtype: np.dtype) -> float:
         """Returns the flops per second of products of a dtype, or of the width nearest to it.
@@ -233,6 +238,7 @@ def _tpu(
         asynchronous=frozenset(_ASYNCHRONOUS[name]),
         products="within",
         tile=Tile(sublanes=8, lanes=128),
+        host=8 if name == "v3" else 4,
         **rest,
     )
 
@@ -259,6 +265,7 @@ def _gpu(
         latency=6.6e-6,
         asynchronous=frozenset(COLLECTIVES),
         float8=name != "a100",
+        host=8,
     )
 
 

@@ -25,6 +25,15 @@ def test_the_names_are_these_and_others_are_refused():
     )
 
 
+def test_hosts_have_the_devices_that_are_lost_together():
+    hosts = {name: HARDWARE[name].host for name in KNOWN}
+    assert hosts == {
+        **dict.fromkeys(KNOWN, 8),  # eight GPUs, and eight cores of TPU v3
+        **dict.fromkeys(("v4", "v5e", "v5p", "v6e"), 4),
+        "cpu": 1,
+    }
+
+
 def test_collectives_send_here_what_they_send_in_programs():
     assert set(KINDS) == set(COLLECTIVES)
     for kind, devices in itertools.product(KINDS, (2, 3, 8)):
