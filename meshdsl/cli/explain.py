@@ -12,6 +12,7 @@ from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.pages import write_page
 from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.failing import asks_for_failures, show_failures
 from meshdsl.cli.planning.pipeline_tables import show_table
 from meshdsl.cli.planning.searched import settle
 from meshdsl.cli.planning.steps import decided, jitted_step, training_step
@@ -39,6 +40,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         )
     if values.stage and (values.compare_layout or values.html):
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
+    shows_failures = asks_for_failures(values, problems)
     check_machine(values, problems)
     chosen = settled(values, problems, described_machine)
     if chosen is not None:
@@ -53,6 +55,9 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         print(show_stage(jitted.stages(*specs), values.stage))
         return
     program = training_step(job, job.layout)
+    if shows_failures:
+        print(show_failures(program, values))
+        return
     others = {} if values.compare_layout else _others(program, job)
     report = explain(program, values.hardware, others)
     shown: Explanation | Comparison = report

@@ -18,6 +18,7 @@ from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.cli.readers import (
     Reader,
     backend,
+    duration,
     floating,
     hardware_name,
     number,
@@ -263,6 +264,34 @@ FLAGS: dict[str, Flag] = {
         "File of the table of --pipeline, for `explain` to write and to print instead of its "
         "report: mine.csv, which --pipeline=mine.csv reads; - only prints. It needs no model.",
     ),
+    "failures": (
+        "false",
+        truth,
+        "Print, instead of the report, which hosts hold the state of a step, and which lost hosts "
+        "it survives without a checkpoint.",
+    ),
+    "mtbf": (
+        None,
+        duration,
+        "Mean time between failures of one host, 50000h: print --failures, the share of time that "
+        "a job spends on useful steps, and how often it is best to save.",
+    ),
+    "devices_per_host": (
+        None,
+        whole(1),
+        "Devices that are lost together. Default: those of --hardware: 8 GPUs, 4 TPU chips.",
+    ),
+    "storage_bandwidth": (
+        "1GB",
+        size,
+        "What a host writes of a checkpoint in a second, with --mtbf.",
+    ),
+    "restart_time": (
+        "5min",
+        duration,
+        "From a failure until all processes run again, besides reading the checkpoint, with "
+        "--mtbf.",
+    ),
     "topology": (
         None,
         str,
@@ -293,7 +322,7 @@ FLAGS: dict[str, Flag] = {
         "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
         "few seconds allow, the same in every run.",
     ),
-    "json": ("false", truth, "Print the plans as JSON."),
+    "json": ("false", truth, "Print the plans, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (
         "plan",

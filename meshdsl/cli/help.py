@@ -96,6 +96,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
+    "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
     "search": ("batch_tokens", "search_seconds", "json"),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
@@ -168,14 +169,16 @@ HELP: Mapping[str, Help] = {
     ),
     "explain": Help(
         "model mesh_shape layout policy remat microbatches memory optimizer hardware html",
-        (*_STEP, "reports of a plan"),
-        also="batch_ramp topology slices search_seconds",
+        (*_STEP, "reports of a plan", "failures"),
+        also="batch_ramp topology slices search_seconds json checkpoint_every",
         without="host_devices tpu against",
         examples={
             "See what a step sends and holds, on any machine:": "--model=gpt3_175b " + _LAYOUT,
             "What another layout changes, as a page:": "--model=gpt3_175b "
             + _LAYOUT
             + ' --compare_layout="batch:data; params/embed:data" --html=report.html',
+            "How often to save, and what failures cost, if a host fails every 50,000 hours:": ""
+            "--model=gpt3_175b " + _LAYOUT + " --mtbf=50000h",
         },
     ),
     "compile": Help(

@@ -85,6 +85,21 @@ def floating(text: str) -> str:
     return dtype.name
 
 
+_PERIODS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 365 * 86_400.0}
+_PERIOD = re.compile(r"([0-9_,]+(?:\.[0-9]+)?) *([A-Za-z]*)")
+
+
+def duration(text: str) -> float:
+    """Reads a time above 0, in seconds: `50000h`, `5min`, `90s`."""
+    match = _PERIOD.fullmatch(text.strip())
+    digits = match[1].replace("_", "").replace(",", "") if match else ""
+    seconds = float(digits) * _PERIODS.get(match[2], 0.0) if match and digits else 0.0
+    if not seconds:
+        listed = ", ".join(_PERIODS)
+        raise ValueError(f"needs a time, as 50000h or 5min (units: {listed}), got {text!r}")
+    return seconds
+
+
 _UNITS = {unit + "B": 1000**power for power, unit in enumerate(["", "k", "M", "G", "T"])}
 _UNITS |= {unit + "iB": 1024**power for power, unit in enumerate(["K", "M", "G", "T"], 1)}
 _SIZE = re.compile(r"([0-9_]+(?:\.[0-9]+)?) *([A-Za-z]*)")

@@ -1,0 +1,56 @@
+"""`meshdsl explain --failures` and `--mtbf`: what lost hosts cost a training step."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.layouts.calibration import find_hardware
+
+if TYPE_CHECKING:
+    from meshdsl.lowering.program import SpmdProgram
+
+_OF_MTBF = ("storage_bandwidth", "restart_time")
+
+
+def asks_for_failures(values: flags.FlagValues, problems: Problems) -> bool:
+    """Whether the flags ask for failures; adds to the problems."""
+    asked = bool(values.failures is True or values.mtbf is not None)
+    for name in ("devices_per_host", "json"):
+        if values[name].present and not asked:
+            problems.add(f"--{name} is for --failures or --mtbf: give one of them")
+    for name in _OF_MTBF:
+        if values[name].present and values.mtbf is None:
+            problems.add(f"--{name} is for --mtbf: give it, as in --mtbf=50000h")
+    if values.storage_bandwidth == 0:
+        problems.add("--storage_bandwidth must be above 0")
+    others = [name for name in ("html", "compare_layout", "stage") if values[name].present]
+    if asked and others:
+        listed = " and ".join(f"--{name}" for name in others)
+        problems.add(f"--failures prints a report of its own: leave out {listed}")
+    return asked
+
+
+def show_failures(program: SpmdProgram, values: flags.FlagValues) -> str:
+    """Returns the report of a training step, as text or as JSON.
+
+    Raises:
+        ValueError: the program has no state.
+    """
+    from meshdsl.lowering.costs.simulation import simulate
+    from meshdsl.reports.explain.explanation import stored_on
+    from meshdsl.reports.failures import Costs, as_values, failures, predict, show
+
+    device = find_hardware(values.hardware)
+    found = failures(program, values.devices_per_host or device.host)
+    prediction = None
+    if values.mtbf is not None:
+        costs = Costs(values.mtbf, values.storage_bandwidth, values.restart_time)
+        step = simulate(stored_on(program, device), device).seconds
+        prediction = predict(found, step, device, costs, values.checkpoint_every)
+    if values.json:
+        return json.dumps(as_values(found, prediction), indent=2)
+    return show(found, prediction)

@@ -1,0 +1,222 @@
+"""The text of failures: who holds the state, what is survived, and what failures cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.layouts.hosts import Survival
+from meshdsl.lowering.costs.units import show_bytes, show_seconds
+from meshdsl.reports.explain.lines import table, wrapped
+from meshdsl.reports.failures.prediction import (
+    COPY_BANDWIDTH,
+    RECONNECTING,
+    Prediction,
+    Way,
+)
+from meshdsl.reports.failures.states import ON_EVERY_HOST, Failures, State
+
+_WIDTH = 120
+_HOUR = 3600.0
+
+
+def show(found: Failures, prediction: Prediction | None = None) -> str:
+    """Returns the report.
+
+    Args:
+        prediction: what failures cost, if it is asked for.
+    """
+    sections = [_head(found), _states(found), _together(found)]
+    if prediction is not None:
+        sections += [_costs(found, prediction), _goodput(prediction)]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _head(found: Failures) -> list[str]:
+    hosts = _many(found.domains.count, "host")
+    where = f" on {found.mesh}" if found.mesh.axes else ""
+    text = f"{_many(found.mesh.size, 'device')} on {hosts}"
+    if found.slices is not None:
+        text += f" of {_many(found.slices.count, 'slice')}"
+    per = min(found.devices_per_host, found.mesh.size)
+    each = f"a host has {per} consecutive devices" if per > 1 else "each device has a host"
+    return [f"{found.name}{where}: {text}; {each}"]
+
+
+def _states(found: Failures) -> list[str]:
+    slices = found.slices is not None
+    head = ["state", "tensors", "split over", "copies along", "shards", "devices", "hosts"]
+    rows = [(*head, "on a host", "lost hosts survived", *["lost slices"] * slices)]
+    for state in found.states:
+        row = [
+            state.name,
+            f"{state.tensors:,}",
+            "; ".join(state.splits) or "not split",
+            "+".join(state.replicas) or "none",
+            f"{state.shards:,}",
+            f"{state.copies:,}",
+            f"{state.hosts.least:,}",
+            show_bytes(state.bytes_of_host),
+            _survived(state.hosts),
+        ]
+        rows.append((*row, *([_survived(state.slices)] if state.slices is not None else [])))
+    every = [f"{found.domains.count:,}", "", _all_but_one(found.domains.count)]
+    for name in ON_EVERY_HOST:
+        row = [name, "", "", "every host", "", "", *every]
+        rows.append((*row, *([_all_but_one(found.slices.count)] if found.slices else [])))
+    return [
+        "who holds each shard of the state: devices, and hosts",
+        *table(rows, right=(1, 4, 5, 6, 7), squeezed=2, width=_WIDTH),
+    ]
+
+
+def _survived(found: Survival) -> str:
+    """Returns which losses are survived: `any 1; 98 % of pairs`."""
+    if found.least > 2:
+        return f"any {found.least - 1:,}"
+    if found.least == 2:
+        kept = found.pairs - found.fatal_pairs
+        return f"any 1; {kept:,} of {found.pairs:,} pairs" if kept else "any 1"
+    left = found.count - len(found.fatal)
+    return f"{left:,} of {found.count:,}" if left else "none"
+
+
+def _all_but_one(count: int) -> str:
+    return f"any {count - 1:,}" if count > 1 else "none"
+
+
+def _together(found: Failures) -> list[str]:
+    hosts, lines = found.together, []
+    if hosts.least > 2:
+        says = f"of any {hosts.least - 1:,} hosts"
+    elif hosts.least == 2:
+        kept = hosts.pairs - hosts.fatal_pairs
+        says = "of any host"
+        if kept:
+            says += f", and of {kept:,} of the {hosts.pairs:,} pairs of hosts"
+            says += f" ({100 * hosts.pair_share:.1f} %)"
+    elif len(hosts.fatal) < hosts.count:
+        says = f"of {hosts.count - len(hosts.fatal):,} of the {hosts.count:,} hosts"
+    else:
+        says = "of no host"
+    text = f"without a checkpoint, the state survives the loss {says}"
+    if found.slices is not None:
+        text += f"; and of {'a whole' if found.slices.least > 1 else 'no'} slice"
+    lines += wrapped("", text, _WIDTH)
+    if hosts.least > 1:
+        text = f"a host that comes back receives {show_bytes(found.bytes_of_host)} from others"
+        if found.slices is not None and found.slices.least > 1:
+            text += f", a slice {show_bytes(found.bytes_of_slice)}"
+        lines.append(text)
+    return lines + _held_once(found)
+
+
+def _held_once(found: Failures) -> list[str]:
+    """Returns what a single host holds, and what changes it."""
+    once = found.held_once
+    if not once:
+        return []
+    names = ", ".join(dict.fromkeys(f"{state.name} ({_split(state)})" for state in once))
+    if found.domains.count == 1:
+        return wrapped("held by a single host: ", f"all; there is one: {names}", _WIDTH)
+    inside = sorted({axis for state in once for axis in state.replicas})
+    if inside:
+        advice = f"copies along {'+'.join(inside)} are on the same host; an axis before it, as"
+    else:
+        advice = "their axes leave no copy; an axis that splits only the batch, as"
+    advice += " `replica:2` as the first axis of the mesh, keeps them on two hosts"
+    return wrapped("held by a single host: ", f"{names}; {advice}", _WIDTH)
+
+
+def _split(state: State) -> str:
+    return "; ".join(state.splits) or "not split"
+
+
+def _costs(found: Failures, prediction: Prediction) -> list[str]:
+    costs, faults = prediction.costs, prediction.checkpoints.faults
+    lines = wrapped(
+        "failures: ",
+        f"one in {costs.mtbf / _HOUR:,.0f} h of a host is {_rate(prediction.failures_per_day)} for "
+        f"{_many(found.domains.count, 'host')}, one in {_long(faults.mtbf)}",
+        _WIDTH,
+    )
+    lines += wrapped(
+        "saving: ",
+        f"the step waits {_long(faults.save)} for {show_bytes(found.bytes_of_device)} from each "
+        f"device ({COPY_BANDWIDTH / 1e9:.1f} GB/s assumed); a host writes "
+        f"{show_bytes(found.bytes_of_host)} in {_long(faults.write)} beside the steps "
+        f"(--storage_bandwidth: {costs.storage / 1e9:,.3g} GB/s of a host)",
+        _WIDTH,
+    )
+    lines += wrapped(
+        "restart: ",
+        f"{_long(faults.restart)}: {_long(costs.restart)} (--restart_time), and "
+        f"{_long(faults.write)} to read the checkpoint",
+        _WIDTH,
+    )
+    if prediction.replicas is not None:
+        lines += wrapped(
+            "from other hosts: ",
+            f"{_long(prediction.replicas.faults.recovery)}: {RECONNECTING:.0f} s to notice and to "
+            f"connect (assumed), {_long(prediction.transfer)} to send the shards, and a step again",
+            _WIDTH,
+        )
+    return lines
+
+
+def _goodput(prediction: Prediction) -> list[str]:
+    ways = [("from checkpoints", prediction.checkpoints)]
+    ways += [("from other hosts", prediction.replicas)] if prediction.replicas else []
+    rows: list[Sequence[str]] = [("", *(name for name, _ in ways))]
+    rows.append(("best interval", *(_interval(way, prediction.step) for _, way in ways)))
+    rows.append(("  by Young, by Daly", *(_published(way, prediction.step) for _, way in ways)))
+    for title, name in (
+        ("useful steps", "useful"),
+        ("  saving", "saving"),
+        ("  steps taken again", "lost"),
+        ("  restarting", "restarting"),
+        ("  recovering", "recovering"),
+    ):
+        rows.append((title, *(_percent(getattr(way.shares, name)) for _, way in ways)))
+    if prediction.every is not None:
+        title = f"useful, --checkpoint_every={prediction.every}"
+        rows.append((title, *(_percent(way.given.useful) for _, way in ways if way.given)))
+    lines = [f"goodput, at {show_seconds(prediction.step)} per step", *table(rows, right=(1, 2))]
+    if prediction.replicas is None:
+        return lines + wrapped(
+            "", "from other hosts: no, since some host holds what no other does", _WIDTH
+        )
+    return lines + wrapped(
+        "",
+        "from other hosts is what a recovery from copies would give, if no three hosts are lost at "
+        "once; `train` restarts from checkpoints",
+        _WIDTH,
+    )
+
+
+def _interval(way: Way, step: float) -> str:
+    if way.steps is None:
+        return "no need"
+    return f"{way.steps:,} steps, {_long(way.steps * step)}"
+
+
+def _published(way: Way, step: float) -> str:
+    if way.steps is None:
+        return ""
+    return f"{way.faults.young / step:,.0f}, {way.faults.daly / step:,.0f} steps"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3f} %"
+
+
+def _rate(per_day: float) -> str:
+    return f"{per_day:.3g} per day"
+
+
+def _long(seconds: float) -> str:
+    """Returns a time, in hours where it is long."""
+    return f"{seconds / _HOUR:,.1f} h" if seconds >= 2 * _HOUR else show_seconds(seconds)
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' if count > 1 else ''}"
