@@ -55,6 +55,7 @@ USES = (
     Use("TPUs, and `meshdsl compile` for them", ("libtpu",), "-e '.[tpu]'"),
     Use("--backend=tf", ("tensorflow|tensorflow-cpu",), "-e '.[tf]'"),
     Use("--tokenizer, and .parquet of --data", ("pyarrow", "tokenizers"), "-e '.[data]'"),
+    Use("`meshdsl plot`", ("matplotlib",), "-e '.[plot]'"),
     Use("optax's optimizers", ("optax",), "optax"),
     Use("profiles in TensorBoard", ("tensorboard", "xprof"), "tensorboard xprof"),
     Use("the documentation", ("mkdocs-material", "mkdocstrings-python"), "-e '.[docs]'"),

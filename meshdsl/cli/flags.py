@@ -237,7 +237,7 @@ FLAGS: dict[str, Flag] = {
         None,
         str,
         "Where `export` writes: a .safetensors file, or a folder for several; `generate`: lines of "
-        "JSON; `evaluate` and `calibrate`: a .json file.",
+        "JSON; `evaluate` and `calibrate`: a .json file; `plot`: .svg, .png, .pdf or .html.",
     ),
     "step": (
         None,
@@ -322,7 +322,7 @@ FLAGS: dict[str, Flag] = {
         "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
         "few seconds allow, the same in every run.",
     ),
-    "json": ("false", truth, "Print the plans, or the --failures, as JSON."),
+    "json": ("false", truth, "Print the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (
         "plan",
@@ -355,8 +355,13 @@ SEARCHING = ("train", "explain", "compile", "plan")  # commands that take `auto`
 _LISTED = frozenset(itertools.chain(*SEVERAL.values()))
 
 
-def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagValues, Problems]:
+def read(
+    arguments: Sequence[str], command: str = "train", words: list[str] | None = None
+) -> tuple[flags.FlagValues, Problems]:
     """Reads the arguments of a command, and those of the file of `--config`, if it is given.
+
+    Args:
+        words: gets the arguments that are no flags; None: they are mistakes.
 
     Returns:
         The values, and the problems. A value that could not be read is a `Mistake`.
@@ -373,7 +378,10 @@ def read(arguments: Sequence[str], command: str = "train") -> tuple[flags.FlagVa
             places = settings.places
             values, rest = _parsed([*settings.arguments, *arguments], command, problems)
     for argument in rest:
-        problems.add(_unknown(argument, values))
+        if words is None or argument.startswith("-"):
+            problems.add(_unknown(argument, values))
+        else:
+            words.append(argument)
     for name in FLAGS:
         value = getattr(values, name)
         if isinstance(value, Mistake):

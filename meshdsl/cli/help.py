@@ -251,6 +251,18 @@ HELP: Mapping[str, Help] = {
             "--dtype=bfloat16"
         },
     ),
+    "runs": Help(
+        "json",
+        examples={"Compare all runs below a folder:": "runs", "Two of them:": "runs/a runs/b"},
+    ),
+    "plot": Help(
+        "out",
+        examples={
+            "Draw all runs below a folder in one picture:": "runs --out=curves.svg",
+            "Two of them, as a page:": "runs/a runs/b --out=curves.html",
+        },
+    ),
+    "names": Help("", examples={"List the lines of a function:": "my_model.py:example"}),
     "doctor": Help("", examples={"See what is missing for what:": ""}),
 }
 _UNGROUPED = set(FLAGS).difference(*GROUPS.values())

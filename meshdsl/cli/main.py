@@ -34,11 +34,12 @@ COMMANDS = {
     "generate": "Write text with a trained model.",
     "evaluate": "Score text with a trained model: loss and perplexity.",
     "export": "Write the parameters of a checkpoint as safetensors.",
+    "runs": "List runs, the best first, and how their settings differ: meshdsl runs runs/*.",
+    "plot": "Draw the curves of runs: meshdsl plot runs/* --out=curves.svg.",
+    "names": "Show the dims of a function of JAX: meshdsl names my_model.py:example.",
     "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }
-OF_FUNCTIONS = {  # commands that take a function of a file, `my_model.py:example`
-    "names": "Show the dims of a function of JAX: meshdsl names my_model.py:example.",
-}
+TAKES_WORDS = frozenset(["runs", "plot", "names"])  # folders, or functions; no flags
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'
@@ -77,21 +78,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         tell(version_line())
         return 0
-    if name not in {**COMMANDS, **OF_FUNCTIONS}:
-        hint = did_you_mean(name, [*COMMANDS, *OF_FUNCTIONS])
+    if name not in COMMANDS:
+        hint = did_you_mean(name, COMMANDS)
         return _fail(
             "meshdsl", f"unknown command {name!r}; choose one of {', '.join(COMMANDS)}{hint}"
         )
     command = f"meshdsl {name}"
     from meshdsl.cli import flags
 
-    places = []
-    while name in OF_FUNCTIONS and rest and not rest[0].startswith("-"):
-        places.append(rest.pop(0))
-    values, problems = flags.read(rest, name)
-    if values.help and name in OF_FUNCTIONS:
-        tell(f"meshdsl {name}: {OF_FUNCTIONS[name]}")
-        return 0
+    words: list[str] | None = [] if name in TAKES_WORDS else None
+    values, problems = flags.read(rest, name, words)
     if values.help:
         from meshdsl.cli.help import show_help
 
@@ -105,7 +101,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return 0
         with _plain_warnings(command):
             module = importlib.import_module(f"meshdsl.cli.{name}")
-            code = module.main(values, problems, *[places] * (name in OF_FUNCTIONS))
+            code = module.main(values, problems, *[words] * (words is not None))
         if sys.stdout is not None:
             sys.stdout.flush()
     except SystemExit as stopped:  # a signal has ended a run between two steps
@@ -180,8 +176,7 @@ def _fail(command: str, message: str, code: int = 2) -> int:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    every = {**COMMANDS, **OF_FUNCTIONS}
-    commands = [f"  {name:<{width}}  {text}" for name, text in every.items()]
+    commands = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "usage: meshdsl <command> --flags",

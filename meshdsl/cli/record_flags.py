@@ -47,7 +47,7 @@ _NO_FLAGS: dict[type, set[str]] = {
     LossScaling: {"growth", "backoff"},
     Data: {"batches", "batch_dims"},
     Evaluation: {"eval_batches", "test_batches"},
-    Reporting: {"tokens_per_batch", "quiet"},
+    Reporting: {"tokens_per_batch", "quiet", "settings"},
     Saving: {"config", "defaults", "data"},
     Stops: set(),
 }

@@ -12,7 +12,7 @@ from absl import flags
 
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
-from meshdsl.cli.flags import FLAGS
+from meshdsl.cli.flags import FLAGS, as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
 from meshdsl.cli.mistakes.problems import Problems
@@ -165,7 +165,11 @@ def _trained(
             steps_per_call=values.steps_per_call,
             workdir=values.workdir,
             evaluation=Evaluation(valid, test_batches=test, **values_of(Evaluation, values)),
-            reporting=Reporting(tokens_per_batch=tokens, **values_of(Reporting, values)),
+            reporting=Reporting(
+                tokens_per_batch=tokens,
+                settings=as_configuration(values, "train", HELP["train"].flags),
+                **values_of(Reporting, values),
+            ),
             saving=saving,
             stops=Stops(**values_of(Stops, values)),
         )

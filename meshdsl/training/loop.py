@@ -278,7 +278,8 @@ class _Prepared:
         if not self.reporting.quiet:
             progress = stack.enter_context(Progress(self.steps))
         if self.workdir is not None:
-            writer = MetricsWriter(self.workdir, beginning.step, beginning.reports)
+            settings = self.reporting.settings
+            writer = MetricsWriter(self.workdir, beginning.step, beginning.reports, settings)
             sinks.append(stack.enter_context(writer).write)
         if progress is not None:
             sinks.append(progress.log)

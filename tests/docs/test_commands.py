@@ -75,7 +75,8 @@ def test_a_command_is_one_that_there_is(command, tmp_path, monkeypatch):
         name, *arguments = rest
         assert name in main.COMMANDS or name.startswith("--")
         if name in main.COMMANDS:
-            _, problems = flags.read([a for a in arguments if a != "..."], name)
+            words = [] if name in main.TAKES_WORDS else None
+            _, problems = flags.read([a for a in arguments if a != "..."], name, words)
             assert problems.found == []
     elif program == "python" and rest[0] == "-m":
         assert importlib.util.find_spec(rest[1])

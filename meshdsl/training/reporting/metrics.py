@@ -4,8 +4,8 @@ Guarantees:
     Every line of `metrics.jsonl` is a complete JSON object, however the run ends: a line is written
     in one unbuffered write, and removed again if a full disk cuts it off.
     A run never adds to the metrics of another. Those of earlier runs in the same folder are renamed
-    to `metrics.1.jsonl` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest first. A run that
-    goes on from a checkpoint keeps its own metrics up to the checkpoint's step.
+    to `metrics.1.jsonl`, `run.1.toml` and `tensorboard.1`, `metrics.2.jsonl` and so on, oldest
+    first. A run that goes on from a checkpoint keeps its own metrics up to the checkpoint's step.
     No thread is started, so nothing competes with the training loop or outlives it.
 """
 
@@ -58,7 +58,7 @@ class MetricsWarning(UserWarning):
 
 
 class MetricsWriter:
-    """Writes `<workdir>/metrics.jsonl` and `<workdir>/tensorboard`; closed by its with-block.
+    """Writes `metrics.jsonl`, `run.toml` and `tensorboard` in a folder; closed by its with-block.
 
     A line starts with `KEYS`, in this order, and goes on with the run's own metrics; an absent
     value is null. JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and
@@ -69,13 +69,18 @@ class MetricsWriter:
             steps are taken again.
         reports: how many lines there were at that step. If some are missing, it warns. None:
             unknown.
+        settings: the settings of the run as TOML, kept in `run.toml`. None: they are not kept.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
 
     def __init__(
-        self, workdir: str | os.PathLike[str], begun: int = 0, reports: int | None = None
+        self,
+        workdir: str | os.PathLike[str],
+        begun: int = 0,
+        reports: int | None = None,
+        settings: str | None = None,
     ) -> None:
         self._folder = folder = Path(workdir).absolute()
         try:
@@ -85,6 +90,8 @@ class MetricsWriter:
                 _warn_of_gap(folder / "metrics.jsonl", steps, begun, reports or 0)
             else:
                 _set_aside_earlier_run(folder)
+            if settings is not None:
+                (folder / "run.toml").write_text(settings, encoding="utf-8")
             (folder / "tensorboard").mkdir(exist_ok=bool(begun))
             name = f"events.{begun}.out.tfevents.{int(time.time())}.{socket.gethostname()}"
             self._events = RecordWriter(str(folder / "tensorboard" / name))
@@ -164,6 +171,7 @@ def _set_aside_earlier_run(folder: Path) -> None:
     for number in itertools.count(1):
         renamed = {
             folder / "metrics.jsonl": folder / f"metrics.{number}.jsonl",
+            folder / "run.toml": folder / f"run.{number}.toml",
             folder / "tensorboard": folder / f"tensorboard.{number}",
         }
         if not any(path.exists() for path in renamed.values()):

@@ -26,6 +26,11 @@ class Reporting:
         default=None,
     )
     quiet: bool = setting("Show no progress.", TRUTH, default=False)
+    settings: str | None = setting(
+        "The settings of the run as TOML, kept as run.toml in the workdir.",
+        Of(str, "is a text"),
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,0 +1,111 @@
+"""Table: runs beside each other, the best first, with the settings in which they differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from meshdsl.reports.runs.reading import RunHistory
+
+_NOT_A_DIFFERENCE = {"workdir"}  # every run has its own
+_UNKNOWN = "unknown"  # of a run without `run.toml`
+
+
+def ranked(runs: Sequence[RunHistory]) -> list[RunHistory]:
+    """Returns runs by their last held-out loss, then by their last loss; NaN comes last."""
+
+    def place(run: RunHistory) -> tuple[float, float, str]:
+        return _or_infinite(run.last("eval_loss")), _or_infinite(run.last("loss")), run.name
+
+    return sorted(runs, key=place)
+
+
+def differences(
+    runs: Sequence[RunHistory], defaults: Mapping[str, str | None]
+) -> dict[str, list[str | None]]:
+    """Returns the settings in which runs differ, each with its value in every run.
+
+    Args:
+        defaults: the values of settings that a run was not given; None: none.
+
+    Returns:
+        The values by setting; None: none, or unknown since the run has no settings.
+    """
+    names = {name for run in runs for name in run.settings or ()} - _NOT_A_DIFFERENCE
+    known = [run.settings for run in runs if run.settings is not None]
+    values = {name: [one.get(name, defaults.get(name)) for one in known] for name in sorted(names)}
+    differing = [name for name, texts in values.items() if len(set(map(_value, texts))) > 1]
+    return {
+        name: [None if run.settings is None else run.settings.get(name, defaults.get(name))
+               for run in runs]
+        for name in differing
+    }  # fmt: skip
+
+
+def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> Table:
+    """Returns runs for a terminal; `defaults` as in `differences`."""
+    differing = differences(runs, defaults)
+    grid = Table(box=None, pad_edge=False)
+    grid.add_column("run", no_wrap=True)
+    for head in ("step", "loss", "held-out", "tokens/s"):
+        grid.add_column(head, justify="right", no_wrap=True)
+    grid.add_column("settings that differ" if differing else "", overflow="fold")
+    for number, run in enumerate(runs):
+        settings = [
+            f"{name}={'none' if texts[number] is None else texts[number]}"
+            for name, texts in differing.items()
+        ]
+        grid.add_row(
+            Text(run.name),
+            _steps(run, defaults),
+            _number(run.last("loss"), ".4f"),
+            _number(run.last("eval_loss"), ".4f"),
+            _number(run.last("tokens_per_second"), ",.0f"),
+            Text(_UNKNOWN if run.settings is None else "\n".join(settings)),
+        )
+    return grid
+
+
+def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> str:
+    """Returns runs with all of their settings, their last report, and those that differ."""
+    differing = list(differences(runs, defaults))
+    listed: list[dict[str, Any]] = [
+        {
+            "run": run.name,
+            "settings": None if run.settings is None else dict(run.settings),
+            "last_report": dict(run.reports[-1]),
+            "held_out_loss": _finite(run.last("eval_loss")),
+        }
+        for run in runs
+    ]
+    return json.dumps({"differing_settings": differing, "runs": listed}, indent=1)
+
+
+def _steps(run: RunHistory, defaults: Mapping[str, str | None]) -> str:
+    asked = (run.settings or {}).get("steps", defaults.get("steps") if run.settings else None)
+    return f"{run.step:,}" if asked is None else f"{run.step:,}/{int(asked):,}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _value(text: str | None) -> str | float | None:
+    """Returns what a setting means: `3e-4` and `0.0003` are one number."""
+    try:
+        return None if text is None else float(text.replace("_", ""))
+    except ValueError:
+        return text
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def _finite(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

@@ -1,0 +1,143 @@
+"""Runs beside each other: what is read of their folders, their order, and their curves."""
+
+import json
+import math
+import re
+
+import pytest
+
+from meshdsl.cli.main import run
+from meshdsl.reports.runs.curves import draw, panels_of
+from meshdsl.reports.runs.reading import runs_below
+from meshdsl.reports.runs.table import as_json, differences, ranked
+from meshdsl.training.reporting.metrics import MetricsWriter
+
+DEFAULTS = {"learning_rate": "0.001", "steps": "200", "clip_norm": None}
+
+
+def written(folder, losses, settings=None, held_out=None):
+    """Writes a run as `train` does; returns its folder."""
+    with MetricsWriter(folder, settings=settings) as writer:
+        for number, loss in enumerate(losses, 1):
+            last = number == len(losses)
+            writer.write(number * 10, {"loss": loss, "eval_loss": held_out if last else None})
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path):
+    first = 'steps = 30\nlearning_rate = "3e-4"\nworkdir = "first"\nlayout = "batch:data"\n'
+    written(tmp_path / "runs" / "first", [3.0, 2.0, 1.5], first, 1.75)
+    second = 'workdir = "second"\nsteps = 30\nlayout = "batch:data"\n'
+    written(tmp_path / "runs" / "deep" / "second", [2.5, float("nan")], second, 1.25)
+    return tmp_path / "runs"
+
+
+def test_runs_are_found_below_a_folder_and_the_best_comes_first(two):
+    runs = runs_below([str(two)])
+    assert [r.name for r in runs] == [f"{two}/deep/second", f"{two}/first"]
+    assert [r.name for r in ranked(reversed(runs))] == [f"{two}/deep/second", f"{two}/first"]
+    second, first = runs
+    assert (first.step, first.last("loss"), first.last("eval_loss")) == (30, 1.5, 1.75)
+    assert first.curve("loss") == ([10, 20, 30], [3.0, 2.0, 1.5])
+    assert math.isnan(second.last("loss"))
+    assert [r.name for r in runs_below([str(two / "first"), str(two)])] == [r.name for r in runs]
+
+
+def test_the_settings_that_differ_take_defaults_for_those_not_given(two):
+    runs = runs_below([str(two)])
+    assert differences(runs, DEFAULTS) == {"learning_rate": ["0.001", "3e-4"]}
+    assert differences(runs, {**DEFAULTS, "learning_rate": "0.000_3"}) == {}  # the same number
+    (two / "first" / "run.toml").unlink()
+    assert differences(runs_below([str(two)]), DEFAULTS) == {}
+
+
+def test_json_has_every_setting(two):
+    read = json.loads(as_json(runs_below([str(two)]), DEFAULTS))
+    assert read["differing_settings"] == ["learning_rate"]
+    assert read["runs"][0]["held_out_loss"] == 1.25
+    assert read["runs"][0]["last_report"]["loss"] == "NaN"
+    assert read["runs"][1]["settings"]["learning_rate"] == "3e-4"
+
+
+def test_an_earlier_run_in_the_same_folder_keeps_its_settings(two):
+    written(two / "first", [1.0], "steps = 99\n")
+    again, earlier = runs_below([str(two / "first")])
+    assert (again.name, earlier.name) == (f"{two}/first", f"{two}/first (1)")
+    assert (again.settings["steps"], earlier.settings["steps"]) == ("99", "30")
+    assert (again.step, earlier.step) == (10, 30)
+
+
+def test_lines_that_are_no_reports_are_told(two):
+    with (two / "first" / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 1.0}\n{"step": 40, "lo')
+    with pytest.warns(UserWarning, match=r"2 lines of .*first/metrics.jsonl are no reports"):
+        (first,) = runs_below([str(two / "first")])
+    assert first.step == 30
+
+
+def test_settings_that_cannot_be_read_are_told(two):
+    (two / "first" / "run.toml").write_text("steps = \n")
+    with pytest.warns(UserWarning, match=r"first/run.toml cannot be read: Invalid value"):
+        (first,) = runs_below([str(two / "first")])
+    assert first.settings is None
+
+
+@pytest.mark.parametrize("end", [".svg", ".png", ".pdf", ".html"])
+def test_the_same_runs_make_the_same_file(two, tmp_path, end):
+    runs = runs_below([str(two)])
+    files = [tmp_path / f"{name}{end}" for name in ("one", "two")]
+    for file in files:
+        draw(runs, file)
+    one, other = (file.read_bytes() for file in files)
+    assert one == other and len(one) > 5_000
+
+
+def test_a_picture_has_a_panel_for_each_reported_metric(two, tmp_path):
+    runs = runs_below([str(two)])
+    assert panels_of(runs) == ["loss"]
+    extra = written(two / "third", [1.0])
+    with MetricsWriter(extra, begun=10) as writer:
+        writer.write(20, {"loss": 1.0, "mfu": 0.5, "dropped_choices": 0.25, "skipped_steps": 0.0})
+    runs = runs_below([str(two)])
+    assert panels_of(runs) == ["loss", "mfu", "dropped_choices"]
+    draw(runs, tmp_path / "curves.svg")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "curves.svg").read_text())
+    assert {"loss (nats); held out: ●", "model FLOPs utilisation", "dropped choices"} <= {*words}
+    assert {run.name for run in runs} <= {*words}
+
+
+def test_a_page_needs_no_network(two, tmp_path):
+    draw(runs_below([str(two)]), tmp_path / "curves.html")
+    page = (tmp_path / "curves.html").read_text()
+    assert "<svg role=" in page and not re.search(r"(src|href)=.https?://", page)
+
+
+def test_the_commands(two, tmp_path, capsys):
+    assert run(["runs", str(two)]) == 0
+    head, second, first = capsys.readouterr().out.splitlines()
+    assert head.split() == "run step loss held-out tokens/s settings that differ".split()
+    assert second.split()[1:] == ["20/30", "nan", "1.2500", "learning_rate=1e-3"]
+    assert first.split()[1:] == ["30/30", "1.5000", "1.7500", "learning_rate=3e-4"]
+    assert run(["runs", "--json", str(two)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+    assert run(["plot", f"--out={tmp_path}/curves.svg", str(two / "first")]) == 0
+    assert capsys.readouterr().out == f"1 run drawn in {tmp_path}/curves.svg\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs"], "say whose runs to list: meshdsl runs runs/first runs/second"),
+        (["runs", "{}/runs/frist"], "is not a folder. Did you mean `first`?"),
+        (["runs", "{}/empty"], "has no run: no folder in it has a metrics.jsonl with reports"),
+        (["plot", "{}/runs"], "--out says where to draw, as in --out=curves.svg"),
+        (["plot", "{}/runs", "--out=curves.jpg"], "curves.jpg must end in .svg, .png, .pdf, .html"),
+        (["plot", "{}/runs", "--out={}/none/c.svg"], "c.svg: No such file or directory"),
+        (["plot", "{}/runs", "--ouf=c.svg"], "unknown flag --ouf"),
+    ],
+)
+def test_mistakes(two, tmp_path, capsys, arguments, message):
+    (tmp_path / "empty").mkdir()
+    assert run([argument.format(tmp_path) for argument in arguments]) == 2
+    assert message.format(tmp_path) in capsys.readouterr().err
