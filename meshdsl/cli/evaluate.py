@@ -21,7 +21,7 @@ from meshdsl.cli.checkpointed import (
     weights_of,
 )
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.record_flags import values_of
+from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.lowering.options import Options
 from meshdsl.training.data.entries import parse_entries
 from meshdsl.training.data.files import find

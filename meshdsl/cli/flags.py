@@ -13,9 +13,9 @@ from typing import Any
 
 from absl import flags
 
-from meshdsl.cli import configuration
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.readers import (
+from meshdsl.cli.parsing import configuration
+from meshdsl.cli.parsing.readers import (
     Reader,
     backend,
     duration,
@@ -30,7 +30,7 @@ from meshdsl.cli.readers import (
     whole,
     words_of,
 )
-from meshdsl.cli.record_flags import OF_OPTIONS, OF_TRAINING, Flag
+from meshdsl.cli.parsing.record_flags import OF_OPTIONS, OF_TRAINING, Flag
 from meshdsl.layouts.automatic import is_auto, read_layout, read_mesh
 from meshdsl.layouts.hardware import HARDWARE
 from meshdsl.layouts.layout import Layout

@@ -23,7 +23,7 @@ from meshdsl.cli.checkpointed import (
 )
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.record_flags import values_of
+from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.lowering.options import Options
 from meshdsl.training.reporting.output import tell
 

@@ -12,8 +12,8 @@ from absl import flags
 
 from meshdsl.cli.flags import FLAGS, Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.readers import AUTO
-from meshdsl.cli.record_flags import names_of, values_of
+from meshdsl.cli.parsing.readers import AUTO
+from meshdsl.cli.parsing.record_flags import names_of, values_of
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.options import Options

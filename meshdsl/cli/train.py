@@ -16,9 +16,9 @@ from meshdsl.cli.flags import FLAGS, as_configuration
 from meshdsl.cli.help import HELP
 from meshdsl.cli.mistakes import early_checks as early
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.parsing.record_flags import values_of
 from meshdsl.cli.planning.automatic import machine_at_hand, settled
 from meshdsl.cli.planning.steps import decided
-from meshdsl.cli.record_flags import values_of
 from meshdsl.layouts.calibration import calibration_of
 from meshdsl.lowering.backends import load as load_backend
 from meshdsl.lowering.options import Options

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshdsl.cli.main import run
-from meshdsl.cli.readers import duration
+from meshdsl.cli.parsing.readers import duration
 
 TWICE = ("--mesh_shape=replica:2,data:8", "--layout=batch:replica+data; optimizer/embed:data")
 ONCE = ("--mesh_shape=data:8", "--layout=batch:data; optimizer/embed:data")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshdsl.cli import flags, record_flags
+from meshdsl.cli import flags
+from meshdsl.cli.parsing import record_flags
 from meshdsl.training import (
     Data,
     Evaluation,

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from absl.flags import FlagValues
 
-from meshdsl.cli.readers import (
+from meshdsl.cli.parsing.readers import (
     Reader,
     number,
     one_of,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdsl.cli import configuration, flags, main
+from meshdsl.cli import flags, main
+from meshdsl.cli.parsing import configuration
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 

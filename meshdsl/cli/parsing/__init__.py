@@ -1,0 +1,1 @@
+"""Parsing: the texts of flags and of configuration files, and the flags that records declare."""
