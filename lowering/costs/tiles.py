@@ -31,20 +31,21 @@ class Images:
 
     Attributes:
         tile: how the device stores tensors.
-        spatial: the sets of dims along which windows slide, in order.
+        spatial: the dims along which windows slide, of each convolution, in the order of the
+            program. Those of the first one that fits a value count for it.
         batch: the dims that convolutions do not touch.
         operands: the values that only convolutions read.
     """
 
     tile: Tile
-    spatial: frozenset[tuple[str, ...]]
+    spatial: tuple[tuple[str, ...], ...]
     batch: frozenset[str]
     operands: frozenset[Value]
 
     @staticmethod
     def of(block: Block, tile: Tile) -> Images:
         """Returns what the convolutions of a block and its bodies say."""
-        spatial: set[tuple[str, ...]] = set()
+        spatial: dict[tuple[str, ...], None] = {}
         batch: set[str] = set()
         operands: set[Value] = set()
         others: set[Value] = {*block.outputs}
@@ -58,9 +59,9 @@ class Images:
             if all(slide.x == slide.out for slide in slides):  # else it is the gradient of a kernel
                 names = tuple(slide.x for slide in slides)
                 image, kernel = instruction.inputs
-                spatial.add(names)
+                spatial[names] = None
                 batch |= {*image.local.names} - {*names} - {*kernel.local.names}
-        return Images(tile, frozenset(spatial), frozenset(batch), frozenset(operands - others))
+        return Images(tile, tuple(spatial), frozenset(batch), frozenset(operands - others))
 
     def bytes(self, value: Value) -> int:
         """Returns the bytes of a value on one device."""

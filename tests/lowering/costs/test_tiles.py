@@ -4,7 +4,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.hardware import HARDWARE, Tile, hardware
-from meshdsl.lowering.costs.tiles import sizes
+from meshdsl.lowering.costs.tiles import Images, sizes
 from meshdsl.reports.explain import explain
 from tests.benchmarks.image_memory import COMPILED, MIB, lowered
 
@@ -38,6 +38,20 @@ def elements(batch, features, width=64):
     found = sizes(program.block, TPU)
     assert not {*found} & {*program.block.inputs}  # users hand these over without gaps
     return found[result] // result.dtype.itemsize
+
+
+@pytest.mark.parametrize("order", [("height", "width"), ("width", "height")])
+def test_the_first_convolution_decides_how_an_image_is_stored(order):
+    # A set of names has another order in every process.
+    dims = md.dims(batch=2, height=16, width=64, channels=8)
+    filters = md.dims(filter_height=3, filter_width=3, channels=8, features=8)
+
+    def images(x, w):
+        windows = [{name: f"filter_{name}" for name in names} for names in (order, order[::-1])]
+        return [md.conv(x, w, each, in_dim="channels", out_dim="features") for each in windows]
+
+    program = md.jit(images).lower(md.spec(dims), md.spec(filters))
+    assert [*Images.of(program.block, TPU).spatial] == [order, order[::-1]]
 
 
 def test_the_lanes_have_the_features_or_the_batch():
