@@ -37,6 +37,7 @@ from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.collectives import COLLECTIVES
 from meshdsl.lowering.instructions import kinds_with
 from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.slots import setters
 from meshdsl.tracing.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def exact_key(value: Any) -> Hashable:
     return type(value), value
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, init=False)
 class Value:
     """A tensor in a program: its global shape, dtype and layout, and the shape of a shard."""
 
@@ -84,13 +85,22 @@ class Value:
     layout: TensorLayout
     local: Shape
 
+    def __init__(self, shape: Shape, dtype: np.dtype, layout: TensorLayout, local: Shape) -> None:
+        _set_shape(self, shape)
+        _set_dtype(self, dtype)
+        _set_layout(self, layout)
+        _set_local(self, local)
+
     @property
     def bytes(self) -> int:
         """Bytes of one device's shard."""
         return self.local.volume * self.dtype.itemsize
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+_set_shape, _set_dtype, _set_layout, _set_local = setters(Value)
+
+
+@dataclass(frozen=True, eq=False, slots=True, init=False)
 class Instruction:
     """One step of every device: `outputs = op(inputs, **params)`.
 
@@ -101,15 +111,28 @@ class Instruction:
     op: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    source: Source = UNKNOWN
+    params: Mapping[str, Any]
+    source: Source
     # Computed once, since passes read it some thirty times.
-    bodies: tuple[Block, ...] = field(init=False, repr=False, default=())
+    bodies: tuple[Block, ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        for value in self.params.values():
-            if isinstance(value, Block):
-                object.__setattr__(self, "bodies", (*self.bodies, value))
+    def __init__(
+        self,
+        op: str,
+        inputs: tuple[Value, ...],
+        outputs: tuple[Value, ...],
+        params: Mapping[str, Any] | None = None,
+        source: Source = UNKNOWN,
+    ) -> None:
+        bodies: tuple[Block, ...] = ()
+        if params:
+            bodies = tuple([value for value in params.values() if isinstance(value, Block)])
+        _set_op(self, op)
+        _set_inputs(self, inputs)
+        _set_outputs(self, outputs)
+        _set_params(self, {} if params is None else params)
+        _set_source(self, source)
+        _set_bodies(self, bodies)
 
     @property
     def body(self) -> Block | None:
@@ -152,6 +175,9 @@ class Instruction:
             )
             for number, (value, result, source) in enumerate(tensors)
         )
+
+
+_set_op, _set_inputs, _set_outputs, _set_params, _set_source, _set_bodies = setters(Instruction)
 
 
 def shared_parameters(collective: Instruction) -> dict[str, Any]:

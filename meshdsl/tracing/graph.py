@@ -17,6 +17,7 @@ from meshdsl.late import late
 from meshdsl.tensors.dims import Shape
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.idioms import answer_jax, by_name, refuse
+from meshdsl.tensors.slots import setters
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.source import UNKNOWN, Source
 
@@ -204,7 +205,7 @@ class Primitive:
         return self.name
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, init=False)
 class Operation:
     """One application of a primitive.
 
@@ -216,17 +217,30 @@ class Operation:
     primitive: Primitive
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
-    source: Source = UNKNOWN
+    params: Mapping[str, Any]
+    source: Source
     # Computed once: lowering reads these some seventy times.
     name: str = field(init=False, repr=False)
-    bodies: tuple[Graph, ...] = field(init=False, repr=False, default=())
+    bodies: tuple[Graph, ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.primitive.name)
-        for value in self.params.values():
-            if isinstance(value, Graph):
-                object.__setattr__(self, "bodies", (*self.bodies, value))
+    def __init__(
+        self,
+        primitive: Primitive,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        params: Mapping[str, Any] | None = None,
+        source: Source = UNKNOWN,
+    ) -> None:
+        bodies: tuple[Graph, ...] = ()
+        if params:
+            bodies = tuple([value for value in params.values() if isinstance(value, Graph)])
+        _set_primitive(self, primitive)
+        _set_inputs(self, inputs)
+        _set_outputs(self, outputs)
+        _set_params(self, {} if params is None else params)
+        _set_source(self, source)
+        _set_name(self, primitive.name)
+        _set_bodies(self, bodies)
 
     @property
     def linear(self) -> tuple[int, ...]:
@@ -240,6 +254,17 @@ class Operation:
         return self.primitive.effect or any(
             op.effect for body in self.bodies for op in body.operations
         )
+
+
+(
+    _set_primitive,
+    _set_inputs,
+    _set_outputs,
+    _set_params,
+    _set_source,
+    _set_name,
+    _set_bodies,
+) = setters(Operation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,37 @@
+"""Constructors that set slots: the objects are as frozen as those of `dataclasses`."""
+
+from dataclasses import FrozenInstanceError, dataclass, replace
+
+import pytest
+
+from meshdsl.lowering.program import Instruction, Value
+from meshdsl.tensors.slots import setters
+from meshdsl.tracing.graph import Operation
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Pair:
+    first: int
+    second: str
+
+    def __init__(self, first: int, second: str = "b") -> None:
+        _set_first(self, first)
+        _set_second(self, second)
+
+
+_set_first, _set_second = setters(Pair)
+
+
+def test_each_field_is_set_and_stays():
+    pair = Pair(1)
+    assert (pair.first, pair.second) == (1, "b")
+    assert replace(pair, second="c") == Pair(1, "c")
+    with pytest.raises(FrozenInstanceError):
+        pair.first = 2
+
+
+@pytest.mark.parametrize("kind", [Operation, Instruction, Value])
+def test_what_programs_are_made_of_calls_no_setattr(kind):
+    # `dataclasses` would look it up for each field.
+    assert "__setattr__" not in kind.__init__.__code__.co_names
+    assert kind.__dataclass_params__.frozen
