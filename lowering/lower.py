@@ -251,18 +251,18 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
     graph, layout = simplified.graph, simplified.layout
     if choice.keep:
         graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
-    placed = place(graph, layout, chooser, choice, given)
+    usual = place(graph, layout, chooser, choice, given)
+    joint = choose_jointly(usual)
 
     def write(placed: Placed) -> Stages:
-        planned = plan(placed, layout, choice)
+        planned = plan(placed, layout, choice, placed is not usual)
         reduced = reduce(planned, layout, choice)
         written = _write(reduced, simplified, given, phased=not choice.keep)
         return Stages(simplified, placed, planned, reduced, written, written.program)
 
-    joint = choose_jointly(placed)
-    if joint is placed:
-        return write(placed)
-    return better_of(write, placed, joint, chooser.options.memory)
+    if joint is usual:
+        return write(usual)
+    return better_of(write, usual, joint, chooser.options.memory)
 
 
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:

@@ -17,13 +17,18 @@ from meshdsl.lowering.graphs.simplify import prune, simplify
 from meshdsl.lowering.graphs.wide_sums import widen
 from meshdsl.lowering.partition import Case
 from meshdsl.lowering.partition.attention.rules import readers, unused
+from meshdsl.lowering.placement.joint import choose_jointly
 from meshdsl.lowering.placement.partial_sums import place_reductions
 from meshdsl.lowering.placement.placing import blocks_of, place
 from meshdsl.lowering.stages import Placed, Planned, Reduced
 
 
-def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
-    """Gives every operation its strategy, in a graph that is rewritten to send less."""
+def plan(placed: Placed, layout: Layout, choice: Choice, joint: bool = False) -> Planned:
+    """Gives every operation its strategy, in a graph that is rewritten to send less.
+
+    Args:
+        joint: products choose together (see `joint`); so do those that are rewritten.
+    """
     chooser, given = placed.chooser, placed.given
     grouped = sum_groups(placed)
     if grouped is not placed.graph:
@@ -35,7 +40,7 @@ def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
         if shared.graph is not planned.graph:
             graph = prune(shared.graph)
             again = place(graph, layout, chooser, choice, given, shared.layouts, planned)
-            planned = _planned(again)
+            planned = _planned(choose_jointly(again) if joint else again)
     # Unused options are reported only if the user set them; lowering may try a ring by itself.
     return planned if choice.context else replace(planned, unused=_unused(planned))
 

@@ -159,6 +159,30 @@ def test_layers_in_a_row_share_too_and_the_search_stays_small(monkeypatch):
         assert together <= 0.72 * alone(monkeypatch, *args)
 
 
+def scanned(x, weights):
+    def body(x, w):
+        return md.tanh(residual(x, *w)) + x, None
+
+    return md.sum(md.square(md.scan(body, x, weights, dim="layers")[0]))
+
+
+def test_layers_of_a_loop_share_in_both_passes(monkeypatch):
+    (layers,) = md.dims(layers=4)
+    x, *weights = specs(16_384, 4_096)
+    stacked = [md.spec([layers, *w.dims], "float32") for w in weights]
+    args = md.grad(scanned, 1), (x, stacked)
+    assert sent(*args) <= 0.69 * alone(monkeypatch, *args)
+
+
+def test_the_gradients_of_a_loop_are_those_of_one_device():
+    layers, rows, channels, hidden = md.dims(layers=3, rows=512, channels=16, hidden=16)
+    shapes = [[channels, hidden], [hidden, channels], [hidden, channels]]
+    weights = [random([layers, *shape]) * 0.1 for shape in shapes]
+    x = random([rows, channels])
+    program = lowered(md.grad(scanned, (0, 1)), x, weights, layout=RULES, mesh="model:4")
+    assert "all_to_all" in [one.kind for one in program.collectives]
+
+
 def test_a_placement_of_joint_strategies_is_lowered_to_the_same_program():
     rows, channels, hidden = md.dims(rows=4_096, channels=512, hidden=512)
     shapes = [[rows, channels], [channels, hidden], [hidden, channels], [hidden, channels]]
