@@ -58,11 +58,11 @@ class Options:
             calibration; None: that of the TPUs of the mesh, if they are at hand. Where it is known,
             lowering chooses the fastest program by simulation (see `choices`).
         pipeline: the schedule of the pipeline that a rule such as `layers:pipe` makes of a training
-            step: `circular`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, or a CSV file in PyTorch's
-            notation (see `pipelines`). `auto` is `circular`: 1F1B on a clock, which needs the
-            fewest ticks of all that run on one; or `1f1b`, which keeps fewer activations, if only
-            that fits into memory. `none`: there is no pipeline, and each device gathers the layers
-            one by one.
+            step: `circular`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zbv`, or a CSV file in
+            PyTorch's notation (see `pipelines`). `auto` is `circular`: 1F1B on a clock, which needs
+            the fewest ticks of all that run on one; or `zbv` or `1f1b`, which keep fewer
+            activations, if only these fit into memory. `none`: there is no pipeline, and each
+            device gathers the layers one by one.
         pipeline_rounds: how many chunks of layers each stage of a pipeline has. With more rounds
             the bubble is smaller, and more is sent. None: one; if the hardware is known, and
             `pipeline` is `auto`, as many as make the fastest step by simulation.

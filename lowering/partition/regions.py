@@ -69,8 +69,12 @@ def deal(case: Case) -> Strategy:
     op, (out,), (after,) = case.operation, case.operation.outputs, case.results
     layers, axes, stages, rounds, chunk = _dealt(case)
     before = after.split(layers.name, axes)
+    placement = _rounds(case, stages)
     runs = [
-        [_run((turn * stages + stage) * chunk, chunk, turn) for turn in range(rounds)]
+        [
+            _run((turn * stages + of_round.index(stage)) * chunk, chunk, turn)
+            for turn, of_round in enumerate(placement)
+        ]
         for stage in range(stages)
     ]
 
@@ -90,9 +94,10 @@ def collect(case: Case) -> Strategy:
     layers, axes, stages, rounds, chunk = _dealt(case)
     after = before.split(layers.name, axes)
     own = rounds * chunk  # layers of a stage
+    placement = _rounds(case, stages)
     runs = [
         [
-            _run(c % stages * own + c // stages * chunk, chunk, i)
+            _run(placement[c // stages][c % stages] * own + c // stages * chunk, chunk, i)
             for i, c in enumerate(range(stage * rounds, (stage + 1) * rounds))
         ]
         for stage in range(stages)
@@ -116,6 +121,12 @@ def _dealt(case: Case) -> tuple[Dimension, tuple[str, ...], int, int, int]:
     stages, count = case.mesh.extent(axes), math.prod(d.size for d in rounds)
     assert layers.size == stages * count * inside.size, (layers, params["own"], axes)
     return layers, axes, stages, count, inside.size
+
+
+def _rounds(case: Case, stages: int) -> list[tuple[int, ...]]:
+    """Returns the stages of the chunks of each round, in the order of the model."""
+    placement = case.operation.params["placement"]
+    return [placement[at : at + stages] for at in range(0, len(placement), stages)]
 
 
 def _front(shape: Shape, dims: Sequence[Dimension]) -> Shape:

@@ -89,6 +89,12 @@ class RunningPipeline:
         return self.schedule.rounds // len(self.stacks)
 
     @property
+    def turns(self) -> bool:
+        """Whether every second round goes through the stages in reverse, as in `zbv`."""
+        stages = self.schedule.stages
+        return self.rounds > 1 and self.schedule.placement[stages] == stages - 1 > 0
+
+    @property
     def circular_passes(self) -> int:
         """How many passes the ticks of `circular` have, which needs the fewest."""
         schedule = self.schedule

@@ -6,11 +6,13 @@ Of the programs that fit into memory, it is that of the least simulated time. Th
 |---|---|
 | `circular` of one round | |
 | of two, of four rounds | a smaller bubble, fewer activations; more is sent, and chunks are dealt |
-| `1f1b` | fewer activations, more ticks: only if no other way fits |
+| `zbv` | two rounds that turn around: the activations of `1f1b` in about the time of `circular` |
+| | of one round, and four times its sends: only if no way before fits |
+| `1f1b` | as few activations, more ticks, one round: likewise |
 
 No other built-in schedule is: on ticks that stages share, each takes as many as `circular`, or
-more. `zb-h1` computes gradients of inputs and of weights in one tick: apart, each of the two would
-compute the activations again.
+more. `zb-h1` and `zbv` compute gradients of inputs and of weights in one tick: apart, each of them
+would compute the activations again.
 
 Where the hardware is not known, only the memory is asked for.
 """
@@ -76,8 +78,10 @@ def choose_pipeline(
         if not _faster(ways[-1], ways[-2]):
             break
     if not any(map(fits, ways)):
-        changed = replace(options, pipeline="1f1b", pipeline_rounds=1)
-        ways.append(way("1f1b", lower(changed), pipeline="1f1b", pipeline_rounds=1))
+        for name, rounds in [("zbv", 2), ("1f1b", 1)]:
+            if _divides(first.pipeline, rounds):
+                program = lower(replace(options, pipeline=name, pipeline_rounds=rounds))
+                ways.append(way(name, program, pipeline=name, pipeline_rounds=rounds))
     best = _best([w for w in ways if fits(w)]) or min(ways, key=lambda w: w.program.peak_bytes)
     rest = [w for w in ways if w is not best]
     other = _best([w for w in rest if fits(w)]) or _best(rest)
@@ -89,12 +93,17 @@ def choose_pipeline(
 
 def _rounds(pipeline: RunningPipeline) -> list[int]:
     """Returns the numbers of rounds to try: those that fill no chunk up any further."""
-    stages = pipeline.schedule.stages
     if pipeline.bubble < _BUBBLE:
         return []
+    return [rounds for rounds in _ROUNDS if _divides(pipeline, rounds)]
+
+
+def _divides(pipeline: RunningPipeline, rounds: int) -> bool:
+    """Whether a number of rounds fills no chunk up any further than one round does."""
+    chunks = rounds * pipeline.schedule.stages
     chunk = max(stack.per_chunk for stack in pipeline.stacks)
     layers = max(stack.layers for stack in pipeline.stacks)
-    return [v for v in _ROUNDS if layers >= v * stages and v * -(-layers // (v * stages)) <= chunk]
+    return layers >= chunks and rounds * -(-layers // chunks) <= chunk
 
 
 def _best(ways: list[_Way]) -> _Way | None:

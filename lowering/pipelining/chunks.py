@@ -4,7 +4,8 @@ There are L layers, p stages and v rounds. So there are p v chunks of K = ceil(L
 Chunk c starts at layer c K. The last chunks may have positions without a layer of the model. At
 such a position, the activations do not change.
 
-Stage s has the chunks s, s + p, s + 2p, ... The rule `layers:pipe` stores consecutive layers on a
+Stage s has the chunks s, s + p, s + 2p, ..., or every second round goes through the stages in
+reverse (`timetable.placement`). The rule `layers:pipe` stores consecutive layers on a
 device. With one chunk per stage, these layers are the chunk. With several chunks, each device sends
 layers to the stages of their chunks before the loops. After the loops, it sends the gradients of
 the layers back. Both happen once per step.
@@ -19,12 +20,14 @@ import numpy as np
 
 import meshdsl.ops as ops
 from meshdsl.lowering.pipelining.regions import collect, deal, enter
+from meshdsl.lowering.pipelining.timetable import Timetable, placement
 from meshdsl.ops.creation import FULL
 from meshdsl.ops.indexing import overwrite
+from meshdsl.ops.literal import LITERAL
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Graph, Operation
-from meshdsl.tracing.trace import Trace, bind, current, located, tracing
+from meshdsl.tracing.trace import Trace, bind, bind_one, current, located, tracing
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Dims:
         slot: the name of the dim of other buffers.
         part: the name of the dim, of size 1, of a value that is written to a buffer.
         axes: the axes of the pipeline.
+        placement: the stage of each chunk.
     """
 
     layers: Dimension
@@ -54,21 +58,19 @@ class Dims:
     slot: str
     part: str
     axes: tuple[str, ...]
+    placement: tuple[int, ...]
 
     @staticmethod
-    def of(
-        layers: Dimension, stages: int, rounds: int, axes: tuple[str, ...], used: Iterable[str]
-    ) -> Dims:
+    def of(layers: Dimension, table: Timetable, axes: tuple[str, ...], used: Iterable[str]) -> Dims:
         """Returns the dims of a stack.
 
         Args:
             layers: the dim of the layers of the model.
-            stages: the number of stages.
-            rounds: the number of chunks of a stage.
+            table: the timetable of the stack.
             axes: the axes of the pipeline.
             used: the names of dims of the program.
         """
-        names = set(used)
+        names, stages, rounds = set(used), table.stages, table.rounds
 
         def fresh(name: str) -> str:
             while name in names:
@@ -87,6 +89,7 @@ class Dims:
             fresh("slot"),
             fresh("part"),
             axes,
+            table.placement,
         )
 
     @property
@@ -111,11 +114,11 @@ class Dims:
             at = x.shape.position(self.layers.name)
             return ops.zeros([*x.shape[:at], *self._own, *x.shape[at + 1 :]], x.dtype)
         x = ops.pad(x, self.layers.name, 0, self.padded.size - self.layers.size)
-        return deal(x, self.padded, self._own, self.axes)
+        return deal(x, self.padded, self._own, self.axes, self.placement)
 
     def from_stages(self, x: Tensor) -> Tensor:
         """Returns the stack of all layers, of the layers of each stage. Inverts `to_stages`."""
-        x = collect(x, self.padded, self._own, self.axes)
+        x = collect(x, self.padded, self._own, self.axes, self.placement)
         return ops.slice(x, self.layers.name, 0, self.layers.size)
 
     @property
@@ -128,9 +131,21 @@ class Dims:
 
     def real(self) -> Tensor:
         """Returns whether each position has a layer of the model: bool[(round,) inside]."""
-        number = ops.arange(self.padded)
-        number = ops.split(number, self.layers.name, [*self._rounds, self.stage, self.inside])
-        return enter(number, self.stage) < self.layers.size
+        if self.turns:
+            sizes = (self.round.size, self.stage.size, self.inside.size)
+            number = np.arange(self.padded.size, dtype=np.int32).reshape(sizes)
+            number[1::2] = number[1::2, ::-1]
+            shape = Shape([*self._rounds, self.stage, self.inside])
+            numbers = bind_one(LITERAL, (), {"data": number, "shape": shape})
+        else:
+            numbers = ops.arange(self.padded)
+            numbers = ops.split(numbers, self.layers.name, [*self._rounds, self.stage, self.inside])
+        return enter(numbers, self.stage) < self.layers.size
+
+    @property
+    def turns(self) -> bool:
+        """Whether every second round goes through the stages in reverse."""
+        return self.placement != placement(self.stage.size, self.round.size, turns=False)
 
     # Operations on the stacks and buffers of a stage.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from meshdsl.lowering.pipelines.actions import Action, Kind
 from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.schedule import Schedule
-from meshdsl.lowering.pipelining.timetable import Pass, Timetable
+from meshdsl.lowering.pipelining.timetable import Pass, Timetable, placement
 
 
 def clocked(schedule: Schedule) -> Timetable:
@@ -26,17 +26,17 @@ def clocked(schedule: Schedule) -> Timetable:
     in the tick of `I`. In separate ticks, each of them would recompute the activations.
 
     Raises:
-        ValueError: the schedule is incorrect, or some chunk c is not on stage c mod p.
+        ValueError: the schedule is incorrect, or its chunks are in no order that can be run.
     """
     check(schedule)
-    in_turn = tuple(chunk % schedule.stages for chunk in range(schedule.chunks))
-    if schedule.placement != in_turn or schedule.chunks % schedule.stages:
+    rounds = -(-schedule.chunks // schedule.stages)
+    placements = [placement(schedule.stages, rounds, turns) for turns in (False, True)]
+    if schedule.placement not in placements:
         raise ValueError(
             f"pipeline schedule `{schedule.name}` cannot be run: chunk c must be on stage c mod "
-            f"{schedule.stages}, so that a stage sends to the next one; its chunks are on the "
+            f"{schedule.stages}, or turn around as those of zbv; its chunks are on the "
             f"stages {', '.join(map(str, schedule.placement))}. `meshdsl explain "
-            "--pipeline_table=-` prints its table; circular, gpipe, 1f1b, interleaved and zb-h1 "
-            "can be run"
+            "--pipeline_table=-` prints its table; all built-in schedules can be run"
         )
     rows = [_passes(schedule, stage) for stage in range(schedule.stages)]
     forward: dict[Pass, int] = {}
@@ -55,9 +55,14 @@ def clocked(schedule: Schedule) -> Timetable:
             times = forward if kind is Kind.FORWARD else backward
             times.update({(action.chunk, action.microbatch): tick for action in done})
         tick += 1
-    rounds = schedule.chunks // schedule.stages
     return Timetable.of(
-        schedule.stages, rounds, schedule.microbatches, schedule.name, forward, backward
+        schedule.stages,
+        rounds,
+        schedule.microbatches,
+        schedule.name,
+        forward,
+        backward,
+        turns=schedule.placement != placements[0],
     )
 
 

@@ -42,6 +42,7 @@ OWN = (
     "keep",  # the buffer for its activations
     "first",  # 1 if it is the first chunk of the stack, which reads results of a junction
     "store_input",  # the buffer for the input that arrives in this tick, if it has to wait
+    "store_turned_input",  # of a round that goes through the stages in reverse; see `timetable`
     "load_input",  # the buffer of the input; NONE if it arrives in this tick
     "result",  # the buffer for stacked tensors that the backward pass does not read
     "backward",  # 1 if there is a backward pass
@@ -50,6 +51,7 @@ OWN = (
     "kept",  # the buffer of the activations
     "last",  # 1 if it is the last chunk of the stack, which reads gradients of a junction
     "store_gradient",
+    "store_turned_gradient",
     "load_gradient",
 )
 # The columns of each junction, which are the same on all stages.
@@ -187,7 +189,10 @@ class Joint:
         for table in self.stacks:
             before.append(before[-1] + table.chunks)
         done = {
-            (number, tick, chunk % stages): (before[self.stack_of(number)] + chunk, k)
+            (number, tick, self.stacks[self.stack_of(number)].placement[chunk]): (
+                before[self.stack_of(number)] + chunk,
+                k,
+            )
             for number in self.passes
             for (chunk, k), tick in self.ticks_of(number).items()
         }
@@ -263,7 +268,8 @@ class _Rows:
 
     def _write_pass(self, key: Pass) -> None:
         (chunk, k), table = key, self.table
-        turn, stage = divmod(chunk, table.stages)
+        turn, stage = chunk // table.stages, table.placement[chunk]
+        turned = "turned_" if table.turns and turn % 2 else ""
         forward_tick, backward_tick = table.forward_tick[key], table.backward_tick[key]
 
         def put(tick: int, **fields: int) -> None:
@@ -276,10 +282,11 @@ class _Rows:
         put(backward_tick, backward=1, backward_round=turn, backward_microbatch=k)
         put(backward_tick, last=chunk == table.chunks - 1, kept=buffer)
         if key in (inputs := table.waiting_inputs[0][stage]):
-            put(table.forward_tick[chunk - 1, k] + 1, store_input=inputs[key])
+            put(table.forward_tick[chunk - 1, k] + 1, **{f"store_{turned}input": inputs[key]})
             put(forward_tick, load_input=inputs[key])
         if key in (gradients := table.waiting_gradients[0][stage]):
-            put(table.backward_tick[chunk + 1, k] + 1, store_gradient=gradients[key])
+            arrives = table.backward_tick[chunk + 1, k] + 1
+            put(arrives, **{f"store_{turned}gradient": gradients[key]})
             put(backward_tick, load_gradient=gradients[key])
 
 

@@ -16,7 +16,7 @@ import meshdsl.ops as ops
 from meshdsl.lowering.pipelining.chunks import Dims, carries_of, skipping_padding
 from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, slices_of
 from meshdsl.lowering.pipelining.parts import BATCH, FIXED, Parts, Term, Values
-from meshdsl.lowering.pipelining.regions import send, vary
+from meshdsl.lowering.pipelining.regions import enter, send, vary
 from meshdsl.lowering.pipelining.timetable import Timetable
 from meshdsl.ops.control.scan import SCAN
 from meshdsl.tensors.tensor import Tensor
@@ -25,7 +25,8 @@ from meshdsl.tracing.source import Source
 from meshdsl.tracing.trace import bind, bind_one, located
 
 # The state of a stack between ticks is a tree of tensors:
-#   inputs: inputs that the previous stage has sent
+#   inputs: inputs that the previous stage has sent; then, if rounds turn around, those that the
+#       next stage has sent
 #   gradients: gradients that the stage sends at the start of the next tick
 #   waiting_inputs, waiting_gradients: buffers of those that arrive before the tick of their use
 #   starts, loss_gradients: buffers of results of junctions that are not used in the same tick
@@ -125,7 +126,7 @@ class Layers:
         kept = [(dims.chunk_shape(t.shape), t.dtype) for t in self.kept]
         stacked = [(dims.chunk_shape(t.shape), t.dtype) for t in self.late]
         return {
-            "inputs": [ops.zeros(*t) for t in inputs],
+            "inputs": [ops.zeros(*t) for t in (inputs * 2 if dims.turns else inputs)],
             "gradients": [ops.zeros(*t) for t in gradients],
             "waiting_inputs": dims.buffers(inputs, table.waiting_inputs[1]),
             "waiting_gradients": dims.buffers(gradients, table.waiting_gradients[1]),
@@ -137,7 +138,19 @@ class Layers:
         }
 
     def sent(self, tensors: Sequence[Tensor], by: int) -> list[Tensor]:
-        return [send(t, self.dims.stage, by) for t in tensors]
+        """Returns what arrives from `by` stages before; if rounds turn around, from both sides.
+
+        A round that turns around starts on the stage on which the round before ends. So this stage
+        gets its own tensors, where a ring would give it those of the other end.
+        """
+        stage = self.dims.stage
+        if not self.dims.turns:
+            return [send(t, stage, by) for t in tensors]
+        here, arrived = enter(ops.arange(stage), stage), []
+        for shift in (by, -by):
+            turns = here == (0 if shift > 0 else stage.size - 1)
+            arrived += [ops.where(turns, t, send(t, stage, shift)) for t in tensors]
+        return arrived
 
     def forward(
         self, state: State, starts: Sequence[Tensor], own: Fields, values: OwnValues
@@ -151,7 +164,7 @@ class Layers:
             values: returns the values of a stage for its microbatch.
         """
         scan = self.stack.forward
-        carries = self._arrived(state, "inputs", own("store_input"), own("load_input"))
+        carries = self._arrived(state, "input", own, own("round"))
         first = own("first") == 1
         for number, start in enumerate(starts):
             carries[number] = ops.where(first, vary(start), carries[number])
@@ -175,7 +188,7 @@ class Layers:
             values: returns the values of a stage for its microbatch.
         """
         scan, dims = self.stack.backward, self.dims
-        carries = self._arrived(state, "gradients", own("store_gradient"), own("load_gradient"))
+        carries = self._arrived(state, "gradient", own, own("backward_round"))
         last = own("last") == 1
         for number, loss in enumerate(loss_gradients):
             carries[number] = ops.where(last, vary(loss), carries[number])
@@ -237,11 +250,24 @@ class Layers:
             "it in the body of the loop, from values that are the same for all layers"
         )
 
-    def _arrived(self, state: State, name: str, store: Tensor, load: Tensor) -> list[Tensor]:
-        """Returns the tensors of a pass: they have just arrived, or wait in a buffer."""
-        arrived, waiting = list(state[name]), f"waiting_{name}"
+    def _arrived(self, state: State, name: str, own: Fields, turn: Tensor) -> list[Tensor]:
+        """Returns the tensors of a pass: they have just arrived, or wait in a buffer.
+
+        Args:
+            name: `input` or `gradient`.
+            turn: the round of the pass.
+        """
+        arrived, waiting, load = list(state[f"{name}s"]), f"waiting_{name}s", own(f"load_{name}")
         pairs = zip(state[waiting], arrived, strict=False)  # none if nothing ever waits
-        state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in pairs]
+        state[waiting] = [self.dims.put(b, x, own(f"store_{name}")) for b, x in pairs]
+        if self.dims.turns:
+            half = len(arrived) // 2
+            arrived, turned = arrived[:half], arrived[half:]
+            pairs = zip(state[waiting], turned, strict=False)
+            store = own(f"store_turned_{name}")
+            state[waiting] = [self.dims.put(buffer, x, store) for buffer, x in pairs]
+            onward = turn % 2 == 0
+            arrived = [ops.where(onward, *t) for t in zip(arrived, turned, strict=True)]
         for number, buffer in enumerate(state[waiting]):
             waited = self.dims.get(buffer, load)
             arrived[number] = ops.where(load >= 0, waited, arrived[number])

@@ -77,23 +77,38 @@ def vary(x: Tensor) -> Tensor:
     return bind_one(VARY, (x,))
 
 
-def deal(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
-    """Returns the chunks of each stage. Stage s of p gets the chunks s, s + p, s + 2p, ...
+def deal(
+    x: Tensor,
+    layers: Dimension,
+    own: Shape,
+    axes: tuple[str, ...],
+    placement: tuple[int, ...],
+) -> Tensor:
+    """Returns the chunks of each stage.
 
     Args:
         x: has the dim `layers`, with the layers of all chunks.
         own: the dims of the layers of a stage: the round, if there are several, and the layer.
         axes: the axes of the pipeline.
+        placement: the stage of each chunk; a round has a chunk of each stage.
 
     Returns:
         x with the dims `own` instead of `layers`.
     """
-    return bind_one(DEAL, (x,), {"layers": layers, "own": own, "axes": axes})
+    params = {"layers": layers, "own": own, "axes": axes, "placement": placement}
+    return bind_one(DEAL, (x,), params)
 
 
-def collect(x: Tensor, layers: Dimension, own: Shape, axes: tuple[str, ...]) -> Tensor:
+def collect(
+    x: Tensor,
+    layers: Dimension,
+    own: Shape,
+    axes: tuple[str, ...],
+    placement: tuple[int, ...],
+) -> Tensor:
     """Returns the layers of all chunks, in the order of the model. Inverts `deal`."""
-    return bind_one(COLLECT, (x,), {"layers": layers, "own": own, "axes": axes})
+    params = {"layers": layers, "own": own, "axes": axes, "placement": placement}
+    return bind_one(COLLECT, (x,), params)
 
 
 def send(x: Tensor, stage: Dimension, by: int) -> Tensor:

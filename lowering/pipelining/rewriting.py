@@ -81,10 +81,10 @@ def _pipelined(
 ) -> Pipelined:
     """Returns the step with a pipeline of some stacks, which all have the same timetable."""
     used = {name for tensor in _tensors(graph) for name in tensor.shape.names}
-    stages, rounds, axes = timetable.stages, timetable.rounds, stacks[0].rule.axes
+    axes = stacks[0].rule.axes
     dims: list[Dims] = []
     for stack in stacks:
-        dims.append(Dims.of(stack.layers, stages, rounds, axes, used | {d.kept for d in dims}))
+        dims.append(Dims.of(stack.layers, timetable, axes, used | {d.kept for d in dims}))
     _check(stacks, dims, layout)
     rule = Rule("", dims[0].stage.name, axes)
     joint = Joint.of([timetable] * len(stacks))
@@ -138,7 +138,7 @@ def _rounds(options: Options) -> int:
         return options.pipeline_rounds
     if options.pipeline.endswith(".csv"):
         return csv_files.read(options.pipeline).rounds
-    return ROUNDS if options.pipeline == "interleaved" else 1
+    return ROUNDS if options.pipeline in ("interleaved", "zbv") else 1
 
 
 def _timetable(options: Options, stages: int, microbatches: int) -> Timetable:

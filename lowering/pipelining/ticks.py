@@ -129,7 +129,8 @@ class Tick:
         if not (wanted or terms or results or saved):
             return [], []
         stage = pipeline.dims.stage
-        at = stage.size - 1 if number <= joint.count else 0
+        table = joint.stacks[joint.stack_of(number)]
+        at = table.placement[-1 if number <= joint.count else 0]
 
         def compute() -> list[Tensor]:
             pairs = zip(scan.outputs, carries, strict=False)

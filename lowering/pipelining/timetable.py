@@ -27,9 +27,10 @@ class Timetable:
 
     Attributes:
         stages: p.
-        rounds: v. Chunk c of p v chunks is on stage c mod p.
+        rounds: v.
         microbatches: m.
         name: the name of the schedule.
+        placement: the stage of each of the p v chunks.
         forward_tick: the tick of the forward pass of each (chunk, microbatch).
         backward_tick: the tick of the backward pass of each (chunk, microbatch).
         forward_ready: for each microbatch, the first tick that can use the input of chunk 0.
@@ -41,6 +42,7 @@ class Timetable:
     rounds: int
     microbatches: int
     name: str
+    placement: tuple[int, ...]
     forward_tick: Mapping[Pass, int]
     backward_tick: Mapping[Pass, int]
     forward_ready: Mapping[int, int]
@@ -54,14 +56,20 @@ class Timetable:
         name: str,
         forward_tick: Mapping[Pass, int],
         backward_tick: Mapping[Pass, int],
+        turns: bool = False,
     ) -> Timetable:
-        """Returns the timetable of a single stack: its loss is computed directly after it."""
+        """Returns the timetable of a single stack: its loss is computed directly after it.
+
+        Args:
+            turns: whether the chunks turn around; see `placement`.
+        """
         last, every = stages * rounds - 1, range(microbatches)
         return Timetable(
             stages,
             rounds,
             microbatches,
             name,
+            placement(stages, rounds, turns),
             forward_tick,
             backward_tick,
             {k: forward_tick[0, k] for k in every},
@@ -71,6 +79,11 @@ class Timetable:
     @property
     def chunks(self) -> int:
         return self.stages * self.rounds
+
+    @property
+    def turns(self) -> bool:
+        """Whether the chunks turn around; see `placement`."""
+        return self.placement != placement(self.stages, self.rounds, turns=False)
 
     @property
     def passes(self) -> Iterator[Pass]:
@@ -157,9 +170,19 @@ class Timetable:
         """Returns the buffers of all passes with a span of ticks, and the number of buffers."""
         every = []
         for stage in range(self.stages):
-            spans = {key: span(key) for key in self.passes if key[0] % self.stages == stage}
+            spans = {key: span(key) for key in self.passes if self.placement[key[0]] == stage}
             every.append(assign({key: ticks for key, ticks in spans.items() if ticks is not None}))
         return every, 1 + max((n for buffers in every for n in buffers.values()), default=-1)
+
+
+def placement(stages: int, rounds: int, turns: bool) -> tuple[int, ...]:
+    """Returns the stage of each chunk.
+
+    Chunk c is on stage c mod p. If the chunks turn around, every second round goes through the
+    stages in reverse, so that a round begins on the stage on which the round before ends.
+    """
+    onward = tuple(range(stages))
+    return sum((onward[::-1] if turns and n % 2 else onward for n in range(rounds)), ())
 
 
 def circular(stages: int, rounds: int, microbatches: int) -> Timetable:

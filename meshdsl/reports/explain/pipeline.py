@@ -59,6 +59,10 @@ def pipeline_report(program: SpmdProgram, timeline: Timeline) -> PipelineReport 
         for c in program.collectives
         if c.kind == "permute" and c.dims and pipeline.dims.stage in c.dims.names
     ]
+    onward = sum(count for backward, count in sent if not backward)
+    back = sum(count for backward, count in sent if backward)
+    if pipeline.turns:  # each pass sends to both sides
+        onward = back = (onward + back) / 2
     outer = [v for v in program.block.inputs if _is_outside(v, pipeline)]
     divided = any(not set(v.layout.split_axes).isdisjoint(pipeline.axes) for v in outer)
     return PipelineReport(
@@ -68,8 +72,8 @@ def pipeline_report(program: SpmdProgram, timeline: Timeline) -> PipelineReport 
         / (timeline.seconds or 1.0),
         forward_seconds=_mean(i.seconds for _, i in passes if not i.source.backward),
         backward_seconds=_mean(i.seconds for _, i in passes if i.source.backward),
-        onward_bytes=sum(count for backward, count in sent if not backward),
-        back_bytes=sum(count for backward, count in sent if backward),
+        onward_bytes=onward,
+        back_bytes=back,
         outside=1 - inside / (_flops(timeline.intervals) or 1),
         divided=divided,
         rule=_rule(outer, pipeline),
@@ -157,7 +161,7 @@ def facts_of(report: PipelineReport) -> list[str]:
             f"--pipeline=circular needs fewer passes on a clock: {pipeline.circular_passes}, "
             f"not {passes}"
         )
-    if schedule.name == "zb-h1":
+    if schedule.name in ("zb-h1", "zbv"):
         lines.append(
             "gradients of inputs and of weights are computed in one tick: apart, both would "
             "compute the activations again"

@@ -64,6 +64,7 @@ def fake(seconds, peaks, **options):
 
 
 ONE, TWO, FOUR, LEAN = ("circular", 1), ("circular", 2), ("circular", 4), ("1f1b", 1)
+TURNS = "zbv", 2
 
 
 @pytest.mark.parametrize(
@@ -74,8 +75,21 @@ ONE, TWO, FOUR, LEAN = ("circular", 1), ("circular", 2), ("circular", 4), ("1f1b
         ({ONE: 1.0, TWO: 0.995}, {ONE: 5, TWO: 5}, ONE),  # it gains less than one percent
         ({ONE: 1.0, TWO: 0.9, FOUR: 0.8}, {ONE: 5, TWO: 5, FOUR: 20}, TWO),  # too large
         ({ONE: 1.0, TWO: 1.2}, {ONE: 20, TWO: 5}, TWO),  # slower, but it fits
-        ({ONE: 1.0, TWO: 1.2, LEAN: 1.5}, {ONE: 20, TWO: 15, LEAN: 5}, LEAN),
-        ({ONE: 1.0, TWO: 1.2, LEAN: 1.5}, {ONE: 20, TWO: 15, LEAN: 18}, TWO),  # none fits
+        (
+            {ONE: 1.0, TWO: 1.2, TURNS: 1.1, LEAN: 1.5},
+            {ONE: 20, TWO: 15, TURNS: 6, LEAN: 5},
+            TURNS,
+        ),
+        (
+            {ONE: 1.0, TWO: 1.2, TURNS: 1.1, LEAN: 1.5},
+            {ONE: 20, TWO: 15, TURNS: 12, LEAN: 5},
+            LEAN,
+        ),
+        (  # none fits
+            {ONE: 1.0, TWO: 1.2, TURNS: 1.1, LEAN: 1.5},
+            {ONE: 20, TWO: 15, TURNS: 18, LEAN: 18},
+            TWO,
+        ),
     ],
 )
 def test_the_fastest_that_fits_is_chosen(seconds, peaks, expected):

@@ -12,17 +12,22 @@ from meshdsl.lowering.pipelines.schedule import Schedule
 from meshdsl.lowering.pipelining.clocking import clocked
 from meshdsl.lowering.pipelining.joint import Joint
 from meshdsl.lowering.pipelining.timetable import circular
-from tests.lowering.pipelining.steps import GPT, lower
+from tests.lowering.pipelining.steps import GPT, check_same, layers, lower
+
+
+def home(chunk, stages, turns):
+    """Returns the stage of a chunk; if `turns`, every second round goes in reverse."""
+    turn, at = divmod(chunk, stages)
+    return stages - 1 - at if turns and turn % 2 else at
 
 
 def check(table):
     """Checks a timetable, from its definition."""
     keys = set(table.passes)
     assert set(table.forward_tick) == keys == set(table.backward_tick)
-    busy = [(t, c % table.stages) for (c, _), t in table.forward_tick.items()]
-    assert len(set(busy)) == len(busy)
-    busy = [(t, c % table.stages) for (c, _), t in table.backward_tick.items()]
-    assert len(set(busy)) == len(busy)
+    for ticks in (table.forward_tick, table.backward_tick):
+        busy = [(t, home(c, table.stages, table.turns)) for (c, _), t in ticks.items()]
+        assert len(set(busy)) == len(busy)
     for chunk, k in keys:
         if chunk:
             assert table.forward_tick[chunk - 1, k] < table.forward_tick[chunk, k]
@@ -33,9 +38,14 @@ def check(table):
     assert phases[-1].stop == table.ticks
 
 
-def random_schedule(rng):
-    """Returns a correct schedule: any stage does any pass that is ready."""
-    stages, rounds, microbatches = rng.choice([1, 2, 3, 4]), rng.choice([1, 2]), rng.randint(1, 6)
+def random_schedule(rng, sizes=None):
+    """Returns a correct schedule: any stage does any pass that is ready.
+
+    Args:
+        sizes: stages, rounds, microbatches and whether rounds turn around; random if not given.
+    """
+    drawn = rng.choice([1, 2, 3, 4]), rng.choice([1, 2]), rng.randint(1, 6), rng.random() < 0.5
+    stages, rounds, microbatches, turns = sizes or drawn
     chunks = stages * rounds
     rows = [[] for _ in range(stages)]
     forward, backward = set(), set()
@@ -51,7 +61,7 @@ def random_schedule(rng):
         ]
         kind, c, k = rng.choice(sorted(ready))
         (forward if kind == "F" else backward).add((c, k))
-        rows[c % stages].append(f"{c}{kind}{k}")
+        rows[home(c, stages, turns)].append(f"{c}{kind}{k}")
     return "\n".join(",".join(row) for row in rows) + "\n"
 
 
@@ -96,10 +106,36 @@ def test_buffers_in_use_at_once_differ():
                     assert one == other or not meet or buffers[one] != buffers[other], stage
 
 
-def test_a_v_shape_cannot_be_run():
-    with pytest.raises(ValueError, match="chunk c must be on stage c mod 2") as e:
-        clocked(named("zbv", 2, 4))
-    assert "--pipeline_table=-` prints its table; circular, gpipe, 1f1b" in str(e.value)
+def test_other_orders_of_chunks_cannot_be_run():
+    schedule = Schedule.of(named("gpipe", 2, 4).rows[::-1], "mine")
+    with pytest.raises(ValueError, match="chunk c must be on stage c mod 2, or turn") as e:
+        clocked(schedule)
+    assert "--pipeline_table=-` prints its table; all built-in schedules" in str(e.value)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 8), (4, 6), (8, 16)])
+def test_zbv_keeps_what_1f1b_keeps_in_about_the_ticks_of_circular(stages, microbatches):
+    """Its chunks are half as large, so two of its passes take the time of one."""
+    turning, onward = clocked(named("zbv", stages, microbatches)), circular(stages, 1, microbatches)
+    lean = clocked(named("1f1b", stages, microbatches))
+    check(turning)
+    assert turning.turns and not onward.turns
+    assert turning.placement == (*range(stages), *reversed(range(stages)))
+    assert max(turning.live) <= 2 * max(lean.live)
+
+    def passes(table):
+        ticks = [*table.forward_tick.values()], [*table.backward_tick.values()]
+        return sum(max(each) - min(each) + 1 for each in ticks)
+
+    assert passes(turning) <= 2 * passes(onward) + 2 < 2 * passes(lean) + 2
+
+
+def test_rounds_may_turn_around_at_both_ends(tmp_path):
+    """Also in random orders, in which several results arrive at once and wait."""
+    file = tmp_path / "mine.csv"
+    for seed in range(3):
+        file.write_text(random_schedule(random.Random(seed), (2, 3, 4, True)))
+        check_same(layers(GPT, 6), 4, "pipe:2", "layers:pipe", pipeline=str(file))
 
 
 def test_a_wrong_schedule_is_refused():

@@ -65,9 +65,9 @@ def test_activations_may_be_computed_again(remat):
     check_same(model, 4, "pipe:2,model:2", "layers:pipe; heads:model", pipeline_rounds=2)
 
 
-@pytest.mark.parametrize("schedule", ["circular", "gpipe", "1f1b", "zb-h1", "interleaved"])
+@pytest.mark.parametrize("schedule", ["circular", "gpipe", "1f1b", "zb-h1", "interleaved", "zbv"])
 def test_every_schedule_has_the_same_numbers(schedule):
-    rounds = 2 if schedule == "interleaved" else 1
+    rounds = 2 if schedule in ("interleaved", "zbv") else 1
     check_same(GPT, 4, "pipe:2", "layers:pipe", pipeline=schedule, pipeline_rounds=rounds)
 
 
@@ -83,6 +83,10 @@ def test_every_schedule_has_the_same_numbers(schedule):
 )
 def test_jax_runs_what_numpy_simulates(model, mesh, layout, rounds):
     check_same(model, 4, mesh, layout, "jax", pipeline_rounds=rounds)
+
+
+def test_jax_runs_rounds_that_turn_around():
+    check_same(NARROW, 4, "pipe:2", "layers:pipe", "jax", pipeline="zbv")
 
 
 @pytest.mark.parametrize("weights", ["auto", "keep", "again"])

@@ -25,7 +25,7 @@ MODELS = {
 MICROBATCHES = {2: 5, 4: 6, 8: 9}  # by the number of stages, which does not divide them
 SCHEDULES = {
     1: ("circular", "gpipe", "1f1b", "zb-h1"),
-    2: ("circular", "interleaved"),
+    2: ("circular", "interleaved", "zbv"),
     4: ("circular", "interleaved"),
 }
 LOSS = ".metrics['loss']"
@@ -95,6 +95,8 @@ def check(name, stages, rounds, schedule):
         ("t5", 4, 1, "1f1b"),
         ("uneven", 8, 1, "gpipe"),
         ("uneven", 4, 2, "circular"),
+        ("uneven", 4, 2, "zbv"),
+        ("t5", 2, 2, "zbv"),
     ],
 )
 def test_a_schedule_has_the_numbers_of_one_device(name, stages, rounds, schedule):
@@ -103,21 +105,23 @@ def test_a_schedule_has_the_numbers_of_one_device(name, stages, rounds, schedule
 
 TENSOR = "layers:pipe; batch:data; heads:model; d_ff:model; vocab:model+pipe; length:model?"
 STORED = "layers:pipe; batch:data; params/embed:data; optimizer/embed:data; vocab:pipe"
+EXPERTS = "layers:pipe; batch:data; experts:expert"
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "layout", "rounds"),
+    ("name", "mesh", "layout", "rounds", "schedule"),
     [
-        ("gpt", "pipe:2,data:2,model:2", TENSOR, 1),
-        ("llama", "pipe:2,data:2,model:2", TENSOR, 2),
-        ("uneven", "pipe:2,data:2", STORED, 2),
-        ("mixtral", "pipe:2,data:2,expert:2", "layers:pipe; batch:data; experts:expert", 1),
-        ("t5", "pipe:2,data:2,model:2", TENSOR, 2),
+        ("gpt", "pipe:2,data:2,model:2", TENSOR, 1, "circular"),
+        ("llama", "pipe:2,data:2,model:2", TENSOR, 2, "circular"),
+        ("uneven", "pipe:2,data:2", STORED, 2, "zbv"),
+        ("mixtral", "pipe:2,data:2,expert:2", EXPERTS, 1, "circular"),
+        ("t5", "pipe:2,data:2,model:2", TENSOR, 2, "circular"),
     ],
 )
-def test_with_other_axes_beside_it_too(name, mesh, layout, rounds):
+def test_with_other_axes_beside_it_too(name, mesh, layout, rounds, schedule):
     model = model_of(name, 2, rounds)
-    found = stepped(model, 5, mesh, layout, wide=True, pipeline_rounds=rounds)
+    options = {"pipeline": schedule, "pipeline_rounds": rounds}
+    found = stepped(model, 5, mesh, layout, wide=True, **options)
     assert error(found, alone(model, 5, wide=True)) < 1e-10
 
 
