@@ -81,6 +81,7 @@ def lower(
     *,
     hardware: Hardware | None = None,
     placement: Placement | None = None,
+    choice: Choice | None = None,
 ) -> SpmdProgram:
     """Lowers a traced graph.
 
@@ -89,12 +90,20 @@ def lower(
         hardware: the devices that the program is for, by whose time lowering decides (see
             `choices`); `options.hardware` comes first.
         placement: layouts of some tensors, or of all; `layout` decides about the others.
+        choice: the way to lower the program; None: lowering chooses.
 
     Raises:
         ValueError: the layout or the placement does not fit the program; all problems are listed.
     """
     return lower_in_stages(
-        graph, mesh, layout, options, donated, hardware=hardware, placement=placement
+        graph,
+        mesh,
+        layout,
+        options,
+        donated,
+        hardware=hardware,
+        placement=placement,
+        choice=choice,
     ).program
 
 
@@ -107,6 +116,7 @@ def lower_in_stages(
     *,
     hardware: Hardware | None = None,
     placement: Placement | None = None,
+    choice: Choice | None = None,
 ) -> Stages:
     """Lowers a traced graph, and returns the result of every stage; see `lower`."""
     options = options or DEFAULT
@@ -116,7 +126,7 @@ def lower_in_stages(
         hardware = find_hardware(options.hardware)
 
     def by(options: Options) -> Stages:
-        return _by(simplified, options, donated, hardware, placement)
+        return _by(simplified, options, donated, hardware, placement, choice)
 
     stages = by(options)
     if stages.program.pipeline is not None and _is_open(options):
@@ -154,6 +164,7 @@ def _by(
     donated: Sequence[bool],
     hardware: Hardware | None,
     placement: Placement | None,
+    choice: Choice | None,
 ) -> Stages:
     """Lowers a simplified graph, by one schedule if it is a pipeline."""
     mesh, layout = simplified.mesh, simplified.layout
@@ -212,7 +223,9 @@ def _by(
             program = halved(program, choice.halves)
         return replace(stages, program=program)
 
-    if hardware is not None and _is_timed(hardware, options):
+    if choice is not None:
+        stages = write(choice)
+    elif hardware is not None and _is_timed(hardware, options):
         stages, decisions = decide(write, simplified.graph, layout, options, hardware)
         stages = replace(stages, program=replace(stages.program, decisions=decisions))
     else:

@@ -164,6 +164,12 @@ class Bounds:
         kinds = ("reduce_scatter", "all_gather")
         return sum(sending_seconds(hardware, mesh, kind, wire, batch) for kind in kinds)
 
+    def gradient_bytes(self, point: Point) -> float:
+        """Returns the bytes of a device's gradients if the axes of the batch do not split them."""
+        split = Split(self.facts, point.structure, np.array([point.sizes]), np.array([1]))
+        rows = (row for row in self.facts.parameters if not row.frozen)
+        return float(sum(row.bytes * split.share(row.dims)[0] for row in rows))
+
     def peak_bytes(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
     ) -> np.ndarray:

@@ -3,10 +3,10 @@
 Each stage keeps fewer points than the one before, and looks at them more exactly:
 
 1. `bounds` give the least time and memory of every point. Points that cannot fit are dropped.
-2. Data parallelism is lowered first, and time decides about it: it is often good, and points with
-   a higher bound are looked at only where they show what less memory costs.
+2. Data parallelism is lowered first: it is often good, and points with a higher bound are looked
+   at only where they show what less memory costs.
 3. The points with the least time get an estimate of what they send (`traffic`).
-4. The points with the least estimates are lowered without decisions, and simulated.
+4. The points with the least estimates are lowered as time most likely decides (`likely`).
 5. The fastest of these are lowered as `explain` does: with what time decides.
 
 The search is deterministic: it counts points, not seconds, unless it has a limit of time.
@@ -25,7 +25,8 @@ from functools import cached_property
 from meshdsl.layouts.calibration import find_hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.costs.simulation import step_seconds
+from meshdsl.lowering.choices import Choice
+from meshdsl.lowering.costs.simulation import Simulator, step_seconds
 from meshdsl.lowering.costs.units import show_bytes
 from meshdsl.lowering.decisions import ROOM, small_bytes
 from meshdsl.lowering.lower import lower, validate
@@ -35,6 +36,7 @@ from meshdsl.search.bounds import Bounds
 from meshdsl.search.candidates import LIGHT, Candidate, Enumeration
 from meshdsl.search.estimates import Errors, is_plain
 from meshdsl.search.facts import ONE_DEVICE, Facts, stand_in
+from meshdsl.search.likely import in_best_halves, likely_choices, sums_gradients
 from meshdsl.search.plans import DoesNotFit, Effort, Plan, Plans, Step
 from meshdsl.search.space import (
     SLICE,
@@ -47,7 +49,7 @@ from meshdsl.tracing.graph import Graph
 
 _MIB = 2**20
 _MOST_TIMES = 5.0  # small programs are tried in up to this multiple of the usual number
-_QUICK = 0.5  # the scale of programs about which time decides in about a second
+_QUICK = 0.5  # the scale of programs that are quickly simulated in halves
 _LEAST_TRIED = 4
 _SMALLER = 0.7  # a smaller plan has at most this share of the least memory before it
 _SLOWER = 2.0  # a smaller plan takes at most this multiple of the least time, by its estimate
@@ -188,18 +190,11 @@ class Search:
         return plain
 
     def _begin(self, rows: Sequence[Candidate]) -> None:
-        """Lowers data parallelism, and decides about the fastest that fits.
-
-        What time decides gains most where much is gathered. If it takes seconds, only `_decide`
-        decides about it: perhaps another point is much faster.
-        """
+        """Lowers data parallelism: points with higher bounds than its time are not looked at."""
         limit = self._most_tried // 2
         for at in self._plain(rows)[:limit]:
             if rows[at].bound < self._fastest and not (self._tried and self._late()):
                 self._lowered(rows, at)
-        fitting = [(plan.seconds, at) for at, plan in self._tried.items() if plan.fits]
-        if fitting and self._scale >= _QUICK and not self._late():
-            self._decide_about(min(fitting)[1])
 
     def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Returns the candidates to estimate, a few of each mesh and layout.
@@ -308,14 +303,32 @@ class Search:
         return best
 
     def _lowered(self, rows: Sequence[Candidate], at: int) -> None:
-        """Lowers a row, without deciding about it."""
-        row = rows[at]
-        program = self._lower(row.point, self._likely(row.point))
-        if program is None:
-            self._failed.add(at)
-            return
-        seconds, fits = step_seconds(program, self.hardware), program.peak_bytes <= self.room
-        self._tried[at] = Plan(row.point, program, seconds, row.bound, fits=fits)
+        """Lowers a row as time most likely decides, without deciding about it."""
+        point, program, tries = rows[at].point, None, 0
+        for choice in likely_choices(point, self.step.options, self._reduces_each(rows[at])):
+            program = self._lower(point, self._direct(point), choice=choice) or program
+            if program is None:
+                self._failed.add(at)
+                return
+            tries += 1
+            if program.peak_bytes <= self.room:
+                break
+        assert program is not None
+        simulator = Simulator(self.hardware)
+        seconds, fits = simulator.seconds(program), program.peak_bytes <= self.room
+        halves = self._scale >= _QUICK and self.step.options.halves == "auto"
+        if fits and halves and seconds < _SLOW * self._fastest:
+            program, seconds = in_best_halves(program, simulator, self.room)
+        limited = tries > 1 or choice.reduce_each
+        memory = int(self.room) if limited and self.step.options.memory is None else None
+        self._tried[at] = Plan(point, program, seconds, rows[at].bound, memory=memory, fits=fits)
+
+    def _reduces_each(self, row: Candidate) -> bool:
+        """Whether a point surely does not fit with complete gradients beside all the rest."""
+        if not sums_gradients(row.point):
+            return False
+        gradients = self.bounds(row.point.variant).gradient_bytes(row.point)
+        return gradients + row.peak > self.room
 
     def _decide(self) -> None:
         """Decides about the best plans.
@@ -353,7 +366,7 @@ class Search:
     def _decided(self, plan: Plan) -> Plan:
         """Returns a plan with the program that time decides on, within the memory if it can be."""
         options = self.exact
-        if not plan.fits:
+        if not plan.fits or plan.memory is not None:
             options = replace(options, memory=int(self.room))
         program = self._lower(plan.point, options)
         if program is None:
@@ -465,33 +478,43 @@ class Search:
         """The options with which time decides about programs."""
         return replace(self.step.options, hardware=self.name)
 
-    def _likely(self, point: Point) -> Options:
-        """Returns options with which a program is close to the one that time decides on.
-
-        Most often, large collectives start apart. With FSDP, the step is much slower otherwise.
-        """
+    def _direct(self, point: Point) -> Options:
+        """Returns options with which a choice needs no further decisions."""
+        if not any(role.kind == "stack" for role in point.structure.roles):
+            return self.exact
+        # With hardware, time chooses the schedule of a pipeline.
         if self.step.options.bucket_bytes is not None:
             return self.quick
         mesh = self.devices if isinstance(self.devices, Mesh) else point.mesh
         return replace(self.quick, bucket_bytes=small_bytes(self.hardware, mesh))
 
     def _lower(
-        self, point: Point, options: Options, mesh: Mesh | None = None
+        self,
+        point: Point,
+        options: Options,
+        mesh: Mesh | None = None,
+        choice: Choice | None = None,
     ) -> SpmdProgram | None:
         """Returns the program of a point; None if its layout does not fit the program."""
         if mesh is None:
             mesh = self.devices if isinstance(self.devices, Mesh) else point.mesh
         try:
-            return self.program(mesh, point.layout, point.variant, options)
+            return self.program(mesh, point.layout, point.variant, options, choice)
         except ValueError as error:
             self.reason = error
             return None
 
     def program(
-        self, mesh: Mesh, layout: Layout, variant: Variant, options: Options | None = None
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        variant: Variant,
+        options: Options | None = None,
+        choice: Choice | None = None,
     ) -> SpmdProgram:
         """Returns the program of any mesh and layout; raises ValueError if it does not fit them."""
         graph = self._graph(variant)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return lower(graph, mesh, layout, options or self.exact, self.step.donated(graph))
+            donated = self.step.donated(graph)
+            return lower(graph, mesh, layout, options or self.exact, donated, choice=choice)

@@ -16,7 +16,7 @@ from meshdsl.search.plans import Effort
 from meshdsl.search.searching import Search, search
 from meshdsl.search.steps import recipe_step
 from meshdsl.training import Recipe
-from tests.search.steps import gpt, mlp
+from tests.search.steps import gpt, mlp, step_of
 
 
 def seconds_of_all(step, hardware, devices):
@@ -141,6 +141,40 @@ def test_what_is_tried_is_about_as_fast_as_what_time_decides_on():
     joined = found.program(point.mesh, point.layout, point.variant, found.quick)
     assert tried.seconds <= 1.05 * decided.seconds
     assert step_seconds(joined, found.hardware) >= 1.1 * decided.seconds
+
+
+def test_gradients_in_microbatches_are_tried_as_they_fit():
+    """Else no plan of a large model has microbatches: complete gradients do not fit beside it."""
+    found = Search(mlp(64, 2048, 4, microbatches=(4,)), "v5p", 4)
+    rows = [row for row in found.candidates()[0] if is_plain(row.point)]
+    (at,) = (at for at, row in enumerate(rows) if row.point.structure.storage == "params")
+    found._lowered(rows, at)
+    complete = found._tried[at]
+    assert complete.fits and complete.memory is None
+    found.room = 0.75 * complete.peak_bytes
+    found._lowered(rows, at)
+    tried = found._tried[at]
+    assert tried.fits and tried.memory == int(found.room)
+    decided = found._decided(tried)
+    assert decided.fits and decided.decided
+    assert 0.95 * decided.seconds <= tried.seconds <= 1.05 * decided.seconds
+
+
+def test_what_is_near_the_fastest_is_tried_in_halves():
+    """Else a search decides about other points than those that halves make the fastest."""
+    model = load("gpt_mini").with_overrides("layers=2,embed=2048,heads=16,d_ff=8192")
+    found = Search(step_of(model.init, model.loss, model.batch_spec(64, 512)), "v5p", 4)
+    rows = [
+        row
+        for row in found.candidates()[0]
+        if str(row.point.layout).startswith("d_ff:model; heads:model; vocab:model; length:model?")
+    ]
+    found._lowered(rows, 0)
+    tried = found._tried[0]
+    decided = found._decided(tried)
+    halves = [one for one in decided.program.decisions if one.name == "halves"]
+    assert any(one.chosen.name != "none" for one in halves)
+    assert 0.97 * decided.seconds <= tried.seconds <= 1.03 * decided.seconds
 
 
 LITTLE = Effort(estimated=12, tried=1, decided=1)
