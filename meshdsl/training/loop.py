@@ -37,6 +37,7 @@ from meshdsl.training.reporting.metrics import MetricsWriter, Progress
 from meshdsl.training.reporting.output import tell
 from meshdsl.training.reporting.profiling import Profiler
 from meshdsl.training.reporting.reports import Reporting
+from meshdsl.training.reporting.time_shares import TimeShares
 from meshdsl.training.run import Run, Sink
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stopping, Stops
@@ -110,7 +111,7 @@ def train(
         Stopped: likewise, after SIGTERM.
     """
     check_arguments(locals())
-    stopping = Stopping(stops or Stops())
+    stopping, shares = Stopping(stops or Stops()), TimeShares()
     evaluation, reporting = evaluation or Evaluation(), reporting or Reporting()
     check_workdir(workdir, reporting, saving)
     check_steps_per_call(steps_per_call, steps, evaluation, reporting, saving)
@@ -120,7 +121,8 @@ def train(
     specs = {name: batches.specs() for name, batches in held_out.items()}
     place = Place(mesh, layout, backend, options)
     place, asked = _completed(place, recipe, feed, workdir)
-    programs = Programs(recipe, place.on_its_devices(), steps_per_call, feed.specs(), specs)
+    with shares.spent("compiling"):
+        programs = Programs(recipe, place.on_its_devices(), steps_per_call, feed.specs(), specs)
     if asked is not None and programs.step.runtime.process_index() == 0:
         if not reporting.quiet:
             tell(f"layout {place.layout} on mesh {place.mesh}")
@@ -140,6 +142,7 @@ def train(
         feed,
         held_out,
         programs,
+        shares,
     ).run()
 
 
@@ -179,6 +182,7 @@ class _Prepared:
     feed: Feed
     held_out: Mapping[str, Named]
     programs: Programs
+    shares: TimeShares
 
     def run(self) -> TrainResult:
         """Takes the steps; raises as `train`."""
@@ -188,8 +192,9 @@ class _Prepared:
             if self._first and self.workdir is not None:
                 stack.enter_context(locked(self.workdir))
             stack.callback(self.feed.close)
-            for which in (self.feed.full, *self.held_out):
-                self.programs.compiled(which)
+            with self.shares.spent("compiling"):
+                for which in (self.feed.full, *self.held_out):
+                    self.programs.compiled(which)
             checkpoints, restored = self._restored(stack)
             beginning = first_of(restored, weights, self.programs, self.feed, self.steps_per_call)
             self.feed.rows = self.programs.rows
@@ -197,6 +202,9 @@ class _Prepared:
             run = self._begun(stack, beginning, checkpoints)
             signals.enter_context(self.stopping.listening())
             run.run()
+            spent = str(self.shares)  # without the rest of the last checkpoint's writing
+        if self._first and not self.reporting.quiet:
+            tell(spent)
         if run.interrupted:
             self.stopping.check(run.done, self.steps)
         return TrainResult(run.state, run.losses, run.history, run.done)
@@ -267,6 +275,7 @@ class _Prepared:
             saving=self.saving,
             checkpoints=checkpoints,
             sinks=sinks,
+            shares=self.shares,
         )
 
     def _sinks(self, stack: ExitStack, beginning: Beginning) -> list[Sink]:

@@ -26,6 +26,7 @@ from meshdsl.training.processes.agreement import Agreement
 from meshdsl.training.programs import Programs
 from meshdsl.training.reporting.meters import Meters
 from meshdsl.training.reporting.profiling import Profiler
+from meshdsl.training.reporting.time_shares import TimeShares
 from meshdsl.training.state import TrainState
 from meshdsl.training.stopping import Stopping
 
@@ -65,6 +66,7 @@ class Run:
     saving: Saving | None
     checkpoints: Checkpoints | None
     sinks: list[Sink]
+    shares: TimeShares
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
     done: int = 0
@@ -80,6 +82,7 @@ class Run:
         """
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
+        self.shares.begin_steps()
         agreement = Agreement(self.begun)
         pending = _Pending(time.perf_counter())
         if self.begun >= self.steps and not self.evaluated:
@@ -112,9 +115,11 @@ class Run:
             ValueError: the data has ended.
         """
         began = time.perf_counter()
-        step, share = self.programs.compiled(self.feed.size), self.feed.share()
+        with self.shares.spent("compiling"):
+            step, share = self.programs.compiled(self.feed.size), self.feed.share()
         pending.started += time.perf_counter() - began  # compiling a step is not taking it
-        batch = next(self.feed, None)
+        with self.shares.spent("data", unless=pending.running):
+            batch = next(self.feed, None)
         if batch is None:
             self._report(self.done, pending)
             if self.done > self.begun:
@@ -156,10 +161,15 @@ class Run:
             position["reports"] = self.reported + len(self.history)
         if self.saving.data is not None:
             position[DATA] = self.saving.data.state()
-        if last or self.saving.due(number):
-            self.checkpoints.save(number, self.state, position, eval_loss)
-        elif self.saving.due_locally(number):
-            self.checkpoints.save(number, self.state, position, local=True)
+        local = not last and not self.saving.due(number)
+        if local and not self.saving.due_locally(number):
+            return
+        jax.block_until_ready([array.data for array in _arrays(self.state)])
+        with self.shares.spent("saving"):
+            if local:
+                self.checkpoints.save(number, self.state, position, local=True)
+            else:
+                self.checkpoints.save(number, self.state, position, eval_loss)
 
     def _report(self, number: int, pending: _Pending, evaluates: bool = False) -> float | None:
         """Fetches the metrics of the steps since the last report, and reports them.
@@ -184,7 +194,7 @@ class Run:
         if evaluates:
             line |= self._evaluate("eval")
             line |= self._evaluate("test") if number == self.steps else {}
-        self._tell(number, line)
+        self._tell(number, line | self.shares.read())
         try:
             self.finite_check.look(number - len(losses) + 1, losses, firsts)
         except NotFinite:
@@ -205,6 +215,10 @@ class Run:
         """Returns the metrics of held-out batches, averaged over the batches: `eval_loss`, ..."""
         if name not in self.held_out:
             return {}
+        with self.shares.spent("evaluating"):
+            return self._evaluated(name)
+
+    def _evaluated(self, name: str) -> dict[str, float]:
         evaluate = self.programs.compiled(name)
         metrics = []
         for batch in self.held_out[name]:
@@ -226,6 +240,13 @@ class _Pending:
     started: float
     metrics: list[dict[str, NamedArray]] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
+
+    def running(self) -> bool:
+        """Whether the device still works on the last of these steps."""
+        if not self.metrics:
+            return False
+        ready = getattr(self.metrics[-1]["loss"].data, "is_ready", None)
+        return ready is not None and not ready()
 
 
 def _arrays(tree: Any) -> list[NamedArray]:

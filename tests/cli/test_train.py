@@ -55,7 +55,8 @@ def test_a_job_from_text_to_metrics(capsys, tmp_path, text):
     assert (code, captured.err) == (0, "")
     values, problems = flags.read([f"--config={tmp_path}/run/run.toml"])
     assert (problems.found, values.steps, values.batch_size) == ([], 40, 8)
-    first, *reports, last = captured.out.splitlines()
+    first, *reports, spent, last = captured.out.splitlines()
+    assert spent.startswith("time: ") and " % compiling" in spent
     assert first == (
         "gpt_mini, mesh data:2 model:2, batches of 8 x 16 tokens, 9,201 bytes of text in 1 file"
     )

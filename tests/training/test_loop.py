@@ -14,6 +14,7 @@ from meshdsl.lowering.options import Options
 from meshdsl.optim import AdamW
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.reporting.metrics import KEYS
+from meshdsl.training.reporting.time_shares import PARTS
 from meshdsl.training.step import make_eval_step
 from tests.training import classifier
 from tests.training.flat import train
@@ -27,7 +28,8 @@ def run(batches=None, loss=classifier.loss, optimizer=None, **options):
     return train(classifier.init, loss, optimizer or AdamW(0.05), batches, **options)
 
 
-MEASURED = {"step_seconds", "tokens_per_second", "tflops_per_device", "host_memory_bytes"}
+SHARES = {"goodput", *(f"{part}_share" for part in PARTS)}
+MEASURED = {"step_seconds", "tokens_per_second", "tflops_per_device", "host_memory_bytes", *SHARES}
 
 
 def not_measured(line):
@@ -155,7 +157,8 @@ def test_no_batch_is_taken_that_is_not_used():
 def test_progress_is_shown_unless_it_is_not_wanted(capsys):
     run(steps=4, log_every=2, quiet=False)
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in shown] == ["2/4", "4/4"]
+    assert [line.split()[1] for line in shown[:-1]] == ["2/4", "4/4"]
+    assert shown[-1].startswith("time: ")
     run(steps=4, log_every=2)
     assert capsys.readouterr().out == ""
 

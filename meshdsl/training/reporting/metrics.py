@@ -48,6 +48,11 @@ KEYS = (
     "mfu",
     "memory_bytes",
     "host_memory_bytes",
+    "goodput",
+    "compiling_share",
+    "data_share",
+    "saving_share",
+    "evaluating_share",
 )
 
 Metrics: TypeAlias = Mapping[str, SupportsFloat | None]
