@@ -121,7 +121,8 @@ def shares(faults: Faults, interval: float) -> Shares:
     running = faults.lost_rate / rate
     restarting = -math.expm1(-rate * faults.restart)
     # Checkpoints that are completed before a failure, times its rate.
-    counted = math.exp(-rate * (faults.restart + faults.write)) * rate / math.expm1(rate * period)
+    reached = math.exp(-rate * (faults.restart + faults.write + period))
+    counted = rate * reached / -math.expm1(-rate * period)
     useful, saving = interval * counted, (period - interval) * counted
     lost = 1 - restarting - useful - saving
     return Shares(

@@ -74,6 +74,15 @@ def test_without_delays_the_time_is_dalys():
     assert shares(Faults(mtbf, save, 0, restart), interval).useful == pytest.approx(1 / daly)
 
 
+@pytest.mark.parametrize(
+    ("faults", "interval"), [(Faults(HOUR, 1, 0, 300), 1e7), (Faults(HOUR, 1, 1e12, 1e12), 60.0)]
+)
+def test_what_takes_far_longer_than_the_time_between_failures_is_never_useful(faults, interval):
+    found = shares(faults, interval)
+    assert (found.useful, found.saving) == (0.0, 0.0)
+    assert found.lost + found.restarting == 1
+
+
 @pytest.mark.parametrize(("faults", "interval"), CASES)
 def test_no_interval_is_better_than_the_best(faults, interval):
     best = shares(faults, faults.best).useful
