@@ -43,6 +43,13 @@ def test_each_state_has_its_holders(capsys):
     assert all(len(line) <= 120 for line in lines)
 
 
+def test_the_flags_of_a_run_may_say_how_often_it_saves(capsys, tmp_path):
+    (tmp_path / "run.toml").write_text('checkpoint_every = 500\nworkdir = "runs/long"\n')
+    config = f"--config={tmp_path / 'run.toml'}"
+    expected = explained(capsys, *TWICE, "--failures")
+    assert explained(capsys, *TWICE, "--failures", config) == expected
+
+
 def test_a_single_holder_is_named_with_what_changes_it(capsys):
     text = " ".join(explained(capsys, *ONCE, "--failures").split())
     assert "survives the loss of no host" in text
@@ -65,14 +72,26 @@ def test_hosts_are_those_of_the_hardware_or_as_given(capsys):
 def test_goodput_is_predicted_from_checkpoints_and_from_other_hosts(capsys):
     text = explained(capsys, *TWICE, "--mtbf=50000h", "--checkpoint_every=100")
     for words in (
-        "one in 50,000 h of a host is 0.00192 per day for 4 hosts, one in 12,500.0 h",
+        "one in 50,000 h of a host is 0.00192 per day for 4 hosts, one in 12,500 h",
         "by Young, by Daly",
         "useful, --checkpoint_every=100",
         "steps taken again",
     ):
         assert words in text
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert "some host holds what no other does" in explained(capsys, *ONCE, "--mtbf=50000h")
+    assert "every host holds what no other does" in explained(capsys, *ONCE, "--mtbf=50000h")
+
+
+def test_a_short_time_between_failures_is_said_in_its_unit(capsys):
+    text = explained(capsys, *TWICE, "--mtbf=30min")
+    assert "one in 30 min 0 s of a host is 192 per day for 4 hosts, one in 7 min 30 s" in text
+
+
+@pytest.mark.parametrize("flag", ["--storage_bandwidth=1", "--checkpoint_every=2000000000"])
+def test_a_job_that_never_completes_a_checkpoint_has_no_useful_steps(capsys, flag):
+    values = json.loads(explained(capsys, *TWICE, "--mtbf=1h", "--json", flag))
+    way = values["goodput"]["from_checkpoints"]
+    assert (way["shares_as_given"] or way["shares"])["useful"] == 0.0
 
 
 def test_a_slower_storage_and_a_longer_restart_cost_more(capsys):

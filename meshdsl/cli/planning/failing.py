@@ -13,6 +13,8 @@ from meshdsl.layouts.calibration import find_hardware
 if TYPE_CHECKING:
     from meshdsl.lowering.program import SpmdProgram
 
+# `--checkpoint_every` is not refused without --mtbf: it is among the flags of a run, which
+# `explain --config=run.toml` reads.
 _OF_MTBF = ("storage_bandwidth", "restart_time")
 
 

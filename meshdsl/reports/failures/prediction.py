@@ -60,7 +60,7 @@ class Prediction:
         step: seconds of a step.
         every: the steps between two checkpoints that the user has chosen; None: not chosen.
         checkpoints: every failure restarts from a checkpoint.
-        replicas: where other hosts hold what is lost, the state comes from them; None: some host
+        replicas: where other hosts hold what is lost, the state comes from them; None: every host
             holds what no other does.
         transfer: seconds in which a host gets its shards from others.
     """

@@ -141,7 +141,7 @@ def _state(
 
 def _kind(path: str) -> str:
     """Returns what a path is called: `optimizer/mean` of `state/optimizer/mean/params/mlp/w_in`."""
-    words = path.split("/")[1:] or [path]
-    if "params" not in words:
-        return "/".join(words)
-    return "/".join(words[: words.index("params")]) or "params"
+    words = path.split("/")
+    if "params" in words:  # which may be the argument itself
+        return "/".join(words[1 : words.index("params")]) or "params"
+    return "/".join(words[1:]) or path

@@ -135,7 +135,7 @@ def _costs(found: Failures, prediction: Prediction) -> list[str]:
     costs, faults = prediction.costs, prediction.checkpoints.faults
     lines = wrapped(
         "failures: ",
-        f"one in {costs.mtbf / _HOUR:,.0f} h of a host is {_rate(prediction.failures_per_day)} for "
+        f"one in {_long(costs.mtbf)} of a host is {_rate(prediction.failures_per_day)} for "
         f"{_many(found.domains.count, 'host')}, one in {_long(faults.mtbf)}",
         _WIDTH,
     )
@@ -183,7 +183,7 @@ def _goodput(prediction: Prediction) -> list[str]:
     lines = [f"goodput, at {show_seconds(prediction.step)} per step", *table(rows, right=(1, 2))]
     if prediction.replicas is None:
         return lines + wrapped(
-            "", "from other hosts: no, since some host holds what no other does", _WIDTH
+            "", "from other hosts: no, since every host holds what no other does", _WIDTH
         )
     return lines + wrapped(
         "",
@@ -215,7 +215,9 @@ def _rate(per_day: float) -> str:
 
 def _long(seconds: float) -> str:
     """Returns a time, in hours where it is long."""
-    return f"{seconds / _HOUR:,.1f} h" if seconds >= 2 * _HOUR else show_seconds(seconds)
+    if seconds < 2 * _HOUR:
+        return show_seconds(seconds)
+    return f"{seconds / _HOUR:,.1f}".removesuffix(".0") + " h"
 
 
 def _many(count: int, word: str) -> str:

@@ -59,6 +59,18 @@ def test_tensors_with_other_axes_have_rows_of_their_own():
     }
 
 
+def test_parameters_that_are_an_argument_of_their_own_are_one_kind():
+    rows, columns = md.dims(rows=4, columns=8)
+
+    def step(params, x):
+        return {"params": {name: w - md.sum(x, "rows") for name, w in params.items()}}
+
+    params = {name: md.spec([columns]) for name in ("gain", "bias")}
+    program = md.jit(step, "data:2", "").lower(params, md.spec([rows, columns]))
+    (state,) = failures(program, 1).states
+    assert (state.name, state.tensors) == ("params", 2)
+
+
 @pytest.mark.parametrize("devices_per_host", [1, 2, 4, 8])
 @pytest.mark.parametrize(
     ("mesh", "layout"),
@@ -109,6 +121,13 @@ def test_replicas_are_predicted_only_where_hosts_can_be_lost():
     assert prediction.replicas.shares.useful > prediction.checkpoints.shares.useful
     once = found("data:16", "batch:data; params/embed:data")
     assert predict(once, 1.0, v5p, COSTS).replicas is None
+
+
+def test_where_only_some_hosts_hold_what_no_other_does_the_loss_of_others_is_predicted():
+    report = found("replica:2,data:3", "batch:replica+data; params/embed:data", 4)
+    assert report.together.fatal == {0}  # it has both copies of the first shard
+    replicas = predict(report, 1.0, hardware("v5p"), COSTS).replicas
+    assert replicas.faults.in_place == pytest.approx(0.5, rel=1e-3)
 
 
 def test_where_any_two_hosts_can_be_lost_no_checkpoint_is_needed():
