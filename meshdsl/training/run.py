@@ -9,7 +9,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -25,6 +24,7 @@ from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.processes.agreement import Agreement
 from meshdsl.training.programs import Programs
 from meshdsl.training.reporting.meters import Meters
+from meshdsl.training.reporting.pending import Pending
 from meshdsl.training.reporting.profiling import Profiler
 from meshdsl.training.reporting.time_shares import TimeShares
 from meshdsl.training.state import TrainState
@@ -84,7 +84,7 @@ class Run:
         self.done = self.begun
         self.shares.begin_steps()
         agreement = Agreement(self.begun)
-        pending = _Pending(time.perf_counter())
+        pending = Pending(self.shares.clock)
         if self.begun >= self.steps and not self.evaluated:
             self._tell(self.begun, self._evaluate("eval") | self._evaluate("test"))
         for number in self._numbers():
@@ -96,7 +96,7 @@ class Run:
             eval_loss = None
             if last or evaluates or number % self.log_every == 0:
                 eval_loss = self._report(number, pending, evaluates)
-                pending = _Pending(time.perf_counter())
+                pending = Pending(self.shares.clock)
             self._save(number, eval_loss, last, evaluates and not self.interrupted)
             if stops:
                 break
@@ -108,17 +108,17 @@ class Run:
         end = 0 if self.stopping.reached(self.begun) else self.steps + 1
         return range(self.begun + self.at_once, end, self.at_once)
 
-    def _step(self, number: int, pending: _Pending) -> None:
+    def _step(self, number: int, pending: Pending) -> None:
         """Takes the steps of one call, `number` the last of them.
 
         Raises:
             ValueError: the data has ended.
         """
-        began = time.perf_counter()
+        began = self.shares.clock()
         with self.shares.spent("compiling"):
             step, share = self.programs.compiled(self.feed.size), self.feed.share()
-        pending.started += time.perf_counter() - began  # compiling a step is not taking it
-        with self.shares.spent("data", unless=pending.running):
+        pending.started += self.shares.clock() - began  # compiling a step is not taking it
+        with pending.waiting():
             batch = next(self.feed, None)
         if batch is None:
             self._report(self.done, pending)
@@ -129,6 +129,7 @@ class Run:
                 "without end (itertools.cycle repeats a list), or fewer steps"
             )
         self.profiler.before(self.done + 1, number)
+        pending.dispatching()
         self.state, metrics = step(self.state, batch)
         self.done = number
         pending.metrics.append(metrics)
@@ -164,6 +165,7 @@ class Run:
         local = not last and not self.saving.due(number)
         if local and not self.saving.due_locally(number):
             return
+        # Saving waits for the steps that still run. Waiting before counts that as time of steps.
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         with self.shares.spent("saving"):
             if local:
@@ -171,7 +173,7 @@ class Run:
             else:
                 self.checkpoints.save(number, self.state, position, eval_loss)
 
-    def _report(self, number: int, pending: _Pending, evaluates: bool = False) -> float | None:
+    def _report(self, number: int, pending: Pending, evaluates: bool = False) -> float | None:
         """Fetches the metrics of the steps since the last report, and reports them.
 
         Returns:
@@ -184,9 +186,10 @@ class Run:
             return None
         names = ("loss", "first_nonfinite")
         fetched = jax.device_get([[m[name].data for m in pending.metrics] for name in names])
+        self.shares.add("data", pending.settle())
         losses, firsts = ([float(v) for vs in metric for v in np.ravel(vs)] for metric in fetched)
         self.losses += losses
-        seconds = (time.perf_counter() - pending.started) / (len(pending.metrics) * self.at_once)
+        seconds = (self.shares.clock() - pending.started) / (len(pending.metrics) * self.at_once)
         line = {name: float(np.ravel(value)[-1]) for name, value in pending.metrics[-1].items()}
         del line["first_nonfinite"]  # a number for `finite_check`, which reports the name
         line |= self.feed.counts()
@@ -231,22 +234,6 @@ class Run:
         return {
             f"{name}_{m}": float(np.mean([float(one[m]) for one in metrics])) for m in metrics[0]
         }
-
-
-@dataclass
-class _Pending:
-    """The steps since the last report: its time, their metrics, and their shares of a batch."""
-
-    started: float
-    metrics: list[dict[str, NamedArray]] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-
-    def running(self) -> bool:
-        """Whether the device still works on the last of these steps."""
-        if not self.metrics:
-            return False
-        ready = getattr(self.metrics[-1]["loss"].data, "is_ready", None)
-        return ready is not None and not ready()
 
 
 def _arrays(tree: Any) -> list[NamedArray]:

@@ -28,7 +28,7 @@ def run(batches=None, loss=classifier.loss, optimizer=None, **options):
     return train(classifier.init, loss, optimizer or AdamW(0.05), batches, **options)
 
 
-SHARES = {"goodput", *(f"{part}_share" for part in PARTS)}
+SHARES = {"steps_share", *(f"{part}_share" for part in PARTS)}
 MEASURED = {"step_seconds", "tokens_per_second", "tflops_per_device", "host_memory_bytes", *SHARES}
 
 

@@ -48,7 +48,7 @@ KEYS = (
     "mfu",
     "memory_bytes",
     "host_memory_bytes",
-    "goodput",
+    "steps_share",
     "compiling_share",
     "data_share",
     "saving_share",

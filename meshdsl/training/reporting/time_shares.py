@@ -30,47 +30,47 @@ class TimeShares:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
         self._start = clock()
         self._spent: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         self._before_steps = 0.0
 
     def begin_steps(self) -> None:
         """Says that from now on all time that no part has is that of steps."""
-        self._before_steps = self._clock() - self._start - sum(self._spent.values())
+        self._before_steps = self.clock() - self._start - sum(self._spent.values())
 
     @contextmanager
-    def spent(self, part: Part, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Counts the time of its block as a part; parts do not overlap.
-
-        Args:
-            unless: asked after the block: whether its time is not lost, since the device worked.
-        """
-        began = self._clock()
+    def spent(self, part: Part) -> Iterator[None]:
+        """Counts the time of its block as a part; parts do not overlap."""
+        began = self.clock()
         try:
             yield
         finally:
-            if not unless():
-                self._spent[part] += self._clock() - began
+            self.add(part, self.clock() - began)
+
+    def add(self, part: Part, seconds: float) -> None:
+        """Counts time as a part that is known only after it has passed."""
+        self._spent[part] += seconds
 
     def read(self) -> dict[str, float]:
-        """Returns `goodput`, the share of the time so far that steps had, and that of each part.
+        """Returns the share of the time so far that steps had, `steps_share`, and those of parts.
 
+        All steps of this process have a share, also those that a later restart takes again.
         What is left of 1 is the time before the first step that no part has.
         """
-        total = self._clock() - self._start
+        total = self.clock() - self._start
         if not total:
             return {}
         steps = total - self._before_steps - sum(self._spent.values())
         parts = {f"{part}_share": seconds / total for part, seconds in self._spent.items()}
-        return {"goodput": steps / total, **parts}
+        return {"steps_share": steps / total, **parts}
 
     def __str__(self) -> str:
         """Says where the time went: `time: 93.1 % steps, 4.2 % compiling`."""
         found = self.read()
         if not found:
             return ""
-        shares = [(found["goodput"], "steps")]
+        shares = [(found["steps_share"], "steps")]
         shares += [(found[f"{part}_share"], _WORDS.get(part, part)) for part in PARTS]
         shares.append((1 - sum(share for share, _ in shares), "starting"))
         said = [f"{100 * share:.1f} % {word}" for share, word in shares if share >= 0.0005]

@@ -33,7 +33,7 @@ FULL = {
     "mfu": 0.4143,
     "memory_bytes": 15_000_000_000,
     "host_memory_bytes": 3_000_000_000,
-    "goodput": 0.9,
+    "steps_share": 0.9,
     "compiling_share": 0.05,
     "data_share": 0.01,
     "saving_share": 0.02,

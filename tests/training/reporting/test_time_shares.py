@@ -15,7 +15,7 @@ from meshdsl.training.run import Run
 from tests.training import classifier
 
 SECONDS = {
-    "goodput": 40,
+    "steps_share": 40,
     "data_share": 12,
     "saving_share": 7,
     "evaluating_share": 5,
@@ -40,15 +40,13 @@ def test_every_second_is_that_of_a_part_or_of_steps():
     clock.now += 5  # the first state is made
     shares.begin_steps()
     clock.now += 70
-    with shares.spent("data"):
-        clock.now += 2
-    with shares.spent("data", unless=lambda: True):  # the device works meanwhile
-        clock.now += 10
+    clock.now += 12
+    shares.add("data", 2)
     with pytest.raises(ValueError), shares.spent("saving"):
         clock.now += 3
         raise ValueError
     assert shares.read() == {
-        "goodput": 0.8,
+        "steps_share": 0.8,
         "compiling_share": 0.1,
         "data_share": 0.02,
         "saving_share": 0.03,
@@ -90,6 +88,6 @@ def test_a_run_reports_where_its_time_goes(tmp_path, monkeypatch, capsys):
     metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     total = 40 + 12 + 7 + 5  # the second save comes after the last report
     assert {name: metrics[-1][name] * total for name in SECONDS} == pytest.approx(SECONDS)
-    assert metrics[0]["goodput"] == pytest.approx(20 / 26)
+    assert metrics[0]["steps_share"] == pytest.approx(20 / 26)
     expected = "time: 56.3 % steps, 16.9 % waiting for data, 19.7 % saving, 7.0 % evaluating"
     assert capsys.readouterr().out.splitlines()[-1] == expected
