@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.reports.explain.html.elements import Html, tag
 from meshdsl.reports.explain.html.page import document
 from meshdsl.reports.runs.reading import RunHistory
+from meshdsl.training.reporting.time_shares import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,11 +30,13 @@ _PANELS = {
     "grad_norm": "norm of the gradients",
     "tokens_per_second": "tokens per second",
     "mfu": "model FLOPs utilisation",
+    "goodput": "share of the time in steps",
     "memory_bytes": "memory of a device (GiB)",
     "host_memory_bytes": "memory of the host (GiB)",
     "skipped_steps": "skipped steps",
 }
-_LEFT_OUT = {"step", "step_seconds", "tflops_per_device"}  # other metrics say the same
+# Other metrics say the same: `goodput` has what the shares of other parts leave.
+_LEFT_OUT = {"step", "step_seconds", "tflops_per_device", *(f"{part}_share" for part in PARTS)}
 _GIB = {"memory_bytes", "host_memory_bytes"}
 _HELD_OUT = {"eval_": "o", "test_": "s"}  # prefixes of metrics, with their marks
 # Of Okabe and Ito (2008): told apart by those who see few colours.
