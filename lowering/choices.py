@@ -13,6 +13,7 @@ Where the hardware is known, `lowering.decisions` goes on from there.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
@@ -41,6 +42,8 @@ class Choice:
         apart: whether each large collective starts as soon as its operand is ready: only small ones
             are joined (see `decisions.small_bytes`), and loops reduce large results slice by slice.
         halves: the dim whose halves are computed side by side; empty: none.
+        joint: whether products choose their strategies together where that sends less (see
+            `placement.joint`); else each takes the one that sends the fewest bytes by itself.
     """
 
     keep: bool = False
@@ -51,6 +54,7 @@ class Choice:
     apart: bool = False
     halves: str = ""
     again: bool = False
+    joint: bool = True
 
 
 USUAL = Choice()
@@ -109,7 +113,9 @@ def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Ch
 
     Choices that cannot change the program of this graph are left out.
     """
-    names = {op.name for op in within(graph)}
+    count = Counter(op.name for op in within(graph))
+    names = set(count)
+    joints = [True, False] if count["einsum"] > 1 else [True]
     sums = any(op.name == "scan" and _has_running_sum(op) for op in within(graph))
     stores = any(rule.scope for rule in layout.rules)
     keeps = {"keep": [True], "again": [False], "auto": [True, False]}[options.weights]
@@ -122,9 +128,21 @@ def _choices(graph: Graph, layout: Layout, options: Options) -> Iterator[list[Ch
     if stores and options.weights == "auto" and "deal_to_stages" in names:
         agains = [False, True]
     for again, prefetch, context in itertools.product(agains, prefetches, contexts):
-        rest = itertools.product(keeps if stores else [False], shares, reductions)
+        rest = itertools.product(joints, keeps if stores else [False], shares, reductions)
         halves = _halves(options)
-        yield [Choice(*choice, context, prefetch, halves=halves, again=again) for choice in rest]
+        yield [
+            Choice(
+                keep,
+                share,
+                reduce_each,
+                context,
+                prefetch,
+                halves=halves,
+                again=again,
+                joint=joint,
+            )
+            for joint, keep, share, reduce_each in rest
+        ]
 
 
 def _has_running_sum(scan: Operation) -> bool:

@@ -9,6 +9,9 @@ step is faster and fits into memory. The changes are:
 * attention reads a split memory in another way than the one that sends the fewest bytes;
 * a dim is computed in halves.
 
+Where products would send less by choosing their strategies together, this is done with these
+strategies and without them, and the faster program stays.
+
 `SpmdProgram.decisions` lists what each change costs if it is not made, or if it is. `fastest`
 decides among programs of separate traces, such as those that keep more or less for the backward
 pass.
@@ -68,24 +71,42 @@ def decide(
     def evaluate(choice: Choice) -> Alternative:
         return costs(write(choice).program)
 
-    switches = _switches(usual.program, graph, layout, options)
-    decisions: dict[_Switch, Decision] = {}
-    for _ in range(_ROUNDS):
-        began = best
-        for switch in switches:
-            other = switch.turned(best)
-            its, others = evaluate(best), evaluate(other)
-            if its == others:
-                continue  # it has no effect
-            fits = others.peak_bytes <= allowed
-            chosen = replace(its, name=switch.word(best))
-            rejected = replace(others, name=switch.word(other))
-            if fits and others.seconds < (1 - _GAIN) * its.seconds:
-                best, chosen, rejected = other, rejected, chosen
-            decisions[switch] = Decision(switch.name, chosen, rejected, fits)
-        if best == began:
-            break
-    return write(best), tuple(decisions.values())
+    def improved(best: Choice) -> tuple[Choice, dict[_Switch, Decision]]:
+        """Returns what switches make of a choice, and what each decided last."""
+        switches = _switches(write(best).program, graph, layout, options)
+        decisions: dict[_Switch, Decision] = {}
+        for _ in range(_ROUNDS):
+            began = best
+            for switch in switches:
+                other = switch.turned(best)
+                its, others = evaluate(best), evaluate(other)
+                if its == others:
+                    continue  # it has no effect
+                fits = others.peak_bytes <= allowed
+                chosen = replace(its, name=switch.word(best))
+                rejected = replace(others, name=switch.word(other))
+                if fits and others.seconds < (1 - _GAIN) * its.seconds:
+                    best, chosen, rejected = other, rejected, chosen
+                decisions[switch] = Decision(switch.name, chosen, rejected, fits)
+            if best == began:
+                break
+        return best, decisions
+
+    other = replace(best, joint=not best.joint)
+    if evaluate(best) == evaluate(other):
+        best, decisions = improved(best)
+        return write(best), tuple(decisions.values())
+    # Other strategies send at other places, so that other changes may pay: each way is improved.
+    fits = evaluate(other).peak_bytes <= allowed
+    ends = [improved(best), improved(other) if fits else (other, {})]
+    if fits:
+        ends.sort(key=lambda end: evaluate(end[0]).seconds)
+    (best, decisions), (other, _) = ends
+    chosen, rejected = (
+        replace(evaluate(choice), name="together" if choice.joint else "one by one")
+        for choice in (best, other)
+    )
+    return write(best), (*decisions.values(), Decision("products", chosen, rejected, fits))
 
 
 @dataclass(frozen=True)

@@ -185,10 +185,19 @@ def _by(
 
     @cache
     def written(
-        keep: bool, share: bool, reduce_each: bool, again: bool, context: Context | Literal[""]
+        keep: bool,
+        share: bool,
+        reduce_each: bool,
+        again: bool,
+        context: Context | Literal[""],
+        joint: bool,
     ) -> Stages:
+        if not joint:
+            stages = written(keep, share, reduce_each, again, context, True)
+            if not stages.placed.joint:
+                return stages  # the same object, so that passes and simulations run once
         chosen = replace(options, context=context) if context else options
-        choice = Choice(keep, share, reduce_each, context, again=again)
+        choice = Choice(keep, share, reduce_each, context, again=again, joint=joint)
         return _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
 
     @cache
@@ -214,7 +223,12 @@ def _by(
 
     def write(choice: Choice) -> Stages:
         stages = written(
-            choice.keep, choice.share, choice.reduce_each, choice.again, choice.context
+            choice.keep,
+            choice.share,
+            choice.reduce_each,
+            choice.again,
+            choice.context,
+            choice.joint,
         )
         program = improved(stages.program, choice.apart)
         if choice.prefetch and (ahead := gathered_ahead(program)) is not program:
@@ -265,17 +279,17 @@ def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Giv
     if choice.keep:
         graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
     usual = place(graph, layout, chooser, choice, given)
-    joint = choose_jointly(usual)
+    joint = choose_jointly(usual) if choice.joint else usual
 
     def write(placed: Placed) -> Stages:
-        planned = plan(placed, layout, choice, placed is not usual)
+        planned = plan(placed, layout, choice)
         reduced = reduce(planned, layout, choice)
         written = _write(reduced, simplified, given, phased=not choice.keep)
         return Stages(simplified, placed, planned, reduced, written, written.program)
 
     if joint is usual:
         return write(usual)
-    return better_of(write, usual, joint, chooser.options.memory)
+    return better_of(write, usual, joint)
 
 
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:

@@ -65,6 +65,7 @@ class Placed:
         moved: the layouts of tensors that a loop has moved before it stacks them for another loop.
         given: the layouts that a `Placement` gives.
         strategies: the strategies of operations without bodies.
+        joint: whether some products have chosen theirs together (see `placement.joint`).
     """
 
     graph: Graph
@@ -75,6 +76,7 @@ class Placed:
     moved: Mapping[Tensor, TensorLayout] = field(default_factory=dict)
     given: Given = field(default_factory=Given)
     strategies: Mapping[Operation, Strategy] = field(default_factory=dict)
+    joint: bool = False
 
     @property
     def mesh(self) -> Mesh:

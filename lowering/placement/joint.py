@@ -63,18 +63,16 @@ def choose_jointly(placed: Placed) -> Placed:
             if any(share.gain > 0 for share in shared.values()):
                 for group in _groups(block, placed, products, shared):
                     strategies.update(group.solve())
-    return replace(placed, strategies={**placed.strategies, **strategies}) if strategies else placed
+    if not strategies:
+        return placed
+    return replace(placed, strategies={**placed.strategies, **strategies}, joint=True)
 
 
-def better_of(
-    write: Callable[[Placed], Lowered], usual: Placed, joint: Placed, memory: int | None
-) -> Lowered:
-    """Returns the lowering of joint strategies, if it sends less and fits; else that of the usual.
+def better_of(write: Callable[[Placed], Lowered], usual: Placed, joint: Placed) -> Lowered:
+    """Returns the lowering of joint strategies, if it sends less; else that of the usual.
 
-    Rewrites of the graph follow strategies, so the whole program decides.
-
-    Args:
-        memory: bytes that a device may use; None: no limit.
+    Rewrites of the graph follow strategies, so the whole program decides. Whether it fits into
+    memory, and whether it is faster, decide those who know (`Choice.joint`).
 
     Raises:
         ValueError: a `Placement` fits neither.
@@ -87,8 +85,7 @@ def better_of(
         ours = write(usual)
     except ValueError:
         return other
-    fits = memory is None or other.program.peak_bytes <= max(memory, ours.program.peak_bytes)
-    return other if fits and cost_of(other.program) < cost_of(ours.program) else ours
+    return other if cost_of(other.program) < cost_of(ours.program) else ours
 
 
 def _groups(

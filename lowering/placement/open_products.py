@@ -18,7 +18,7 @@ from meshdsl.lowering.partition.strategy import bytes_moved
 from meshdsl.lowering.stages import Placed
 from meshdsl.tracing.graph import Graph, Operation
 
-# A strategy is tried if it costs at most this many times the cheapest, by itself.
+# A strategy is tried if by itself it costs at most this many times the usual one.
 _DEARER = 2.0
 
 
@@ -46,7 +46,8 @@ class Share(NamedTuple):
 
     Attributes:
         cost: of its usual strategy.
-        gain: at most so much less for another strategy.
+        gain: how much less another strategy costs if all readers of a tensor share its moves, and
+            all products of one shape add up; an estimate, by which groups are left out.
     """
 
     cost: float

@@ -23,13 +23,12 @@ from meshdsl.lowering.placement.placing import blocks_of, place
 from meshdsl.lowering.stages import Placed, Planned, Reduced
 
 
-def plan(placed: Placed, layout: Layout, choice: Choice, joint: bool = False) -> Planned:
+def plan(placed: Placed, layout: Layout, choice: Choice) -> Planned:
     """Gives every operation its strategy, in a graph that is rewritten to send less.
 
-    Args:
-        joint: products choose together (see `joint`); so do those that are rewritten.
+    If products have chosen together, those that are rewritten do so too.
     """
-    chooser, given = placed.chooser, placed.given
+    chooser, given, joint = placed.chooser, placed.given, placed.joint
     grouped = sum_groups(placed)
     if grouped is not placed.graph:
         graph = simplify(grouped)

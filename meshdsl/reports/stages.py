@@ -69,19 +69,24 @@ def _strategies(planned: Planned, op: Operation, times: int) -> list[str]:
     results = [layouts[tensor] for tensor in op.outputs]
     taken = _flow(planned.strategies[op])
     offered = chooser.offered(op, operands, results, times)
-    if not isinstance(offered, Strategies):
-        if _flow(offered) == taken:
-            sends = chooser.sends(op, operands, results)
-            return [f"  * {taken}" + (f"   {_costs(Work(sends))}" if sends else "")]
+    if not isinstance(offered, Strategies) and _flow(offered) == taken:
+        sends = chooser.sends(op, operands, results)
+        return [f"  * {taken}" + (f"   {_costs(Work(sends))}" if sends else "")]
+    flows = _flows(offered) if isinstance(offered, Strategies) else []
+    if not isinstance(offered, Strategies) or taken not in flows:
         # The product has chosen together with others, beside what its tensors agree on.
         offered = every_strategy(Case(op, tuple(operands), tuple(results), chooser.mesh))
-    flows = [_flow(offered.strategy(number)) for number in range(len(offered.work))]
+        flows = _flows(offered)
     cheapest = chooser.cheapest(offered.work)
     chosen = cheapest if flows[cheapest] == taken else flows.index(taken)
     return [
         f"  {'*' if number == chosen else ' '} {flow}   {_costs(work)}"
         for number, (flow, work) in enumerate(zip(flows, offered.work, strict=True))
     ]
+
+
+def _flows(offered: Strategies) -> list[str]:
+    return [_flow(offered.strategy(number)) for number in range(len(offered.work))]
 
 
 def _flow(strategy: Strategy) -> str:

@@ -115,8 +115,8 @@ def test_if_nothing_fits_what_holds_least_is_taken():
 @pytest.mark.parametrize(
     ("of", "layout", "count"),
     [
-        (FLAT, "batch:data", 1),
-        (FLAT, STORED, 2),  # kept or gathered again
+        (FLAT, "batch:data", 2),  # products choose together or one by one
+        (FLAT, STORED, 4),  # kept or gathered again
         (LOOPED, "batch:data", 2),  # shared or not
         (LOOPED, STORED, 4),
         (ADDING, STORED, 8),  # sums are reduced once or each time

@@ -2,6 +2,7 @@
 
 import itertools
 import random as pseudo
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -10,8 +11,15 @@ import pytest
 
 import meshdsl as md
 from meshdsl import nn
+from meshdsl.layouts.hardware import hardware
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering import lower
+from meshdsl.lowering.costs.simulation import simulate
+from meshdsl.lowering.lower import lower as lowered_by
 from meshdsl.lowering.lower import lower_in_stages
+from meshdsl.lowering.options import Options
+from meshdsl.lowering.passes.verify import verify
 from meshdsl.lowering.placement import joint
 from meshdsl.lowering.placement.joint import better_of
 from meshdsl.reports.stages import show_stage
@@ -272,18 +280,78 @@ def program(wire_bytes, peak_bytes):
 
 
 @pytest.mark.parametrize(
-    ("joint_one", "memory", "taken"),
+    ("joint_one", "taken"),
+    [((90, 10), "joint"), ((110, 10), "usual"), ((90, 30), "joint"), ((100, 10), "usual")],
+)
+def test_joint_strategies_are_taken_if_the_program_sends_less(joint_one, taken):
+    programs = {"usual": program(100, 10), "joint": program(*joint_one)}
+    assert better_of(programs.get, "usual", "joint") is programs[taken]
+
+
+# Random programs whose joint strategies send less and hold more: their number, the mesh, the
+# layout, and the bytes of a device, which the other strategies fit into.
+DEARER = [
+    (356, "data:2,model:4", "rows:data+model?; hidden:data+model", 4_456_448),
+    (396, "data@dcn:2,model:4", "channels:data+model; hidden:model+data?", 3_145_728),
+]
+
+
+@pytest.mark.parametrize(("seed", "mesh", "layout", "room"), DEARER)
+def test_products_choose_one_by_one_where_that_fits_and_together_does_not(seed, mesh, layout, room):
+    function, args, _ = program_of(seed)
+    graph, where = md.jit(function).trace(*args), (Mesh.parse(mesh), Layout.parse(layout))
+    known = replace(hardware("v5p"), memory_bytes=room)
+    usual = lowered_by(graph, *where)
+    assert usual.peak_bytes > room
+    for one in (
+        lowered_by(graph, *where, hardware=known),
+        lowered_by(graph, *where, Options(memory=room)),
+    ):
+        assert one.peak_bytes <= room and one.wire_bytes > usual.wire_bytes
+        verify(one)
+
+
+def test_products_choose_one_by_one_where_that_is_faster():
+    function, args, _ = program_of(159)
+    graph = md.jit(function).trace(*args)
+    layout = Layout.parse("rows:model?; channels:data+model?; hidden:data?; params/channels:data")
+    fast = lowered_by(graph, Mesh.parse("data:2,model:4"), layout, hardware=hardware("v5p"))
+    (one,) = [one for one in fast.decisions if one.name == "products"]
+    assert (one.chosen.name, one.other.name) == ("one by one", "together")
+    assert one.chosen.seconds < one.other.seconds
+
+
+@pytest.mark.parametrize(
+    ("seed", "layout"),
     [
-        ((90, 10), None, "joint"),
-        ((110, 10), None, "usual"),
-        ((90, 30), None, "joint"),
-        ((90, 30), 20, "usual"),
-        ((90, 30), 40, "joint"),
+        (18, RULES),
+        (25, "rows:model?; channels:data+model?; hidden:data?"),
+        (28, "channels:data+model?; hidden:model+data?"),
+        (132, "rows:model?; channels:data+model?; hidden:data?"),
     ],
 )
-def test_joint_strategies_are_taken_if_the_program_sends_less_and_fits(joint_one, memory, taken):
-    programs = {"usual": program(100, 10), "joint": program(*joint_one)}
-    assert better_of(programs.get, "usual", "joint", memory) is programs[taken]
+def test_on_known_hardware_no_step_is_slower_than_if_each_product_chooses(
+    seed, layout, monkeypatch
+):
+    """Each was, when the strategies that send less were taken, or changed in turn with others."""
+    function, args, _ = program_of(seed)
+    graph = md.jit(function).trace(*args)
+    v5p = hardware("v5p")
+
+    def seconds():
+        where = Mesh.parse("data:2,model:4"), Layout.parse(layout)
+        return simulate(lowered_by(graph, *where, hardware=v5p), v5p).seconds
+
+    together = seconds()
+    monkeypatch.setattr(lower, "choose_jointly", lambda placed: placed)
+    assert together <= 1.001 * seconds()
+
+
+def test_of_products_that_gain_by_time_too_the_decision_is_told():
+    args = specs(16_384, 4_096)
+    fast = md.jit(step(), MESH, RULES, options=Options(hardware="v5p")).lower(*args)
+    (one,) = [one for one in fast.decisions if one.name == "products"]
+    assert one.chosen.name == "together" and one.chosen.seconds < one.other.seconds
 
 
 @pytest.mark.parametrize(("fits", "other"), [("usual", "joint"), ("joint", "usual")])
@@ -293,7 +361,7 @@ def test_a_placement_that_fits_one_of_them_decides(fits, other):
             raise ValueError("the placement does not fit the program")
         return program(100, 10)
 
-    assert better_of(write, "usual", "joint", None).program.wire_bytes == 100
+    assert better_of(write, "usual", "joint").program.wire_bytes == 100
 
 
 def test_the_planned_stage_marks_the_strategies_that_were_taken():
