@@ -39,7 +39,9 @@ COMMANDS = {
     "names": "Show the dims of a function of JAX: meshdsl names my_model.py:example.",
     "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }
-TAKES_WORDS = frozenset(["runs", "plot", "names"])  # folders, or functions; no flags
+TAKES_WORDS = frozenset(
+    ["runs", "plot", "names"]
+)  # take arguments that are no flags: folders, or functions
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'

@@ -38,7 +38,8 @@ _PANELS = {
 # Other metrics say the same: `goodput` has what the shares of other parts leave.
 _LEFT_OUT = {"step", "step_seconds", "tflops_per_device", *(f"{part}_share" for part in PARTS)}
 _GIB = {"memory_bytes", "host_memory_bytes"}
-_HELD_OUT = {"eval_": "o", "test_": "s"}  # prefixes of metrics, with their marks
+# Prefixes of metrics, with their marks and what these are called.
+_HELD_OUT = {"eval_": ("o", "held out: ●"), "test_": ("s", "test: ■")}
 # Of Okabe and Ito (2008): told apart by those who see few colours.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")  # for more runs than colours
@@ -49,8 +50,8 @@ def draw(runs: Sequence[RunHistory], out: Path) -> None:
     """Writes a picture of runs, or a page with it, by the end of the file's name.
 
     Raises:
-        ValueError: Matplotlib is not installed, the end is none of `KINDS`, or the file cannot be
-            written.
+        ValueError: Matplotlib is not installed, the end is none of `KINDS`, no run has a metric, or
+            the file cannot be written.
     """
     if out.suffix not in KINDS:
         raise ValueError(f"{out} must end in {', '.join(KINDS)}")
@@ -95,6 +96,8 @@ def _figure(runs: Sequence[RunHistory]) -> Figure:
     except ImportError:
         raise ValueError("pictures need Matplotlib: pip install -e '.[plot]'") from None
     panels = panels_of(runs)
+    if not panels:
+        raise ValueError(f"nothing to draw: no metric in {', '.join(run.name for run in runs)}")
     rows = math.ceil(len(panels) / _COLUMNS)
     figure = Figure(figsize=(_WIDTH * _COLUMNS, _HEIGHT * rows + 0.6), layout="constrained")
     grid = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True)
@@ -108,7 +111,7 @@ def _figure(runs: Sequence[RunHistory]) -> Figure:
             axes.tick_params(labelbottom=True)
     names = [run.name for run in runs]
     figure.legend(
-        grid[0][0].lines[: len(runs)],
+        grid[0][0].lines[:: 1 + len(_HELD_OUT)],
         names,
         loc="outside upper left",
         frameon=False,
@@ -124,14 +127,15 @@ def _panel(axes: Any, metric: str, runs: Sequence[RunHistory]) -> None:
             "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)],
         }
         axes.plot(*_in_units(metric, run), linewidth=1.4, **style)
-    for prefix, mark in _HELD_OUT.items():
-        for number, run in enumerate(runs):
-            steps, values = run.curve(prefix + metric)
-            colour = _COLOURS[number % len(_COLOURS)]
-            axes.plot(steps, values, linestyle=":", marker=mark, markersize=4, color=colour)
-    told = [p.rstrip("_") for p in _HELD_OUT if any(r.curve(p + metric)[0] for r in runs)]
-    marks = {"eval": "held out: ●", "test": "test: ■"}
-    notes = [marks[name] for name in told]
+        for prefix, (mark, _) in _HELD_OUT.items():
+            axes.plot(
+                *run.curve(prefix + metric), linewidth=0.7, marker=mark, markersize=4, **style
+            )
+    notes = [
+        note
+        for prefix, (_, note) in _HELD_OUT.items()
+        if any(run.curve(prefix + metric)[0] for run in runs)
+    ]
     title = _PANELS.get(metric, metric.replace("_", " "))
     axes.set_title(f"{title}{'; ' if notes else ''}{', '.join(notes)}", loc="left", fontsize=10)
     axes.grid(True, linewidth=0.4, alpha=0.6)

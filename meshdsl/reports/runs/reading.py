@@ -18,6 +18,7 @@ from typing import Any
 
 from meshdsl.tensors.dims import did_you_mean
 
+_OF_RUN = {"checkpoints", "tensorboard", "profile"}
 _METRICS = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 
 
@@ -42,10 +43,13 @@ class RunHistory:
 
     def last(self, metric: str) -> float | None:
         """Returns the last value of a metric that is not null."""
-        for report in reversed(self.reports):
-            if (value := report.get(metric)) is not None:
-                return float(value)
-        return None
+        value = self.last_written(metric)
+        return None if value is None else float(value)
+
+    def last_written(self, metric: str) -> float | str | None:
+        """Returns the same as its report has it: "NaN" is a text there."""
+        values = (report.get(metric) for report in reversed(self.reports))
+        return next((value for value in values if value is not None), None)
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was reported, and its values."""
@@ -83,10 +87,10 @@ def _siblings(place: Path) -> Iterator[Path]:
 
 
 def _folders(place: str) -> Iterator[Path]:
-    """Yields a folder and those below it; in a run's folder there are no others."""
+    """Yields a folder and those below it."""
     for folder, below, files in os.walk(place):
-        if "metrics.jsonl" in files:
-            below.clear()  # checkpoints can have very many files
+        if "metrics.jsonl" in files:  # what belongs to the run can have very many files
+            below[:] = [n for n in below if n.split(".")[0] not in _OF_RUN]
         yield Path(folder)
 
 

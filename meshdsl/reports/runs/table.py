@@ -79,7 +79,7 @@ def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> s
             "run": run.name,
             "settings": None if run.settings is None else dict(run.settings),
             "last_report": dict(run.reports[-1]),
-            "held_out_loss": _finite(run.last("eval_loss")),
+            "held_out_loss": run.last_written("eval_loss"),
         }
         for run in runs
     ]
@@ -88,7 +88,8 @@ def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> s
 
 def _steps(run: RunHistory, defaults: Mapping[str, str | None]) -> str:
     asked = (run.settings or {}).get("steps", defaults.get("steps") if run.settings else None)
-    return f"{run.step:,}" if asked is None else f"{run.step:,}/{int(asked):,}"
+    count = _value(asked)
+    return f"{run.step:,}/{count:,.0f}" if isinstance(count, float) else f"{run.step:,}"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -96,16 +97,12 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _value(text: str | None) -> str | float | None:
-    """Returns what a setting means: `3e-4` and `0.0003` are one number."""
+    """Returns what a setting means: `3e-4` and `0.0003`, `1,000` and `1000` are one number."""
     try:
-        return None if text is None else float(text.replace("_", ""))
+        return None if text is None else float(text.replace("_", "").replace(",", ""))
     except ValueError:
         return text
 
 
 def _or_infinite(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else value
-
-
-def _finite(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

@@ -95,7 +95,9 @@ class MetricsWriter:
                 _warn_of_gap(folder / "metrics.jsonl", steps, begun, reports or 0)
             else:
                 _set_aside_earlier_run(folder)
-            if settings is not None:
+            if settings is None:  # those of an earlier command would be shown as this run's
+                (folder / "run.toml").unlink(missing_ok=True)
+            else:
                 (folder / "run.toml").write_text(settings, encoding="utf-8")
             (folder / "tensorboard").mkdir(exist_ok=bool(begun))
             name = f"events.{begun}.out.tfevents.{int(time.time())}.{socket.gethostname()}"

@@ -9,7 +9,7 @@ import pytest
 from meshdsl.cli.main import run
 from meshdsl.reports.runs.curves import draw, panels_of
 from meshdsl.reports.runs.reading import runs_below
-from meshdsl.reports.runs.table import as_json, differences, ranked
+from meshdsl.reports.runs.table import as_json, as_table, differences, ranked
 from meshdsl.training.reporting.metrics import MetricsWriter
 
 DEFAULTS = {"learning_rate": "0.001", "steps": "200", "clip_norm": None}
@@ -55,7 +55,7 @@ def test_the_settings_that_differ_take_defaults_for_those_not_given(two):
 def test_json_has_every_setting(two):
     read = json.loads(as_json(runs_below([str(two)]), DEFAULTS))
     assert read["differing_settings"] == ["learning_rate"]
-    assert read["runs"][0]["held_out_loss"] == 1.25
+    assert [one["held_out_loss"] for one in read["runs"]] == [1.25, 1.75]
     assert read["runs"][0]["last_report"]["loss"] == "NaN"
     assert read["runs"][1]["settings"]["learning_rate"] == "3e-4"
 
@@ -66,6 +66,36 @@ def test_an_earlier_run_in_the_same_folder_keeps_its_settings(two):
     assert (again.name, earlier.name) == (f"{two}/first", f"{two}/first (1)")
     assert (again.settings["steps"], earlier.settings["steps"]) == ("99", "30")
     assert (again.step, earlier.step) == (10, 30)
+
+
+def test_a_run_in_the_folder_of_another_is_found_but_not_among_its_checkpoints(two):
+    inner = written(two / "first" / "inner", [1.0])
+    written(two / "first" / "checkpoints" / "5", [1.0])
+    assert [run.name for run in runs_below([str(two / "first")])] == [
+        str(two / "first"),
+        str(inner),
+    ]
+
+
+def test_a_run_without_settings_does_not_keep_those_of_a_command(two):
+    with MetricsWriter(two / "first", begun=30) as writer:
+        writer.write(40, {"loss": 1.0})
+    (first,) = runs_below([str(two / "first")])
+    assert (first.step, first.settings) == (40, None)
+
+
+def test_numbers_are_read_as_flags_are(two):
+    settings = 'steps = "1,000"\nlearning_rate = "3e-4"\nlayout = "batch:data"\n'
+    written(two / "third", [1.0], settings)
+    runs = runs_below([str(two / "third")])
+    assert _cells(as_table(runs, DEFAULTS))[1] == ["10/1,000"]
+    (two / "first" / "run.toml").write_text(settings.replace("1,000", "1000"))
+    runs = runs_below([str(two / "first"), str(two / "third")])
+    assert differences(runs, DEFAULTS) == {}
+
+
+def _cells(table):
+    return [list(column.cells) for column in table.columns]
 
 
 def test_lines_that_are_no_reports_are_told(two):
@@ -139,9 +169,12 @@ def test_the_commands(two, tmp_path, capsys):
         (["plot", "{}/runs", "--out=curves.jpg"], "curves.jpg must end in .svg, .png, .pdf, .html"),
         (["plot", "{}/runs", "--out={}/none/c.svg"], "c.svg: No such file or directory"),
         (["plot", "{}/runs", "--ouf=c.svg"], "unknown flag --ouf"),
+        (["plot", "{}/bare", "--out={}/c.svg"], "nothing to draw: no metric in {}/bare"),
     ],
 )
 def test_mistakes(two, tmp_path, capsys, arguments, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "metrics.jsonl").write_text('{"step": 1}\n')
     assert run([argument.format(tmp_path) for argument in arguments]) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
