@@ -1,6 +1,8 @@
 """Constructors that set slots: the objects are as frozen as those of `dataclasses`."""
 
+import inspect
 from dataclasses import FrozenInstanceError, dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,3 +37,11 @@ def test_what_programs_are_made_of_calls_no_setattr(kind):
     # `dataclasses` would look it up for each field.
     assert "__setattr__" not in kind.__init__.__code__.co_names
     assert kind.__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize("kind", [Operation, Instruction, Value])
+def test_every_field_has_the_value_of_its_name(kind):
+    names = list(inspect.signature(kind).parameters)
+    values = {name: SimpleNamespace(name=name, values=list) for name in names}
+    made = kind(**values)
+    assert {name: getattr(made, name) for name in names} == values
