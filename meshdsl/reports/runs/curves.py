@@ -30,12 +30,12 @@ _PANELS = {
     "grad_norm": "norm of the gradients",
     "tokens_per_second": "tokens per second",
     "mfu": "model FLOPs utilisation",
-    "goodput": "share of the time in steps",
+    "steps_share": "share of the time in steps",
     "memory_bytes": "memory of a device (GiB)",
     "host_memory_bytes": "memory of the host (GiB)",
     "skipped_steps": "skipped steps",
 }
-# Other metrics say the same: `goodput` has what the shares of other parts leave.
+# Other metrics say the same: `steps_share` is what those of other parts leave.
 _LEFT_OUT = {"step", "step_seconds", "tflops_per_device", *(f"{part}_share" for part in PARTS)}
 _GIB = {"memory_bytes", "host_memory_bytes"}
 # Prefixes of metrics, with their marks and what these are called.

@@ -131,10 +131,10 @@ def test_a_picture_has_a_panel_for_each_reported_metric(two, tmp_path):
         writer.write(
             20,
             {"loss": 1.0, "mfu": 0.5, "dropped_choices": 0.25, "skipped_steps": 0.0}
-            | {"goodput": 0.75, "saving_share": 0.25},
+            | {"steps_share": 0.75, "saving_share": 0.25},
         )
     runs = runs_below([str(two)])
-    assert panels_of(runs) == ["loss", "mfu", "goodput", "dropped_choices"]
+    assert panels_of(runs) == ["loss", "mfu", "steps_share", "dropped_choices"]
     draw(runs, tmp_path / "curves.svg")
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "curves.svg").read_text())
     assert {"loss (nats); held out: ●", "model FLOPs utilisation", "dropped choices"} <= {*words}
