@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 from meshdsl.lowering.pipelines.actions import Action
 from meshdsl.lowering.pipelines.schedule import Row, Schedule
+
+_WITHOUT_CHUNK = re.compile(r"[FIWB]\d+")
 
 
 def text(schedule: Schedule) -> str:
@@ -49,6 +52,7 @@ def parse(content: str, name: str = "csv") -> Schedule:
                 problems.append(f"line {number}, column {column}: {error}")
         rows.append(tuple(row))
     if problems:
+        _check_numbered(lines, name)
         raise ValueError(f"schedule `{name}` has cells that are not actions:\n" + _list(problems))
     if not any(action for row in rows for action in row):
         raise ValueError(
@@ -57,22 +61,33 @@ def parse(content: str, name: str = "csv") -> Schedule:
     return Schedule.of(rows, name)
 
 
+def _check_numbered(lines: list[list[str]], name: str) -> None:
+    """Raises one error for a table whose actions have no chunks, as in reports of one round."""
+    cells = [cell.strip() for line in lines for cell in line if cell.strip()]
+    bare = [cell for cell in cells if _WITHOUT_CHUNK.fullmatch(cell)]
+    if len(bare) > 1:
+        raise ValueError(
+            f"schedule `{name}` has {len(bare)} actions without the number of their chunk, the "
+            f"first one `{bare[0]}`: write it in front, such as `0{bare[0]}` for chunk 0 (with one "
+            "chunk per stage, its number is that of the stage)"
+        )
+
+
 def read(path: str | Path) -> Schedule:
-    """Returns the schedule of a CSV file. Its name is the name of the file without `.csv`.
+    """Returns the schedule of a CSV file. Its name is the path, as given.
 
     Raises:
         ValueError: The file cannot be read, or `parse` raises an error.
     """
-    path = Path(path)
     try:
-        content = path.read_text(encoding="utf-8")
+        content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"pipeline schedule {path} cannot be read: {getattr(error, 'strerror', None) or error}."
             " Give a CSV file with one line of actions per stage, such as `0F0,0B0`, or the name "
             "of a built-in schedule"
         ) from None
-    return parse(content, path.stem)
+    return parse(content, str(path))
 
 
 def write(schedule: Schedule, path: str | Path) -> None:

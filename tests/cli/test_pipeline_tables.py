@@ -25,7 +25,7 @@ def refused(capsys, *arguments):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_is_printed_and_written(name, capsys, tmp_path):
-    file = tmp_path / "tables" / "mine.csv"
+    file = tmp_path / "mine.csv"
     rounds = 2 if name in WITH_ROUNDS else None
     given = ["--pipeline_rounds=2"] if rounds else []
     text = explained(capsys, f"--pipeline={name}", *SIZES, *given, f"--pipeline_table={file}")
@@ -45,7 +45,7 @@ def test_a_table_that_was_written_runs(capsys, tmp_path):
     explained(capsys, *how, f"--pipeline_table={file}")
     model = ["--model=gpt_mini", "--model_args=layers=2", "--length=8"]
     own = explained(capsys, *model, *how[1:], f"--pipeline={file}")
-    assert "schedule mine" in own
+    assert f"schedule {file}" in own
     usual = explained(capsys, *model, *how)
     grid = [line for line in usual.splitlines() if line.startswith("  stage ")]
     assert grid and grid == [line for line in own.splitlines() if line.startswith("  stage ")]
@@ -106,7 +106,20 @@ def test_a_wrong_table_names_its_first_wrong_action(capsys, tmp_path):
     file = tmp_path / "mine.csv"
     file.write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
     text = refused(capsys, f"--pipeline={file}", "--pipeline_table=-")
-    assert "`0B1`: it is missing" in text
+    assert f"--pipeline: schedule `{file}` is wrong at stage 0, column 4, `0B1`: it is mis" in text
+
+
+def test_a_table_is_written_to_a_folder_that_is_there(capsys, tmp_path):
+    file = tmp_path / "tables" / "mine.csv"
+    text = refused(capsys, *SIZES, f"--pipeline_table={file}")
+    assert f"--pipeline_table: cannot write {file}: No such file or directory" in text
+    assert not file.parent.exists()
+
+
+def test_a_table_says_how_a_file_writes_its_actions(capsys):
+    says = "in a CSV file, the number of the chunk goes in front: 0F3"
+    assert says in explained(capsys, *SIZES, "--pipeline_table=-")
+    assert says not in explained(capsys, *SIZES, "--pipeline=zbv", "--pipeline_table=-")
 
 
 def test_sizes_beside_a_table_are_those_of_the_table(capsys, tmp_path):

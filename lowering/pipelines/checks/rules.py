@@ -105,7 +105,16 @@ def nothing_is_missing(schedule: Schedule) -> Iterator[Fault]:
         for need in (carried(action),) if action.kind in SENDS else used:
             if _home(schedule, need.chunk) == stage:
                 first_use.setdefault(need, (stage, column))
+    present = {result.chunk for _, _, action in schedule.cells() for result in action.results}
+    nowhere = {*range(schedule.chunks)} - present
+    for chunk in sorted(nowhere):
+        cells = [cell for cell in schedule.cells() if cell[2].singles[0].chunk > chunk]
+        why = f"no stage has chunk {chunk}"
+        fix = f"Number chunks from 0 without a gap, or add the actions of chunk {chunk} to a row"
+        yield Fault(*min(cells, key=lambda cell: (cell[1], cell[0])), why, fix)
     for chunk, home in enumerate(schedule.placement):
+        if chunk in nowhere:
+            continue
         for k in range(schedule.microbatches):
             absent = [a for m in (forward, inputs, weights) if (a := m(chunk, k)) not in where]
             for action in absent:
@@ -126,8 +135,10 @@ def needs_come_first(schedule: Schedule) -> Iterator[Fault]:
         for need in needs(action, schedule.chunks):
             there = where.get(need)
             if there and there[0] == stage and there[1] > column:
-                why = f"it needs `{need}`, which is in column {there[1] + 1}"
-                yield Fault(stage, column, action, why, f"Move it behind `{need}`")
+                # A cell with `0B1` has the results `0I1` and `0W1`; users see the cell.
+                cell = schedule.rows[stage][there[1]]
+                why = f"it needs `{cell}`, which is in column {there[1] + 1}"
+                yield Fault(stage, column, action, why, f"Move it behind `{cell}`")
 
 
 def weights_are_gathered(schedule: Schedule) -> Iterator[Fault]:

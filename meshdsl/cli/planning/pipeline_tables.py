@@ -5,13 +5,13 @@ The file is one that `--pipeline=mine.csv` reads, and that PyTorch's pipelining 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.pipelines import csv_files
+from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.lowering.pipelines.messages import with_messages
 from meshdsl.lowering.pipelines.named import named
 from meshdsl.lowering.pipelines.printing import show
@@ -41,7 +41,10 @@ def show_table(values: flags.FlagValues, problems: Problems) -> str:
         problems.add("--pipeline_table: --pipeline=none has no table")
     if name.endswith(".csv"):
         problems.check()
-        schedule = csv_files.read(name)
+        with problems.caught("--pipeline"):
+            schedule = csv_files.read(name)
+            check(schedule)
+        problems.check()
         _check_sizes(schedule, values, problems)
     else:
         stages = _stages(values, problems)
@@ -52,6 +55,8 @@ def show_table(values: flags.FlagValues, problems: Problems) -> str:
         rounds = values.pipeline_rounds or (1 if asked == "circular" else None)
         schedule = named(asked, stages, values.microbatches, rounds)
     text = show(schedule)
+    if schedule.rounds == 1:
+        text += "in a CSV file, the number of the chunk goes in front: 0F3\n"
     if file != ONLY_PRINT:
         _write(schedule, file, problems)
         text += f"{file} is written: {_use(schedule, file)}\n"
@@ -111,7 +116,6 @@ def _write(schedule: Schedule, file: str, problems: Problems) -> None:
     """Writes a schedule with its sends and receives."""
     whole = schedule if schedule.has_messages else with_messages(schedule)
     try:
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
         csv_files.write(whole, file)
     except OSError as error:
         problems.add(f"--pipeline_table: cannot write {file}: {error.strerror}")

@@ -1,5 +1,7 @@
 """CSV files of schedules: what PyTorch writes is read, and what is written is read back."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshdsl.lowering.pipelines import csv_files
@@ -24,8 +26,16 @@ def test_line_ends_of_any_system_are_read():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_that_is_written_is_read_back(name, tmp_path):
     schedule = named(name, 3, 5)
-    csv_files.write(schedule, tmp_path / f"{name}.csv")
-    assert csv_files.read(tmp_path / f"{name}.csv") == schedule
+    file = tmp_path / f"{name}.csv"
+    csv_files.write(schedule, file)
+    assert csv_files.read(file) == replace(schedule, name=str(file))
+
+
+def test_actions_without_chunks_are_told_once():
+    with pytest.raises(ValueError, match="`mine` has 7 actions without the number of") as error:
+        csv_files.parse("F0,F1,B0,B1\n1F0,F0,B0,F1", name="mine")
+    assert "`F0`: write it in front, such as `0F0` for chunk 0" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_all_cells_that_are_not_actions_are_listed():

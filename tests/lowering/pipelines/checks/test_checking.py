@@ -50,6 +50,10 @@ def test_overlaps_and_actions_on_weights_are_right_where_they_should_be():
             "0F0,0B0,0F1,0B1,1F1\n1F0,1B0,1B1",
             "stage 0, column 5, `1F1`: chunk 1 is on stage 1. Move `1F1` to the row of stage 1",
         ),
+        (
+            "0F0,0B0\n2F0,2B0",
+            "stage 1, column 1, `2F0`: no stage has chunk 1. Number chunks from 0 without a gap",
+        ),
         # Every action once.
         (
             "0F0,0B0,0F1",
@@ -75,7 +79,7 @@ def test_overlaps_and_actions_on_weights_are_right_where_they_should_be():
             "stage 0, column 1, `0B0`: it needs `0F0`, which is in column 2. Move it behind",
         ),
         ("0F0,0W0,0I0", "stage 0, column 2, `0W0`: it needs `0I0`, which is in column 3. Move it"),
-        ("0F0,1F0,0B0,1B0", "stage 0, column 3, `0B0`: it needs `1I0`, which is in column 4. Move"),
+        ("0F0,1F0,0B0,1B0", "stage 0, column 3, `0B0`: it needs `1B0`, which is in column 4. Move"),
         # Overlaps.
         (
             "(0F0;0B0)OVERLAP_F_B",
