@@ -22,7 +22,7 @@ from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import DEFAULT, Options
 from meshdsl.lowering.pipelining.finding import stacks_of
 from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
-from meshdsl.lowering.unused import warn_of_options
+from meshdsl.lowering.unused import warn_of_options, warn_of_rules
 from meshdsl.tracing.graph import Graph
 
 
@@ -41,9 +41,12 @@ def lower_global(
     validate(graph, mesh, layout)
     program = lower(graph, Mesh(), Layout(), None, donated)
     unused = tuple(_unused(options or DEFAULT))
-    notes = (*graph.notes, *lookalikes(graph, layout), *_no_pipeline(graph, mesh, layout))
+    no_pipeline = tuple(_no_pipeline(graph, mesh, layout))
+    notes = (*graph.notes, *lookalikes(graph, layout), *no_pipeline)
     program = replace(program, unused=unused, partitioner="XLA", notes=notes)
     warn_of_options(program, DEFAULT)
+    if options is None or options.pipeline != "none":  # else the user knows
+        warn_of_rules(no_pipeline)
     return replace(program, mesh=mesh, layout=layout, block=_Placer(mesh, layout).program(program))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshdsl.layouts.layout import Layout
@@ -46,6 +46,12 @@ def warn_of_layout(graph: Graph, layout: Layout) -> None:
         _warn(text, LayoutWarning)
     for text in misspelt_scopes(layout, paths_of(graph)):
         _warn(text, ScopeWarning)
+
+
+def warn_of_rules(texts: Iterable[str]) -> None:
+    """Warns of rules that have less effect on a backend than on others."""
+    for text in texts:
+        _warn(text, LayoutWarning)
 
 
 def warn_of_options(program: SpmdProgram, options: Options) -> None:

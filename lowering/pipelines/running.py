@@ -101,6 +101,13 @@ class RunningPipeline:
         clock = Circular(schedule.stages, self.rounds, schedule.microbatches)
         return 2 * len(self.stacks) * (clock.items + schedule.stages - 1)
 
+    def fits(self, rounds: int) -> bool:
+        """Whether a number of rounds leaves no chunk empty, and fills up no more than this one."""
+        chunks = rounds * self.schedule.stages
+        layers = max(stack.layers for stack in self.stacks)
+        own = self.rounds * max(stack.per_chunk for stack in self.stacks)
+        return layers >= chunks and rounds * -(-layers // chunks) <= own
+
     @property
     def filling(self) -> float:
         """The share of the work of layers that fill up chunks; the model does not have these."""

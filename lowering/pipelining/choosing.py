@@ -79,7 +79,7 @@ def choose_pipeline(
             break
     if not any(map(fits, ways)):
         for name, rounds in [("zbv", 2), ("1f1b", 1)]:
-            if _divides(first.pipeline, rounds):
+            if first.pipeline.fits(rounds):
                 program = lower(replace(options, pipeline=name, pipeline_rounds=rounds))
                 ways.append(way(name, program, pipeline=name, pipeline_rounds=rounds))
     best = _best([w for w in ways if fits(w)]) or min(ways, key=lambda w: w.program.peak_bytes)
@@ -95,15 +95,7 @@ def _rounds(pipeline: RunningPipeline) -> list[int]:
     """Returns the numbers of rounds to try: those that fill no chunk up any further."""
     if pipeline.bubble < _BUBBLE:
         return []
-    return [rounds for rounds in _ROUNDS if _divides(pipeline, rounds)]
-
-
-def _divides(pipeline: RunningPipeline, rounds: int) -> bool:
-    """Whether a number of rounds fills no chunk up any further than one round does."""
-    chunks = rounds * pipeline.schedule.stages
-    chunk = max(stack.per_chunk for stack in pipeline.stacks)
-    layers = max(stack.layers for stack in pipeline.stacks)
-    return layers >= chunks and rounds * -(-layers // chunks) <= chunk
+    return [rounds for rounds in _ROUNDS if pipeline.fits(rounds)]
 
 
 def _best(ways: list[_Way]) -> _Way | None:

@@ -85,7 +85,7 @@ def _pipelined(
     dims: list[Dims] = []
     for stack in stacks:
         dims.append(Dims.of(stack.layers, timetable, axes, used | {d.kept for d in dims}))
-    _check(stacks, dims, layout)
+    _check(stacks, dims, layout, timetable)
     rule = Rule("", dims[0].stage.name, axes)
     joint = Joint.of([timetable] * len(stacks))
     return Pipelined(
@@ -192,19 +192,14 @@ def _rewritten(graph: Graph, stacks: Sequence[Stack], joint: Joint, dims: Sequen
     )
 
 
-def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> None:
+def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout, table: Timetable) -> None:
     """Raises ValueError if the stages cannot divide the layers; the message has all reasons."""
     stages, rounds = dims[0].stage.size, dims[0].round.size
     stack = longest_of(stacks)
     assert stack is not None
     rule, problems = stack.rule, []
     if stack.layers.size < stages * rounds:
-        fewer = f", and {rounds} rounds" if rounds > 1 else ""
-        problems.append(
-            f"{stack.layers} are fewer than one per stage: there are {stages} stages{fewer}. Give "
-            f"{'+'.join(rule.axes)} at most {stack.layers.size // rounds} devices, or use another "
-            "rule"
-        )
+        problems.append(_too_few(stack, table))
     claims = {}
     for scan in (scan for s in stacks for scan in (s.forward, s.backward)):
         body = scan.params["body"]
@@ -212,7 +207,8 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> Non
         inside += [layout.assign(t.shape, path) for t, path in tensors_with_paths(body)]
         for dim, axes in (split for each in inside for split in each.splits):
             if not set(axes).isdisjoint(rule.axes):
-                claims[dim] = f"{dim}:{'+'.join(axes)}"
+                own = (str(r) for r in layout.rules if r.dim == dim and {*axes} <= {*r.axes})
+                claims[dim] = next(own, f"{dim}:{'+'.join(axes)}")
     loop = stack.loop
     for tensor in (*loop.inputs, *loop.outputs):
         axes = layout.inside(tensor.shape).axes(loop.params["dim"].name)
@@ -233,6 +229,24 @@ def _check(stacks: Sequence[Stack], dims: Sequence[Dims], layout: Layout) -> Non
                 [f"`{rule}` makes no pipeline of the loop at {stack.forward.source}", *problems]
             )
         )
+
+
+def _too_few(stack: Stack, table: Timetable) -> str:
+    """Returns why the stack with the most layers has too few, and how to have enough."""
+    layers, stages, rounds = stack.layers.size, table.stages, table.rounds
+    axes, enough = "+".join(stack.rule.axes), layers // stages
+    why = f"{stack.layers} are fewer than one per stage: there are {stages} stages"
+    if rounds > 1:
+        why += f", and {rounds} rounds"
+    fixes = []
+    if rounds > 1 and enough and table.name in ("circular", *WITH_ROUNDS):
+        fixes.append(f"--pipeline_rounds={enough}")
+    elif rounds > 1 and enough:
+        fixes.append("another schedule, as --pipeline=circular --pipeline_rounds=1")
+    if layers // rounds > 1:
+        fixes.append(f"at most {layers // rounds} devices along {axes}")
+    fixes.append(f"more layers, so that a stack of the model has {stages * rounds}")
+    return f"{why}. Take {', or '.join(fixes)}"
 
 
 def _tensors(graph: Graph) -> Iterator[Tensor]:

@@ -25,6 +25,7 @@ from meshdsl.cli.parsing.readers import (
     one_of,
     other_program,
     remat,
+    schedule,
     size,
     truth,
     whole,
@@ -140,7 +141,7 @@ FLAGS: dict[str, Flag] = {
     "learning_rate": ("1e-3", number, "Peak of the learning rate."),
     "schedule": (
         "cosine",
-        one_of(*schedules.NAMES),
+        schedule,
         f"How it falls after the warm-up: {', '.join(schedules.NAMES)}.",
     ),
     "min_learning_rate": (None, number, "What it falls to. Default: a tenth of the peak."),

@@ -89,7 +89,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from meshdsl.cli import flags
 
     words: list[str] | None = [] if name in TAKES_WORDS else None
+    from meshdsl.cli.mistakes.other_commands import of_other_commands
+
     values, problems = flags.read(rest, name, words)
+    problems.found += of_other_commands(rest, name)
     if values.help:
         from meshdsl.cli.help import show_help
 

@@ -5,6 +5,8 @@ from dataclasses import fields
 import pytest
 
 from meshdsl.cli import flags
+from meshdsl.cli.main import run
+from meshdsl.cli.mistakes.other_commands import of_other_commands
 from meshdsl.cli.mistakes.problems import Problems, UsageError
 from meshdsl.lowering.options import Options
 
@@ -306,3 +308,16 @@ def test_one_problem_stands_alone_and_several_are_numbered():
     assert str(error.value) == (
         "2 problems\n\n  1. --data: nothing there\n       at all\n  2. and more"
     )
+
+
+def test_rounds_of_a_sweep_are_not_taken_for_those_of_a_pipeline(capsys):
+    assert run(["explain", "--rounds=2", "--model=gpt_mini"]) == 2
+    assert "The rounds of a pipeline are --pipeline_rounds" in capsys.readouterr().err
+    assert not [*of_other_commands(["--rounds=2"], "sweep")]
+    assert not [*of_other_commands(["--pipeline_rounds=2"], "train")]
+
+
+@pytest.mark.parametrize("name", ["interleaved", "mine.csv"])
+def test_a_schedule_of_a_pipeline_is_not_that_of_the_learning_rate(name):
+    _, problems = flags.read([f"--schedule={name}"])
+    assert f"is a schedule of a pipeline: --pipeline={name}. This" in problems.found[0]

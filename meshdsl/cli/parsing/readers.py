@@ -11,6 +11,8 @@ from typing import Any
 
 from meshdsl.layouts.automatic import AUTO
 from meshdsl.lowering.backends import BACKENDS
+from meshdsl.lowering.options import PIPELINES
+from meshdsl.optim import schedules
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.tensors.dtypes import as_dtype, is_float
 
@@ -125,6 +127,16 @@ def one_of(*choices: str) -> Reader:
         return text
 
     return read
+
+
+def schedule(text: str) -> str:
+    """Reads the name of a schedule of the learning rate."""
+    if text in PIPELINES or text.endswith(".csv"):
+        raise ValueError(
+            f"{text!r} is a schedule of a pipeline: --pipeline={text}. This one is the learning "
+            f"rate's: {', '.join(schedules.NAMES)}"
+        )
+    return str(one_of(*schedules.NAMES)(text))
 
 
 def truth(text: str) -> bool:

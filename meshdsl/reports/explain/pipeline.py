@@ -27,7 +27,8 @@ class PipelineReport:
         forward_seconds, backward_seconds: what the passes of a stage's chunks take, on average.
         onward_bytes, back_bytes: what each stage sends to the next one, and to the one before, in
             all ticks of a step.
-        outside: the share of a device's products, by their arithmetic, that is not in the layers.
+        outside: the share of a device's products, by their arithmetic, that is not in layers.
+        alike: the share of those that are in stacks of layers that every stage computes.
         divided: whether the stages divide what is outside; else each computes all of it.
         rule: the rule that would divide it; empty if there is none.
         spare_bytes: by stage, the bytes of its buffers of activations that it never uses. All
@@ -41,6 +42,7 @@ class PipelineReport:
     onward_bytes: float
     back_bytes: float
     outside: float
+    alike: float
     divided: bool
     rule: str
     spare_bytes: tuple[int, ...]
@@ -52,8 +54,14 @@ def pipeline_report(program: SpmdProgram, timeline: Timeline) -> PipelineReport 
     if pipeline is None:
         return None
     ticks = [i for i in timeline.intervals if i.kind == "scan" and i.name == pipeline.dims.tick]
-    passes = [(tick, i) for tick in ticks for i in tick.inside if _is_pass(i, pipeline)]
-    inside = sum(tick.count * i.count * _flops(i.inside) for tick, i in passes)
+    passes = [(tick, i) for tick in ticks for i in tick.inside if _is_scan(i, pipeline.dims.inside)]
+    layers = pipeline.rule.partition(":")[0]
+    others = [(tick, i) for tick in ticks for i in tick.inside if _is_scan(i, layers)]
+    total = _flops(timeline.intervals) or 1
+    inside, alike = (
+        sum(tick.count * i.count * _flops(i.inside) for tick, i in loops) / total
+        for loops in (passes, others)
+    )
     sent = [
         (c.source.backward, c.wire_bytes * c.count)
         for c in program.collectives
@@ -74,7 +82,8 @@ def pipeline_report(program: SpmdProgram, timeline: Timeline) -> PipelineReport 
         backward_seconds=_mean(i.seconds for _, i in passes if i.source.backward),
         onward_bytes=onward,
         back_bytes=back,
-        outside=1 - inside / (_flops(timeline.intervals) or 1),
+        outside=1 - inside - alike,
+        alike=alike,
         divided=divided,
         rule=_rule(outer, pipeline),
         spare_bytes=_spare(program, pipeline),
@@ -86,8 +95,8 @@ def _mean(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _is_pass(interval: Interval, pipeline: RunningPipeline) -> bool:
-    return interval.kind == "scan" and interval.name == pipeline.dims.inside
+def _is_scan(interval: Interval, dim: str) -> bool:
+    return interval.kind == "scan" and interval.name == dim
 
 
 def _flops(intervals: Iterable[Interval]) -> int:
@@ -186,8 +195,29 @@ def facts_of(report: PipelineReport) -> list[str]:
             for stack in pipeline.stacks
             if stack.layers < chunks * stack.per_chunk
         )
-        lines.append(f"{pipeline.filling:.1%} of the layers' work is for none: {for_none}")
-    return lines + [f"not part of it, computed by every stage: {one}" for one in pipeline.also]
+        lines.append(
+            f"{pipeline.filling:.1%} of the layers' work is for none: {for_none}{_less(pipeline)}"
+        )
+    lines += [f"not part of it, computed by every stage: {one}" for one in pipeline.also]
+    if report.alike:
+        lines.append(f"these layers are {show_share(report.alike)} of the arithmetic of each stage")
+    return lines
+
+
+def _less(pipeline: RunningPipeline) -> str:
+    """Returns with how many rounds the layers fill chunks up best, if those are fewer."""
+    if pipeline.schedule.name not in WITH_ROUNDS:
+        return ""
+
+    def computed(rounds: int) -> int:
+        chunks = rounds * pipeline.schedule.stages
+        return sum(chunks * -(-stack.layers // chunks) for stack in pipeline.stacks)
+
+    best = min(range(1, pipeline.rounds + 1), key=computed)
+    if computed(best) == computed(pipeline.rounds):
+        return ""
+    layers = sum(stack.layers for stack in pipeline.stacks)
+    return f"; with --pipeline_rounds={best} it is {computed(best)} for {layers}"
 
 
 def _fullest(report: PipelineReport) -> int:
@@ -205,7 +235,8 @@ def _outside(report: PipelineReport) -> list[str]:
         return []
     text = f"{show_share(report.outside)} of the arithmetic is outside of the layers, as the loss"
     if report.divided:
-        return [f"{text}: stages divide it, so all have equal work"]
+        equal = "" if report.alike else ", so all have equal work"
+        return [f"{text}: stages divide it{equal}"]
     rule = f": {report.rule} divides it" if report.rule else ""
     return [f"{text}, and every stage computes all of it{rule}"]
 
@@ -237,9 +268,14 @@ def _waiting(pipeline: RunningPipeline) -> str:
     fewer = f"{ticks - passes} of {ticks} passes"
     if pipeline.bubble < 0.05:
         return fewer
-    with_rounds = pipeline.schedule.name in WITH_ROUNDS
-    rounds = " or --pipeline_rounds" if with_rounds and pipeline.stacks[0].per_chunk > 1 else ""
+    more = range(pipeline.rounds + 1, _most_layers(pipeline) // pipeline.schedule.stages + 1)
+    fitting = [n for n in more if pipeline.fits(n)] if pipeline.schedule.name in WITH_ROUNDS else []
+    rounds = f" or --pipeline_rounds={fitting[0]}" if fitting else ""
     return f"{fewer}; more --microbatches{rounds} make that fewer"
+
+
+def _most_layers(pipeline: RunningPipeline) -> int:
+    return max(stack.layers for stack in pipeline.stacks)
 
 
 def _grid(pipeline: RunningPipeline, width: int) -> list[str]:

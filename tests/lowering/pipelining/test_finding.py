@@ -15,7 +15,7 @@ from meshdsl.lowering.pipelines.checks.checking import check
 from meshdsl.optim import Sgd
 from meshdsl.training.state import create, spec_of
 from meshdsl.training.step import make_eval_step, make_train_step
-from tests.lowering.pipelining.steps import GPT, layers, lower, problem
+from tests.lowering.pipelining.steps import DENSE_FIRST, GPT, layers, lower, problem
 
 
 def test_a_step_without_microbatches_is_told_how_to_get_them():
@@ -109,12 +109,32 @@ def test_all_reasons_are_told_at_once():
         lower(GPT, 4, "pipe:8", "layers:pipe; batch:pipe?")
     text = str(caught.value)
     assert "layers=4 are fewer than one per stage: there are 8 stages" in text
-    assert "`batch:pipe` splits `batch` inside of the layers" in text
+    assert "`batch:pipe?` splits `batch` inside of the layers" in text
 
 
 def test_rounds_need_as_many_layers():
     with pytest.raises(ValueError, match="there are 2 stages, and 3 rounds"):
         lower(GPT, 4, "pipe:2", "layers:pipe", pipeline_rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"pipeline_rounds": 2}, "Take --pipeline_rounds=1, or at most 2 devices along pipe, or"),
+        ({"pipeline": "interleaved"}, "Take --pipeline_rounds=1, or"),
+        ({"pipeline": "zbv"}, "Take another schedule, as --pipeline=circular --pipeline_rounds=1"),
+    ],
+)
+def test_fewer_rounds_are_advised_where_layers_do_not_suffice_for_more(options, fix):
+    with pytest.raises(ValueError, match="layers=4 are fewer") as caught:
+        lower(GPT, 4, "pipe:4", "layers:pipe", **options)
+    assert fix in str(caught.value)
+
+
+def test_stacks_of_which_each_is_too_short_are_told_so():
+    with pytest.raises(ValueError, match="so that a stack of the model has 2") as caught:
+        lower(layers(DENSE_FIRST, 2), 4, "pipe:2", "layers:pipe")
+    assert "at most 1" not in str(caught.value)
 
 
 def test_options_of_pipelines_without_one_are_told():
@@ -181,5 +201,9 @@ def test_a_schedule_with_its_own_rounds_is_told():
 
 def test_xla_says_that_it_makes_no_pipeline():
     step, _, data, spec = problem(GPT, 4)
-    program = md.jit(step, "pipe:2", "layers:pipe", "jax_auto").lower(spec, data)
+    jitted = md.jit(step, "pipe:2", "layers:pipe", "jax_auto")
+    with pytest.warns(UserWarning, match="`layers:pipe` makes no pipeline on backend jax_auto"):
+        program = jitted.lower(spec, data)
     assert any("no pipeline on backend jax_auto" in note for note in program.notes)
+    asked = md.jit(step, "pipe:2", "layers:pipe", "jax_auto", options=Options(pipeline="none"))
+    asked.lower(spec, data)  # without a warning, which would be an error here

@@ -30,6 +30,29 @@ def test_stages_bubble_and_grid_are_shown():
     assert "layout layers:pipe\n" in text
 
 
+@pytest.mark.parametrize(
+    ("count", "stages", "advice"),
+    [
+        (4, 2, "more --microbatches or --pipeline_rounds=2 make"),
+        (6, 4, "passes; more --microbatches make"),  # two rounds need 8 layers
+        (6, 2, "more --microbatches or --pipeline_rounds=3 make"),  # two would fill up to 8
+    ],
+)
+def test_rounds_are_advised_where_they_fit(count, stages, advice):
+    model = layers(GPT, count)
+    text = text_of(model, 4, f"pipe:{stages}", "layers:pipe")
+    assert advice in text
+    if "rounds" in advice:
+        rounds = int(advice.split("rounds=")[1][0])
+        more = report_of(model, 4, f"pipe:{stages}", "layers:pipe", pipeline_rounds=rounds).running
+        assert (more.rounds, more.filling) == (rounds, 0)
+
+
+def test_rounds_that_fill_up_more_than_fewer_are_told():
+    text = text_of(layers(GPT, 5), 4, "pipe:2", "layers:pipe", pipeline_rounds=2)
+    assert "5 layers are computed as 4 × 2; with --pipeline_rounds=1 it is 6 for 5" in text
+
+
 def test_layers_that_fill_chunks_up_are_told():
     text = text_of(layers(GPT, 5), 4, "pipe:2", "layers:pipe")
     assert "16.7% of the layers' work is for none: 5 layers are computed as 2 × 3" in text
@@ -38,6 +61,19 @@ def test_layers_that_fill_chunks_up_are_told():
 def test_stacks_that_are_no_part_of_it_are_told():
     text = text_of(DENSE_FIRST, 4, "pipe:2", "layers:pipe")
     assert "not part of it, computed by every stage: layers=1 at" in text
+    assert "these layers are 37 % of the arithmetic of each stage" in text
+
+
+def test_what_a_rule_divides_is_told_without_layers_that_it_does_not():
+    """Two stages halve what is outside of the layers, and none of the dense layer."""
+    model = "deepseek_mini", "layers=5,vocab=2048"
+    whole = explain(lower(model, 4, "pipe:2", "layers:pipe"))
+    divided = explain(lower(model, 4, "pipe:2", "layers:pipe; vocab:pipe"))
+    # Shares of all that a device computes: products of both, against those of the dense layer.
+    shares = [p.outside / p.alike for p in (whole.pipeline, divided.pipeline)]
+    assert shares[1] == pytest.approx(shares[0] / 2, rel=0.05)
+    assert "every stage computes all of it: vocab:pipe divides it" in str(whole)
+    assert "as the loss: stages divide it\n" in str(divided)
 
 
 def test_stacks_that_follow_each_other_are_told():
