@@ -21,6 +21,7 @@ class RunningStack:
         line: the line of the loop over the layers.
         kept: the name of the dim of the buffers of its activations.
         live: the number of these buffers that each stage uses.
+        scope: what the paths of its parameters have in common.
     """
 
     layers: int
@@ -28,6 +29,7 @@ class RunningStack:
     line: str
     kept: str
     live: tuple[int, ...]
+    scope: str = ""
 
 
 @dataclass(frozen=True)

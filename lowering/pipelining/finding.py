@@ -12,7 +12,7 @@ text has no such input, so it is not a stack of layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from meshdsl.layouts.layout import Layout, Rule
@@ -127,6 +127,25 @@ def slices_of(scan: Operation) -> tuple[Tensor, ...]:
     return scan.inputs[scan.params["consts"] + scan.params["carries"] :]
 
 
+def scope_of(graph: Graph, loop: Operation, scan: Operation) -> str:
+    """Returns what the paths of the parameters of a stack have in common, such as `encoder/blocks`.
+
+    It tells stacks apart that one line makes. It is empty if the paths have nothing in common.
+
+    Args:
+        graph: the training step.
+        loop: the loop over microbatches.
+        scan: the forward pass, in the body of the loop.
+    """
+    body: Graph = loop.params["body"]
+    root, outer = _roots(body), dict(zip(body.inputs, loop.inputs, strict=True))
+    paths, root_outside = dict(zip(graph.inputs, graph.input_paths, strict=False)), _roots(graph)
+    fixed = [outer[t] for t in map(root, slices_of(scan)) if t in outer]
+    found = [paths[t].split("/") for t in map(root_outside, fixed) if paths.get(t)]
+    common = [parts[0] for parts in zip(*found, strict=False) if len(set(parts)) == 1]
+    return "/".join(common[common.index("params") + 1 :] if "params" in common else common)
+
+
 def _loops(graph: Graph) -> list[Operation]:
     """Returns the loops of a graph that do not belong to a backward pass."""
     return [op for op in graph.operations if op.name == "scan" and not op.source.backward]
@@ -166,6 +185,14 @@ def _has_parameters(
     graph: Graph, fixed: Set[Tensor], forward: Operation, backward: Operation
 ) -> bool:
     """Whether the forward pass slices a fixed input whose gradient the backward pass stacks."""
+    root = _roots(graph)
+    sliced = [t for t in slices_of(forward) if root(t) in fixed]
+    gradients = [set(t.shape) for t in backward.outputs[backward.params["carries"] :]]
+    return any(set(t.shape) in gradients for t in sliced)
+
+
+def _roots(graph: Graph) -> Callable[[Tensor], Tensor]:
+    """Returns a function from a tensor to the one that it is a cast or a transposition of."""
     makers = {t: op for op in graph.operations for t in op.outputs}
 
     def root(tensor: Tensor) -> Tensor:
@@ -173,6 +200,4 @@ def _has_parameters(
             tensor = op.inputs[0]
         return tensor
 
-    sliced = [t for t in slices_of(forward) if root(t) in fixed]
-    gradients = [set(t.shape) for t in backward.outputs[backward.params["carries"] :]]
-    return any(set(t.shape) in gradients for t in sliced)
+    return root

@@ -15,7 +15,13 @@ from meshdsl.lowering.pipelines.named import ROUNDS, WITH_ROUNDS, named
 from meshdsl.lowering.pipelines.running import PipelineDims, RunningPipeline, RunningStack
 from meshdsl.lowering.pipelining.chunks import Dims
 from meshdsl.lowering.pipelining.clocking import clocked
-from meshdsl.lowering.pipelining.finding import NoPipelineError, Stack, find_stacks, longest_of
+from meshdsl.lowering.pipelining.finding import (
+    NoPipelineError,
+    Stack,
+    find_stacks,
+    longest_of,
+    scope_of,
+)
 from meshdsl.lowering.pipelining.joint import Joint
 from meshdsl.lowering.pipelining.loops import Pipeline
 from meshdsl.lowering.pipelining.parts import Parts
@@ -23,7 +29,7 @@ from meshdsl.lowering.pipelining.timetable import Timetable, circular
 from meshdsl.lowering.placement.storage import stored_inputs, tensors_with_paths
 from meshdsl.lowering.writing.loops import within
 from meshdsl.tensors.tensor import Tensor
-from meshdsl.tracing.graph import Graph
+from meshdsl.tracing.graph import Graph, Operation
 from meshdsl.tracing.trace import Trace, bind, located, tracing
 
 
@@ -91,11 +97,13 @@ def _pipelined(
     return Pipelined(
         _rewritten(graph, stacks, joint, dims),
         Layout((*layout.rules, rule)),
-        _facts(stacks, dims, joint),
+        _facts(graph, stacks, dims, joint),
     )
 
 
-def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> RunningPipeline:
+def _facts(
+    graph: Graph, stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint
+) -> RunningPipeline:
     """Returns the facts of a pipeline, for reports."""
     body = stacks[0].loop.params["body"]
     passes = [op for stack in stacks for op in (stack.forward, stack.backward)]
@@ -104,7 +112,7 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
         for op in body.operations
         if op.name == "scan" and op not in passes and not op.source.backward
     ]
-    also = [f"{op.params['dim']} at {op.source}" for op in rest if _computes(op.params["body"])]
+    also = [_named(graph, stacks[0].loop, op) for op in rest if _computes(op.params["body"])]
     ticks = [sum(p.ticks for p in joint.phases if n in p.passes) for n in joint.passes]
     return RunningPipeline(
         str(stacks[0].rule),
@@ -116,6 +124,7 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
                 str(stack.forward.source),
                 dim.kept,
                 table.live,
+                scope_of(graph, stack.loop, stack.forward),
             )
             for stack, dim, table in zip(stacks, dims, joint.stacks, strict=True)
         ),
@@ -125,6 +134,12 @@ def _facts(stacks: Sequence[Stack], dims: Sequence[Dims], joint: Joint) -> Runni
         PipelineDims(dims[0].stage.name, dims[0].tick, dims[0].inside.name),
         tuple(also),
     )
+
+
+def _named(graph: Graph, loop: Operation, scan: Operation) -> str:
+    """Returns a loop in the body of the loop over microbatches as reports name it."""
+    scope = scope_of(graph, loop, scan)
+    return f"{scan.params['dim']}{f' of {scope}' * bool(scope)} at {scan.source}"
 
 
 def _computes(graph: Graph) -> bool:

@@ -257,7 +257,7 @@ def _stacks(pipeline: RunningPipeline) -> list[str]:
     count = pipeline.schedule.stages * pipeline.rounds
     return [
         f"chunks {n * count} to {(n + 1) * count - 1}: {_many(stack.per_chunk, 'layer')} each of "
-        f"the layers={stack.layers} at {stack.line}"
+        f"the layers={stack.layers}{f' of {stack.scope}' * bool(stack.scope)} at {stack.line}"
         for n, stack in enumerate(pipeline.stacks)
     ]
 

@@ -156,7 +156,7 @@ def test_a_stack_that_is_no_longer_by_division_is_computed_by_every_stage():
     pipeline = lower(("deepseek_mini", "layers=5,vocab=32"), 4, "pipe:2", "layers:pipe").pipeline
     assert [stack.layers for stack in pipeline.stacks] == [4]
     assert len(pipeline.also) == 1
-    assert "layers=1 at models/layers/block.py" in pipeline.also[0]
+    assert "layers=1 of dense_blocks at models/layers/block.py" in pipeline.also[0]
 
 
 def test_stages_divide_the_work_of_all_stacks():

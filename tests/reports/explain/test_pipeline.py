@@ -60,7 +60,7 @@ def test_layers_that_fill_chunks_up_are_told():
 
 def test_stacks_that_are_no_part_of_it_are_told():
     text = text_of(DENSE_FIRST, 4, "pipe:2", "layers:pipe")
-    assert "not part of it, computed by every stage: layers=1 at" in text
+    assert "not part of it, computed by every stage: layers=1 of dense_blocks at" in text
     assert "these layers are 37 % of the arithmetic of each stage" in text
 
 
@@ -79,7 +79,8 @@ def test_what_a_rule_divides_is_told_without_layers_that_it_does_not():
 def test_stacks_that_follow_each_other_are_told():
     text = text_of(T5, 4, "pipe:2", "layers:pipe")
     assert "2 stages of 1 chunk of each of 2 stacks, one after the other; 4 micro" in text
-    assert "chunks 0 to 1: 2 layers each of the layers=4 at models/layers/block.py" in text
+    assert "chunks 0 to 1: 2 layers each of the layers=4 of encoder/blocks at models/" in text
+    assert "chunks 2 to 3: 2 layers each of the layers=4 of decoder/blocks at models/" in text
     assert "stage 0   0F0 0F1 2F0 0F2 2F1   . 0F3 2F2 2B0" in text
     assert "bubble 20.0% of them" in text  # as that of one stack
 
