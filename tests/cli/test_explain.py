@@ -3,17 +3,10 @@
 import jax
 import pytest
 
-from meshdsl.cli.main import run
 from meshdsl.reports.stages import STAGES
+from tests.cli.commands import explained, refused
 
 LAYOUT = "--layout=batch:data; heads:model; d_ff:model; vocab:model; length:model?"
-
-
-def explained(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    return captured.out
 
 
 def test_the_largest_model_on_512_devices_is_explained_and_nothing_is_allocated(capsys):
@@ -105,13 +98,6 @@ def test_two_layouts_are_compared_in_a_page(capsys, tmp_path):
 def test_the_time_is_for_the_hardware_that_is_asked_for(capsys):
     assert "at the peaks of TPU v5p: " in explained(capsys, MESH, LAYOUT)
     assert "at the peaks of NVIDIA H100 SXM: " in explained(capsys, MESH, LAYOUT, "--hardware=h100")
-
-
-def refused(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, "")
-    return captured.err
 
 
 def test_a_second_layout_needs_a_mesh_and_has_to_fit_too(capsys):

@@ -4,25 +4,11 @@ import json
 
 import pytest
 
-from meshdsl.cli.main import run
 from meshdsl.cli.parsing.readers import duration
+from tests.cli.commands import explained, refused
 
 TWICE = ("--mesh_shape=replica:2,data:8", "--layout=batch:replica+data; optimizer/embed:data")
 ONCE = ("--mesh_shape=data:8", "--layout=batch:data; optimizer/embed:data")
-
-
-def explained(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    return captured.out
-
-
-def refused(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, "")
-    return captured.err
 
 
 def test_each_state_has_its_holders(capsys):

@@ -2,25 +2,11 @@
 
 import pytest
 
-from meshdsl.cli.main import run
 from meshdsl.lowering.pipelines import csv_files
 from meshdsl.lowering.pipelines.named import NAMES, WITH_ROUNDS, named
+from tests.cli.commands import explained, refused
 
 SIZES = ["--mesh_shape=pipe:2", "--microbatches=4"]
-
-
-def explained(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    return captured.out
-
-
-def refused(capsys, *arguments):
-    code = run(["explain", *arguments])
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, "")
-    return captured.err
 
 
 @pytest.mark.parametrize("name", NAMES)
