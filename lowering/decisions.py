@@ -98,10 +98,10 @@ def decide(
         return write(best), tuple(decisions.values())
     # Other strategies send at other places, so that other changes may pay: each way is improved.
     fits = evaluate(other).peak_bytes <= allowed
-    ends = [improved(best), improved(other) if fits else (other, {})]
+    ways = [improved(best), improved(other) if fits else (other, {})]
     if fits:
-        ends.sort(key=lambda end: evaluate(end[0]).seconds)
-    (best, decisions), (other, _) = ends
+        ways.sort(key=lambda way: evaluate(way[0]).seconds)
+    (best, decisions), (other, _) = ways
     chosen, rejected = (
         replace(evaluate(choice), name="together" if choice.joint else "one by one")
         for choice in (best, other)

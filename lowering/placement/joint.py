@@ -238,11 +238,11 @@ class _Group:
 
     def _splits(self) -> list[_Split]:
         """Returns what an axis may split in some product."""
-        found: dict[_Split, None] = {}
+        splits: dict[_Split, None] = {}
         for product in self.products.values():
-            for splits in product.splits:
-                found.update(dict.fromkeys(splits.items()))
-        return list(found)
+            for of_one in product.splits:
+                splits.update(dict.fromkeys(of_one.items()))
+        return list(splits)
 
     def _improved(self, start: _Numbers) -> _Numbers:
         """Returns what moves make of strategies, each move the best of its round."""

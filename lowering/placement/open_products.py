@@ -159,8 +159,8 @@ def shares(
         sent = bytes_moved([(result, left, layouts[result])], mesh)
         return total + (sent / sums[result.shape] if left.partial and not usual else sent)
 
-    found = {}
+    by_product = {}
     for op, product in products.items():
         costs = [share(product, number) for number in range(len(product.strategies))]
-        found[op] = Share(costs[product.usual], costs[product.usual] - min(costs))
-    return found
+        by_product[op] = Share(costs[product.usual], costs[product.usual] - min(costs))
+    return by_product

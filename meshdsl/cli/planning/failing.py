@@ -47,12 +47,12 @@ def show_failures(program: SpmdProgram, values: flags.FlagValues) -> str:
     from meshdsl.reports.failures import Costs, as_values, failures, predict, show
 
     device = find_hardware(values.hardware)
-    found = failures(program, values.devices_per_host or device.host)
+    report = failures(program, values.devices_per_host or device.host)
     prediction = None
     if values.mtbf is not None:
         costs = Costs(values.mtbf, values.storage_bandwidth, values.restart_time)
         step = simulate(stored_on(program, device), device).seconds
-        prediction = predict(found, step, device, costs, values.checkpoint_every)
+        prediction = predict(report, step, device, costs, values.checkpoint_every)
     if values.json:
-        return json.dumps(as_values(found, prediction), indent=2)
-    return show(found, prediction)
+        return json.dumps(as_values(report, prediction), indent=2)
+    return show(report, prediction)

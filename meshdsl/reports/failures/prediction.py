@@ -79,31 +79,31 @@ class Prediction:
 
 
 def predict(
-    found: Failures, step: float, hardware: Hardware, costs: Costs, every: int | None = None
+    report: Failures, step: float, hardware: Hardware, costs: Costs, every: int | None = None
 ) -> Prediction:
     """Returns the goodput of a job.
 
     Args:
-        found: who holds its state.
+        report: who holds its state.
         step: seconds of a step.
         hardware: the devices, whose slow network carries shards between hosts.
         every: steps between two checkpoints, to compare with the best number.
     """
-    hosts = found.domains.count
-    storage = found.bytes_of_host / costs.storage
+    hosts = report.domains.count
+    storage = report.bytes_of_host / costs.storage
     faults = Faults(
         mtbf=costs.mtbf / hosts,
-        save=found.bytes_of_device / COPY_BANDWIDTH,
+        save=report.bytes_of_device / COPY_BANDWIDTH,
         write=storage,
         restart=costs.restart + storage,
     )
-    devices = min(found.devices_per_host, found.mesh.size)
-    transfer = found.bytes_of_host / (hardware.network_bandwidth * devices)
+    devices = min(report.devices_per_host, report.mesh.size)
+    transfer = report.bytes_of_host / (hardware.network_bandwidth * devices)
     replicas = None
-    if single := found.together.single_share:
+    if single := report.together.single_share:
         recovery = RECONNECTING + transfer + step
         # Another host may be lost before the first is back.
-        second = (hosts - 1) / costs.mtbf * recovery * (1 - found.together.pair_share)
+        second = (hosts - 1) / costs.mtbf * recovery * (1 - report.together.pair_share)
         in_place = single * math.exp(-second)
         recovered = Faults(
             faults.mtbf, faults.save, faults.write, faults.restart, in_place, recovery

@@ -19,34 +19,34 @@ _WIDTH = 120
 _HOUR = 3600.0
 
 
-def show(found: Failures, prediction: Prediction | None = None) -> str:
+def show(report: Failures, prediction: Prediction | None = None) -> str:
     """Returns the report.
 
     Args:
         prediction: what failures cost, if it is asked for.
     """
-    sections = [_head(found), _states(found), _together(found)]
+    sections = [_head(report), _states(report), _together(report)]
     if prediction is not None:
-        sections += [_costs(found, prediction), _goodput(prediction)]
+        sections += [_costs(report, prediction), _goodput(prediction)]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
-def _head(found: Failures) -> list[str]:
-    hosts = _many(found.domains.count, "host")
-    where = f" on {found.mesh}" if found.mesh.axes else ""
-    text = f"{_many(found.mesh.size, 'device')} on {hosts}"
-    if found.slices is not None:
-        text += f" of {_many(found.slices.count, 'slice')}"
-    per = min(found.devices_per_host, found.mesh.size)
+def _head(report: Failures) -> list[str]:
+    hosts = _many(report.domains.count, "host")
+    where = f" on {report.mesh}" if report.mesh.axes else ""
+    text = f"{_many(report.mesh.size, 'device')} on {hosts}"
+    if report.slices is not None:
+        text += f" of {_many(report.slices.count, 'slice')}"
+    per = min(report.devices_per_host, report.mesh.size)
     each = f"a host has {per} consecutive devices" if per > 1 else "each device has a host"
-    return [f"{found.name}{where}: {text}; {each}"]
+    return [f"{report.name}{where}: {text}; {each}"]
 
 
-def _states(found: Failures) -> list[str]:
-    slices = found.slices is not None
+def _states(report: Failures) -> list[str]:
+    slices = report.slices is not None
     head = ["state", "tensors", "split over", "copies along", "shards", "devices", "hosts"]
     rows = [(*head, "on a host", "lost hosts survived", *["lost slices"] * slices)]
-    for state in found.states:
+    for state in report.states:
         row = [
             state.name,
             f"{state.tensors:,}",
@@ -59,33 +59,33 @@ def _states(found: Failures) -> list[str]:
             _survived(state.hosts),
         ]
         rows.append((*row, *([_survived(state.slices)] if state.slices is not None else [])))
-    every = [f"{found.domains.count:,}", "", _all_but_one(found.domains.count)]
+    every = [f"{report.domains.count:,}", "", _all_but_one(report.domains.count)]
     for name in ON_EVERY_HOST:
         row = [name, "", "", "every host", "", "", *every]
-        rows.append((*row, *([_all_but_one(found.slices.count)] if found.slices else [])))
+        rows.append((*row, *([_all_but_one(report.slices.count)] if report.slices else [])))
     return [
         "who holds each shard of the state: devices, and hosts",
         *table(rows, right=(1, 4, 5, 6, 7), squeezed=2, width=_WIDTH),
     ]
 
 
-def _survived(found: Survival) -> str:
+def _survived(survival: Survival) -> str:
     """Returns which losses are survived: `any 1; 98 % of pairs`."""
-    if found.least > 2:
-        return f"any {found.least - 1:,}"
-    if found.least == 2:
-        kept = found.pairs - found.fatal_pairs
-        return f"any 1; {kept:,} of {found.pairs:,} pairs" if kept else "any 1"
-    left = found.count - len(found.fatal)
-    return f"{left:,} of {found.count:,}" if left else "none"
+    if survival.least > 2:
+        return f"any {survival.least - 1:,}"
+    if survival.least == 2:
+        kept = survival.pairs - survival.fatal_pairs
+        return f"any 1; {kept:,} of {survival.pairs:,} pairs" if kept else "any 1"
+    left = survival.count - len(survival.fatal)
+    return f"{left:,} of {survival.count:,}" if left else "none"
 
 
 def _all_but_one(count: int) -> str:
     return f"any {count - 1:,}" if count > 1 else "none"
 
 
-def _together(found: Failures) -> list[str]:
-    hosts, lines = found.together, []
+def _together(report: Failures) -> list[str]:
+    hosts, lines = report.together, []
     if hosts.least > 2:
         says = f"of any {hosts.least - 1:,} hosts"
     elif hosts.least == 2:
@@ -99,24 +99,24 @@ def _together(found: Failures) -> list[str]:
     else:
         says = "of no host"
     text = f"without a checkpoint, the state survives the loss {says}"
-    if found.slices is not None:
-        text += f"; and of {'a whole' if found.slices.least > 1 else 'no'} slice"
+    if report.slices is not None:
+        text += f"; and of {'a whole' if report.slices.least > 1 else 'no'} slice"
     lines += wrapped("", text, _WIDTH)
     if hosts.least > 1:
-        text = f"a host that comes back receives {show_bytes(found.bytes_of_host)} from others"
-        if found.slices is not None and found.slices.least > 1:
-            text += f", a slice {show_bytes(found.bytes_of_slice)}"
+        text = f"a host that comes back receives {show_bytes(report.bytes_of_host)} from others"
+        if report.slices is not None and report.slices.least > 1:
+            text += f", a slice {show_bytes(report.bytes_of_slice)}"
         lines.append(text)
-    return lines + _held_once(found)
+    return lines + _held_once(report)
 
 
-def _held_once(found: Failures) -> list[str]:
+def _held_once(report: Failures) -> list[str]:
     """Returns what a single host holds, and what changes it."""
-    once = found.held_once
+    once = report.held_once
     if not once:
         return []
     names = ", ".join(dict.fromkeys(f"{state.name} ({_split(state)})" for state in once))
-    if found.domains.count == 1:
+    if report.domains.count == 1:
         return wrapped("held by a single host: ", f"all; there is one: {names}", _WIDTH)
     inside = sorted({axis for state in once for axis in state.replicas})
     if inside:
@@ -131,19 +131,19 @@ def _split(state: State) -> str:
     return "; ".join(state.splits) or "not split"
 
 
-def _costs(found: Failures, prediction: Prediction) -> list[str]:
+def _costs(report: Failures, prediction: Prediction) -> list[str]:
     costs, faults = prediction.costs, prediction.checkpoints.faults
     lines = wrapped(
         "failures: ",
         f"one in {_long(costs.mtbf)} of a host is {_rate(prediction.failures_per_day)} for "
-        f"{_many(found.domains.count, 'host')}, one in {_long(faults.mtbf)}",
+        f"{_many(report.domains.count, 'host')}, one in {_long(faults.mtbf)}",
         _WIDTH,
     )
     lines += wrapped(
         "saving: ",
-        f"the step waits {_long(faults.save)} for {show_bytes(found.bytes_of_device)} from each "
+        f"the step waits {_long(faults.save)} for {show_bytes(report.bytes_of_device)} from each "
         f"device ({COPY_BANDWIDTH / 1e9:.1f} GB/s assumed); a host writes "
-        f"{show_bytes(found.bytes_of_host)} in {_long(faults.write)} beside the steps "
+        f"{show_bytes(report.bytes_of_host)} in {_long(faults.write)} beside the steps "
         f"(--storage_bandwidth: {costs.storage / 1e9:,.3g} GB/s of a host)",
         _WIDTH,
     )

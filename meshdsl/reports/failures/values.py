@@ -10,26 +10,26 @@ from meshdsl.reports.failures.prediction import Prediction, Way
 from meshdsl.reports.failures.states import ON_EVERY_HOST, Failures, State
 
 
-def as_values(found: Failures, prediction: Prediction | None = None) -> dict[str, Any]:
+def as_values(report: Failures, prediction: Prediction | None = None) -> dict[str, Any]:
     """Returns a report as values; arguments as of `text.show`."""
     return {
-        "program": found.name,
-        "mesh": str(found.mesh),
-        "devices_per_host": found.devices_per_host,
-        "hosts": found.domains.count,
-        "slices": 1 if found.slices is None else found.slices.count,
-        "states": [_state(state, found) for state in found.states],
+        "program": report.name,
+        "mesh": str(report.mesh),
+        "devices_per_host": report.devices_per_host,
+        "hosts": report.domains.count,
+        "slices": 1 if report.slices is None else report.slices.count,
+        "states": [_state(state, report) for state in report.states],
         "on_every_host": list(ON_EVERY_HOST),
-        "survives": _survival(found.together),
-        "survives_slices": None if found.slices is None else _survival(found.slices),
-        "held_by_a_single_host": [state.name for state in found.held_once],
-        "bytes_of_host": found.bytes_of_host,
-        "bytes_of_slice": found.bytes_of_slice,
+        "survives": _survival(report.together),
+        "survives_slices": None if report.slices is None else _survival(report.slices),
+        "held_by_a_single_host": [state.name for state in report.held_once],
+        "bytes_of_host": report.bytes_of_host,
+        "bytes_of_slice": report.bytes_of_slice,
         "goodput": None if prediction is None else _prediction(prediction),
     }
 
 
-def _state(state: State, found: Failures) -> dict[str, Any]:
+def _state(state: State, report: Failures) -> dict[str, Any]:
     return {
         "name": state.name,
         "tensors": state.tensors,
@@ -37,7 +37,7 @@ def _state(state: State, found: Failures) -> dict[str, Any]:
         "copies_along": list(state.replicas),
         "shards": state.shards,
         "devices_of_a_shard": state.copies,
-        "hosts_of_each_shard": sorted(found.domains.holders(state.axes)),
+        "hosts_of_each_shard": sorted(report.domains.holders(state.axes)),
         "bytes_of_device": state.bytes,
         "bytes_of_host": state.bytes_of_host,
         "survives": _survival(state.hosts),
@@ -45,13 +45,13 @@ def _state(state: State, found: Failures) -> dict[str, Any]:
     }
 
 
-def _survival(found: Survival) -> dict[str, Any]:
+def _survival(survival: Survival) -> dict[str, Any]:
     return {
-        "any": found.least - 1,
-        "singles": found.count - len(found.fatal),
-        "of_singles": found.count,
-        "pairs": found.pairs - found.fatal_pairs,
-        "of_pairs": found.pairs,
+        "any": survival.least - 1,
+        "singles": survival.count - len(survival.fatal),
+        "of_singles": survival.count,
+        "pairs": survival.pairs - survival.fatal_pairs,
+        "of_pairs": survival.pairs,
     }
 
 

@@ -65,20 +65,20 @@ def runs_below(places: Sequence[str]) -> list[RunHistory]:
     Raises:
         ValueError: a folder is not there, or has no run.
     """
-    found: dict[Path, RunHistory] = {}
+    runs: dict[Path, RunHistory] = {}
     for place in places:
         if not Path(place).is_dir():
             near = [path.name for path in _siblings(Path(place))]
             raise ValueError(f"{place} is not a folder{did_you_mean(Path(place).name, near)}")
         files = [file for folder in _folders(place) for file in _metrics_of(folder)]
-        runs = {file.resolve(): run for file in files if (run := _read(file)) is not None}
-        if not runs:
+        below = {file.resolve(): run for file in files if (run := _read(file)) is not None}
+        if not below:
             raise ValueError(
                 f"{place} has no run: no folder in it has a metrics.jsonl with reports. "
                 "`meshdsl train --workdir=runs/first` writes one"
             )
-        found |= runs
-    return sorted(found.values(), key=lambda run: run.name)
+        runs |= below
+    return sorted(runs.values(), key=lambda run: run.name)
 
 
 def _siblings(place: Path) -> Iterator[Path]:

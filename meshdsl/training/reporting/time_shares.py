@@ -67,11 +67,11 @@ class TimeShares:
 
     def __str__(self) -> str:
         """Says where the time went: `time: 93.1 % steps, 4.2 % compiling`."""
-        found = self.read()
-        if not found:
+        spent = self.read()
+        if not spent:
             return ""
-        shares = [(found["steps_share"], "steps")]
-        shares += [(found[f"{part}_share"], _WORDS.get(part, part)) for part in PARTS]
+        shares = [(spent["steps_share"], "steps")]
+        shares += [(spent[f"{part}_share"], _WORDS.get(part, part)) for part in PARTS]
         shares.append((1 - sum(share for share, _ in shares), "starting"))
         said = [f"{100 * share:.1f} % {word}" for share, word in shares if share >= 0.0005]
         return f"time: {', '.join(said)}"
