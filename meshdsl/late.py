@@ -29,6 +29,8 @@ CALLS = {
     # The mesh and the layout that `auto` stands for.
     "layout of a graph": "meshdsl.search.automatic:for_graph",
     "layout of a recipe": "meshdsl.search.automatic:for_recipe",
+    # Weights and models of Hugging Face; models are written in the language.
+    "folders of Hugging Face": "meshdsl.models.huggingface",
     # What a program costs, computed when it is asked for.
     "memory of a program": "meshdsl.lowering.costs.memory:memory",
     "flops of a program": "meshdsl.lowering.costs.flops:flops",

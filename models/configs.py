@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import meshdsl as md
 from meshdsl.models import remat
+from meshdsl.nn.positions import RotaryScaling
 from meshdsl.nn.routing import route_misfits
 from meshdsl.tensors.dims import Dimension
 
@@ -34,6 +35,8 @@ class TransformerConfig:
         norm_eps: added to variances; None: 1e-6 for "rms", 1e-5 for "layer".
         positions: "rotary" turns queries and keys; "learned" adds embeddings; "relative" and
             "alibi" add to the scores, by learned buckets of distances or in proportion to them.
+        rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original: slower rotations,
+            as `nn.RotaryScaling` makes them.
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
             heads come from `kv_rank` features, and `rotary_kv` more tell positions.
         scaled: whether multi-head scores are divided by sqrt(kv).
@@ -58,6 +61,7 @@ class TransformerConfig:
             balances by `nn.balance_bias`; for decoders. Let balance_weight be small then, or 0.
         balance_weight, router_z_weight: of the router's losses, in the loss of training.
         bias: whether projections and layer norms have biases.
+        qkv_bias: whether queries, keys and values have biases where `bias` gives none.
         tied: whether the embedding also makes the logits.
         remat: what each block's backward pass computes again rather than keep: "none", "full", or
             all but something: "dots", "names:attention_out+mlp_hidden", "keep_collectives". See
@@ -81,6 +85,11 @@ class TransformerConfig:
     norm_eps: float | None = None
     positions: Literal["rotary", "learned", "relative", "alibi", "none"] = "rotary"
     rotary_base: float = 10000.0
+    rotary_scaling: Literal["none", "linear", "llama3"] = "none"
+    rotary_factor: float = 1.0
+    rotary_low: float = 1.0
+    rotary_high: float = 4.0
+    rotary_original: int = 8192
     relative_buckets: int = 32
     relative_distance: int = 128
     attention: Literal["multihead", "latent"] = "multihead"
@@ -109,6 +118,7 @@ class TransformerConfig:
     balance_weight: float = 0.01
     router_z_weight: float = 0.001
     bias: bool = False
+    qkv_bias: bool = False
     tied: bool = True
     remat: str = "none"
     policy: md.Policy = field(default_factory=md.Policy)
@@ -170,6 +180,15 @@ class TransformerConfig:
         return self.rotary_kv or self.kv_size // 2
 
     @property
+    def scaling(self) -> RotaryScaling | None:
+        """What slows rotary positions down, if anything."""
+        kind = self.rotary_scaling
+        if kind == "none":
+            return None
+        low, high, original = self.rotary_low, self.rotary_high, self.rotary_original
+        return RotaryScaling(kind, self.rotary_factor, low, high, original)
+
+    @property
     def group_dims(self) -> tuple[Dimension, ...]:
         """The dim `group` of grouped-query attention; nothing for multi-head attention."""
         size = self.heads // self.kv_heads_size
@@ -204,7 +223,15 @@ class TransformerConfig:
         size = getattr(self, f"{turned}_size")
         if self.positions == "rotary" and size % 2:
             problems.append(f"rotary positions turn features in pairs, but {turned}={size} is odd")
+        if self.rotary_scaling != "none" and self.rotary_factor < 1:
+            problems.append(f"rotary_factor={self.rotary_factor:g}: needs to be at least 1")
+        if self.rotary_scaling == "llama3" and self.rotary_low >= self.rotary_high:
+            problems.append(
+                f"rotary_low={self.rotary_low:g} needs to be below rotary_high={self.rotary_high:g}"
+            )
         if self.attention == "latent":
+            if self.qkv_bias:
+                problems.append("qkv_bias is for multi-head attention; leave it out")
             if self.kv_heads is not None:
                 problems.append("latent attention has keys for every head; leave kv_heads out")
             if self.positions != "rotary":

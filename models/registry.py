@@ -1,9 +1,11 @@
-"""Models by name: registered ones, and the user's own by module or file."""
+"""Models by name: registered ones, folders of Hugging Face, and the user's own."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
+from meshdsl.models.huggingface import Folder, is_folder
 from meshdsl.models.model import Model
 from meshdsl.models.named import MODELS
 from meshdsl.models.own import attribute_of
@@ -18,23 +20,26 @@ def load(name: str, overrides: str = "") -> Model:
     `load("gpt_mini")`, `load("gpt2_small", "layers=8,embed=512")`.
 
     Args:
-        name: a registered name, `my_package.my_models:tiny`, or `my_models.py:tiny`; the attribute
-            is a Model or a function without arguments that returns one.
+        name: a registered name, a folder of Hugging Face with its `config.json`,
+            `my_package.my_models:tiny`, or `my_models.py:tiny`; the attribute is a Model or a
+            function without arguments that returns one.
         overrides: changes of configuration fields.
 
     Raises:
-        ValueError: unknown name, module, file or attribute (choices shown), an attribute that is no
-            model, or overrides that do not fit; all of these are told.
+        ValueError: unknown name, folder, module, file or attribute (choices shown), an attribute
+            that is no model, or overrides that do not fit; all of these are told.
     """
     if name in MODELS:
         model = MODELS[name].model(name)
+    elif is_folder(name) or Path(name).expanduser().is_dir():
+        model = Folder.read(name).model
     elif ":" in name:
         model = _own(name)
     else:
         raise ValueError(
             f"unknown model {name!r}{did_you_mean(name, NAMES) or '.'} Choose from "
             f"{', '.join(NAMES)}, or give your own as my_package.my_models:name or "
-            "my_models.py:name"
+            "my_models.py:name, or the path of a folder of Hugging Face"
         )
     return model.with_overrides(overrides)
 

@@ -83,6 +83,34 @@ def _readable(name: str, saved: str) -> str:
     return saved
 
 
+def is_hugging_face(path: Any) -> bool:
+    """Whether a path names a folder of Hugging Face."""
+    from meshdsl.models.huggingface import is_folder
+
+    return isinstance(path, str) and is_folder(path)
+
+
+def follow_init_from(values: flags.FlagValues) -> None:
+    """Takes model and tokenizer from the folder of Hugging Face that `--init_from` names, if any.
+
+    Flags that the user has given stay. Without a file of the `tokenizers` library in the folder,
+    tokens are bytes, as always.
+    """
+    if is_hugging_face(values.init_from):
+        _set_default(values, "model", values.init_from)
+    if values["model"].present and is_hugging_face(values.model):
+        file = Path(values.model).expanduser() / "tokenizer.json"
+        if file.is_file():
+            _set_default(values, "tokenizer", str(file))
+
+
+def _set_default(values: flags.FlagValues, name: str, text: str) -> None:
+    flag = values[name]
+    if not flag.present:
+        flag.parse(text)
+        flag.present, flag.using_default_value = 1, False  # the settings of the run have it
+
+
 def model_of(values: flags.FlagValues, problems: Problems) -> Model | None:
     """Returns the model of the flags, with their policy; None if they do not give one."""
     from meshdsl.models import load

@@ -1,10 +1,11 @@
-"""`meshdsl export`: a checkpoint's parameters as safetensors."""
+"""`meshdsl export`: a checkpoint's parameters as safetensors, or as a folder of Hugging Face."""
 
 from __future__ import annotations
 
 import jax
 from absl import flags
 
+from meshdsl.cli.checkpointed import OF_MODEL, is_hugging_face, model_of, stored_params
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.training.checkpointing.weight_files import SUFFIX
@@ -26,11 +27,20 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
         problems.add(f"--max_shard_size: {values.out} is one file; give a folder for several")
     if not isinstance(values.max_shard_size, Mistake) and values.max_shard_size < 1:
         problems.add("--max_shard_size: needs at least 1 byte")
-    problems.check()
+    foreign = values.format == "hf"
+    if foreign and values.out and values.out.endswith(SUFFIX):
+        problems.add(f"--format=hf writes a folder: give --out={values.out.removesuffix(SUFFIX)}")
     jax.config.update("jax_platforms", "cpu")  # devices may be at work in a run that goes on
+    model, origin = None, None
+    if foreign and not problems.found:
+        stored_params(values, problems, OF_MODEL)
+        model = model_of(values, problems)
+        origin = values.model if is_hugging_face(values.model) else None
+    problems.check()
     from meshdsl.training.checkpointing.exporting import export
 
-    done = export(values.workdir, values.out, values.step, values.dtype, values.max_shard_size)
+    how = (values.step, values.dtype, values.max_shard_size, model, origin)
+    done = export(values.workdir, values.out, *how)
     files = (
         str(done.files[0]) if len(done.files) == 1 else f"{len(done.files)} files in {values.out}"
     )

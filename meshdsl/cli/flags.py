@@ -59,7 +59,8 @@ FLAGS: dict[str, Flag] = {
     "model": (
         "gpt_mini",
         str,
-        "A named configuration, or your own: `my_package.my_models:tiny`, `my_models.py:tiny`.",
+        "A named configuration, your own (`my_package.my_models:tiny`, `my_models.py:tiny`), or a "
+        "folder of Hugging Face, by its config.json. With --init_from=FOLDER, that is the default.",
     ),
     "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
     "mesh_shape": (
@@ -244,6 +245,11 @@ FLAGS: dict[str, Flag] = {
         None,
         whole(0),
         "Step of the checkpoint to `export`, `generate` with or `evaluate`. Default: the latest.",
+    ),
+    "format": (
+        "meshdsl",
+        one_of("meshdsl", "hf"),
+        "What `export` writes: hf is a folder for transformers, with its config.json.",
     ),
     "dtype": (None, floating, "What `export` rounds to: bfloat16, float16. Default: nothing."),
     "max_shard_size": ("5GB", size, "The most bytes of one file of an `export` to a folder."),

@@ -111,7 +111,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "repetition_penalty",
         "stop",
     ),
-    "export": ("out", "step", "dtype", "max_shard_size"),
+    "export": ("out", "step", "format", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
 _RUN = ("data", "reports of a run", "checkpoints", "processes")
@@ -245,10 +245,12 @@ HELP: Mapping[str, Help] = {
         },
     ),
     "export": Help(
-        "workdir out step dtype max_shard_size",
+        "workdir out format step dtype max_shard_size",
+        also="model model_args policy",
         examples={
             "Write a run's parameters in bfloat16:": "--workdir=runs/long --out=weights "
-            "--dtype=bfloat16"
+            "--dtype=bfloat16",
+            "Write a folder that transformers loads:": "--workdir=runs/long --out=mine --format=hf",
         },
     ),
     "runs": Help(

@@ -93,6 +93,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     values, problems = flags.read(rest, name, words)
     problems.found += of_other_commands(rest, name)
+    if values.init_from is not None or values["model"].present:
+        from meshdsl.cli.checkpointed import follow_init_from
+
+        follow_init_from(values)
     if values.help:
         from meshdsl.cli.help import show_help
 

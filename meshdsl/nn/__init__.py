@@ -6,12 +6,20 @@ from meshdsl.nn.losses import mean_where, softmax_cross_entropy
 from meshdsl.nn.mlp import gated_mlp, mlp
 from meshdsl.nn.moe import moe
 from meshdsl.nn.norms import batch_norm, group_norm, layer_norm, rms_norm
-from meshdsl.nn.positions import Rotation, alibi_bias, relative_bias, rotary, rotation
+from meshdsl.nn.positions import (
+    RotaryScaling,
+    Rotation,
+    alibi_bias,
+    relative_bias,
+    rotary,
+    rotation,
+)
 from meshdsl.nn.queues import dropped_choices
 from meshdsl.nn.routing import RouterLosses, Routing, balance_bias, route
 from meshdsl.nn.sampling import penalise_seen, row_noise, sample
 
 __all__ = [
+    "RotaryScaling",
     "Rotation",
     "RouterLosses",
     "Routing",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import meshdsl as md
 from meshdsl.nn.precision import at_least_float32
@@ -36,17 +38,47 @@ class Rotation(md.Module):
         return md.cast(turned, x.dtype)
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Slower rotations, so that a model reads longer texts than it was first trained on.
+
+    Attributes:
+        kind: "linear" divides all rates by `factor` (Chen et al. 2023, "Extending context window").
+            "llama3" divides the rates of features that turn fewer than `low` times in `original`
+            positions, keeps those of more than `high` turns, and blends those between (Grattafiori
+            et al. 2024, "The Llama 3 herd of models", section 3.4.2, and its reference code).
+        original: the length of the first training; "linear" does not need it.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def __call__(self, rate: md.Tensor) -> md.Tensor:
+        """Returns the scaled rates, in radians per position."""
+        slow = rate / self.factor
+        if self.kind == "linear":
+            return slow
+        turns = rate * (self.original / (2 * math.pi))
+        share = md.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        return slow + share * (rate - slow)
+
+
 @operation
 def rotation(
     length: Dimension,
     over: Dimension,
     base: float = 10000.0,
     positions: md.Tensor | None = None,
+    scaling: RotaryScaling | None = None,
 ) -> Rotation:
     """Returns the tables that rotate the features `over` by their position in `length`.
 
     Args:
         positions: integers [..., length]; by default 0, 1, ...
+        scaling: changes the rates of rotation; None: they stay as they are.
 
     Raises:
         ValueError: `over` has an odd size.
@@ -56,6 +88,8 @@ def rotation(
     half = over.size // 2
     feature = md.arange(over)
     rate = md.exp(md.cast(feature % half, "float32") * (-math.log(base) / half))
+    if scaling is not None:
+        rate = scaling(rate)
     if positions is None:
         positions = md.arange(length)
     angle = md.outer(md.multiply, md.cast(positions, "float32"), rate)

@@ -98,9 +98,9 @@ class Recipe:
     )
     seed: int = setting("Seed of the initial parameters.", Whole(0), default=0)
     init_from: str | os.PathLike[str] | None = setting(
-        "Weights to start from: a .safetensors file, or a folder of them; they may lack what "
-        "`trainable` names, which is initialised then. A checkpoint in the workdir goes before "
-        "them.",
+        "Weights to start from: a .safetensors file, a folder of them or of Hugging Face; they "
+        "may lack what `trainable` names, which is initialised then. A checkpoint in the workdir "
+        "goes before them.",
         PATH,
         default=None,
     )

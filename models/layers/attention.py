@@ -253,8 +253,8 @@ def init_multihead(
     _, embed, heads, kv, *_ = config.dims
     group = config.group_dims
 
-    def zeros(*dims: Dimension) -> md.Tensor | None:
-        return draw.zeros([*front, *dims]) if config.bias else None
+    def zeros(*dims: Dimension, there: bool = config.bias or config.qkv_bias) -> md.Tensor | None:
+        return draw.zeros([*front, *dims]) if there else None
 
     return Attention(
         query=draw.into(embed, [*front, embed, heads, *group, kv]),
@@ -264,7 +264,7 @@ def init_multihead(
         query_bias=zeros(heads, *group, kv),
         key_bias=zeros(heads, kv),
         value_bias=zeros(heads, kv),
-        out_bias=zeros(embed),
+        out_bias=zeros(embed, there=config.bias),
         scaled=config.scaled,
         window=config.window,
     )

@@ -57,7 +57,7 @@ def rotation_of(
     features = Dimension("kv", config.kv_size)
     if config.attention == "latent":
         features = Dimension("rotary_kv", config.rotary_kv_size)
-    return nn.rotation(length, features, config.rotary_base, positions)
+    return nn.rotation(length, features, config.rotary_base, positions, config.scaling)
 
 
 def distance_bias(

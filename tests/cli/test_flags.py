@@ -91,6 +91,7 @@ PROMISED = {
     "stop": None,
     "out": None,
     "step": None,
+    "format": "meshdsl",
     "dtype": None,
     "max_shard_size": 5 * 10**9,
     "resume": True,

@@ -80,7 +80,7 @@ def test_an_unknown_name_shows_the_choices():
     assert message("llama_8b") == (
         "unknown model 'llama_8b'. Did you mean `llama3_8b` or `llama_7b`? Choose from "
         f"{', '.join(models.NAMES)}, or give your own as my_package.my_models:name or "
-        "my_models.py:name"
+        "my_models.py:name, or the path of a folder of Hugging Face"
     )
 
 
@@ -89,12 +89,14 @@ def test_mistakes_in_overrides_name_the_model():
         "gpt_mini with 'layrs=8,heads=x': 2 problems",
         "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, embed, "
         "heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, norm_eps, positions, "
-        "rotary_base, relative_buckets, relative_distance, attention, scaled, window, query_rank, "
+        "rotary_base, rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original, "
+        "relative_buckets, relative_distance, attention, scaled, window, query_rank, "
         "kv_rank, rotary_kv, mlp, experts, experts_per_token, shared_experts, capacity, "
         "report_dropped, dispatch, expert_peers, dense_layers, dense_d_ff, router_score, "
         "router_normalise, router_scale, "
         "router_groups, router_chosen_groups, router_group_score, router_bias, balance_weight, "
-        "router_z_weight, bias, tied, remat, policy, policy.params, policy.compute, policy.output",
+        "router_z_weight, bias, qkv_bias, tied, remat, policy, policy.params, policy.compute, "
+        "policy.output",
     ]
 
 

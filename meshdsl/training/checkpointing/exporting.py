@@ -12,7 +12,8 @@ from typing import Any
 
 from meshdsl.training.checkpointing.stored_params import StoredParams
 from meshdsl.training.checkpointing.weight_files import check_free
-from meshdsl.training.checkpointing.weights import SHARD, write_weights
+from meshdsl.training.checkpointing.weights import SHARD, write_hugging_face, write_weights
+from meshdsl.training.state import spec_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def export(
     step: int | None = None,
     dtype: Any = None,
     max_shard_size: int = SHARD,
+    model: Any = None,
+    origin: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
@@ -43,13 +46,24 @@ def export(
         workdir: the run's folder.
         out, dtype, max_shard_size: as in `save_weights`.
         step: the checkpoint's step. None: the latest undamaged one.
+        model: the `meshdsl.models.Model` of the run; then a folder of Hugging Face is written, for
+            `transformers` and what reads its folders.
+        origin: with a model, the folder of Hugging Face that it came from, whose tokenizer is to go
+            out with it.
 
     Raises:
-        ValueError: there is no such checkpoint, or it is damaged; or the files cannot be written.
+        ValueError: there is no such checkpoint, or it is damaged; no family of Hugging Face has
+            such models; or the files cannot be written.
     """
     target = Path(out).absolute()
     check_free(target)
     stored = StoredParams.of(workdir, step)
-    files = write_weights(target, stored.specs, stored.read, dtype, max_shard_size, stored.step)
+    if model is not None:
+        stored.check(spec_of(model.init))
+        files = write_hugging_face(
+            target, model, stored.specs, stored.read, dtype, max_shard_size, origin
+        )
+    else:
+        files = write_weights(target, stored.specs, stored.read, dtype, max_shard_size, stored.step)
     count = sum(each.dims.volume for each in stored.specs.values())
     return Exported(stored.step, count, tuple(files))

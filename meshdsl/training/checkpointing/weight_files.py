@@ -96,8 +96,8 @@ class WeightFiles:
         if problems:
             raise ValueError("\n  ".join([f"cannot read the weights in {self.path}", *problems]))
 
-    def read(self, name: str, index: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Reads and returns a block of a tensor, from a start to a stop in each dim.
+    def read(self, name: str, index: Sequence[tuple[int, int]], dtype: Any) -> np.ndarray:
+        """Reads a block of a tensor, from a start to a stop in each dim; returns it in a dtype.
 
         Raises:
             ValueError: the file cannot be read any more.
@@ -111,7 +111,7 @@ class WeightFiles:
                 data = file.get_slice(name)[tuple(slice(*each) for each in index)]
         except (SafetensorError, OSError) as error:
             raise ValueError(f"cannot read {name} in {stored.file}: {_reason(error)}") from error
-        return np.asarray(data)
+        return np.asarray(data).astype(dtype, copy=False)
 
 
 def _places(path: Path) -> dict[str, Path]:
@@ -132,7 +132,12 @@ def _places(path: Path) -> dict[str, Path]:
 def _files(path: Path) -> list[Path]:
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise ValueError(f"{path} has no {SUFFIX} file")
+        hint = "".join(
+            f"; {file.name} can run code when it is read, so take the safetensors of the same "
+            "model, or write them with `save_pretrained` of transformers"
+            for file in sorted(path.glob("*.bin"))[:1]
+        )
+        raise ValueError(f"{path} has no {SUFFIX} file{hint}")
     return files
 
 
@@ -191,6 +196,7 @@ def write(
     groups: Sequence[Sequence[str]],
     fetch: Callable[[Sequence[str]], Mapping[str, np.ndarray]],
     metadata: Callable[[Sequence[str]], Mapping[str, str]],
+    beside: Mapping[str, Callable[[Path], Any]] = {},
 ) -> list[Path]:
     """Writes tensors, one file for each group; at most one group is in memory at a time.
 
@@ -198,6 +204,7 @@ def write(
         out: a file, for one group, or a folder.
         fetch: returns the tensors of a group.
         metadata: returns the metadata of a group's file.
+        beside: writes other files of a folder, by name: each gets its path.
 
     Returns:
         The files.
@@ -224,6 +231,8 @@ def write(
             index = {"metadata": {"total_size": sizes}, "weight_map": written}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (folder / out.name / INDEX).write_text(text)
+        for name, written_at in beside.items():
+            written_at(folder / out.name / name)
     return [out / name for name in sorted({*written.values()})]
 
 

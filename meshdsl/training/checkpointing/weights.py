@@ -22,12 +22,12 @@ import jax
 import numpy as np
 
 from meshdsl.tensors.dtypes import is_float, short
-from meshdsl.tensors.named_array import NamedArray
+from meshdsl.tensors.named_array import NamedArray, Spec
+from meshdsl.training.checkpointing.foreign_files import weight_files, write_foreign
 from meshdsl.training.checkpointing.weight_files import (
     DIMS,
     SUFFIX,
     Stored,
-    WeightFiles,
     shards,
     write,
 )
@@ -109,6 +109,26 @@ def write_weights(
     return []
 
 
+def write_hugging_face(
+    out: Path,
+    model: Any,
+    specs: Mapping[str, Any],
+    fetch: Callable[[Sequence[str]], dict[str, np.ndarray]],
+    dtype: Any = None,
+    max_shard_size: int = SHARD,
+    origin: str | os.PathLike[str] | None = None,
+) -> list[Path]:
+    """Writes the parameters of a model as a folder of Hugging Face; arguments as of `export`."""
+    wanted = None if dtype is None else np.dtype(dtype)
+    dtypes = {name: _written(np.dtype(spec.dtype), wanted) for name, spec in specs.items()}
+    rounded = {name: Spec(spec.dims, dtypes[name]) for name, spec in specs.items()}
+
+    def round_to(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return _rounded(arrays, dtypes)
+
+    return write_foreign(out.absolute(), model, rounded, fetch, round_to, max_shard_size, origin)
+
+
 def load_weights(
     path: str | os.PathLike[str], like: Any, places: Sequence[Any] | None = None
 ) -> Any:
@@ -132,7 +152,7 @@ class Weights:
     """The weights in a file or a folder: `check` them early, `load` them when they are needed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.files = WeightFiles(path)
+        self.files = weight_files(path)
 
     def check(self, like: Any, trainable: Trainable | None = None) -> frozenset[str]:
         """Compares the files with a model; reads no numbers.
@@ -168,6 +188,13 @@ class Weights:
         if problems:
             rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
             first = f"weights {self.files.path} are of another model"
+            if not any(stored.dims for stored in tensors.values()) and tensors.keys().isdisjoint(
+                wanted
+            ):
+                rest.append(
+                    "none of the names are of meshdsl: if this is a folder of Hugging Face, it "
+                    "lacks its config.json; download that beside the weights"
+                )
             if trainable is None and tensors and len(problems) == len(missing):
                 rest.append(
                     "parameters that `trainable` names may be missing; they are initialised"
@@ -194,7 +221,7 @@ class Weights:
             assert index is not None
             key = tuple(each.indices(size)[:2] for each, size in zip(index, sizes, strict=True))
             if key not in blocks:
-                blocks[key] = self.files.read(name, key).astype(dtype, copy=False)
+                blocks[key] = self.files.read(name, key, dtype)
             return blocks[key]
 
         if place is None:

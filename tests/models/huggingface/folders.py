@@ -1,0 +1,91 @@
+"""Small folders of Hugging Face with random weights, written without torch."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from meshdsl.models.huggingface import Folder, Table
+from meshdsl.training.checkpointing.weights import write_hugging_face
+from meshdsl.training.state import by_path, spec_of
+
+SIZES = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 67,  # no layout divides it
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+CONFIGS = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_layer": 3,
+        "n_embd": 24,
+        "n_head": 6,
+        "n_positions": 32,
+        "vocab_size": 67,
+    },
+    "llama 2": {"model_type": "llama", **SIZES, "rms_norm_eps": 1e-5},
+    "llama 3.1": {
+        "model_type": "llama",
+        **SIZES,
+        "head_dim": 8,
+        "rope_theta": 100.0,
+        "rope_scaling": LLAMA3,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+    },
+}
+
+
+def table_of(folder):
+    """Returns the table of the folder's model."""
+    read = Folder.read(folder)
+    return Table(read.family.parts, by_path(spec_of(read.model.init)))
+
+
+def write_folder(folder, config, files=1, dtype="float32", seed=0):
+    """Writes a folder with random weights of a config.json; returns it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(seed)
+    arrays = {
+        name: (0.3 * rng.normal(size=shape) + name.endswith("norm.weight")).astype(dtype)
+        for name, shape in table_of(folder).shapes().items()
+    }
+    names = sorted(arrays)
+    weight_map = {
+        name: f"model-{1 + number % files}.safetensors" for number, name in enumerate(names)
+    }
+    if files > 1:
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file in {*weight_map.values()}:
+        save_file({n: arrays[n] for n in names if weight_map[n] == file}, folder / file)
+    return folder
+
+
+def tensors_of(folder):
+    """Returns all tensors of a folder by name."""
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: array for file in files for name, array in load_file(file).items()}
+
+
+def write_back(out, model, params, origin=None, most=5 * 10**9):
+    """Writes parameters as a folder; returns it."""
+    arrays = by_path(params)
+
+    def fetch(names):
+        return {name: np.asarray(arrays[name]) for name in names}
+
+    write_hugging_face(out, model, by_path(spec_of(model.init)), fetch, None, most, origin)
+    return out

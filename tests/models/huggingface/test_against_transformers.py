@@ -1,0 +1,130 @@
+"""Folders that `transformers` has written, and that it reads: logits, gradients and weights.
+
+It is the independent judge, on the CPU with random weights. Without it, these tests are skipped:
+`test_references.py` has the formulas of the papers, for every machine.
+"""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import models
+from meshdsl.models import transformer
+from meshdsl.training.checkpointing.weights import load_weights
+from meshdsl.training.state import by_path, spec_of
+from tests.models.huggingface.folders import LLAMA3, SIZES, tensors_of, write_back
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+ROTARY = {"rope_type": "default", "rope_theta": 100.0}
+CASES = {
+    "gpt2": ("GPT2Config", {"n_layer": 3, "n_embd": 24, "n_head": 6, "n_positions": 32}),
+    "gpt2, wide, untied": (
+        "GPT2Config",
+        {
+            "n_layer": 2,
+            "n_embd": 24,
+            "n_head": 4,
+            "n_positions": 32,
+            "n_inner": 56,
+            "tie_word_embeddings": False,
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
+    "llama 2": ("LlamaConfig", SIZES),
+    "llama 3.1": ("LlamaConfig", {**SIZES, "rope_parameters": {**LLAMA3, "rope_theta": 100.0}}),
+    "llama, linear, biases, tied": (
+        "LlamaConfig",
+        {
+            **SIZES,
+            "head_dim": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+        },
+    ),
+}
+VOCAB = 67
+
+
+def theirs(kind, settings, folder):
+    """Returns a model of transformers with random weights, saved to a folder."""
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    config = getattr(transformers, kind)(**{"vocab_size": VOCAB, **tokens, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.eval().save_pretrained(folder)
+    return model
+
+
+def far(a, b, floor=0.0):
+    return np.max(np.abs(a - b)) / max(np.max(np.abs(b)), floor)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
+    original = theirs(*CASES[case], tmp_path / "in")
+    model = models.load(str(tmp_path / "in"))
+    if model.config.experts:
+        model = model.with_overrides("balance_weight=0,router_z_weight=0")
+    params = load_weights(tmp_path / "in", spec_of(model.init))
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, VOCAB, (2, 2, 19)).astype("int32")
+    batch = {
+        "tokens": md.named(tokens, ["batch", "length"]),
+        "targets": md.named(targets, ["batch", "length"]),
+    }
+
+    scores = original(torch.tensor(tokens).long()).logits
+    ours = md.jit(lambda p, t: transformer.logits(model.config, p, t))(params, batch["tokens"])
+    assert far(np.asarray(ours), scores.detach().numpy()) <= 1e-5
+
+    flat, wanted = scores.reshape(-1, VOCAB), torch.tensor(targets).long().reshape(-1)
+    loss = torch.nn.functional.cross_entropy(flat, wanted)
+    loss.backward()
+    value, slopes = md.jit(md.value_and_grad(model.loss))(params, batch)
+    np.testing.assert_allclose(np.asarray(value), loss.item(), rtol=1e-5)
+    grads = gradients(original, tmp_path / "in", tmp_path / "gradients")
+    expected = by_path(load_weights(grads, spec_of(model.init)))
+    most = max(np.max(np.abs(np.asarray(leaf))) for leaf in expected.values())
+    for path, slope in by_path(slopes).items():
+        # Some are sums that cancel, as those of the biases of keys: their scale is that of others.
+        assert far(np.asarray(slope), np.asarray(expected[path]), 1e-2 * most) <= 1e-5, path
+
+
+def gradients(original, source, folder):
+    """Writes the gradients of a model of transformers as weights, to read them by our tables."""
+    before = {name: p.detach().clone() for name, p in original.named_parameters()}
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.copy_(parameter.grad)
+    original.save_pretrained(folder)
+    with torch.no_grad():
+        for name, parameter in original.named_parameters():
+            parameter.copy_(before[name])
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_go_in_and_out_bit_for_bit_and_transformers_loads_them(case, tmp_path):
+    original = theirs(*CASES[case], tmp_path / "in")
+    model = models.load(str(tmp_path / "in"))
+    params = load_weights(tmp_path / "in", spec_of(model.init))
+    write_back(tmp_path / "out", model, params, tmp_path / "in")
+    before, after = tensors_of(tmp_path / "in"), tensors_of(tmp_path / "out")
+    assert {*after} == {*before}
+    for name, array in before.items():
+        assert array.dtype == after[name].dtype and array.tobytes() == after[name].tobytes(), name
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager"
+    ).eval()
+    tokens = torch.arange(38).reshape(2, 19)
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, original(tokens).logits)

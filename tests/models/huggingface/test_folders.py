@@ -1,0 +1,134 @@
+"""Folders of Hugging Face as models: settings, round trips, layouts, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import models
+from meshdsl.models import transformer
+from meshdsl.models.huggingface import Folder, family_for
+from meshdsl.training.checkpointing.weights import Weights, load_weights
+from meshdsl.training.state import by_path, spec_of
+from tests.models.huggingface.folders import CONFIGS, tensors_of, write_back, write_folder
+
+LAYOUTS = (
+    "batch:data",
+    "heads:model; d_ff:model; vocab:model",
+    "params/embed:data; heads:model; batch:data",
+)
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_go_in_and_out_bit_for_bit(case, dtype, tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS[case], files=3, dtype=dtype)
+    model = models.load(str(folder), f"policy={dtype}")
+    params = load_weights(folder, spec_of(model.init))
+    out = write_back(tmp_path / "out", model, params, folder, most=20_000)
+    before, after = tensors_of(folder), tensors_of(out)
+    assert {*before} == {*after} and len(list(out.glob("*.safetensors"))) > 1
+    for name, array in before.items():
+        assert array.tobytes() == after[name].tobytes() and array.dtype == after[name].dtype, name
+    assert Folder.read(out).model.config == Folder.read(folder).model.config
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_every_layout_gives_the_same_scores(case, tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS[case])
+    model = models.load(str(folder))
+    params = load_weights(folder, spec_of(model.init))
+    tokens = md.named(np.arange(24).reshape(2, 12).astype("int32"), ["batch", "length"])
+
+    def scores(params, tokens):
+        return transformer.logits(model.config, params, tokens)
+
+    expected = np.asarray(md.jit(scores, backend="numpy")(params, tokens))
+    for layout in LAYOUTS:
+        split = md.jit(scores, mesh="data:2,model:2", layout=layout, backend="numpy")
+        np.testing.assert_allclose(np.asarray(split(params, tokens)), expected, atol=2e-5)
+
+
+def test_a_block_is_the_slice_of_the_parameter(tmp_path):
+    """Each process reads blocks: any of them, also of merged dims that are split inside."""
+    rng = np.random.default_rng(0)
+    for number, config in enumerate(CONFIGS.values()):
+        folder = write_folder(tmp_path / str(number), config)
+        files = Weights(folder).files
+        like = spec_of(models.load(str(folder)).init)
+        for path, leaf in by_path(load_weights(folder, like)).items():
+            whole = np.asarray(leaf)
+            for _ in range(5):
+                ends = [sorted(rng.choice(size + 1, 2, replace=False)) for size in whole.shape]
+                block = files.read(path, [tuple(map(int, each)) for each in ends], whole.dtype)
+                expected = whole[tuple(slice(*each) for each in ends)]
+                np.testing.assert_array_equal(block, expected, err_msg=path)
+
+
+def test_settings_become_a_configuration(tmp_path):
+    folder = write_folder(tmp_path / "llama", CONFIGS["llama 3.1"])
+    config = models.load(str(folder)).config
+    assert (config.layers, config.embed, config.heads, config.kv_heads) == (3, 24, 6, 2)
+    assert (config.kv, config.rotary_base, config.tied, config.bias) == (8, 100.0, True, True)
+    assert (config.rotary_scaling, config.rotary_factor, config.rotary_original) == (
+        "llama3",
+        8,
+        16,
+    )
+    # transformers 5 writes these settings otherwise
+    settings = json.loads((folder / "config.json").read_text())
+    scaling = settings.pop("rope_scaling") | {"rope_theta": settings.pop("rope_theta")}
+    (folder / "config.json").write_text(json.dumps(settings | {"rope_parameters": scaling}))
+    assert models.load(str(folder)).config == config
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("gpt2_small", "gpt2"), ("llama_7b", "llama"), ("llama3_8b", "llama")]
+)
+def test_named_models_have_a_family(name, family):
+    found, settings = family_for(models.load(name).config)
+    assert found.name == settings["model_type"] == family
+
+
+def test_a_model_of_no_family_is_told_why():
+    with pytest.raises(ValueError) as error:
+        family_for(models.load("gpt_mini").config)
+    assert "no family of Hugging Face has such models\n  gpt2: needs norm=layer" in str(error.value)
+    assert "llama: needs mlp=swiglu, not gelu" in str(error.value)
+
+
+def refused(tmp_path, settings):
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "config.json").write_text(
+        settings if isinstance(settings, str) else json.dumps(settings)
+    )
+    with pytest.raises(ValueError) as error:
+        models.load(str(tmp_path))
+    return str(error.value)
+
+
+def test_configurations_that_cannot_be_had_are_told(tmp_path):
+    wrong = refused(tmp_path, {"model_type": "lama", "architectures": ["LamaForCausalLM"]})
+    assert "has model_type='lama' (LamaForCausalLM). Did you mean `llama`?" in wrong
+    assert "The families that can be read are gpt2, llama" in wrong
+    assert "has no model_type" in refused(tmp_path, {})
+    assert "cannot be read" in refused(tmp_path, "{")
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    many = CONFIGS["llama 2"] | {"hidden_act": "gelu", "mlp_bias": True, "rope_scaling": scaling}
+    text = refused(tmp_path, {n: v for n, v in many.items() if n != "hidden_size"})
+    assert text.splitlines()[1:] == [
+        "  hidden_act='gelu': meshdsl has only 'silu' for this family",
+        "  mlp_bias=True: meshdsl has only False for this family",
+        "  hidden_size: missing",
+        "  rope_type='yarn': meshdsl has default, linear, llama3",
+    ]
+    uneven = CONFIGS["llama 2"] | {"num_key_value_heads": 4}
+    assert "heads=6 do not share kv_heads=4 equally" in refused(tmp_path, uneven)
+    sizes = CONFIGS["llama 2"] | {"vocab_size": "67"}
+    assert "vocab_size='67': needs a whole number of at least 1" in refused(tmp_path, sizes)
+
+
+def test_a_folder_without_its_configuration_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json, which says what model"):
+        models.load(str(tmp_path))

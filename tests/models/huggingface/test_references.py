@@ -1,0 +1,128 @@
+"""Models of folders against the formulas of their papers, written in numpy with float64."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import models
+from meshdsl.models import transformer
+from meshdsl.training.checkpointing.weights import load_weights
+from meshdsl.training.state import spec_of
+from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
+
+TOKENS = np.random.default_rng(0).integers(0, 67, (2, 20)).astype("int32")
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def causal(q, k, v):
+    """Attention of heads [batch, heads, length, features] to earlier positions."""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    hidden = np.triu(np.ones(scores.shape[-2:], bool), 1)
+    return softmax(np.where(hidden, -np.inf, scores)) @ v
+
+
+def heads(x, count):
+    return x.reshape(*x.shape[:2], count, -1).swapaxes(1, 2)
+
+
+def merged(x):
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def gpt2(config, w):
+    """Radford et al. 2019, section 2.3; GELU as in Hendrycks and Gimpel 2016."""
+
+    def norm(x, name):
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / np.sqrt(var + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    x = w["transformer.wte.weight"][TOKENS] + w["transformer.wpe.weight"][: TOKENS.shape[1]]
+    for number in range(config["n_layer"]):
+        layer = f"transformer.h.{number}"
+        q, k, v = np.split(linear(norm(x, f"{layer}.ln_1"), f"{layer}.attn.c_attn"), 3, axis=-1)
+        mixed = causal(*(heads(each, config["n_head"]) for each in (q, k, v)))
+        x = x + linear(merged(mixed), f"{layer}.attn.c_proj")
+        h = linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.c_fc")
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        x = x + linear(h, f"{layer}.mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+
+
+def turned(x, base, scaling):
+    """Rotary positions: features i and i + n/2 are a point that turns (RoFormer, section 3.4.2).
+
+    With Llama 3.1's scaling: slow features turn at a rate divided by the factor, fast ones as they
+    do, and those between at a blend of both rates.
+    """
+    half = x.shape[-1] // 2
+    rate = base ** (-np.arange(half) / half)
+    if scaling is not None:
+        length, waves = scaling["original_max_position_embeddings"], 2 * np.pi / rate
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        blend = (length / waves - low) / (high - low)
+        between = (1 - blend) * rate / scaling["factor"] + blend * rate
+        rate = np.where(
+            waves > length / low,
+            rate / scaling["factor"],
+            np.where(waves < length / high, rate, between),
+        )
+    angle = np.arange(x.shape[-2])[:, None] * rate
+    one, two = x[..., :half], x[..., half:]
+    return np.concatenate(
+        [one * np.cos(angle) - two * np.sin(angle), two * np.cos(angle) + one * np.sin(angle)], -1
+    )
+
+
+def llama(config, w):
+    """Touvron et al. 2023, section 2.2: RMS norm, SwiGLU, rotary positions; grouped queries."""
+    eps, base = config.get("rms_norm_eps", 1e-6), config.get("rope_theta", 10000.0)
+    count, of_keys = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+    x = w["model.embed_tokens.weight"][TOKENS]
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        h, own = norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn"
+        q, k, v = (
+            heads(linear(h, f"{own}.{name}_proj"), n)
+            for name, n in (("q", count), ("k", of_keys), ("v", of_keys))
+        )
+        q, k = (turned(each, base, config.get("rope_scaling")) for each in (q, k))
+        k, v = (np.repeat(each, count // of_keys, axis=1) for each in (k, v))
+        x = x + linear(merged(causal(q, k, v)), f"{own}.o_proj")
+        h = norm(x, f"{layer}.post_attention_layernorm")
+        gate = linear(h, f"{layer}.mlp.gate_proj")
+        h = gate / (1 + np.exp(-gate)) * linear(h, f"{layer}.mlp.up_proj")
+        x = x + linear(h, f"{layer}.mlp.down_proj")
+    table = w[
+        "model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"
+    ]
+    return norm(x, "model.norm") @ table.T
+
+
+@pytest.mark.parametrize(
+    ("case", "reference"), [("gpt2", gpt2), ("llama 2", llama), ("llama 3.1", llama)]
+)
+def test_scores_are_those_of_the_papers(case, reference, tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS[case])
+    model = models.load(str(folder), "policy=float64")
+    params = load_weights(folder, spec_of(model.init))
+    weights = {name: array.astype("float64") for name, array in tensors_of(folder).items()}
+    expected = reference(CONFIGS[case], weights)
+    scores = md.jit(lambda p, t: transformer.logits(model.config, p, t), backend="numpy")(
+        params, md.named(TOKENS, ["batch", "length"])
+    )
+    # Tables of rotations are float32.
+    np.testing.assert_allclose(np.asarray(scores), expected, atol=1e-5 * np.abs(expected).max())
