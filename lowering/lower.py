@@ -9,7 +9,7 @@ stages after the first with several choices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -184,6 +184,14 @@ def _by(
     gathered_ahead, halved = cache(prefetch), cache(in_halves)
 
     @cache
+    def placed(
+        keep: bool, reduce_each: bool, again: bool, context: Context | Literal[""]
+    ) -> _Start:
+        chosen = replace(options, context=context) if context else options
+        choice = Choice(keep, reduce_each=reduce_each, context=context, again=again)
+        return _Start.of(simplified, Chooser(mesh, chosen, hardware), choice, given)
+
+    @cache
     def written(
         keep: bool,
         share: bool,
@@ -196,9 +204,8 @@ def _by(
             stages = written(keep, share, reduce_each, again, context, True)
             if not stages.placed.joint:
                 return stages  # the same object, so that passes and simulations run once
-        chosen = replace(options, context=context) if context else options
         choice = Choice(keep, share, reduce_each, context, again=again, joint=joint)
-        return _stages(simplified, Chooser(mesh, chosen, hardware), choice, given)
+        return placed(keep, reduce_each, again, context).stages(simplified, choice, given)
 
     @cache
     def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
@@ -273,23 +280,53 @@ def _check_halves(options: Options, graph: Graph) -> None:
         )
 
 
-def _stages(simplified: Simplified, chooser: Chooser, choice: Choice, given: Given) -> Stages:
-    """Runs the stages up to the written program, for one choice."""
-    graph, layout = simplified.graph, simplified.layout
-    if choice.keep:
-        graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
-    usual = place(graph, layout, chooser, choice, given)
-    joint = choose_jointly(usual) if choice.joint else usual
+@dataclass(frozen=True)
+class _Start:
+    """A placed graph, from which choices that keep the same weights go on.
 
-    def write(placed: Placed) -> Stages:
-        planned = plan(placed, layout, choice)
-        reduced = reduce(planned, layout, choice)
+    Attributes:
+        one_by_one: placed so that each product takes its own cheapest strategy.
+        together: placed so that products choose together; the same object if that changes nothing.
+        written: the stages of each of them whose graph planning has not rewritten, by its id.
+    """
+
+    one_by_one: Placed
+    together: Placed
+    written: dict[int, Stages] = field(default_factory=dict)
+
+    @staticmethod
+    def of(simplified: Simplified, chooser: Chooser, choice: Choice, given: Given) -> _Start:
+        """Places a graph for one choice."""
+        graph, layout = simplified.graph, simplified.layout
+        if choice.keep:
+            graph = simplify(hoist_casts(graph, stored_inputs(graph, layout)))
+        usual = place(graph, layout, chooser, choice, given)
+        return _Start(usual, choose_jointly(usual))
+
+    def stages(self, simplified: Simplified, choice: Choice, given: Given) -> Stages:
+        """Runs the stages up to the written program, for one choice."""
+        if not choice.joint or self.together is self.one_by_one:
+            return self._write(self.one_by_one, simplified, choice, given)
+
+        def write(placed: Placed) -> Stages:
+            return self._write(placed, simplified, choice, given)
+
+        return better_of(write, self.one_by_one, self.together)
+
+    def _write(
+        self, placed: Placed, simplified: Simplified, choice: Choice, given: Given
+    ) -> Stages:
+        planned = plan(placed, simplified.layout, choice)
+        # Choices differ in what planning rewrites. Where it rewrites nothing, they are the same.
+        alike = planned.graph is placed.graph
+        if alike and id(placed) in self.written:
+            return self.written[id(placed)]
+        reduced = reduce(planned, simplified.layout, choice)
         written = _write(reduced, simplified, given, phased=not choice.keep)
-        return Stages(simplified, placed, planned, reduced, written, written.program)
-
-    if joint is usual:
-        return write(usual)
-    return better_of(write, usual, joint)
+        stages = Stages(simplified, placed, planned, reduced, written, written.program)
+        if alike:
+            self.written[id(placed)] = stages
+        return stages
 
 
 def _write(reduced: Reduced, simplified: Simplified, given: Given, phased: bool) -> Written:

@@ -54,14 +54,16 @@ class _Scheduler:
         self.next: dict[int, list[int]] = defaultdict(list)
         maker = {v: n for n, i in enumerate(block.instructions) for v in i.outputs}
         last_effect: int | None = None
+        missing, followers = self.missing, self.next
         for number, instruction in enumerate(block.instructions):
             before = {maker[v] for v in instruction.inputs if v in maker}
             if instruction.has_effect:  # effects keep their order
-                before |= set() if last_effect is None else {last_effect}
+                if last_effect is not None:
+                    before.add(last_effect)
                 last_effect = number
-            self.missing[number] = len(before)
+            missing[number] = len(before)
             for other in before:
-                self.next[other].append(number)
+                followers[other].append(number)
 
     def run(self) -> list[Instruction]:
         for number, missing in enumerate(self.missing):
@@ -91,7 +93,8 @@ class _Scheduler:
         heapq.heappush(self.flights, (start + time, number))
 
     def _finish(self, number: int) -> None:
-        for follower in self.next[number]:
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
+        missing = self.missing
+        for follower in self.next.get(number, ()):
+            missing[follower] -= 1
+            if not missing[follower]:
                 self._ready(follower)

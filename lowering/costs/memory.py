@@ -41,6 +41,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from meshdsl.layouts.tensor_layout import TensorLayout
@@ -120,7 +121,7 @@ def memory(program: SpmdProgram, target: Target = "tpu") -> Memory:
     liveness.permanent = set(block.inputs)
     liveness.written_over = _written_over(program)
     curve: dict[Instruction, int] = {}
-    peak = liveness.run(0, curve)
+    peak = liveness.run(curve)
     buffers = [
         Buffer(value, source, liveness.size(value), "input", paths[value])
         if value in paths
@@ -353,8 +354,8 @@ class _Liveness:
             if buffer in free and buffer.bytes == start.bytes
         }
 
-    def run(self, base: int, curve: dict[Instruction, int]) -> _Peak:
-        """Visits all instructions of the block, on top of `base` bytes; adds to the curve."""
+    def run(self, curve: dict[Instruction, int]) -> _Peak:
+        """Visits all instructions of the block; adds to the curve."""
         live = _History(dict.fromkeys(self.owned, UNKNOWN))
         total = sum(map(self.size, live.now))
         peak, at_peak = _Peak(total, UNKNOWN, ()), live.moment
@@ -388,11 +389,11 @@ class _Liveness:
                     total += self.size(value)
             inner = self._extra_buffers(instruction)
             if instruction.bodies:
-                inside = _inside(instruction, self.target, self.sizes)
-                peaks = [block.run(base + total, curve) for block in inside]
-                inner = max(peaks, key=lambda peak: peak.bytes)
+                inner, used_inside = _peak_inside(instruction, self.target, self.sizes)
+                for one, used in used_inside.items():
+                    curve[one] = max(curve.get(one, 0), total + used)
             joined, used = self.joined[instruction], total + inner.bytes
-            curve[joined] = max(curve.get(joined, 0), base + used)
+            curve[joined] = max(curve.get(joined, 0), used)
             if used > peak.bytes:
                 peak = _Peak(used, instruction.source, inner.buffers)
                 at_peak = live.moment
@@ -509,29 +510,66 @@ def _scores_of(attention: Instruction) -> Value:
     return Value(block, SCORES, TensorLayout(), block)
 
 
-def _inside(
+def _peak_inside(
     instruction: Instruction, target: Target, sizes: Mapping[Value, int]
-) -> Iterable[_Liveness]:
-    """Yields the liveness of the blocks that an instruction runs, without its inputs and results.
+) -> tuple[_Peak, Mapping[Instruction, int]]:
+    """Returns the peak inside an instruction that runs blocks, and the bytes in use there."""
+    inner = _Inner.of(instruction)
+    # Programs that lowering compares share most loops. Few programs have sizes with gaps.
+    return inner.peak(target, sizes) if sizes else _known_peak(inner, target)
 
-    The next value of a loop's carry is live beside the present one. A branch writes the cond's
-    results.
-    """
-    if instruction.op == "cond":
-        for branch in instruction.bodies:
+
+@dataclass(frozen=True)
+class _Inner:
+    """The blocks that a `scan`, `while` or `cond` runs, and how; see `Loop` and `While`."""
+
+    branches: tuple[Block, ...] = ()
+    condition: Block | None = None
+    body: Block | None = None
+    consts: int = 0
+    carries: int = 0
+
+    @staticmethod
+    def of(instruction: Instruction) -> _Inner:
+        """Returns those of an instruction."""
+        if instruction.op == "cond":
+            return _Inner(instruction.bodies)
+        condition = None
+        if instruction.op == "while":
+            condition = parameters_of(instruction, While)["condition"]
+        params = parameters_of(instruction, Loop)
+        return _Inner((), condition, params["body"], params["consts"], params["carries"])
+
+    def peak(
+        self, target: Target, sizes: Mapping[Value, int]
+    ) -> tuple[_Peak, Mapping[Instruction, int]]:
+        """Returns the largest peak, and the bytes in use while each instruction runs."""
+        curve: dict[Instruction, int] = {}
+        peaks = [block.run(curve) for block in self._liveness(target, sizes)]
+        return max(peaks, key=lambda peak: peak.bytes), curve
+
+    def _liveness(self, target: Target, sizes: Mapping[Value, int]) -> Iterable[_Liveness]:
+        """Yields the liveness of the blocks, without their inputs and results.
+
+        The next value of a loop's carry is live beside the present one. A branch writes the cond's
+        results.
+        """
+        for branch in self.branches:
             inner = _Liveness(branch, branch.outputs, target, sizes)
             written = ((out, inner._reads([out])) for out in branch.outputs)
             inner.counted_outside = {
                 b for out, reads in written for b in reads if b.bytes == out.bytes
             }
             yield inner
-        return
-    if instruction.op == "while":
-        condition = parameters_of(instruction, While)["condition"]
-        yield _Liveness(condition, condition.outputs, target, sizes)
-    params = parameters_of(instruction, Loop)
-    body, carries = params["body"], params["carries"]
-    inner = _Liveness(body, body.outputs[:carries], target, sizes)
-    slices = body.inputs[params["consts"] + carries :]
-    inner.owned = [value for value in slices if not inner._needs_no_buffer(value)]
-    yield inner
+        if self.condition is not None:
+            yield _Liveness(self.condition, self.condition.outputs, target, sizes)
+        if self.body is not None:
+            inner = _Liveness(self.body, self.body.outputs[: self.carries], target, sizes)
+            slices = self.body.inputs[self.consts + self.carries :]
+            inner.owned = [value for value in slices if not inner._needs_no_buffer(value)]
+            yield inner
+
+
+@lru_cache(maxsize=128)
+def _known_peak(inner: _Inner, target: Target) -> tuple[_Peak, Mapping[Instruction, int]]:
+    return inner.peak(target, {})

@@ -23,13 +23,13 @@ of 512 features, and 2.5 times for that of a ResNet whose few channels it pads t
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from meshdsl.layouts.hardware import Hardware, Products
 from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.instructions import Fusion, kinds_with
-from meshdsl.lowering.program import Block, Instruction, Value
+from meshdsl.lowering.program import COLLECTIVES, Block, Instruction, Value
 
 _VIEWS = kinds_with(lambda kind: kind.fusion is Fusion.VIEW or kind.effect)
 _FUSIBLE = kinds_with(lambda kind: kind.fusion is Fusion.FUSED or kind.constant)
@@ -41,10 +41,13 @@ _AS_FAST_AS_MEMORY = kinds_with(lambda kind: kind.as_fast_as_memory)
 _IN_PLACE = kinds_with(lambda kind: kind.in_place)
 _COSTLY = kinds_with(lambda kind: kind.costly)
 _SLICES = ("slice", "local_slice")
+_WITHOUT_FLOPS = _FUSIBLE | _AS_FAST_AS_MEMORY
+_INTO_SOME = _FUSIBLE | _REDUCTIONS  # what elementwise work fuses with
+_INTO_ALL = _INTO_SOME | _PRODUCTS  # what it fuses with if products read its kind
+_FUSES = _FUSIBLE | _PRODUCTS | frozenset(_SLICES)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalWork:
+class LocalWork(NamedTuple):
     """The work of one instruction: the flops of products, and the bytes it reads and writes."""
 
     flops: int
@@ -55,6 +58,9 @@ class LocalWork:
         computing = self.flops / hardware.peak(instruction.inputs[0].dtype) if self.flops else 0.0
         moving = self.bytes / hardware.memory_bandwidth
         return (computing, "compute") if computing > moving else (moving, "memory")
+
+
+_NO_WORK = LocalWork(0, 0)
 
 
 def local_work(
@@ -71,18 +77,16 @@ def local_work(
     fusion = _Fusion(block, fused, products)
     work = {}
     for instruction in block.instructions:
-        if instruction.is_collective or instruction.bodies:
+        op = instruction.op
+        if op in COLLECTIVES or instruction.bodies:
             continue
-        flops = (
-            0
-            if _fusible(instruction) or instruction.op in _AS_FAST_AS_MEMORY
-            else instruction_flops(instruction)
-        )
-        work[instruction] = LocalWork(flops, fusion.bytes_of(instruction))
+        flops = 0 if op in _WITHOUT_FLOPS else instruction_flops(instruction)
+        moved = fusion.bytes_of(instruction)
+        work[instruction] = LocalWork(flops, moved) if flops or moved else _NO_WORK
     for instruction, product in fusion.within.items():
         moved = work[product].bytes + work[instruction].bytes
         work[product] = LocalWork(work[product].flops, moved)
-        work[instruction] = LocalWork(0, 0)
+        work[instruction] = _NO_WORK
     return work
 
 
@@ -94,19 +98,23 @@ class _Fusion:
         fused_products: results of products that are fused with their only reader.
         within: for elementwise work that a product's kernel does, this product.
         in_place: slices that a product reads where they are, and updates that it writes in place.
+        read_instead: the operands that are read instead of a fused value or a view.
+        buffers: for some of these values, what of memory is read for them.
     """
 
     def __init__(self, block: Block, fused: bool, products: Products) -> None:
         self.into_products = products != "alone"
-        self.maker = {
-            value: instruction
-            for instruction in block.instructions
-            for value in instruction.outputs
-        }
+        self.maker: dict[Value, Instruction] = {}
         self.readers: dict[Value, list[Instruction | None]] = collections.defaultdict(list)
+        self.read_instead: dict[Value, Sequence[Value]] = {}
+        self.buffers: dict[Value, Sequence[Value]] = {}
         for instruction in block.instructions:
+            for value in instruction.outputs:
+                self.maker[value] = instruction
             for value in instruction.inputs:
                 self.readers[value].append(instruction)
+            if instruction.op in _VIEWS:
+                self._shows(instruction)
         for value in block.outputs:
             self.readers[value].append(None)
         self.fused: set[Value] = set()
@@ -114,20 +122,30 @@ class _Fusion:
         self.within: dict[Instruction, Instruction] = {}
         self.in_place: set[Instruction] = set()
         for instruction in reversed(block.instructions) if fused else ():
-            if instruction.op in _VIEWS:
+            op = instruction.op
+            if op not in _FUSES or op in _VIEWS:
                 continue
             for value in instruction.outputs:
                 readers = self._through_views(value)
-                if _fusible(instruction) and self._fuses(instruction, readers):
+                if op in _FUSIBLE and self._fuses(instruction, readers):
                     self.fused.add(value)
-                elif instruction.op in _SLICES:
+                    self.read_instead[value] = instruction.inputs
+                elif op in _SLICES:
                     if products == "within" and all(r and r.op in _PRODUCTS for r in readers):
                         self.in_place.add(instruction)
-                elif instruction.op in _PRODUCTS and len(readers) == 1 and self.into_products:
+                elif op in _PRODUCTS and len(readers) == 1 and self.into_products:
                     if _is_fusible(readers[0]):
                         self.fused_products.add(value)
                     if products == "within":
                         self._does_within(instruction, value, readers[0])
+
+    def _shows(self, view: Instruction) -> None:
+        """Notes what a view shows; each result of a barrier shows one operand."""
+        if view.op == "barrier":
+            shown = zip(view.outputs, view.inputs, strict=True)
+            self.read_instead.update((out, (value,)) for out, value in shown)
+        else:
+            self.read_instead.update(dict.fromkeys(view.outputs, view.inputs))
 
     def _does_within(self, product: Instruction, value: Value, reader: Instruction | None) -> None:
         """Notes what a product's kernel does with its result, which has a single reader."""
@@ -150,8 +168,11 @@ class _Fusion:
 
     def _through_views(self, value: Value) -> list[Instruction | None]:
         """Returns the readers of a value, also through views; None: a reader outside the block."""
+        readers = self.readers[value]
+        if not any([reader is not None and reader.op in _VIEWS for reader in readers]):
+            return readers if len(readers) < 2 else list(dict.fromkeys(readers))
         final_readers: dict[Instruction | None, None] = {}
-        for reader in self.readers[value]:
+        for reader in readers:
             if reader is not None and reader.op in _VIEWS:
                 position = reader.inputs.index(value) if reader.op == "barrier" else 0
                 for out in reader.outputs[position : position + 1]:
@@ -160,50 +181,59 @@ class _Fusion:
                 final_readers[reader] = None
         return list(final_readers)
 
-    def _fuses(self, maker: Instruction, readers: Iterable[Instruction | None]) -> bool:
-        readers = list(readers)
-        if maker.op in _COSTLY and len(readers) > 1:
+    def _fuses(self, maker: Instruction, readers: Sequence[Instruction | None]) -> bool:
+        if len(readers) > 1 and maker.op in _COSTLY:
             return False
-        converts = self.into_products and maker.op in _INTO_PRODUCTS
-        return all(
-            _is_fusible(reader)
-            or (reader is not None and reader.op in _REDUCTIONS)
-            or (converts and reader is not None and reader.op in _PRODUCTS)
-            for reader in readers
-        )
+        kinds = _INTO_ALL if self.into_products and maker.op in _INTO_PRODUCTS else _INTO_SOME
+        return all([reader is not None and reader.op in kinds for reader in readers])
 
     def bytes_of(self, instruction: Instruction) -> int:
         """Returns the bytes that an instruction reads and writes."""
-        if instruction.op in _VIEWS or instruction.outputs[0] in self.fused:
+        op, outputs = instruction.op, instruction.outputs
+        if outputs[0] in self.fused or op in _VIEWS:
             return 0
         if instruction in self.in_place:
             return 0
-        if instruction.op in _IN_PLACE:
-            return 2 * sum(value.bytes for value in self._read(instruction.inputs[1], set()))
-        written = sum(
-            value.bytes for value in instruction.outputs if value not in self.fused_products
-        )
+        if op in _IN_PLACE:
+            return 2 * sum([value.bytes for value in self._read(instruction.inputs[1])])
+        total = 0
+        for value in outputs:
+            if value not in self.fused_products:
+                total += value.bytes
         seen: set[Value] = set()
-        read = 0
-        for position, value in enumerate(instruction.inputs):
-            size = sum(v.bytes for v in self._read(value, seen))
-            part = position == 0 and instruction.op in _READING_PART
-            read += min(size, instruction.outputs[0].bytes) if part else size
-        return read + written
+        part = outputs[0].bytes if op in _READING_PART else None  # of the first operand
+        for value in instruction.inputs:
+            size = 0
+            for buffer in self._read(value):
+                if buffer not in seen:
+                    seen.add(buffer)
+                    size += buffer.bytes
+            total += size if part is None else min(size, part)
+            part = None
+        return total
 
-    def _read(self, value: Value, seen: set[Value]) -> Iterable[Value]:
-        """Yields the values in memory that are read for a value, each once."""
-        if value in seen:
-            return
-        seen.add(value)
-        maker = self.maker.get(value)
-        if maker is not None and maker.op == "barrier":
-            yield from self._read(maker.inputs[maker.outputs.index(value)], seen)
-        elif maker is not None and (maker.op in _VIEWS or value in self.fused):
-            for operand in maker.inputs:
-                yield from self._read(operand, seen)
-        elif value not in self.fused_products:
-            yield value
+    def _read(self, value: Value) -> Sequence[Value]:
+        """Returns the values in memory that are read for a value, each once."""
+        if value not in self.read_instead:
+            return () if value in self.fused_products else (value,)
+        if value not in self.buffers:
+            self.buffers[value] = self._read_through(value)
+        return self.buffers[value]
+
+    def _read_through(self, value: Value) -> Sequence[Value]:
+        buffers: list[Value] = []
+        seen: set[Value] = set()
+        front = [value]
+        while front:
+            value = front.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in self.read_instead:
+                front += self.read_instead[value]
+            elif value not in self.fused_products:
+                buffers.append(value)
+        return buffers
 
 
 def _fusible(instruction: Instruction) -> bool:

@@ -71,6 +71,7 @@ _AS_ELEMENTWISE = kinds_with(
         or kind.name in ("concat", "assemble")
     )
 )
+_NOTHING: frozenset[Key] = frozenset()
 _PASSES_OVER_SCORES = 3  # they are written, and read for their sum and for the next product
 
 
@@ -183,7 +184,8 @@ class _Writer:
         costs: the table of the hardware; `measured`: its calibration; at most one of them.
         known: what each step stands for, but waits.
         blocks: the steps of the blocks that were written.
-        times: the picoseconds of instructions, by their work.
+        times: the picoseconds of instructions, by their work; `by_bytes`: of elementwise work
+            without products, by the bytes that it moves.
         collectives: the time of each collective, and its links.
         estimated: the kinds of work that the table lacks, and what stands for each.
     """
@@ -196,6 +198,7 @@ class _Writer:
     known: dict[Step, Instruction] = field(default_factory=dict)
     blocks: dict[Block, Steps] = field(default_factory=dict)
     times: dict[tuple[Instruction, int, int], int] = field(default_factory=dict)
+    by_bytes: dict[int, int] = field(default_factory=dict)
     collectives: dict[Instruction, tuple[int, tuple[Link, ...]]] = field(default_factory=dict)
     estimated: dict[str, str] = field(default_factory=dict)
 
@@ -226,6 +229,11 @@ class _Writer:
 
     def time(self, instruction: Instruction, work: LocalWork) -> int:
         """Returns the picoseconds of work."""
+        if self.measured is None and instruction.op in _AS_ELEMENTWISE and not work.flops:
+            # As for most instructions, only the bytes count.
+            if work.bytes not in self.by_bytes:
+                self.by_bytes[work.bytes] = _picoseconds(self.seconds(instruction, work))
+            return self.by_bytes[work.bytes]
         key = instruction, work.flops, work.bytes
         if key not in self.times:
             self.times[key] = _picoseconds(self.seconds(instruction, work))
@@ -422,10 +430,11 @@ class _BlockWriter:
 
     def _time(self, instruction: Instruction) -> int:
         """Returns the picoseconds of work."""
-        if instruction not in self.times:
+        time = self.times.get(instruction)
+        if time is None:
             work = self.work.get(instruction)
-            self.times[instruction] = self.outer.time(instruction, work) if work else 0
-        return self.times[instruction]
+            time = self.times[instruction] = self.outer.time(instruction, work) if work else 0
+        return time
 
     def _repeated(self, instruction: Instruction) -> Step:
         if instruction not in self.loops:
@@ -480,10 +489,11 @@ class _BlockWriter:
         self.steps.append(step)
 
     def _pending(self, values: Iterable[Value]) -> frozenset[Key]:
-        return frozenset().union(*(self.pending.get(value, ()) for value in values))
+        pending = [keys for value in values if (keys := self.pending.get(value))]
+        return pending[0].union(*pending[1:]) if pending else _NOTHING
 
     def _ready(self, values: Iterable[Value]) -> int:
-        return max((self.ready.get(value, 0) for value in values), default=0)
+        return max([self.ready.get(value, 0) for value in values], default=0)
 
     def _is_ready(self, instruction: Instruction) -> None:
         for value in instruction.outputs:
@@ -492,7 +502,8 @@ class _BlockWriter:
     def _arrive(self, values: Iterable[Value]) -> None:
         """Waits for all transfers that some values need."""
         for value in values:
-            self._wait(self.pending.get(value, ()))
+            if keys := self.pending.get(value):
+                self._wait(keys)
 
     def _wait(self, keys: Iterable[Key]) -> None:
         for key in keys:

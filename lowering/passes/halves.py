@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ class _Writer:
 
     def _write(self, instruction: Instruction) -> None:
         values = (*instruction.inputs, *instruction.outputs)
-        if not any(value.local.find(self.dim) for value in values):
+        if not any([_has(value.local, self.dim) for value in values]):
             self._as_it_is(instruction)
         elif instruction.op == "scan" and self._loop(instruction):
             return
@@ -189,7 +190,8 @@ class _Writer:
         for number in range(count):
             inputs = tuple(pair[number] for pair in operands)
             outputs = tuple(map(self._half, instruction.outputs))
-            self.written.append(replace(instruction, inputs=inputs, outputs=outputs))
+            params, source = instruction.params, instruction.source
+            self.written.append(Instruction(instruction.op, inputs, outputs, params, source))
             results.append(outputs)
         self.halves.update(
             zip(instruction.outputs, zip(results[0], results[-1], strict=True), strict=True)
@@ -279,11 +281,8 @@ class _Writer:
     # Values, divided and put together.
 
     def _half(self, value: Value) -> Value:
-        return replace(
-            value,
-            shape=_halved(value.shape, self.dim),
-            local=_halved(value.local, self.dim),
-        )
+        shape, local = _halved(value.shape, self.dim), _halved(value.local, self.dim)
+        return Value(shape, value.dtype, value.layout, local)
 
     def _operand(self, value: Value, source: Source) -> Halves:
         """Returns what each half reads: the halves, or twice a value without the dim."""
@@ -317,8 +316,14 @@ def _renumbered(numbers: Collection[int], is_divided: Sequence[bool]) -> tuple[i
     return tuple(at for at, n in enumerate(old) if n in numbers)
 
 
+@lru_cache(maxsize=1 << 10)
 def _halved(shape: Shape, dim: str) -> Shape:
     return Shape(Dimension(d.name, d.size // 2) if d.name == dim else d for d in shape)
+
+
+@lru_cache(maxsize=1 << 10)
+def _has(shape: Shape, dim: str) -> bool:
+    return shape.find(dim) is not None
 
 
 def _keeps(dim: str, reshape: Instruction) -> bool:

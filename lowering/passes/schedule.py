@@ -28,12 +28,12 @@ def schedule(program: SpmdProgram, options: Options) -> SpmdProgram:
     If the peak would grow, and exceed `options.memory` if that is given, gathers are not moved; if
     it still would, no collective is.
     """
-    allowed = max(program.peak_bytes, options.memory or 0)
     for kinds in (COLLECTIVES, [kind for kind in COLLECTIVES if kind != "all_gather"]):
         early = each_block(program, lambda block, kinds=kinds: _early(block, kinds))  # type: ignore[misc]
         if early is program:
             return program
-        if early.peak_bytes <= allowed:
+        peak = early.peak_bytes
+        if peak <= (options.memory or 0) or peak <= program.peak_bytes:
             return schedule(early, options)  # moved collectives may let others move
     return program
 

@@ -32,6 +32,7 @@ from meshdsl.lowering.decisions import ROOM, small_bytes
 from meshdsl.lowering.lower import lower, validate
 from meshdsl.lowering.options import Options
 from meshdsl.lowering.program import SpmdProgram
+from meshdsl.running.garbage import paused
 from meshdsl.search.bounds import Bounds
 from meshdsl.search.candidates import LIGHT, Candidate, Enumeration
 from meshdsl.search.estimates import Errors, is_plain
@@ -514,7 +515,7 @@ class Search:
     ) -> SpmdProgram:
         """Returns the program of any mesh and layout; raises ValueError if it does not fit them."""
         graph = self._graph(variant)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), paused():
             warnings.simplefilter("ignore")
             donated = self.step.donated(graph)
             return lower(graph, mesh, layout, options or self.exact, donated, choice=choice)
