@@ -94,6 +94,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "join_timeout",
         "pause_timeout",
     ),
+    "faults": ("replica_check_every",),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
@@ -114,7 +115,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "export": ("out", "step", "format", "dtype", "max_shard_size"),
 }
 _STEP = ("model", "devices and layout", "bytes, memory and time", "numbers", "optimizer")
-_RUN = ("data", "reports of a run", "checkpoints", "processes")
+_RUN = ("data", "reports of a run", "checkpoints", "processes", "faults")
 
 
 class Help:

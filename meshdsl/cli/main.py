@@ -1,8 +1,9 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
 Exit codes: 0 for success, 2 for a mistake of the user, 1 for an error on the devices or a program
-that does not fit them, 130 after Ctrl-C, 143 after SIGTERM, and 75 for a run whose time is over and
-that should be started again. A command returns its exit code, or None for 0.
+that does not fit them, 70 for replicas that differ, 130 after Ctrl-C, 143 after SIGTERM, and 75 for
+a run whose time is over and that should be started again. A command returns its exit code, or None
+for 0.
 """
 
 from __future__ import annotations
@@ -140,9 +141,12 @@ def _explained(error: Exception) -> tuple[str, int] | None:
     """Returns the message and the exit code of an error; None for an unexpected error."""
     from meshdsl.cli.mistakes.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
+    from meshdsl.training.health.replicas import DIFFERING, ReplicasDiffer
     from meshdsl.training.nonfinite import NotFinite
     from meshdsl.training.processes.joining import Deserted
 
+    if isinstance(error, ReplicasDiffer):
+        return str(error), DIFFERING
     if isinstance(error, DeviceError | Deserted | NotFinite):
         return str(error), FAILED
     if "RESOURCE_EXHAUSTED" in str(error) and isinstance(error, RuntimeError):

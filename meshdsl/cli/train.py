@@ -136,7 +136,7 @@ def _trained(
     check: Callable[[], None],
 ) -> TrainResult:
     """Trains on the data; `check` raises if a cache of it is damaged."""
-    from meshdsl.training import Data, Evaluation, Reporting, Stops, train
+    from meshdsl.training import Data, Evaluation, Health, Reporting, Stops, train
     from meshdsl.training.data import ordered_batches, shuffled_batches
 
     valid, test = (
@@ -172,6 +172,7 @@ def _trained(
             ),
             saving=saving,
             stops=Stops(**values_of(Stops, values)),
+            health=Health(**values_of(Health, values)),
         )
     finally:
         batches.close()
@@ -242,7 +243,7 @@ _FREE = frozenset(
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
     "exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
     "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
-    "init_from search_seconds".split()
+    "init_from search_seconds replica_check_every".split()
 ) | (set(FLAGS) - HELP["train"].flags)
 _OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
 

@@ -3,11 +3,12 @@
 `loop.train` is the entry point. A `recipe` describes the model and its `step` (`microbatches`,
 `loss_scaling`, `nonfinite`, `step_metrics`) on a `state`. `programs` compiles what devices run. A
 `run` takes the steps until something stops it (`stopping`). Users choose in records: `Recipe`,
-`Data`, `Evaluation`, `Reporting`, `Saving` and `Stops`, whose fields are `settings`.
+`Data`, `Evaluation`, `Reporting`, `Saving`, `Stops` and `Health`, whose fields are `settings`.
 
 * `data/` makes batches from files, and feeds a run with them.
 * `checkpointing/` saves checkpoints, with checksums, and writes weights as files.
 * `processes/` connects the processes of a job on many hosts; they agree, and watch each other.
+* `health/` finds faults of devices and processes that raise no error.
 * `reporting/` writes metrics and profiles, and shows progress.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from meshdsl.training.checkpointing.weights import load_weights, save_weights
     from meshdsl.training.data.feeding import Data
     from meshdsl.training.evaluation import Evaluation
+    from meshdsl.training.health.settings import Health
     from meshdsl.training.loop import train
     from meshdsl.training.loss_scaling import LossScaling
     from meshdsl.training.processes.joining import joined
@@ -34,6 +36,7 @@ __all__ = [
     "BatchRamp",
     "Data",
     "Evaluation",
+    "Health",
     "LossScaling",
     "ProfiledSteps",
     "Recipe",
@@ -51,6 +54,7 @@ _WHERE = {
     "BatchRamp": "batch_ramp",
     "Data": "data.feeding",
     "Evaluation": "evaluation",
+    "Health": "health.settings",
     "LossScaling": "loss_scaling",
     "ProfiledSteps": "reporting.profiling",
     "Recipe": "recipe",

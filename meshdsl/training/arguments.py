@@ -10,6 +10,7 @@ from typing import Any
 
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.health.settings import Health
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.reporting.reports import Reporting
 from meshdsl.training.settings import PATH, Kind, Of, Whole
@@ -25,6 +26,7 @@ _OPTIONAL: dict[str, Kind] = {
     "reporting": Of(Reporting, "is Reporting(log_every=100) of meshdsl.training"),
     "saving": Of(Saving, "is Saving(every=500) of meshdsl.training"),
     "stops": Of(Stops, "is Stops(...) of meshdsl.training.stopping"),
+    "health": Of(Health, "is Health(...) of meshdsl.training"),
     "workdir": PATH,
 }
 

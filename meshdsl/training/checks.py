@@ -9,6 +9,7 @@ import jax
 
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.health.settings import Health
 from meshdsl.training.reporting.reports import Reporting
 
 
@@ -28,6 +29,7 @@ def check_steps_per_call(
     evaluation: Evaluation,
     reporting: Reporting,
     saving: Saving | None,
+    health: Health,
 ) -> None:
     """Raises ValueError if `steps_per_call` does not divide the other numbers of steps."""
     numbers = {
@@ -36,6 +38,7 @@ def check_steps_per_call(
         "eval_every": evaluation.eval_every,
         "checkpoint_every": None if saving is None else saving.every,
         "local_every": None if saving is None else saving.local_every,
+        "replica_check_every": health.replica_check_every,
     }
     if problem := misfit_of_steps(steps_per_call, numbers):
         raise ValueError(problem)
@@ -47,6 +50,15 @@ def check_saves_together(processes: int, saving: Saving | None) -> None:
         raise ValueError(
             f"the {processes} processes of TF_CONFIG cannot save checkpoints together: leave out "
             "--workdir (`saving` in Python), or run them on JAX (--backend=jax --coordinator=...)"
+        )
+
+
+def check_replicas(health: Health, backend: str) -> None:
+    """Raises ValueError if replicas are to be compared that are not on JAX's devices."""
+    if health.replica_check_every is not None and not backend.startswith("jax"):
+        raise ValueError(
+            f"replica_check_every compares the devices of JAX; backend {backend} has none. Leave "
+            "it out, or take backend jax"
         )
 
 

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,9 +25,16 @@ from meshdsl.training.checkpointing.checkpoints import Checkpoints, Restored
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.checkpointing.saving import begun as begun_in
 from meshdsl.training.checkpointing.workdir import locked
-from meshdsl.training.checks import check_saves_together, check_steps_per_call, check_workdir
+from meshdsl.training.checks import (
+    check_replicas,
+    check_saves_together,
+    check_steps_per_call,
+    check_workdir,
+)
 from meshdsl.training.data.feeding import Data, Feed, Named
 from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.health.replicas import WITHOUT_REPLICAS, ReplicaCheck, replicated
+from meshdsl.training.health.settings import Health
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
 from meshdsl.training.nonfinite import FiniteCheck, gradient_paths
 from meshdsl.training.planned import keep, kept
@@ -79,6 +87,7 @@ def train(
     reporting: Reporting | None = None,
     saving: Saving | None = None,
     stops: Stops | None = None,
+    health: Health | None = None,
 ) -> TrainResult:
     """Trains a model for a number of steps, or goes on where an earlier run stopped.
 
@@ -98,6 +107,7 @@ def train(
         saving: what is saved in the workdir, and when. A run whose workdir has a checkpoint goes
             on from there, with its state and at its place in the data.
         stops: what ends the run early, besides signals. Minutes are counted from this call.
+        health: the faults of devices and processes that the run looks for.
 
     Returns:
         The final state, and the metrics.
@@ -109,12 +119,14 @@ def train(
             checkpoint is of another job.
         KeyboardInterrupt: after Ctrl-C; the metrics up to there are written, and the state saved.
         Stopped: likewise, after SIGTERM.
+        ReplicasDiffer: devices hold different replicas of the state, which is not saved.
     """
     check_arguments(locals())
     stopping, shares = Stopping(stops or Stops()), TimeShares()
     evaluation, reporting = evaluation or Evaluation(), reporting or Reporting()
+    health = health or Health()
     check_workdir(workdir, reporting, saving)
-    check_steps_per_call(steps_per_call, steps, evaluation, reporting, saving)
+    check_steps_per_call(steps_per_call, steps, evaluation, reporting, saving, health)
     data = data if isinstance(data, Data) else Data(data)
     feed = Feed(data.batches, data.batch_dims, steps_per_call, data.batch_ramp, recipe.batch_dim)
     held_out = evaluation.named(data.batch_dims, recipe.batch_dim)
@@ -129,6 +141,7 @@ def train(
         if workdir is not None:
             keep(workdir, asked, {"mesh": str(place.mesh), "layout": str(place.layout)})
     check_saves_together(programs.step.runtime.process_count(), saving)
+    check_replicas(health, backend)
     if reporting.profile is not None and programs.step.runtime.profile is None:
         raise ValueError(f"backend {backend} has no devices to profile; take another")
     return _Prepared(
@@ -139,6 +152,7 @@ def train(
         reporting,
         saving,
         stopping,
+        health,
         feed,
         held_out,
         programs,
@@ -179,6 +193,7 @@ class _Prepared:
     reporting: Reporting
     saving: Saving | None
     stopping: Stopping
+    health: Health
     feed: Feed
     held_out: Mapping[str, Named]
     programs: Programs
@@ -200,6 +215,8 @@ class _Prepared:
             self.feed.rows = self.programs.rows
             self._tell_start(restored, weights)
             run = self._begun(stack, beginning, checkpoints)
+            if self._first and self.health.replica_check_every and not replicated(run.state):
+                warnings.warn(WITHOUT_REPLICAS, stacklevel=3)
             signals.enter_context(self.stopping.listening())
             run.run()
             spent = str(self.shares)  # without the rest of the last checkpoint's writing
@@ -270,6 +287,7 @@ class _Prepared:
             eval_every=self.evaluation.eval_every or self.steps,
             meters=Meters(reporting.tokens_per_batch, flops, programs.mesh.size, runtime),
             finite_check=FiniteCheck(self.recipe.nonfinite == "stop", gradient_paths(learning)),
+            replica_check=ReplicaCheck(self.health.replica_check_every),
             stopping=self.stopping,
             profiler=stack.enter_context(Profiler(reporting.profile, runtime, self.workdir)),
             saving=self.saving,

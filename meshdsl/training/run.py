@@ -20,6 +20,7 @@ from meshdsl.tensors.named_array import NamedArray
 from meshdsl.training.checkpointing.checkpoints import Checkpoints
 from meshdsl.training.checkpointing.saving import DATA, Saving
 from meshdsl.training.data.feeding import Feed, Named
+from meshdsl.training.health.replicas import ReplicaCheck
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.processes.agreement import Agreement
 from meshdsl.training.programs import Programs
@@ -61,6 +62,7 @@ class Run:
     eval_every: int
     meters: Meters
     finite_check: FiniteCheck
+    replica_check: ReplicaCheck
     stopping: Stopping
     profiler: Profiler
     saving: Saving | None
@@ -79,6 +81,7 @@ class Run:
         Raises:
             ValueError: the data ends early, a step was not finite and stops the run, or what it
                 reports cannot be written; the state is saved.
+            ReplicasDiffer: devices hold different replicas of the state, which is not saved.
         """
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         self.done = self.begun
@@ -89,6 +92,8 @@ class Run:
             self._tell(self.begun, self._evaluate("eval") | self._evaluate("test"))
         for number in self._numbers():
             self._step(number, pending)
+            if self.replica_check.due(number):
+                self.replica_check.check(number, self.state)
             stops = self._stops(number, agreement)
             last = number == self.steps or stops
             due = number == self.steps or number % self.eval_every == 0
@@ -167,6 +172,7 @@ class Run:
             return
         # Saving waits for the steps that still run. Waiting before counts that as time of steps.
         jax.block_until_ready([array.data for array in _arrays(self.state)])
+        self.replica_check.check(number, self.state)  # what is saved is equal everywhere
         with self.shares.spent("saving"):
             if local:
                 self.checkpoints.save(number, self.state, position, local=True)

@@ -99,6 +99,7 @@ PROMISED = {
     "exit_after_minutes": None,
     "exit_at_step": None,
     "profile_steps": None,
+    "replica_check_every": None,
     "html": None,
     "compare_layout": None,
     "stage": None,

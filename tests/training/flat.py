@@ -1,6 +1,6 @@
 """Training with all options side by side, each given to the record that it is a setting of."""
 
-from meshdsl.training import Data, Evaluation, Recipe, Reporting
+from meshdsl.training import Data, Evaluation, Health, Recipe, Reporting
 from meshdsl.training.loop import train as train_with_records
 from meshdsl.training.settings import settings
 
@@ -14,4 +14,5 @@ def train(init, loss, optimizer, batches, *, steps, **options):
 
     recipe, data = made(Recipe, init, loss, optimizer), made(Data, batches)
     records = {"evaluation": made(Evaluation), "reporting": made(Reporting)}
+    records["health"] = made(Health)
     return train_with_records(recipe, data, steps=steps, **records, **options)

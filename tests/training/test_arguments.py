@@ -75,7 +75,7 @@ def test_what_fits_is_no_mistake():
 
 def test_what_is_no_record_is_refused_with_the_one_to_give():
     with pytest.raises(ValueError) as error:
-        train_with_records(loss, [], steps=2, evaluation=[], reporting=10, stops=3)
+        train_with_records(loss, [], steps=2, evaluation=[], reporting=10, stops=3, health=1)
     told = str(error.value)
     assert told.startswith(
         "train: recipe is Recipe(init, loss, optimizer) of meshdsl.training, not "
@@ -83,6 +83,7 @@ def test_what_is_no_record_is_refused_with_the_one_to_give():
     assert "; evaluation is Evaluation(held_out) of meshdsl.training, not []" in told
     assert "; reporting is Reporting(log_every=100) of meshdsl.training, not 10" in told
     assert "; stops is Stops(...) of meshdsl.training.stopping, not 3" in told
+    assert "; health is Health(...) of meshdsl.training, not 1" in told
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "optax"])

@@ -20,7 +20,7 @@ from meshdsl.training.settings import (
     settings,
 )
 
-RECORDS = ["Data", "Evaluation", "LossScaling", "Recipe", "Reporting", "Saving", "Stops"]
+RECORDS = ["Data", "Evaluation", "Health", "LossScaling", "Recipe", "Reporting", "Saving", "Stops"]
 
 
 @record

@@ -59,7 +59,7 @@ def check(
 
 
 def _check_steps(values: flags.FlagValues, problems: Problems) -> None:
-    names = ("steps", "log_every", "eval_every", "checkpoint_every", "local_every")
+    names = "steps log_every eval_every checkpoint_every local_every replica_check_every".split()
     at_once = values.steps_per_call
     if not isinstance(at_once, int) or at_once == 1:
         return

@@ -31,6 +31,7 @@ from meshdsl.tensors.policy import Policy
 from meshdsl.training.checkpointing.saving import Saving
 from meshdsl.training.data.feeding import Data
 from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.health.settings import Health
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.recipe import Recipe
 from meshdsl.training.reporting.reports import Reporting
@@ -50,6 +51,7 @@ _NO_FLAGS: dict[type, set[str]] = {
     Reporting: {"tokens_per_batch", "quiet", "settings"},
     Saving: {"config", "defaults", "data"},
     Stops: set(),
+    Health: set(),
 }
 # Fields whose flag has another name, since flags are no parts of records.
 _NAMES: dict[type, dict[str, str]] = {

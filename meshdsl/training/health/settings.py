@@ -1,0 +1,24 @@
+"""Health: the faults of devices and processes that a run looks for."""
+
+from __future__ import annotations
+
+from meshdsl.training.settings import Whole, check, record, setting
+
+
+@record
+class Health:
+    """The faults that a run looks for beside its steps: `Health(replica_check_every=100)`.
+
+    Raises:
+        ValueError: values are of another kind, or numbers are too small.
+    """
+
+    replica_check_every: int | None = setting(
+        "Compare the bits of all replicas of the state every so many steps, and before it is "
+        "saved; a device that differs is named and ends the run.",
+        Whole(1),
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
