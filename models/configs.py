@@ -40,7 +40,11 @@ class TransformerConfig:
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
             heads come from `kv_rank` features, and `rotary_kv` more tell positions.
         scaled: whether multi-head scores are divided by sqrt(kv).
+        query_key_norm: whether queries and keys of each head are normalised (Dehghani et al. 2023,
+            "Scaling vision transformers to 22 billion parameters", section 2).
         window: hides what is this many positions away or more; None: nothing.
+        window_pattern: which layers have the window, 1 or 0 for each, again and again; for
+            decoders. Nothing: all have it.
         query_rank: with latent attention, the rank of the queries; None: full.
         mlp: "gelu", "relu", or gated: "swiglu", "geglu".
         experts: how many such MLPs a token can be sent to; 0: one MLP for all.
@@ -94,7 +98,9 @@ class TransformerConfig:
     relative_distance: int = 128
     attention: Literal["multihead", "latent"] = "multihead"
     scaled: bool = True
+    query_key_norm: bool = False
     window: int | None = None
+    window_pattern: tuple[int, ...] = ()
     query_rank: int | None = None
     kv_rank: int | None = None
     rotary_kv: int | None = None
@@ -130,8 +136,8 @@ class TransformerConfig:
 
     @property
     def may_be_zero(self) -> tuple[str, ...]:
-        """The whole numbers that need not be at least 1."""
-        return ("experts", "shared_experts", "dense_layers")
+        """The whole numbers that may be 0."""
+        return ("experts", "shared_experts", "dense_layers", "window_pattern")
 
     @property
     def kv_heads_size(self) -> int:
@@ -189,6 +195,18 @@ class TransformerConfig:
         return RotaryScaling(kind, self.rotary_factor, low, high, original)
 
     @property
+    def windowed(self) -> tuple[bool, ...]:
+        """Whether each layer has the window; empty if all of them do, or none."""
+        pattern = self.window_pattern
+        layers = [bool(pattern[n % len(pattern)]) for n in range(self.layers) if pattern]
+        return tuple(layers) if len({*layers}) > 1 else ()
+
+    @property
+    def common_window(self) -> int | None:
+        """The window of all layers; None if some see everything."""
+        return None if self.windowed else self.window
+
+    @property
     def group_dims(self) -> tuple[Dimension, ...]:
         """The dim `group` of grouped-query attention; nothing for multi-head attention."""
         size = self.heads // self.kv_heads_size
@@ -229,9 +247,20 @@ class TransformerConfig:
             problems.append(
                 f"rotary_low={self.rotary_low:g} needs to be below rotary_high={self.rotary_high:g}"
             )
+        if self.window_pattern and self.window is None:
+            problems.append("window_pattern says which layers have a window; give window")
+        if self.window_pattern and (
+            {*self.window_pattern} - {0, 1} or not any(self.window_pattern)
+        ):
+            problems.append(
+                f"window_pattern={self.window_pattern}: needs 1 or 0 for each layer, and a 1"
+            )
+        if self.window_pattern and self.dense_layers:
+            problems.append("window_pattern is for layers of one kind; leave dense_layers out")
         if self.attention == "latent":
-            if self.qkv_bias:
-                problems.append("qkv_bias is for multi-head attention; leave it out")
+            for name in ("qkv_bias", "query_key_norm", "window_pattern"):
+                if getattr(self, name):
+                    problems.append(f"{name} is for multi-head attention; leave it out")
             if self.kv_heads is not None:
                 problems.append("latent attention has keys for every head; leave kv_heads out")
             if self.positions != "rotary":

@@ -246,7 +246,7 @@ def t5(name: str, config: TransformerConfig, batch_size: int, length: int) -> Mo
             step=partial(decode_step, config),
             encode=partial(encode, config),
             max_length=config.max_length if config.positions == "learned" else None,
-            window=config.window,
+            window=config.common_window,
         ),
         rebuild=lambda config: t5(name, config, batch_size, length),
     )

@@ -234,7 +234,7 @@ def transformer(name: str, config: TransformerConfig, batch_size: int, length: i
             empty=partial(new_cache, config),
             prepare=partial(prepared, config),
             max_length=config.max_length if config.positions == "learned" else None,
-            window=config.window,
+            window=config.common_window,
         ),
         rebuild=lambda config: transformer(name, config, batch_size, length),
     )

@@ -28,6 +28,7 @@ class Shared:
         segments: integers [batch, length]; self-attention stays in one.
         slots: where the tokens of a step stand in the caches of the layers.
         memory_mask: bool [batch, memory_length]: what cross-attention sees of `memory`.
+        windowed: bool, no dims; whether the layer at hand has the window. None: all have it.
     """
 
     causal: bool
@@ -37,6 +38,7 @@ class Shared:
     segments: md.Tensor | None = None
     slots: nn.Slots | None = None
     memory_mask: md.Tensor | None = None
+    windowed: md.Tensor | None = None
 
 
 class Attention(md.Module):
@@ -50,6 +52,8 @@ class Attention(md.Module):
     key_bias: md.Tensor | None
     value_bias: md.Tensor | None
     out_bias: md.Tensor | None
+    query_norm: Norm | None  # kv
+    key_norm: Norm | None  # kv
     scaled: bool = md.static()
     window: int | None = md.static()
 
@@ -58,14 +62,14 @@ class Attention(md.Module):
         q, k, v = self._rotated(x, shared)
         k, v = k.rename(length="memory_length"), v.rename(length="memory_length")
         return self._leave(
-            _attend(
+            self._attended(
                 q,
                 k,
                 v,
+                shared,
                 causal=shared.causal,
                 segments=shared.segments,
                 bias=shared.bias,
-                window=self.window,
                 scale=self._scale,
             )
         )
@@ -79,13 +83,13 @@ class Attention(md.Module):
         assert shared.slots is not None
         q, k, v = self._rotated(x, shared)
         keys, values = shared.slots.write(cache["keys"], k), shared.slots.write(cache["values"], v)
-        mixed = _attend(
+        mixed = self._attended(
             q,
             keys,
             values,
+            shared,
             causal=True,
             bias=shared.bias,
-            window=self.window,
             scale=self._scale,
             **shared.slots.visible,
         )
@@ -112,15 +116,29 @@ class Attention(md.Module):
             q, k = shared.rotation(q), shared.rotation(k)
         return q, k, v
 
+    def _attended(
+        self, q: md.Tensor, k: md.Tensor, v: md.Tensor, shared: Shared, **options: Any
+    ) -> md.Tensor:
+        """Returns self-attention in the window, if the layer at hand has it."""
+        if shared.windowed is None:
+            return _attend(q, k, v, window=self.window, **options)
+        return md.cond(
+            shared.windowed,
+            lambda: _attend(q, k, v, window=self.window, **options),
+            lambda: _attend(q, k, v, **options),
+        )
+
     @property
     def _scale(self) -> float | None:
         return None if self.scaled else 1.0
 
     def _query(self, x: md.Tensor) -> md.Tensor:
-        return plus(md.einsum(x, self.query, over="embed"), self.query_bias)
+        q = plus(md.einsum(x, self.query, over="embed"), self.query_bias)
+        return q if self.query_norm is None else self.query_norm(q)
 
     def _key(self, x: md.Tensor) -> md.Tensor:
-        return plus(md.einsum(x, self.key, over="embed"), self.key_bias)
+        k = plus(md.einsum(x, self.key, over="embed"), self.key_bias)
+        return k if self.key_norm is None else self.key_norm(k)
 
     def _value(self, x: md.Tensor) -> md.Tensor:
         return plus(md.einsum(x, self.value, over="embed"), self.value_bias)
@@ -265,6 +283,8 @@ def init_multihead(
         key_bias=zeros(heads, kv),
         value_bias=zeros(heads, kv),
         out_bias=zeros(embed, there=config.bias),
+        query_norm=init_norm(config, draw, [*front, kv]) if config.query_key_norm else None,
+        key_norm=init_norm(config, draw, [*front, kv]) if config.query_key_norm else None,
         scaled=config.scaled,
         window=config.window,
     )

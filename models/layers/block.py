@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 import meshdsl as md
 from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
@@ -20,6 +22,7 @@ from meshdsl.models.layers.drawing import Drawing
 from meshdsl.models.layers.mlp import MLP, Experts, init_mlp, undropping
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.models.remat import rematerialised
+from meshdsl.ops.literal import literal
 
 
 class Block(md.Module):
@@ -116,10 +119,14 @@ def run_blocks(
 ) -> tuple[md.Tensor, nn.RouterLosses | None]:
     """Returns the stream after all blocks, and what their routers add: mean losses, all tokens."""
 
-    def block(x: md.Tensor, params: Block) -> tuple[md.Tensor, nn.RouterLosses | None]:
-        return config.policy.to_compute(params)(x, shared)
+    def block(
+        x: md.Tensor, layer: tuple[Block, md.Tensor | None]
+    ) -> tuple[md.Tensor, nn.RouterLosses | None]:
+        params, windowed = layer
+        return config.policy.to_compute(params)(x, replace(shared, windowed=windowed))
 
-    x, losses = md.scan(rematerialised(block, config.remat), x, blocks, dim="layers")
+    layers = (blocks, _windowed(config))
+    x, losses = md.scan(rematerialised(block, config.remat), x, layers, dim="layers")
     if losses is None:
         return x, None
     return x, nn.RouterLosses(
@@ -145,12 +152,21 @@ def step_blocks(
     """
 
     def block(
-        x: md.Tensor, layer: tuple[Block, LayerCache, LayerCache | None]
+        x: md.Tensor, layer: tuple[Block, LayerCache, LayerCache | None, md.Tensor | None]
     ) -> tuple[md.Tensor, LayerCache]:
-        params, cache, memory = layer
-        return config.policy.to_compute(params).step(x, shared, cache, memory)
+        params, cache, memory, windowed = layer
+        own = replace(shared, windowed=windowed)
+        return config.policy.to_compute(params).step(x, own, cache, memory)
 
-    return md.scan(block, x, (blocks, cache, memory), dim="layers")
+    return md.scan(block, x, (blocks, cache, memory, _windowed(config)), dim="layers")
+
+
+def _windowed(config: TransformerConfig) -> md.Tensor | None:
+    """Returns whether each layer has the window, bool [layers]; None if all are alike."""
+    if not config.windowed:
+        return None
+    flags = md.named(np.array(config.windowed), ["layers"])
+    return literal(flags)
 
 
 def with_routers(

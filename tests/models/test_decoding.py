@@ -17,6 +17,10 @@ FAMILIES = {
     "gpt": ("gpt_mini", SIZES),
     "gpt2": ("gpt2_small", f"{SIZES},vocab=64,max_length=32"),
     "llama": ("llama3_8b", f"{SIZES},kv_heads=2,vocab=64"),
+    "windows in some layers": (
+        "llama3_8b",
+        f"{SIZES},kv_heads=2,vocab=64,window=5,window_pattern=1+0,query_key_norm=true,qkv_bias=true",
+    ),
     "mixtral": ("mixtral_mini", EXPERTS),
     "mixtral, sorted": ("mixtral_mini", f"{EXPERTS},dispatch=sort"),
     "deepseek": ("deepseek_mini", LATENT),

@@ -1,7 +1,14 @@
-"""The families of models, by the `model_type` of their `config.json`: one file each."""
+"""The families of models, by the `model_type` of their `config.json`: one file each.
+
+A model that several families could have is exported as the first of them.
+"""
 
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
+from meshdsl.models.huggingface.families.mistral import MISTRAL
+from meshdsl.models.huggingface.families.qwen import QWEN2, QWEN3
 from meshdsl.models.huggingface.family import Family
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2, LLAMA)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+}

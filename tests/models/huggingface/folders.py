@@ -44,6 +44,15 @@ CONFIGS = {
         "tie_word_embeddings": True,
         "attention_bias": True,
     },
+    "mistral": {"model_type": "mistral", **SIZES, "sliding_window": 5},
+    "qwen2": {
+        "model_type": "qwen2",
+        **SIZES,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 8},
 }
 
 

@@ -47,6 +47,14 @@ CASES = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
         },
     ),
+    "mistral": ("MistralConfig", {**SIZES, "sliding_window": 5, "head_dim": 8}),
+    "qwen2": ("Qwen2Config", {**SIZES, "tie_word_embeddings": True}),
+    "qwen2, last layers with a window": (
+        "Qwen2Config",
+        {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8, "rope_parameters": ROTARY}),
+    "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),
 }
 VOCAB = 67
 

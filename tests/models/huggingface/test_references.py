@@ -18,10 +18,12 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def causal(q, k, v):
-    """Attention of heads [batch, heads, length, features] to earlier positions."""
+def causal(q, k, v, window=None):
+    """Attention of heads [batch, heads, length, features] to earlier positions, in a window."""
     scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
     hidden = np.triu(np.ones(scores.shape[-2:], bool), 1)
+    if window is not None:
+        hidden |= np.tril(np.ones(scores.shape[-2:], bool), -window)
     return softmax(np.where(hidden, -np.inf, scores)) @ v
 
 
@@ -81,7 +83,11 @@ def turned(x, base, scaling):
 
 
 def llama(config, w):
-    """Touvron et al. 2023, section 2.2: RMS norm, SwiGLU, rotary positions; grouped queries."""
+    """Touvron et al. 2023, section 2.2: RMS norm, SwiGLU, rotary positions; grouped queries.
+
+    Mistral (Jiang et al. 2023, section 2) has windows, the last layers of Qwen 2 too; Qwen 2 has
+    biases, and Qwen 3 normalises the queries and keys of each head.
+    """
     eps, base = config.get("rms_norm_eps", 1e-6), config.get("rope_theta", 10000.0)
     count, of_keys = config["num_attention_heads"], config["num_key_value_heads"]
 
@@ -99,9 +105,13 @@ def llama(config, w):
             heads(linear(h, f"{own}.{name}_proj"), n)
             for name, n in (("q", count), ("k", of_keys), ("v", of_keys))
         )
+        if f"{own}.q_norm.weight" in w:
+            q, k = norm(q, f"{own}.q_norm"), norm(k, f"{own}.k_norm")
         q, k = (turned(each, base, config.get("rope_scaling")) for each in (q, k))
         k, v = (np.repeat(each, count // of_keys, axis=1) for each in (k, v))
-        x = x + linear(merged(causal(q, k, v)), f"{own}.o_proj")
+        has_window = number >= config.get("max_window_layers", 0)
+        window = config.get("sliding_window") if has_window else None
+        x = x + linear(merged(causal(q, k, v, window)), f"{own}.o_proj")
         h = norm(x, f"{layer}.post_attention_layernorm")
         gate = linear(h, f"{layer}.mlp.gate_proj")
         h = gate / (1 + np.exp(-gate)) * linear(h, f"{layer}.mlp.up_proj")
@@ -112,8 +122,12 @@ def llama(config, w):
     return norm(x, "model.norm") @ table.T
 
 
+REFERENCES = {"gpt2": gpt2}
+LLAMAS = ("llama 2", "llama 3.1", "mistral", "qwen2", "qwen3")
+
+
 @pytest.mark.parametrize(
-    ("case", "reference"), [("gpt2", gpt2), ("llama 2", llama), ("llama 3.1", llama)]
+    ("case", "reference"), [*REFERENCES.items(), *((case, llama) for case in LLAMAS)]
 )
 def test_scores_are_those_of_the_papers(case, reference, tmp_path):
     folder = write_folder(tmp_path / "in", CONFIGS[case])
