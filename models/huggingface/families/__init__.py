@@ -6,9 +6,11 @@ A model that several families could have is exported as the first of them.
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
 from meshdsl.models.huggingface.families.mistral import MISTRAL
+from meshdsl.models.huggingface.families.mixtral import MIXTRAL
+from meshdsl.models.huggingface.families.phi3 import PHI3
 from meshdsl.models.huggingface.families.qwen import QWEN2, QWEN3
 from meshdsl.models.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, PHI3)
 }

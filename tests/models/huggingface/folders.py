@@ -52,6 +52,13 @@ CONFIGS = {
         "sliding_window": 4,
         "max_window_layers": 1,
     },
+    "mixtral": {
+        "model_type": "mixtral",
+        **SIZES,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "phi3": {"model_type": "phi3", **SIZES},
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 8},
 }
 

@@ -54,6 +54,12 @@ CASES = {
         {**SIZES, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8, "rope_parameters": ROTARY}),
+    "mixtral": (
+        "MixtralConfig",
+        {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True},
+    ),
+    "phi3": ("Phi3Config", SIZES),
+    "phi3, window": ("Phi3Config", {**SIZES, "sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),
 }
 VOCAB = 67

@@ -84,7 +84,13 @@ def test_settings_become_a_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("gpt2_small", "gpt2"), ("llama_7b", "llama"), ("llama3_8b", "llama")]
+    ("name", "family"),
+    [
+        ("gpt2_small", "gpt2"),
+        ("llama_7b", "llama"),
+        ("llama3_8b", "llama"),
+        ("mixtral_8x7b", "mixtral"),
+    ],
 )
 def test_named_models_have_a_family(name, family):
     found, settings = family_for(models.load(name).config)
