@@ -31,7 +31,9 @@ class TransformerConfig:
         d_ff: hidden size of the MLP, or of one expert; None: 4 embed, or, gated, 8/3 embed
             rounded up to 256s.
         max_length: the number of learned positions; the other kinds have no limit.
-        norm_order: "pre" normalises what a layer reads, "post" what it leaves.
+        norm_order: "pre" normalises what a layer reads, "post" the stream that it leaves, "both"
+            what it reads and what it adds to the stream (Gemma 2, 2024, section 2).
+        norm_unit_offset: whether norms multiply by 1 + scale, so that decay pulls them to 1.
         norm_eps: added to variances; None: 1e-6 for "rms", 1e-5 for "layer".
         positions: "rotary" turns queries and keys; "learned" adds embeddings; "relative" and
             "alibi" add to the scores, by learned buckets of distances or in proportion to them.
@@ -40,6 +42,9 @@ class TransformerConfig:
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
             heads come from `kv_rank` features, and `rotary_kv` more tell positions.
         scaled: whether multi-head scores are divided by sqrt(kv).
+        query_scale: what scores are multiplied by instead; None: nothing else.
+        attention_soft_cap, logit_soft_cap: scores s of attention, and of tokens in decoders, become
+            cap * tanh(s / cap). None: they stay as they are.
         query_key_norm: whether queries and keys of each head are normalised (Dehghani et al. 2023,
             "Scaling vision transformers to 22 billion parameters", section 2).
         window: hides what is this many positions away or more; None: nothing.
@@ -67,6 +72,7 @@ class TransformerConfig:
         bias: whether projections and layer norms have biases.
         qkv_bias: whether queries, keys and values have biases where `bias` gives none.
         tied: whether the embedding also makes the logits.
+        scaled_embedding: whether embeddings are multiplied by sqrt(embed); for decoders.
         remat: what each block's backward pass computes again rather than keep: "none", "full", or
             all but something: "dots", "names:attention_out+mlp_hidden", "keep_collectives". See
             `models.remat`.
@@ -85,7 +91,8 @@ class TransformerConfig:
     kv: int | None = None
     d_ff: int | None = None
     norm: Literal["rms", "layer"] = "rms"
-    norm_order: Literal["pre", "post"] = "pre"
+    norm_order: Literal["pre", "post", "both"] = "pre"
+    norm_unit_offset: bool = False
     norm_eps: float | None = None
     positions: Literal["rotary", "learned", "relative", "alibi", "none"] = "rotary"
     rotary_base: float = 10000.0
@@ -98,6 +105,9 @@ class TransformerConfig:
     relative_distance: int = 128
     attention: Literal["multihead", "latent"] = "multihead"
     scaled: bool = True
+    query_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
     query_key_norm: bool = False
     window: int | None = None
     window_pattern: tuple[int, ...] = ()
@@ -126,6 +136,7 @@ class TransformerConfig:
     bias: bool = False
     qkv_bias: bool = False
     tied: bool = True
+    scaled_embedding: bool = False
     remat: str = "none"
     policy: md.Policy = field(default_factory=md.Policy)
 
@@ -195,6 +206,11 @@ class TransformerConfig:
         return RotaryScaling(kind, self.rotary_factor, low, high, original)
 
     @property
+    def attention_scale(self) -> float | None:
+        """What scores of multi-head attention are multiplied by; None: 1 / sqrt(kv)."""
+        return self.query_scale if self.scaled else 1.0
+
+    @property
     def windowed(self) -> tuple[bool, ...]:
         """Whether each layer has the window; empty if all of them do, or none."""
         pattern = self.window_pattern
@@ -247,6 +263,11 @@ class TransformerConfig:
             problems.append(
                 f"rotary_low={self.rotary_low:g} needs to be below rotary_high={self.rotary_high:g}"
             )
+        if self.query_scale is not None and not self.scaled:
+            problems.append(f"query_scale={self.query_scale:g} needs scaled=true")
+        for name in ("query_scale", "attention_soft_cap", "logit_soft_cap"):
+            if getattr(self, name) == 0:
+                problems.append(f"{name}=0: needs to be above 0")
         if self.window_pattern and self.window is None:
             problems.append("window_pattern says which layers have a window; give window")
         if self.window_pattern and (
@@ -258,7 +279,8 @@ class TransformerConfig:
         if self.window_pattern and self.dense_layers:
             problems.append("window_pattern is for layers of one kind; leave dense_layers out")
         if self.attention == "latent":
-            for name in ("qkv_bias", "query_key_norm", "window_pattern"):
+            multihead = "qkv_bias query_key_norm window_pattern query_scale attention_soft_cap"
+            for name in multihead.split():
                 if getattr(self, name):
                     problems.append(f"{name} is for multi-head attention; leave it out")
             if self.kv_heads is not None:

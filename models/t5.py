@@ -127,7 +127,7 @@ def _init_stack(config: TransformerConfig, draw: Drawing, cross: bool) -> Stack:
         distances=init_distances(config, draw),
         blocks=init_blocks(config, draw, cross),
         final_norm=init_norm(config, draw, [config.dims[1]])
-        if config.norm_order == "pre"
+        if config.norm_order != "post"
         else None,
     )
 

@@ -8,6 +8,7 @@ policy's `params` dtype and cast where they are used, one block at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -65,7 +66,7 @@ def init(config: TransformerConfig, key: md.Tensor) -> Transformer:
         positions=init_learned(config, draw),
         distances=init_distances(config, draw),
         blocks=blocks,
-        final_norm=init_norm(config, draw, [embed]) if config.norm_order == "pre" else None,
+        final_norm=init_norm(config, draw, [embed]) if config.norm_order != "post" else None,
         unembedding=None if config.tied else draw.into(embed, [embed, vocab]),
         dense_blocks=init_blocks(config, draw, dense=True) if config.dense_layers else None,
     )
@@ -91,7 +92,7 @@ def states(
     policy = config.policy
     length = tokens.shape.get("length")
     # The look-up comes before the cast, so that the table's gradient is summed in full precision.
-    x = md.take(params.embedding, tokens, "vocab")
+    x = _scaled(config, md.take(params.embedding, tokens, "vocab"))
     if params.positions is not None:
         x = x + learned_positions(params.positions, length, positions)
     bias = distance_bias(config, params.distances, length, causal=True)
@@ -166,7 +167,7 @@ def decode_step(
     length, policy = tokens.shape.get("length"), config.policy
     memory = cache.layers["blocks"]["latent" if config.attention == "latent" else "keys"]
     slots = nn.Slots(length, memory.shape.get("memory_length"), cache.start, cache.pads)
-    x = md.take(params.embedding, tokens, "vocab")
+    x = _scaled(config, md.take(params.embedding, tokens, "vocab"))
     if params.positions is not None:
         x = x + md.take(params.positions, slots.text_positions, "max_length")
     shared = Shared(
@@ -188,8 +189,13 @@ def decode_step(
 
 def _scores(config: TransformerConfig, params: Transformer, x: md.Tensor) -> md.Tensor:
     table = params.embedding if params.unembedding is None else params.unembedding
-    policy = config.policy
-    return policy.to_output(md.einsum(x, policy.to_compute(table), over="embed"))
+    policy, cap = config.policy, config.logit_soft_cap
+    scores = policy.to_output(md.einsum(x, policy.to_compute(table), over="embed"))
+    return scores if cap is None else cap * md.tanh(scores / cap)
+
+
+def _scaled(config: TransformerConfig, x: md.Tensor) -> md.Tensor:
+    return x * math.sqrt(config.embed) if config.scaled_embedding else x
 
 
 def loss(

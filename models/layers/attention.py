@@ -54,7 +54,8 @@ class Attention(md.Module):
     out_bias: md.Tensor | None
     query_norm: Norm | None  # kv
     key_norm: Norm | None  # kv
-    scaled: bool = md.static()
+    scale: float | None = md.static()
+    soft_cap: float | None = md.static()
     window: int | None = md.static()
 
     def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
@@ -70,7 +71,6 @@ class Attention(md.Module):
                 causal=shared.causal,
                 segments=shared.segments,
                 bias=shared.bias,
-                scale=self._scale,
             )
         )
 
@@ -90,7 +90,6 @@ class Attention(md.Module):
             shared,
             causal=True,
             bias=shared.bias,
-            scale=self._scale,
             **shared.slots.visible,
         )
         return self._leave(mixed), {"keys": keys, "values": values}
@@ -108,7 +107,8 @@ class Attention(md.Module):
     ) -> md.Tensor:
         """Returns attention of the positions of x to what `of_memory` has made of a memory."""
         q = self._query(x)
-        return self._leave(_attend(q, cache["keys"], cache["values"], scale=self._scale, mask=mask))
+        scores = {"scale": self.scale, "soft_cap": self.soft_cap}
+        return self._leave(_attend(q, cache["keys"], cache["values"], mask=mask, **scores))
 
     def _rotated(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
         q, k, v = self._query(x), self._key(x), self._value(x)
@@ -120,6 +120,7 @@ class Attention(md.Module):
         self, q: md.Tensor, k: md.Tensor, v: md.Tensor, shared: Shared, **options: Any
     ) -> md.Tensor:
         """Returns self-attention in the window, if the layer at hand has it."""
+        options |= {"scale": self.scale, "soft_cap": self.soft_cap}
         if shared.windowed is None:
             return _attend(q, k, v, window=self.window, **options)
         return md.cond(
@@ -127,10 +128,6 @@ class Attention(md.Module):
             lambda: _attend(q, k, v, window=self.window, **options),
             lambda: _attend(q, k, v, **options),
         )
-
-    @property
-    def _scale(self) -> float | None:
-        return None if self.scaled else 1.0
 
     def _query(self, x: md.Tensor) -> md.Tensor:
         q = plus(md.einsum(x, self.query, over="embed"), self.query_bias)
@@ -285,7 +282,8 @@ def init_multihead(
         out_bias=zeros(embed, there=config.bias),
         query_norm=init_norm(config, draw, [*front, kv]) if config.query_key_norm else None,
         key_norm=init_norm(config, draw, [*front, kv]) if config.query_key_norm else None,
-        scaled=config.scaled,
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
         window=config.window,
     )
 

@@ -29,7 +29,8 @@ class Block(md.Module):
     """One layer: each part reads the stream and adds to it.
 
     A part reads what its norm makes of the stream, or, with `post_norm`, the norm comes after the
-    sum. The parts for cross-attention are those of a decoder that has an encoder.
+    sum. `attention_added_norm` and its like normalise what a part adds, besides. The parts for
+    cross-attention are those of a decoder that has an encoder.
     """
 
     attention_norm: Norm
@@ -38,17 +39,20 @@ class Block(md.Module):
     cross: Attention | None
     mlp_norm: Norm
     mlp: MLP | Experts
+    attention_added_norm: Norm | None
+    cross_added_norm: Norm | None
+    mlp_added_norm: Norm | None
     post_norm: bool = md.static()
 
     def __call__(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, nn.RouterLosses | None]:
         """Returns the stream and, of a mixture of experts, the losses of its router."""
         y = md.name(self.attention(self._read(self.attention_norm, x), shared), "attention_added")
-        x = self._leave(self.attention_norm, x, y)
+        x = self._leave(self.attention_norm, x, y, self.attention_added_norm)
         if self.cross is not None and self.cross_norm is not None:
             assert shared.memory is not None
             y = self.cross.across(self._read(self.cross_norm, x), shared.memory)
             y = md.name(y, "attention_added")
-            x = self._leave(self.cross_norm, x, y)
+            x = self._leave(self.cross_norm, x, y, self.cross_added_norm)
         return self._mixed(x)
 
     def step(
@@ -63,12 +67,12 @@ class Block(md.Module):
             memory: for a layer with cross-attention, `of_memory` of what it reads.
         """
         y, cache = self.attention.step(self._read(self.attention_norm, x), shared, cache)
-        x = self._leave(self.attention_norm, x, y)
+        x = self._leave(self.attention_norm, x, y, self.attention_added_norm)
         if self.cross is not None and self.cross_norm is not None:
             assert memory is not None
             h = self._read(self.cross_norm, x)
             y = self.cross.across_cached(h, memory, shared.memory_mask)
-            x = self._leave(self.cross_norm, x, y)
+            x = self._leave(self.cross_norm, x, y, self.cross_added_norm)
         return replace(self, mlp=undropping(self.mlp))._mixed(x)[0], cache
 
     def _mixed(self, x: md.Tensor) -> tuple[md.Tensor, nn.RouterLosses | None]:
@@ -78,12 +82,14 @@ class Block(md.Module):
             y, losses = self.mlp(h)
         else:
             y = self.mlp(h)
-        return self._leave(self.mlp_norm, x, md.name(y, "mlp_added")), losses
+        y = md.name(y, "mlp_added")
+        return self._leave(self.mlp_norm, x, y, self.mlp_added_norm), losses
 
     def _read(self, norm: Norm, x: md.Tensor) -> md.Tensor:
         return x if self.post_norm else norm(x)
 
-    def _leave(self, norm: Norm, x: md.Tensor, y: md.Tensor) -> md.Tensor:
+    def _leave(self, norm: Norm, x: md.Tensor, y: md.Tensor, added: Norm | None) -> md.Tensor:
+        y = y if added is None else added(y)
         return norm(x + y) if self.post_norm else x + y
 
 
@@ -100,6 +106,8 @@ def init_blocks(
         "layers", config.dense_layers if dense else layers.size - config.dense_layers
     )
 
+    both = config.norm_order == "both"
+
     def norm() -> Norm:
         return init_norm(config, draw, [layers, embed])
 
@@ -110,6 +118,9 @@ def init_blocks(
         cross=init_multihead(config, draw, [layers]) if cross else None,
         mlp_norm=norm(),
         mlp=init_mlp(config, draw, [layers], dense),
+        attention_added_norm=norm() if both else None,
+        cross_added_norm=norm() if both and cross else None,
+        mlp_added_norm=norm() if both else None,
         post_norm=config.norm_order == "post",
     )
 

@@ -21,6 +21,12 @@ FAMILIES = {
         "llama3_8b",
         f"{SIZES},kv_heads=2,vocab=64,window=5,window_pattern=1+0,query_key_norm=true,qkv_bias=true",
     ),
+    "gemma 2": (
+        "gpt_mini",
+        f"{SIZES},kv_heads=2,window=5,window_pattern=1+0,mlp=geglu,norm_order=both,"
+        "norm_unit_offset=true,scaled_embedding=true,query_scale=0.7,attention_soft_cap=2,"
+        "logit_soft_cap=3",
+    ),
     "mixtral": ("mixtral_mini", EXPERTS),
     "mixtral, sorted": ("mixtral_mini", f"{EXPERTS},dispatch=sort"),
     "deepseek": ("deepseek_mini", LATENT),

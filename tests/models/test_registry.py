@@ -87,17 +87,17 @@ def test_an_unknown_name_shows_the_choices():
 def test_mistakes_in_overrides_name_the_model():
     assert message("gpt_mini", "layrs=8,heads=x").splitlines()[:2] == [
         "gpt_mini with 'layrs=8,heads=x': 2 problems",
-        "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, embed, "
-        "heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, norm_eps, positions, "
-        "rotary_base, rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original, "
-        "relative_buckets, relative_distance, attention, scaled, query_key_norm, window, "
-        "window_pattern, query_rank, "
-        "kv_rank, rotary_kv, mlp, experts, experts_per_token, shared_experts, capacity, "
-        "report_dropped, dispatch, expert_peers, dense_layers, dense_d_ff, router_score, "
-        "router_normalise, router_scale, "
-        "router_groups, router_chosen_groups, router_group_score, router_bias, balance_weight, "
-        "router_z_weight, bias, qkv_bias, tied, remat, policy, policy.params, policy.compute, "
-        "policy.output",
+        "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, "
+        "embed, heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, "
+        "norm_unit_offset, norm_eps, positions, rotary_base, rotary_scaling, rotary_factor, "
+        "rotary_low, rotary_high, rotary_original, relative_buckets, relative_distance, "
+        "attention, scaled, query_scale, attention_soft_cap, logit_soft_cap, query_key_norm, "
+        "window, window_pattern, query_rank, kv_rank, rotary_kv, mlp, experts, "
+        "experts_per_token, shared_experts, capacity, report_dropped, dispatch, expert_peers, "
+        "dense_layers, dense_d_ff, router_score, router_normalise, router_scale, "
+        "router_groups, router_chosen_groups, router_group_score, router_bias, "
+        "balance_weight, router_z_weight, bias, qkv_bias, tied, scaled_embedding, remat, "
+        "policy, policy.params, policy.compute, policy.output",
     ]
 
 

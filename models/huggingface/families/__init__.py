@@ -3,6 +3,7 @@
 A model that several families could have is exported as the first of them.
 """
 
+from meshdsl.models.huggingface.families.gemma import GEMMA, GEMMA2
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
 from meshdsl.models.huggingface.families.mistral import MISTRAL
@@ -12,5 +13,6 @@ from meshdsl.models.huggingface.families.qwen import QWEN2, QWEN3
 from meshdsl.models.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, PHI3)
+    family.name: family
+    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, PHI3, GEMMA, GEMMA2)
 }

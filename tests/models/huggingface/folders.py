@@ -58,6 +58,16 @@ CONFIGS = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "gemma": {"model_type": "gemma", **SIZES, "head_dim": 8},
+    "gemma2": {
+        "model_type": "gemma2",
+        **SIZES,
+        "head_dim": 8,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 5,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
     "phi3": {"model_type": "phi3", **SIZES},
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 8},
 }

@@ -20,6 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+GEMMA2 = {
+    "head_dim": 8,
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 5,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
 ROTARY = {"rope_type": "default", "rope_theta": 100.0}
 CASES = {
     "gpt2": ("GPT2Config", {"n_layer": 3, "n_embd": 24, "n_head": 6, "n_positions": 32}),
@@ -58,6 +65,8 @@ CASES = {
         "MixtralConfig",
         {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True},
     ),
+    "gemma": ("GemmaConfig", {**SIZES, "head_dim": 8}),
+    "gemma2": ("Gemma2Config", {**SIZES, **GEMMA2}),
     "phi3": ("Phi3Config", SIZES),
     "phi3, window": ("Phi3Config", {**SIZES, "sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),

@@ -18,9 +18,11 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def causal(q, k, v, window=None):
+def causal(q, k, v, window=None, scale=None, cap=None):
     """Attention of heads [batch, heads, length, features] to earlier positions, in a window."""
-    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap is not None:
+        scores = cap * np.tanh(scores / cap)
     hidden = np.triu(np.ones(scores.shape[-2:], bool), 1)
     if window is not None:
         hidden |= np.tril(np.ones(scores.shape[-2:], bool), -window)
@@ -35,8 +37,13 @@ def merged(x):
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
+def gelu(h):
+    """Hendrycks and Gimpel 2016, section 2."""
+    return 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+
+
 def gpt2(config, w):
-    """Radford et al. 2019, section 2.3; GELU as in Hendrycks and Gimpel 2016."""
+    """Radford et al. 2019, section 2.3."""
 
     def norm(x, name):
         mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
@@ -52,8 +59,7 @@ def gpt2(config, w):
         mixed = causal(*(heads(each, config["n_head"]) for each in (q, k, v)))
         x = x + linear(merged(mixed), f"{layer}.attn.c_proj")
         h = linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.c_fc")
-        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-        x = x + linear(h, f"{layer}.mlp.c_proj")
+        x = x + linear(gelu(h), f"{layer}.mlp.c_proj")
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
 
 
@@ -122,7 +128,39 @@ def llama(config, w):
     return norm(x, "model.norm") @ table.T
 
 
-REFERENCES = {"gpt2": gpt2}
+def gemma2(config, w):
+    """Gemma Team 2024, "Gemma 2", section 2, and its reference code."""
+    count, of_keys = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1 + w[f"{name}.weight"])
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T
+
+    x = w["model.embed_tokens.weight"][TOKENS] * np.sqrt(config["hidden_size"])
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        h, own = norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn"
+        q, k, v = (
+            heads(linear(h, f"{own}.{name}_proj"), n)
+            for name, n in (("q", count), ("k", of_keys), ("v", of_keys))
+        )
+        q, k = (turned(each, 10000.0, None) for each in (q, k))
+        k, v = (np.repeat(each, count // of_keys, axis=1) for each in (k, v))
+        window = None if number % 2 else config["sliding_window"]
+        scale, cap = config["query_pre_attn_scalar"] ** -0.5, config["attn_logit_softcapping"]
+        y = linear(merged(causal(q, k, v, window, scale, cap)), f"{own}.o_proj")
+        x = x + norm(y, f"{layer}.post_attention_layernorm")
+        h = norm(x, f"{layer}.pre_feedforward_layernorm")
+        y = gelu(linear(h, f"{layer}.mlp.gate_proj")) * linear(h, f"{layer}.mlp.up_proj")
+        y = linear(y, f"{layer}.mlp.down_proj")
+        x = x + norm(y, f"{layer}.post_feedforward_layernorm")
+    cap = config["final_logit_softcapping"]
+    return cap * np.tanh(norm(x, "model.norm") @ w["model.embed_tokens.weight"].T / cap)
+
+
+REFERENCES = {"gpt2": gpt2, "gemma2": gemma2}
 LLAMAS = ("llama 2", "llama 3.1", "mistral", "qwen2", "qwen3")
 
 
