@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         )
     if values.stage and (values.compare_layout or values.html):
         problems.add("--stage prints one stage as text: leave out --compare_layout and --html")
+    if values.json is True and (values.compare_layout or values.html or values.stage):
+        problems.add("--json prints one report: leave out --compare_layout, --html and --stage")
     shows_failures = asks_for_failures(values, problems)
     check_machine(values, problems)
     chosen = settled(values, problems, described_machine)
@@ -58,7 +61,7 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
     if shows_failures:
         print(show_failures(program, values))
         return
-    others = {} if values.compare_layout else _others(program, job)
+    others = {} if values.compare_layout or values.json else _others(program, job)
     report = explain(program, values.hardware, others)
     shown: Explanation | Comparison = report
     if values.compare_layout:
@@ -66,6 +69,10 @@ def main(values: flags.FlagValues, problems: Problems) -> None:
         shown = compare(report, explain(training_step(other, other.layout), values.hardware))
     if values.html:
         write_page(values.html, page(shown))
+    elif values.json:
+        from meshdsl.reports.explain.values import as_values
+
+        print(json.dumps(as_values(report), indent=2))
     else:
         print(shown)
 

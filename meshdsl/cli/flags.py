@@ -330,7 +330,7 @@ FLAGS: dict[str, Flag] = {
         "Seconds in which to look for a layout; more of them are tried then. Default: as many as a "
         "few seconds allow, the same in every run.",
     ),
-    "json": ("false", truth, "Print the plans, the runs, or the --failures, as JSON."),
+    "json": ("false", truth, "Print the report, the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
     "measure": (
         "plan",

@@ -1,5 +1,7 @@
 """`meshdsl explain`: the training step of any job, on any mesh, on any machine."""
 
+import json
+
 import jax
 import pytest
 
@@ -80,6 +82,18 @@ def test_a_page_is_written_instead_of_text(capsys, tmp_path):
     assert told == f"{file} is written: open it in a browser\n"
     page = file.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "<title>train_step on data:2 model:4<" in page
+
+
+def test_the_report_is_written_as_json(capsys):
+    values = json.loads(explained(capsys, MESH, LAYOUT, "--hardware=h100", "--json"))
+    assert (values["mesh"], values["hardware"]) == ("data:2 model:4", "NVIDIA H100 SXM")
+    assert sum(values["memory"].values()) == values["peak_bytes"]
+
+
+@pytest.mark.parametrize("other", [SECOND, "--html=x.html", "--stage=placed"])
+def test_json_is_of_one_report(capsys, other):
+    error = refused(capsys, MESH, LAYOUT, "--json", other)
+    assert "--json prints one report: leave out --compare_layout, --html and --stage" in error
 
 
 def test_two_layouts_are_compared_in_text(capsys):

@@ -102,7 +102,6 @@ def test_values_are_written_as_json(capsys):
         (["--mtbf=often"], "--mtbf: needs a time, as 50000h or 5min (units: s, min, h, d, y)"),
         (["--mtbf=0h"], "--mtbf: needs a time, as 50000h"),
         (["--mtbf=50000"], "--mtbf: needs a time, as 50000h"),
-        (["--json"], "--json is for --failures or --mtbf: give one of them"),
         (["--devices_per_host=4"], "--devices_per_host is for --failures or --mtbf"),
         (["--failures", "--devices_per_host=0"], "needs a whole number of at least 1"),
         (["--failures", "--restart_time=1min"], "--restart_time is for --mtbf: give it"),

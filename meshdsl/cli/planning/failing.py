@@ -21,9 +21,8 @@ _OF_MTBF = ("storage_bandwidth", "restart_time")
 def asks_for_failures(values: flags.FlagValues, problems: Problems) -> bool:
     """Whether the flags ask for failures; adds to the problems."""
     asked = bool(values.failures is True or values.mtbf is not None)
-    for name in ("devices_per_host", "json"):
-        if values[name].present and not asked:
-            problems.add(f"--{name} is for --failures or --mtbf: give one of them")
+    if values["devices_per_host"].present and not asked:
+        problems.add("--devices_per_host is for --failures or --mtbf: give one of them")
     for name in _OF_MTBF:
         if values[name].present and values.mtbf is None:
             problems.add(f"--{name} is for --mtbf: give it, as in --mtbf=50000h")

@@ -110,6 +110,7 @@ class Explanation:
             traffic lists both. A `while` loop counts by one iteration.
         collectives: how many collectives send that; a joined one counts as one.
         unsure: which of these two, `cond` and `while`, the program has.
+        inputs: every input by its path: parameters, the optimizer's state, the batch.
         parts: every buffer at the peak, largest first.
         advice: the next thing to try for less memory, or an empty string.
         timeline: the step as intervals, with the hardware that it is for, at its peaks.
@@ -144,6 +145,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     pipeline: PipelineReport | None = None
     kept: tuple[Kept, ...] = ()
+    inputs: tuple[tuple[str, Value], ...] = ()
 
     @property
     def parameter_count(self) -> int:
@@ -220,6 +222,7 @@ def explain(
         pipeline=pipeline_report(program, step),
         notes=(*program.notes, *map(in_words, program.decisions)),
         kept=program.kept,
+        inputs=tuple((path, value) for value, path in inputs),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshdsl.lowering.costs.flops import instruction_flops
+from meshdsl.lowering.costs.schedule import Schedule
 from meshdsl.lowering.costs.timeline import LOCAL, Timeline, over
 from meshdsl.lowering.costs.units import show_bytes, show_seconds, show_share
 from meshdsl.lowering.program import SpmdProgram
@@ -29,6 +30,23 @@ def what_limits(timeline: Timeline) -> str:
         return "nothing"
     part = show_share(timeline.times[timeline.limit] / timeline.seconds)
     return f"{called(timeline.limit)} ({part} of the time)"
+
+
+def waits_of(schedule: Schedule) -> dict[tuple[str, str], float]:
+    """Returns the seconds of waiting by the kind of collective and its axes, the longest first."""
+    return {
+        (kind, axes): times.exposed
+        for (kind, axes), times in schedule.by(lambda e: (e.kind, "+".join(e.axes)))
+        if times.exposed > 0
+    }
+
+
+def limit_of(schedule: Schedule, timeline: Timeline) -> str:
+    """Returns what takes most of a simulated step: its longest wait, or the work."""
+    (kind, axes), seconds = next(iter(waits_of(schedule).items()), (("", ""), 0.0))
+    if seconds > schedule.times.work:
+        return f"waiting for {kind} over {axes} ({show_share(seconds / schedule.seconds)})"
+    return what_limits(timeline)
 
 
 def called(what: str) -> str:

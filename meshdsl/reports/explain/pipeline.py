@@ -280,8 +280,7 @@ def _most_layers(pipeline: RunningPipeline) -> int:
 
 def _grid(pipeline: RunningPipeline, width: int) -> list[str]:
     """Returns what each stage does in each tick; a wide grid only in its first columns."""
-    rows, brief = pipeline.schedule.rows, pipeline.schedule.rounds == 1
-    cells = [[_label(action, brief) for action in row] for row in rows]
+    cells = grid_cells(pipeline)
     size = max(len(cell) for row in cells for cell in row)
     count = min(len(cells[0]), _MOST_COLUMNS, (width - 12) // (size + 1))
     more = " …" if count < len(cells[0]) else ""
@@ -290,6 +289,12 @@ def _grid(pipeline: RunningPipeline, width: int) -> list[str]:
         shown = " ".join(f"{cell:>{size}}" for cell in row[:count])
         lines.append(f"  stage {stage:<3} {shown}{more}")
     return lines
+
+
+def grid_cells(pipeline: RunningPipeline) -> list[list[str]]:
+    """Returns what each stage does in each tick, as short texts: `F0`, `B3`, `.` for a wait."""
+    rows, brief = pipeline.schedule.rows, pipeline.schedule.rounds == 1
+    return [[_label(action, brief) for action in row] for row in rows]
 
 
 def _label(action: Action | None, brief: bool) -> str:

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.lowering.costs.simulation import simulate
-from meshdsl.lowering.costs.units import show_bytes, show_seconds, show_share
+from meshdsl.lowering.costs.units import show_bytes, show_seconds
 from meshdsl.reports.explain import explain
-from meshdsl.reports.explain.limits import what_limits
+from meshdsl.reports.explain.limits import limit_of, waits_of
 from meshdsl.search.plans import Plan
 
 _MATTERS = 0.02  # the share of a step from which a difference is told
@@ -63,10 +63,8 @@ class Figures:
     @cached_property
     def limit(self) -> str:
         """What takes most of the step."""
-        kind, seconds = next(iter(self.waits.items()), (("", ""), 0.0))
-        if seconds > self.work:
-            return f"waiting for {kind[0]} over {kind[1]} ({show_share(seconds / self.seconds)})"
-        return what_limits(explain(self.plan.program, self.hardware.name).timeline)
+        explanation = explain(self.plan.program, self.hardware.name)
+        return limit_of(explanation.simulated, explanation.timeline)
 
     def flops_share(self, count: int) -> float:
         """Returns the share of the peak flops that the step's own are, on `count` devices."""
@@ -93,9 +91,5 @@ class Figures:
 def figures(plan: Plan, hardware: Hardware, flags: str = "") -> Figures:
     """Returns what a plan costs."""
     schedule = simulate(plan.program, hardware)
-    waits = {
-        (kind, axes): times.exposed
-        for (kind, axes), times in schedule.by(lambda e: (e.kind, "+".join(e.axes)))
-        if times.exposed > 0
-    }
-    return Figures(plan, hardware, schedule.seconds, schedule.times.work, waits, flags)
+    work = schedule.times.work
+    return Figures(plan, hardware, schedule.seconds, work, waits_of(schedule), flags)
