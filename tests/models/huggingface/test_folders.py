@@ -37,7 +37,8 @@ def test_weights_go_in_and_out_bit_for_bit(case, dtype, tmp_path):
 @pytest.mark.parametrize("case", CONFIGS)
 def test_every_layout_gives_the_same_scores(case, tmp_path):
     folder = write_folder(tmp_path / "in", CONFIGS[case])
-    model = models.load(str(folder))
+    # In float32, rounding alone moves scores by 2e-5 on some processors.
+    model = models.load(str(folder), "policy=float64")
     params = load_weights(folder, spec_of(model.init))
     tokens = md.named(np.arange(24).reshape(2, 12).astype("int32"), ["batch", "length"])
 
@@ -47,7 +48,7 @@ def test_every_layout_gives_the_same_scores(case, tmp_path):
     expected = np.asarray(md.jit(scores, backend="numpy")(params, tokens))
     for layout in LAYOUTS:
         split = md.jit(scores, mesh="data:2,model:2", layout=layout, backend="numpy")
-        np.testing.assert_allclose(np.asarray(split(params, tokens)), expected, atol=2e-5)
+        np.testing.assert_allclose(np.asarray(split(params, tokens)), expected, atol=1e-12)
 
 
 def test_a_block_is_the_slice_of_the_parameter(tmp_path):
