@@ -39,6 +39,8 @@ from meshdsl.training.processes.watching import (
     report_ended,
 )
 
+_PACKAGE = Path(__file__).resolve().parents[2]
+
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
 _MARGIN = 60  # seconds that JAX, which ends a process with a stack trace, waits longer than we do
@@ -298,11 +300,19 @@ def check_agreement(facts: Callable[[], Mapping[str, str]]) -> None:
         )
 
 
-def code_version() -> str:
-    """Returns a hash of all source files of this package."""
-    folder = Path(__file__).resolve().parents[2]
+def code_version(folder: Path = _PACKAGE) -> str:
+    """Returns a hash of all source files and tables of this package.
+
+    In a checkout, some of its folders are links, which `Path.rglob` does not follow.
+    """
+    files = [
+        Path(parent) / name
+        for parent, _, names in os.walk(folder, followlinks=True)
+        for name in names
+        if name.endswith((".py", ".json"))
+    ]
     total = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(files):
         total.update(str(file.relative_to(folder)).encode())
         total.update(file.read_bytes())
     return total.hexdigest()[:12]

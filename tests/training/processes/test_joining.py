@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from meshdsl.training.processes.joining import code_version
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training import classifier, own_script
 
@@ -289,3 +290,17 @@ def wait_for(condition, seconds):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("changed", ["package/step.py", "lowering/cut.py", "layouts/tables/a.json"])
+def test_a_change_in_a_linked_folder_is_another_version(changed, tmp_path):
+    for name in ("package/step.py", "lowering/cut.py", "layouts/tables/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("0")
+    package = tmp_path / "package"
+    for name in ("lowering", "layouts"):
+        (package / name).symlink_to(f"../{name}")
+    before = code_version(package)
+    assert code_version(package) == before
+    (tmp_path / changed).write_text("1")
+    assert code_version(package) != before
