@@ -16,6 +16,7 @@ import meshdsl as md
 from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers import (
+    ACTIVATIONS,
     Block,
     Drawing,
     Norm,
@@ -42,6 +43,8 @@ class BertConfig(TransformerConfig):
         segments: kinds of segments that a token can be of; 0: none are told apart.
         pooler: whether there are parameters that sum a sequence up in its first state.
         mask_token: what stands for a masked token.
+        first_position: the row of the table of positions for the first token; RoBERTa (Liu et al.
+            2019) has rows before it, for pads.
         chosen: the share of the tokens that the loss is about. Of these, 80 % are masked, 10 % are
             random tokens and 10 % stay (section 3.1 of the paper).
     """
@@ -49,12 +52,17 @@ class BertConfig(TransformerConfig):
     segments: int = 2
     pooler: bool = True
     mask_token: int = 103
+    first_position: int = 0
     chosen: float = 0.15
 
     def _misfits(self) -> list[str]:
         problems = super()._misfits()
         if not 0 <= self.mask_token < self.vocab:
             problems.append(f"mask_token={self.mask_token} is not in the vocab={self.vocab}")
+        if self.first_position >= self.max_length:
+            problems.append(
+                f"first_position={self.first_position} leaves none of max_length={self.max_length}"
+            )
         if self.dense_layers:
             problems.append(f"dense_layers={self.dense_layers} are for decoder-only models")
         if not 0 < self.chosen <= 1:
@@ -63,7 +71,12 @@ class BertConfig(TransformerConfig):
 
     @property
     def may_be_zero(self) -> tuple[str, ...]:
-        return (*super().may_be_zero, "segments", "mask_token")
+        return (*super().may_be_zero, "segments", "mask_token", "first_position")
+
+    @property
+    def longest(self) -> int:
+        """The number of positions that have a row, where these are learned."""
+        return self.max_length - self.first_position
 
 
 class Pooler(md.Module):
@@ -84,10 +97,11 @@ class MaskedHead(md.Module):
     bias: md.Tensor | None  # transformed
     norm: Norm
     out_bias: md.Tensor  # vocab
+    kind: str = md.static()  # of the activation
 
     def __call__(self, states: md.Tensor, table: md.Tensor) -> md.Tensor:
         h = md.einsum(states, self.weight, over="embed").rename(transformed="embed")
-        h = self.norm(md.gelu(plus(h, self.bias)))
+        h = self.norm(ACTIVATIONS[self.kind](plus(h, self.bias)))
         return md.einsum(h, table, over="embed") + self.out_bias
 
 
@@ -128,6 +142,7 @@ def init(config: BertConfig, key: md.Tensor) -> Bert:
             bias=draw.zeros([embed]) if config.bias else None,
             norm=init_norm(config, draw, [embed]),
             out_bias=draw.zeros([vocab]),
+            kind="gelu" if config.gated else config.mlp,
         ),
     )
 
@@ -147,7 +162,7 @@ def states(
     length = tokens.shape.get("length")
     x = md.take(params.embedding, tokens, "vocab")
     if params.positions is not None:
-        x = x + first_positions(params.positions, length)
+        x = x + first_positions(params.positions, length, config.first_position)
     if params.segments is not None:
         kinds = md.zeros([], "int32") if segments is None else segments
         x = x + md.take(params.segments, kinds, "segments")
@@ -157,9 +172,11 @@ def states(
     return run_blocks(config, params.blocks, x, shared)
 
 
-def logits(config: BertConfig, params: Bert, tokens: md.Tensor) -> md.Tensor:
-    """Returns the scores of the token at each position: [batch, length, vocab]."""
-    return _scores(config, params, states(config, params, tokens)[0])
+def logits(
+    config: BertConfig, params: Bert, tokens: md.Tensor, segments: md.Tensor | None = None
+) -> md.Tensor:
+    """Returns the scores of the token at each position: [batch, length, vocab]; see `states`."""
+    return _scores(config, params, states(config, params, tokens, segments)[0])
 
 
 def _scores(config: BertConfig, params: Bert, x: md.Tensor) -> md.Tensor:
@@ -212,7 +229,7 @@ def bert(name: str, config: BertConfig, batch_size: int, length: int) -> Model:
         init=partial(init, config),
         loss=partial(loss, config),
         batch_size=batch_size,
-        length=min(length, config.max_length) if config.positions == "learned" else length,
+        length=min(length, config.longest) if config.positions == "learned" else length,
         config=config,
         rebuild=lambda config: bert(name, config, batch_size, length),
     )

@@ -51,7 +51,8 @@ class TransformerConfig:
         window_pattern: which layers have the window, 1 or 0 for each, again and again; for
             decoders. Nothing: all have it.
         query_rank: with latent attention, the rank of the queries; None: full.
-        mlp: "gelu", "relu", or gated: "swiglu", "geglu".
+        mlp: "gelu", "relu", or gated: "swiglu", "geglu". GELU is in its tanh form, but for
+            "exact_gelu".
         experts: how many such MLPs a token can be sent to; 0: one MLP for all.
         experts_per_token: how many it is sent to.
         shared_experts: the hidden size, in units of d_ff, of an MLP for all tokens beside them.
@@ -114,7 +115,7 @@ class TransformerConfig:
     query_rank: int | None = None
     kv_rank: int | None = None
     rotary_kv: int | None = None
-    mlp: Literal["gelu", "relu", "swiglu", "geglu"] = "gelu"
+    mlp: Literal["gelu", "exact_gelu", "relu", "swiglu", "geglu"] = "gelu"
     experts: int = 0
     experts_per_token: int = 2
     shared_experts: int = 0

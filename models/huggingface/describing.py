@@ -15,15 +15,19 @@ _FREE = frozenset(
 _SIZES = frozenset("layers embed heads vocab kv_heads kv d_ff norm_eps".split())
 
 
-def misfits(config: Any, free: str = "", **fixed: Any) -> list[str]:
+def misfits(
+    config: Any, free: str = "", of: type[TransformerConfig] = TransformerConfig, **fixed: Any
+) -> list[str]:
     """Returns how a configuration differs from those of a family.
 
     Args:
         free: names of fields that may have any value, besides those of sizes.
+        of: the class of the configurations of the family.
         fixed: the values that others must have; those that are not named, their defaults.
     """
-    if type(config) is not TransformerConfig:
-        return [f"{type(config).__name__} is no decoder-only transformer"]
+    if type(config) is not of:
+        kind = "decoder-only transformer" if of is TransformerConfig else of.__name__
+        return [f"{type(config).__name__} is no {kind}"]
     return differences(config, {*_FREE, *_SIZES, *free.split()}, fixed)
 
 

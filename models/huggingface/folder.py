@@ -45,7 +45,7 @@ class Folder:
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> Folder:
-        """Returns what is known of a folder; reads `config.json` alone.
+        """Returns what is known of a folder; reads no weights.
 
         Raises:
             ValueError: there is no `config.json`, it is of no known family, or it asks for what
@@ -54,7 +54,7 @@ class Folder:
         folder = Path(path).expanduser()
         values = _values(folder)
         family = _family(folder, values)
-        settings = Settings(values)
+        settings = Settings(values, _tokenizer(folder))
         config, problems = None, settings.problems
         try:
             config = family.configure(settings)
@@ -72,8 +72,12 @@ class Folder:
     @property
     def tokenizer(self) -> Path | None:
         """The tokenizer of the `tokenizers` library in the folder, if there is one."""
-        file = self.path / TOKENIZER
-        return file if file.is_file() else None
+        return _tokenizer(self.path)
+
+
+def _tokenizer(folder: Path) -> Path | None:
+    file = folder / TOKENIZER
+    return file if file.is_file() else None
 
 
 def _values(folder: Path) -> dict[str, Any]:

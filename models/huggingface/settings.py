@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _REQUIRED = object()
@@ -11,8 +13,9 @@ _REQUIRED = object()
 class Settings:
     """Reads settings by name and collects problems: `problems` of what is missing or unusual."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], tokenizer: Path | None = None) -> None:
         self.values = values
+        self.tokenizer = tokenizer
         self.problems: list[str] = []
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -57,3 +60,14 @@ class Settings:
         value = self.values.get(name)
         if value is not None and value != usual and value not in also:
             self.problems.append(f"{name}={value!r}: meshdsl has only {usual!r} for this family")
+
+    def token(self, *texts: str) -> int | None:
+        """Returns the number of the first added token of the tokenizer that is one of the texts."""
+        if self.tokenizer is None:
+            return None
+        try:
+            added = json.loads(self.tokenizer.read_text(encoding="utf-8"))["added_tokens"]
+            return next((int(one["id"]) for one in added if one["content"] in texts), None)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.problems.append(f"{self.tokenizer} cannot be read: {error!r}")
+            return None

@@ -16,7 +16,7 @@ from meshdsl.models.layers.block import (
     with_routers,
 )
 from meshdsl.models.layers.drawing import Drawing, plus
-from meshdsl.models.layers.mlp import MLP, Experts, undropping
+from meshdsl.models.layers.mlp import ACTIVATIONS, MLP, Experts, undropping
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.models.layers.positions import (
     distance_bias,

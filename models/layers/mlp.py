@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import meshdsl as md
@@ -13,8 +14,9 @@ from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.layers.drawing import Drawing
 from meshdsl.tensors.dims import Dimension
 
-_ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "gelu": md.gelu,
+    "exact_gelu": partial(md.gelu, approximate=False),
     "relu": md.relu,
     "swiglu": md.silu,
     "geglu": md.gelu,
@@ -32,7 +34,7 @@ class MLP(md.Module):
     kind: str = md.static()
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        activation = _ACTIVATIONS[self.kind]
+        activation = ACTIVATIONS[self.kind]
         if self.w_gate is not None:
             return nn.gated_mlp(x, self.w_gate, self.w_in, self.w_out, activation=activation)
         return nn.mlp(x, self.w_in, self.w_out, self.bias_in, self.bias_out, activation=activation)

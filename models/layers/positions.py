@@ -23,21 +23,26 @@ def init_distances(config: TransformerConfig, draw: Drawing) -> md.Tensor | None
     return draw.normal(0.02, [buckets, config.dims[2], *config.group_dims])
 
 
-def first_positions(positions: md.Tensor, length: Dimension) -> md.Tensor:
+def first_positions(positions: md.Tensor, length: Dimension, start: int = 0) -> md.Tensor:
     """Returns the embeddings of the first positions: [length, embed].
+
+    Args:
+        start: rows of the table before that of the first position.
 
     Raises:
         ValueError: `length` is more than the learned positions.
     """
-    limit = positions.shape.get("max_length").size
-    if length.size > limit:
+    rows = positions.shape.get("max_length").size
+    needed = start + length.size
+    if needed > rows:
+        before = f", of which the first {start} are of no position" if start else ""
         raise ValueError(
-            f"length={length.size} is more than the max_length={limit} learned positions; "
-            f"use a shorter length, or a model with max_length={length.size}"
+            f"length={length.size} is more than the max_length={rows} learned positions{before}; "
+            f"use a shorter length, or a model with max_length={needed}"
         )
-    if length.size == limit:
+    if length.size == rows:
         return positions.rename(max_length=length.name)
-    return positions["max_length", : length.size].rename(max_length=length.name)
+    return positions["max_length", start:needed].rename(max_length=length.name)
 
 
 def learned_positions(

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 import meshdsl as md
 from meshdsl import models
@@ -70,3 +71,34 @@ def test_every_position_sees_every_other():
     tokens[0, 5] += 1
     after = np.asarray(states(params, md.named(tokens, ["batch", "length"])))
     assert (np.abs(after - before).max(-1) > 1e-6).all()
+
+
+def test_rows_before_the_first_position_are_of_no_token():
+    model = models.load("bert_mini", "layers=1,embed=16,heads=2,max_length=12,first_position=3")
+    assert model.length == 9
+    params = md.jit(model.init, backend="numpy")(md.random.key(0))
+    table = np.asarray(params.positions).copy()
+    scores = md.jit(lambda p, t: bert.logits(model.config, p, t), backend="numpy")
+    tokens = text(1, 9)
+    before = np.asarray(scores(params, tokens))
+    for row in range(12):
+        other = table.copy()
+        other[row] += 1 + np.arange(16)
+        changed = params.replace(positions=md.named(other, ["max_length", "embed"]))
+        same = np.array_equal(np.asarray(scores(changed, tokens)), before)
+        assert same == (row < 3), row
+    told = r"of which the first 3 are of no position; .*max_length=13"
+    with pytest.raises(ValueError, match=told):
+        scores(params, text(1, 10))
+
+
+def test_segments_have_embeddings_of_their_own():
+    params = md.jit(MODEL.init, backend="numpy")(md.random.key(0))
+    scores = md.jit(lambda p, *t: bert.logits(MODEL.config, p, *t), backend="numpy")
+    tokens = text(1, 8)
+    kinds = md.named(np.array([[0] * 4 + [1] * 4], "int32"), ["batch", "length"])
+    usual, of_two = (np.asarray(scores(params, tokens, *more)) for more in ((), (kinds,)))
+    assert np.abs(usual - of_two).max() > 1e-3
+    table = np.asarray(params.segments)
+    alike = params.replace(segments=md.named(table[[0, 0]], ["segments", "embed"]))
+    np.testing.assert_array_equal(np.asarray(scores(alike, tokens, kinds)), usual)

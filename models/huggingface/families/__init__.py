@@ -3,6 +3,7 @@
 A model that several families could have is exported as the first of them.
 """
 
+from meshdsl.models.huggingface.families.bert import BERT, ROBERTA, XLM_ROBERTA
 from meshdsl.models.huggingface.families.gemma import GEMMA, GEMMA2
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
@@ -14,5 +15,18 @@ from meshdsl.models.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, PHI3, GEMMA, GEMMA2)
+    for family in (
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        MIXTRAL,
+        PHI3,
+        GEMMA,
+        GEMMA2,
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+    )
 }

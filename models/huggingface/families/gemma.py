@@ -23,7 +23,7 @@ from meshdsl.models.huggingface.placing import Part
 from meshdsl.models.huggingface.settings import Settings
 
 _GELU = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
-_ALWAYS = {"mlp": "geglu", "norm_unit_offset": True, "scaled_embedding": True}
+_ALWAYS: dict[str, Any] = {"mlp": "geglu", "norm_unit_offset": True, "scaled_embedding": True}
 NORMS = {
     "blocks/attention_added_norm/scale": Part(f"{LAYER}post_attention_layernorm.weight", "embed"),
     "blocks/mlp_norm/scale": Part(f"{LAYER}pre_feedforward_layernorm.weight", "embed"),

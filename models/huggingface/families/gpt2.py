@@ -13,7 +13,12 @@ from meshdsl.models.transformer import transformer
 
 _LAYER = "transformer.h.{layers}."
 _ATTENTION, _ONE = f"{_LAYER}attn.", "heads group kv"
-_ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "gelu": "exact_gelu",
+}
 
 
 def _qkv(kind: str, axes: str, number: int, along: int) -> Part:
@@ -61,10 +66,15 @@ def configure(settings: Settings) -> TransformerConfig:
         norm="layer",
         norm_eps=settings.number("layer_norm_epsilon", 1e-5),
         positions="learned",
-        mlp=settings.choice("activation_function", _ACTIVATIONS, "gelu_new"),
+        mlp=settings.choice("activation_function", ACTIVATIONS, "gelu_new"),
         bias=True,
         tied=settings.get("tie_word_embeddings", True),
     )
+
+
+def activation_of(config: TransformerConfig) -> str:
+    """Returns the name of an activation."""
+    return next(name for name, mlp in ACTIVATIONS.items() if mlp == config.mlp or config.gated)
 
 
 def describe(config: Any) -> tuple[dict[str, Any], list[str]]:
@@ -72,8 +82,8 @@ def describe(config: Any) -> tuple[dict[str, Any], list[str]]:
     problems = misfits(config, "mlp tied", norm="layer", positions="learned", bias=True)
     if problems:
         return {}, problems
-    if config.mlp not in ("gelu", "relu"):
-        problems.append(f"needs mlp=gelu or relu, not {config.mlp}")
+    if config.gated:
+        problems.append(f"needs mlp=gelu, exact_gelu or relu, not {config.mlp}")
     if config.kv_size * config.heads != config.embed:
         problems.append("needs kv = embed / heads")
     if config.kv_heads_size != config.heads:
@@ -87,7 +97,7 @@ def describe(config: Any) -> tuple[dict[str, Any], list[str]]:
         "n_ctx": config.max_length,
         "vocab_size": config.vocab,
         "layer_norm_epsilon": config.eps,
-        "activation_function": "gelu_new" if config.mlp == "gelu" else "relu",
+        "activation_function": activation_of(config),
         "tie_word_embeddings": config.tied,
     }, problems
 

@@ -5,6 +5,8 @@ import json
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from meshdsl.models import bert, transformer
+from meshdsl.models.bert import BertConfig
 from meshdsl.models.huggingface import Folder, Table
 from meshdsl.training.checkpointing.weights import write_hugging_face
 from meshdsl.training.state import by_path, spec_of
@@ -24,6 +26,14 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+ENCODER = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 32,
+    "vocab_size": 67,
 }
 CONFIGS = {
     "gpt2": {
@@ -69,6 +79,14 @@ CONFIGS = {
         "final_logit_softcapping": 3.0,
     },
     "phi3": {"model_type": "phi3", **SIZES},
+    "bert": {"model_type": "bert", **ENCODER},
+    "bert, pooler": {
+        "model_type": "bert",
+        **ENCODER,
+        "architectures": ["BertForPreTraining"],
+        "hidden_act": "relu",
+    },
+    "roberta": {"model_type": "roberta", **ENCODER, "pad_token_id": 1, "type_vocab_size": 1},
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 8},
 }
 
@@ -77,6 +95,12 @@ def table_of(folder):
     """Returns the table of the folder's model."""
     read = Folder.read(folder)
     return Table(read.family.parts, by_path(spec_of(read.model.init)))
+
+
+def scores_of(model):
+    """Returns the function params, tokens -> scores of a model."""
+    family = bert if isinstance(model.config, BertConfig) else transformer
+    return lambda params, tokens: family.logits(model.config, params, tokens)
 
 
 def write_folder(folder, config, files=1, dtype="float32", seed=0):

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl import models
-from meshdsl.models import transformer
+from meshdsl import models, nn
+from meshdsl.models import bert
 from meshdsl.training.checkpointing.weights import load_weights
 from meshdsl.training.state import by_path, spec_of
-from tests.models.huggingface.folders import LLAMA3, SIZES, tensors_of, write_back
+from tests.models.huggingface.folders import (
+    ENCODER,
+    LLAMA3,
+    SIZES,
+    scores_of,
+    tensors_of,
+    write_back,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -70,16 +77,24 @@ CASES = {
     "phi3": ("Phi3Config", SIZES),
     "phi3, window": ("Phi3Config", {**SIZES, "sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),
+    "bert": ("BertConfig", {**ENCODER, "type_vocab_size": 3}),
+    "bert, gelu_new": ("BertConfig", {**ENCODER, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "roberta": ("RobertaConfig", {**ENCODER, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaConfig", {**ENCODER, "pad_token_id": 1, "type_vocab_size": 1}),
+    "roberta, segments": ("RobertaConfig", {**ENCODER, "pad_token_id": 4, "type_vocab_size": 2}),
 }
+MASKED = ("BertConfig", "RobertaConfig", "XLMRobertaConfig")
+CAUSAL = transformers.AutoModelForCausalLM
+HEADS = {name: transformers.AutoModelForMaskedLM for name in MASKED}
 VOCAB = 67
 
 
 def theirs(kind, settings, folder):
     """Returns a model of transformers with random weights, saved to a folder."""
     torch.manual_seed(0)
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-    config = getattr(transformers, kind)(**{"vocab_size": VOCAB, **tokens, **settings})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+    config = getattr(transformers, kind)(**{"vocab_size": VOCAB, **special, **settings})
+    model = HEADS.get(kind, CAUSAL).from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -95,24 +110,24 @@ def far(a, b, floor=0.0):
 def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
     original = theirs(*CASES[case], tmp_path / "in")
     model = models.load(str(tmp_path / "in"))
-    if model.config.experts:
-        model = model.with_overrides("balance_weight=0,router_z_weight=0")
     params = load_weights(tmp_path / "in", spec_of(model.init))
     rng = np.random.default_rng(0)
-    tokens, targets = rng.integers(0, VOCAB, (2, 2, 19)).astype("int32")
-    batch = {
-        "tokens": md.named(tokens, ["batch", "length"]),
-        "targets": md.named(targets, ["batch", "length"]),
-    }
+    tokens, targets = rng.integers(5, VOCAB, (2, 2, 19)).astype("int32")
+    ours = scores_of(model)
+    batch = [md.named(each, ["batch", "length"]) for each in (tokens, targets)]
 
     scores = original(torch.tensor(tokens).long()).logits
-    ours = md.jit(lambda p, t: transformer.logits(model.config, p, t))(params, batch["tokens"])
-    assert far(np.asarray(ours), scores.detach().numpy()) <= 1e-5
+    assert far(np.asarray(md.jit(ours)(params, batch[0])), scores.detach().numpy()) <= 1e-5
 
     flat, wanted = scores.reshape(-1, VOCAB), torch.tensor(targets).long().reshape(-1)
     loss = torch.nn.functional.cross_entropy(flat, wanted)
     loss.backward()
-    value, slopes = md.jit(md.value_and_grad(model.loss))(params, batch)
+
+    def mean_loss(params, tokens, targets):
+        each = nn.softmax_cross_entropy(ours(params, tokens), targets, over="vocab")
+        return md.mean(each)
+
+    value, slopes = md.jit(md.value_and_grad(mean_loss))(params, *batch)
     np.testing.assert_allclose(np.asarray(value), loss.item(), rtol=1e-5)
     grads = gradients(original, tmp_path / "in", tmp_path / "gradients")
     expected = by_path(load_weights(grads, spec_of(model.init)))
@@ -120,6 +135,21 @@ def test_logits_and_gradients_are_those_of_transformers(case, tmp_path):
     for path, slope in by_path(slopes).items():
         # Some are sums that cancel, as those of the biases of keys: their scale is that of others.
         assert far(np.asarray(slope), np.asarray(expected[path]), 1e-2 * most) <= 1e-5, path
+
+
+@pytest.mark.parametrize("case", ["bert", "roberta, segments"])
+def test_scores_of_two_segments_are_those_of_transformers(case, tmp_path):
+    original = theirs(*CASES[case], tmp_path / "in")
+    model = models.load(str(tmp_path / "in"))
+    params = load_weights(tmp_path / "in", spec_of(model.init))
+    tokens = np.arange(5, 43).reshape(2, 19).astype("int32")
+    kinds = (tokens % 3 == 0).astype("int32")
+    with torch.no_grad():
+        of_theirs = {"token_type_ids": torch.tensor(kinds).long()}
+        scores = original(torch.tensor(tokens).long(), **of_theirs).logits.numpy()
+    given = [md.named(each, ["batch", "length"]) for each in (tokens, kinds)]
+    ours = md.jit(lambda p, t, s: bert.logits(model.config, p, t, s))(params, *given)
+    assert far(np.asarray(ours), scores) <= 1e-5
 
 
 def gradients(original, source, folder):
@@ -145,9 +175,9 @@ def test_weights_go_in_and_out_bit_for_bit_and_transformers_loads_them(case, tmp
     assert {*after} == {*before}
     for name, array in before.items():
         assert array.dtype == after[name].dtype and array.tobytes() == after[name].tobytes(), name
-    again = transformers.AutoModelForCausalLM.from_pretrained(
+    again = HEADS.get(CASES[case][0], CAUSAL).from_pretrained(
         tmp_path / "out", attn_implementation="eager"
-    ).eval()
-    tokens = torch.arange(38).reshape(2, 19)
+    )
+    tokens = torch.arange(5, 43).reshape(2, 19)
     with torch.no_grad():
-        assert torch.equal(again(tokens).logits, original(tokens).logits)
+        assert torch.equal(again.eval()(tokens).logits, original(tokens).logits)

@@ -4,14 +4,20 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import meshdsl as md
 from meshdsl import models
-from meshdsl.models import transformer
 from meshdsl.models.huggingface import Folder, family_for
 from meshdsl.training.checkpointing.weights import Weights, load_weights
 from meshdsl.training.state import by_path, spec_of
-from tests.models.huggingface.folders import CONFIGS, tensors_of, write_back, write_folder
+from tests.models.huggingface.folders import (
+    CONFIGS,
+    scores_of,
+    tensors_of,
+    write_back,
+    write_folder,
+)
 
 LAYOUTS = (
     "batch:data",
@@ -41,10 +47,7 @@ def test_every_layout_gives_the_same_scores(case, tmp_path):
     model = models.load(str(folder), "policy=float64")
     params = load_weights(folder, spec_of(model.init))
     tokens = md.named(np.arange(24).reshape(2, 12).astype("int32"), ["batch", "length"])
-
-    def scores(params, tokens):
-        return transformer.logits(model.config, params, tokens)
-
+    scores = scores_of(model)
     expected = np.asarray(md.jit(scores, backend="numpy")(params, tokens))
     for layout in LAYOUTS:
         split = md.jit(scores, mesh="data:2,model:2", layout=layout, backend="numpy")
@@ -91,6 +94,7 @@ def test_settings_become_a_configuration(tmp_path):
         ("llama_7b", "llama"),
         ("llama3_8b", "llama"),
         ("mixtral_8x7b", "mixtral"),
+        ("bert_base", "bert"),
     ],
 )
 def test_named_models_have_a_family(name, family):
@@ -139,3 +143,46 @@ def test_configurations_that_cannot_be_had_are_told(tmp_path):
 def test_a_folder_without_its_configuration_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json, which says what model"):
         models.load(str(tmp_path))
+
+
+def test_encoders_that_cannot_be_had_are_told(tmp_path):
+    wrong = {"is_decoder": True, "position_embedding_type": "relative_key", "hidden_act": "silu"}
+    assert refused(tmp_path, {**CONFIGS["bert"], **wrong}).splitlines()[1:] == [
+        "  hidden_act='silu': meshdsl has gelu_new, gelu_pytorch_tanh, relu, gelu for this family",
+        "  is_decoder=True: meshdsl has only False for this family",
+        "  position_embedding_type='relative_key': meshdsl has only 'absolute' for this family",
+    ]
+    wrong = {"hidden_act": "relu", "pad_token_id": "<pad>", "tie_word_embeddings": False}
+    assert refused(tmp_path, {**CONFIGS["roberta"], **wrong}).splitlines()[1:] == [
+        "  hidden_act='relu': meshdsl has only 'gelu' for this family",
+        "  pad_token_id='<pad>': needs a token; positions start after it",
+        "  tie_word_embeddings=False: meshdsl has only True for this family",
+    ]
+    far = CONFIGS["roberta"] | {"pad_token_id": 40}
+    assert "first_position=41 leaves none of max_length=32" in refused(tmp_path, far)
+
+
+def test_masks_are_those_of_the_tokenizer_of_the_folder(tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS["bert"])
+    assert models.load(str(folder)).config.mask_token == 66  # 103 is beyond the vocabulary
+    added = {"added_tokens": [{"id": 0, "content": "[PAD]"}, {"id": 4, "content": "[MASK]"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(added))
+    assert models.load(str(folder)).config.mask_token == 4
+    (folder / "tokenizer.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read"):
+        models.load(str(folder))
+
+
+def test_tensors_of_very_old_folders_and_of_heads_that_are_not_here_do_not_matter(tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS["bert"])
+    params = load_weights(folder, spec_of(models.load(str(folder)).init))
+    tensors = tensors_of(folder)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta"): array
+        for name, array in tensors.items()
+    }
+    old["cls.seq_relationship.weight"] = old["bert.pooler.dense.bias"] = np.zeros(2, "float32")
+    save_file(old, folder / "model-0.safetensors")
+    again = load_weights(folder, spec_of(models.load(str(folder)).init))
+    for path, leaf in by_path(params).items():
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(by_path(again)[path]))

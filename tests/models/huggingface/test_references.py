@@ -1,14 +1,15 @@
 """Models of folders against the formulas of their papers, written in numpy with float64."""
 
+import math
+
 import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl import models
-from meshdsl.models import transformer
 from meshdsl.training.checkpointing.weights import load_weights
 from meshdsl.training.state import spec_of
-from tests.models.huggingface.folders import CONFIGS, tensors_of, write_folder
+from tests.models.huggingface.folders import CONFIGS, scores_of, tensors_of, write_folder
 
 TOKENS = np.random.default_rng(0).integers(0, 67, (2, 20)).astype("int32")
 
@@ -40,6 +41,11 @@ def merged(x):
 def gelu(h):
     """Hendrycks and Gimpel 2016, section 2."""
     return 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+
+
+def normal(h):
+    """The distribution function of the normal distribution."""
+    return 0.5 * (1 + np.vectorize(math.erf)(h * np.sqrt(0.5)))
 
 
 def gpt2(config, w):
@@ -160,7 +166,49 @@ def gemma2(config, w):
     return cap * np.tanh(norm(x, "model.norm") @ w["model.embed_tokens.weight"].T / cap)
 
 
-REFERENCES = {"gpt2": gpt2, "gemma2": gemma2}
+def encoder(config, w):
+    """Devlin et al. 2019 and, for RoBERTa's positions, Liu et al. 2019 and its reference code."""
+    kind = config["model_type"]
+    head = {
+        "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+        "roberta": ("lm_head.dense", "lm_head.layer_norm"),
+    }[kind]
+
+    def norm(x, name):
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / np.sqrt(var + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def activated(x):
+        return np.maximum(x, 0) if config.get("hidden_act") == "relu" else x * normal(x)
+
+    first = config["pad_token_id"] + 1 if kind == "roberta" else 0
+    table = w[f"{kind}.embeddings.word_embeddings.weight"]
+    x = table[TOKENS] + w[f"{kind}.embeddings.token_type_embeddings.weight"][0]
+    x = x + w[f"{kind}.embeddings.position_embeddings.weight"][first : first + TOKENS.shape[1]]
+    x = norm(x, f"{kind}.embeddings.LayerNorm")
+    for number in range(config["num_hidden_layers"]):
+        layer = f"{kind}.encoder.layer.{number}"
+        names = (f"{layer}.attention.self.{name}" for name in ("query", "key", "value"))
+        q, k, v = (heads(linear(x, name), config["num_attention_heads"]) for name in names)
+        mixed = merged(softmax(q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5) @ v)
+        attended = f"{layer}.attention.output"
+        x = norm(x + linear(mixed, f"{attended}.dense"), f"{attended}.LayerNorm")
+        h = activated(linear(x, f"{layer}.intermediate.dense"))
+        x = norm(x + linear(h, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+    h = norm(activated(linear(x, head[0])), head[1])
+    return h @ table.T + w["cls.predictions.bias" if kind == "bert" else "lm_head.bias"]
+
+
+REFERENCES = {
+    "gpt2": gpt2,
+    "gemma2": gemma2,
+    "bert": encoder,
+    "bert, pooler": encoder,
+    "roberta": encoder,
+}
 LLAMAS = ("llama 2", "llama 3.1", "mistral", "qwen2", "qwen3")
 
 
@@ -173,7 +221,7 @@ def test_scores_are_those_of_the_papers(case, reference, tmp_path):
     params = load_weights(folder, spec_of(model.init))
     weights = {name: array.astype("float64") for name, array in tensors_of(folder).items()}
     expected = reference(CONFIGS[case], weights)
-    scores = md.jit(lambda p, t: transformer.logits(model.config, p, t), backend="numpy")(
+    scores = md.jit(scores_of(model), backend="numpy")(
         params, md.named(TOKENS, ["batch", "length"])
     )
     # Tables of rotations are float32.
