@@ -78,11 +78,9 @@ class AttentionGradient(Attention):
 
     Attributes:
         bias_gradient: whether the gradient of the bias is a fourth result.
-        part: whether the log-sum-exp is that of a larger memory, of which this is a part.
     """
 
     bias_gradient: bool
-    part: NotRequired[bool]
 
 
 class Matrices(TypedDict):

@@ -59,10 +59,6 @@ class Operands:
             values["active"] = active
         return Operands(values, params, self.gradient_inputs)
 
-    def of_a_part(self) -> Operands:
-        """Returns these operands for a part of a memory; the log-sum-exp is that of all parts."""
-        return Operands(self.values, {**self.params, "part": True}, self.gradient_inputs)
-
 
 def for_parts(
     builder: BlockBuilder, operands: Operands, problem: Attended, division: Division

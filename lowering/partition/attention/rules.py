@@ -174,9 +174,7 @@ def _backward(case: Case, problem: Attended, division: Division) -> Strategy:
         values = dict(zip(names, clean, strict=False))
         operands = Operands(values, op.params, clean[count:])
         if not division.ring:
-            part = bool(division.over(problem.memory))
             operands = for_parts(builder, operands, problem, division)
-            operands = operands if not part else operands.of_a_part()
             return operands.attend(builder, "attention_gradient", left)
         return _around(builder, operands, problem, division, [names[i] for i in targets], left)
 
@@ -194,7 +192,6 @@ def _around(
 ) -> list[Value]:
     """Writes the ring of a gradient, and returns the gradients by `targets`."""
     order = problem.order(division)
-    operands = operands.of_a_part()
     if order is None:
         steps = schedule(problem.sight(division))
         operands = for_ring(builder, operands, problem, division, steps)

@@ -6,6 +6,7 @@ only written. The TPU's is compiled where libtpu is installed.
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -61,16 +62,48 @@ def both(function, **options):
 )
 def test_splash_attention_is_attention(options, monkeypatch):
     expected = both(attention_reference, **options)
-    taken = []
-
-    def interpreted(this, platform):
-        taken.append(attention_splash.splash_kernel(this, interpret=True))
-        return taken[-1]
-
-    monkeypatch.setattr(jax_attention, "kernel", interpreted)
+    taken = interpreted(monkeypatch)
     found = both(md.attention, **options)
     assert len(taken) == 2
     assert None not in taken
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("context", "causal"), [("ring", False), ("ring", True), ("sums", False)])
+def test_splash_attention_of_parts_of_a_memory_is_attention(context, causal, monkeypatch):
+    """The gradients of a part are of the result and the log-sum-exp of the whole memory."""
+    size, of_memory = md.dims(length=256, memory_length=256)
+    q, k = normal(size, heads, group, kv), normal(of_memory, heads, kv)
+    v, weights = normal(of_memory, heads, value), normal(size, heads, group, value)
+
+    def gradients(function, **options):
+        def loss(q, k, v):
+            return md.sum(function(q, k, v, causal=causal) * weights)
+
+        return md.jit(lambda *x: md.value_and_grad(loss, (0, 1, 2))(*x), **options)(q, k, v)
+
+    expected = gradients(attention_reference)
+    taken = interpreted(monkeypatch)
+    layout = "memory_length:x" if context == "sums" else "length:x; memory_length:x"
+    options = Options(context=context)
+    found = gradients(md.attention, mesh="x:2", layout=layout, options=options)
+    assert any(taken)
+    assert_close(found, expected)
+
+
+def interpreted(monkeypatch):
+    """Lets Pallas's interpreter run attention; returns the kernels that will be asked for."""
+    taken = []
+
+    def kernel(this, platform):
+        taken.append(attention_splash.splash_kernel(this, interpret=True))
+        return taken[-1]
+
+    monkeypatch.setattr(jax_attention, "kernel", kernel)
+    return taken
+
+
+def assert_close(found, expected):
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
 
@@ -102,8 +135,25 @@ def cudnn(monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 16}])
 def test_gpus_run_cudnn_in_half_precision(options, cudnn):
     text = on("gpu", **options)
-    assert "__cudnn$fmhaSoftmax(" in text
-    assert "__cudnn$fmhaSoftmaxBackward(" in text
+    assert text.count("__cudnn$fmhaSoftmax(") == 1  # the backward pass runs no forward pass
+    assert text.count("__cudnn$fmhaSoftmaxBackward(") == 1
+
+
+def test_gpus_keep_the_log_sum_exp_in_single_precision(cudnn):
+    """JAX's own function for it returns it in half precision."""
+    text = on("gpu")
+    assert "tensor<2x4x128xf32>" in text
+    assert "tensor<2x4x128xbf16>" not in text
+
+
+def test_attention_runs_in_blocks_where_jax_keeps_nothing(cudnn, monkeypatch):
+    fused = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *x, **options: 2 * fused(*x, **options)
+    )
+    with pytest.warns(UserWarning, match=r"keeps no log-sum-exp .* without a fused kernel"):
+        text = on("gpu")
+    assert "cudnn" not in text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +225,8 @@ def test_every_step_of_a_ring_runs_the_fused_kernel(causal, cudnn):
 
 @pytest.mark.parametrize("layout", ["length:x; memory_length:x", "memory_length:x"])
 def test_gradients_of_parts_of_a_memory_use_the_sums_of_the_whole(layout, cudnn):
-    """Kernels make the log-sum-exp again, of the part that they see."""
-    text = steps_on("gpu", layout, True)
-    assert "__cudnn$fmhaSoftmax(" in text
-    assert "__cudnn$fmhaSoftmaxBackward(" not in text
+    """So kernels compute them too."""
+    for platform, kernel in (("tpu", "tpu_custom_call"), ("gpu", "__cudnn$fmhaSoftmaxBackward(")):
+        text = steps_on(platform, layout, True)
+        assert kernel in text
+        assert not re.search(r"dot_general.*x(128|512)x128xf32>", text)  # a block of scores

@@ -27,7 +27,7 @@ from meshdsl.lowering.backends.common.attention import (
 )
 from meshdsl.lowering.backends.jax import namespace as xp
 from meshdsl.lowering.backends.jax.machine import Arrays, Emitter, Machine
-from meshdsl.lowering.backends.jax.operations.attention_fused import fused_gradients, kernel
+from meshdsl.lowering.backends.jax.operations.attention_fused import kernel
 from meshdsl.lowering.program import Instruction
 
 # The forward pass.
@@ -148,9 +148,7 @@ def _attention(machine: Machine, instruction: Instruction, inputs: Arrays) -> li
     fused = kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
-        result, sums = (
-            fused(attention.q, attention.k, attention.v, True) if fused else forward(attention)
-        )
+        result, sums = (fused and fused.forward(attention)) or forward(attention)
         return result.astype(attention.sum_dtype), sums.astype(attention.sum_dtype)
 
     result, sums = _if_active(attention, compute, (0, HIDDEN))
@@ -174,14 +172,11 @@ def _if_active(
 def _gradient(machine: Machine, instruction: Instruction, inputs: Arrays) -> list[jax.Array]:
     attention = Attention.of(xp, instruction, inputs)
     result, sums, cotangent = gradient_operands(xp, instruction, inputs)
-    # A kernel recomputes the log-sum-exp from the scores of this part alone. Blocks use the
-    # operand, which may be that of all parts.
-    fused = None if attention.params.get("part") else kernel(attention, machine.platform)
+    fused = kernel(attention, machine.platform)
 
     def compute() -> Sequence[jax.Array]:
-        if fused:
-            return fused_gradients(fused, attention, sums, cotangent)
-        return backward(attention, result, sums, cotangent)
+        found = fused and fused.gradients(attention, result, sums, cotangent)
+        return found or backward(attention, result, sums, cotangent)
 
     return gradients(attention, instruction, _if_active(attention, compute, (0,) * 4))
 

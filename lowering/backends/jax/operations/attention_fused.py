@@ -1,13 +1,19 @@
 """Fused attention kernels: cuDNN's on NVIDIA GPUs, splash attention on TPUs.
 
-`kernel` returns a kernel only if that computes exactly what the instruction says. The gradient runs
-the kernel's forward pass again: JAX does not return the residuals of either kernel.
+`kernel` returns a kernel only if that computes exactly what the instruction says. JAX keeps the
+log-sum-exp of a kernel's forward pass for its backward pass, but has no public function for either
+alone. Both are in the pullback that `jax.vjp` returns, a tree of arrays: the forward pass takes the
+log-sum-exp from there, in float32, and the backward pass puts in the result and the log-sum-exp
+that the program has kept. Then nothing needs the forward pass of that pullback, and the compiler
+drops it. What is put in may be of more keys than the kernel sees, as for parts of a memory.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,8 +21,104 @@ import jax.numpy as jnp
 
 from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
 
-# (q, k, v, with_sums) -> the result; with_sums: also its log-sum-exp [*lead, rows, 1].
-Kernel = Callable[[jax.Array, jax.Array, jax.Array, bool], Any]
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fused kernel for an attention instruction.
+
+    Attributes:
+        compute: (q, k, v) -> the result, in the kernel's order of dims: [batch, heads, positions,
+            features], or positions before heads. JAX can differentiate it.
+        heads: the numbers of batches, of heads of keys, and of query heads for each of them.
+        positions_first: whether positions come before heads.
+        scale: what queries are multiplied by before `compute`.
+        hides: whether rows may be hidden as a whole.
+    """
+
+    compute: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    heads: tuple[int, int, int]
+    positions_first: bool = False
+    scale: float | None = None
+    hides: bool = False
+
+    def forward(self, attention: Attention) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the result and its log-sum-exp in float32, [*lead, rows, values or 1].
+
+        None: this version of JAX does not keep the log-sum-exp.
+        """
+        out, pullback = jax.vjp(self.compute, *self._operands(*_of(attention)))
+        kept = self._kept(out, pullback)
+        if kept is None:
+            return None
+        lead = attention.q.shape[:-1]
+        result = self._ordered(out).reshape(*lead, -1)
+        sums = jax.tree.leaves(pullback)[kept[1]].reshape(*lead, 1)
+        if self.hides:
+            result, sums = jnp.where(sums > HIDDEN, result, 0), jnp.maximum(sums, HIDDEN)
+        return result, sums
+
+    def gradients(
+        self, attention: Attention, result: jax.Array, sums: jax.Array, cotangent: jax.Array
+    ) -> tuple[jax.Array, ...] | None:
+        """Returns the gradients by q, k and v; rows whose scores are all hidden add nothing.
+
+        Args:
+            result, sums: of all keys, [*lead, rows, values or 1]; these may be more than k has.
+
+        None: as in `forward`.
+        """
+        operands, of_operands = jax.vjp(self._operands, *_of(attention))
+        out, pullback = jax.vjp(self.compute, *operands)
+        kept = self._kept(out, pullback)
+        if kept is None:
+            return None
+        leaves, tree = jax.tree.flatten(pullback)
+        of_out, of_sums = kept
+        leaves[of_out] = self._arranged(result, *self._query_heads).astype(out.dtype)
+        leaves[of_sums] = sums.astype(jnp.float32).reshape(leaves[of_sums].shape)
+        cotangent = jnp.where(sums > HIDDEN, cotangent, 0) if self.hides else cotangent
+        cotangent = self._arranged(cotangent, *self._query_heads).astype(out.dtype)
+        return of_operands(jax.tree.unflatten(tree, leaves)(cotangent))
+
+    @property
+    def _query_heads(self) -> tuple[int, int]:
+        batch, key_heads, group = self.heads
+        return batch, key_heads * group
+
+    def _operands(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        """Returns the operands in the kernel's order."""
+        if self.scale is not None:
+            q = q * jnp.asarray(self.scale, q.dtype)
+        of_keys = (self._arranged(x, *self.heads[:2]) for x in (k, v))
+        return self._arranged(q, *self._query_heads), *of_keys
+
+    def _arranged(self, x: jax.Array, batch: int, heads: int) -> jax.Array:
+        return self._ordered(x.reshape(batch, heads, *x.shape[-2:]))
+
+    def _ordered(self, x: jax.Array) -> jax.Array:
+        """Returns [batch, heads, positions, features] in the kernel's order, or the reverse."""
+        return x.swapaxes(1, 2) if self.positions_first else x
+
+    def _kept(self, out: jax.Array, pullback: Any) -> tuple[int, int] | None:
+        """Returns which leaves of a pullback are the result and its log-sum-exp."""
+        rows = out.shape[1] if self.positions_first else out.shape[2]
+        shape = (*self._query_heads, rows)
+        leaves = list(enumerate(jax.tree.leaves(pullback)))
+        of_out = [n for n, leaf in leaves if leaf is out]
+        of_sums = [n for n, x in leaves if x.shape == shape and x.dtype == jnp.float32]
+        if len(of_out) == len(of_sums) == 1:
+            return of_out[0], of_sums[0]
+        warnings.warn(
+            f"JAX {jax.__version__} keeps no log-sum-exp where meshdsl looks for it, so attention "
+            "runs without a fused kernel, and slower. Use a version of JAX that meshdsl is tested "
+            "with: 0.10 or 0.11",
+            stacklevel=2,
+        )
+        return None
+
+
+def _of(attention: Attention) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return attention.q, attention.k, attention.v
 
 
 def kernel(attention: Attention, platform: str) -> Kernel | None:
@@ -65,39 +167,17 @@ def _cudnn(attention: Attention) -> Kernel | None:
     one_sided = params["window"] is None or params["causal"]
     if heads is None or not (plain and fits and half and one_sided and all_rows_visible(attention)):
         return None
-    batch, key_heads, group = heads
     window = None if params["window"] is None else (params["window"] - 1, 0)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, with_sums: bool) -> Any:
-        def heads_last(x: jax.Array, count: int) -> jax.Array:
-            """Returns x as [batch, rows, heads, features]."""
-            return x.reshape(batch, count, *x.shape[-2:]).swapaxes(1, 2)
-
-        results: Any = jax.nn.dot_product_attention(
-            heads_last(q, key_heads * group),
-            heads_last(k, key_heads),
-            heads_last(v, key_heads),
+    def compute(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
             scale=params["scale"],
             is_causal=params["causal"],
             local_window_size=window,
             implementation="cudnn",
-            return_residual=with_sums,  # type: ignore[call-overload]
         )
-        result = (results[0] if with_sums else results).swapaxes(1, 2)
-        result = result.reshape(*q.shape[:-1], values)
-        if not with_sums:
-            return result
-        return result, results[1].swapaxes(1, 2).reshape(*q.shape[:-1], 1)
 
-    return attend
-
-
-def fused_gradients(
-    attend: Kernel, attention: Attention, sums: jax.Array, cotangent: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Returns the gradients by q, k and v; rows whose scores are all hidden add nothing."""
-    cotangent = jnp.where(sums > HIDDEN, cotangent, 0).astype(attention.v.dtype)
-    _, pullback = jax.vjp(
-        lambda q, k, v: attend(q, k, v, False), attention.q, attention.k, attention.v
-    )
-    return pullback(cotangent)
+    return Kernel(compute, heads, positions_first=True)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
+from meshdsl.lowering.backends.common.attention import Attention
 from meshdsl.lowering.backends.jax.operations.attention_fused import (
     Kernel,
     all_rows_visible,
@@ -48,24 +48,17 @@ def splash_kernel(attention: Attention, interpret: bool = False) -> Kernel | Non
         full = jnp.broadcast_to(mask, (*lead[: max(varying, 0)], *mask.shape[max(varying, 0) :]))
         return full.reshape(batch, length)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, with_sums: bool) -> Any:
-        run = splash.make_splash_mha(**settings, save_residuals=with_sums)
-        q = (q * jnp.asarray(params["scale"], q.dtype)).reshape(batch, key_heads * group, rows, -1)
-        k, v = (x.reshape(batch, key_heads, columns, -1) for x in (k, v))
-        segment_ids = None
+    run = splash.make_splash_mha(**settings)
+
+    def compute(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        ids = None
         if masks:
-            segment_ids = splash.SegmentIds(
+            ids = splash.SegmentIds(
                 segments("segments", rows), segments("memory_segments", columns)
             )
-        results = jax.vmap(run)(q, k, v, segment_ids)
-        result = (results[0] if with_sums else results).reshape(*lead, rows, -1)
-        if not with_sums:
-            return result
-        (sums,) = results[1]
-        sums = sums.reshape(*lead, rows, 1)
-        return jnp.where(sums > HIDDEN, result, 0), jnp.maximum(sums, HIDDEN)
+        return jax.vmap(run)(q, k, v, ids)
 
-    return attend
+    return Kernel(compute, heads, scale=params["scale"], hides=bool(masks))
 
 
 def _mask(attention: Attention, rows: int, columns: int) -> Any:
