@@ -28,7 +28,7 @@ from meshdsl.models.layers import (
     init_learned,
     init_norm,
     plus,
-    rotation_of,
+    rotations_of,
     run_blocks,
     with_routers,
 )
@@ -168,7 +168,7 @@ def states(
         x = x + md.take(params.segments, kinds, "segments")
     x = policy.to_compute(params.embedding_norm)(policy.to_compute(x))
     bias = distance_bias(config, params.distances, length, causal=False)
-    shared = Shared(causal=False, rotation=rotation_of(config, length), bias=bias)
+    shared = Shared(causal=False, bias=bias, **rotations_of(config, length))
     return run_blocks(config, params.blocks, x, shared)
 
 

@@ -39,6 +39,8 @@ class TransformerConfig:
             "alibi" add to the scores, by learned buckets of distances or in proportion to them.
         rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original: slower rotations,
             as `nn.RotaryScaling` makes them.
+        rotary_window_base: the base of rotations in layers with the window, which are not scaled;
+            None: they turn as all others do (Gemma Team 2025, "Gemma 3", section 2).
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
             heads come from `kv_rank` features, and `rotary_kv` more tell positions.
         scaled: whether multi-head scores are divided by sqrt(kv).
@@ -97,6 +99,7 @@ class TransformerConfig:
     norm_eps: float | None = None
     positions: Literal["rotary", "learned", "relative", "alibi", "none"] = "rotary"
     rotary_base: float = 10000.0
+    rotary_window_base: float | None = None
     rotary_scaling: Literal["none", "linear", "llama3"] = "none"
     rotary_factor: float = 1.0
     rotary_low: float = 1.0
@@ -258,6 +261,10 @@ class TransformerConfig:
         size = getattr(self, f"{turned}_size")
         if self.positions == "rotary" and size % 2:
             problems.append(f"rotary positions turn features in pairs, but {turned}={size} is odd")
+        if self.rotary_window_base is not None and self.positions != "rotary":
+            problems.append(f"rotary_window_base needs positions=rotary, not {self.positions}")
+        if self.rotary_window_base is not None and self.window is None:
+            problems.append("rotary_window_base is for layers with a window; give window")
         if self.rotary_scaling != "none" and self.rotary_factor < 1:
             problems.append(f"rotary_factor={self.rotary_factor:g}: needs to be at least 1")
         if self.rotary_scaling == "llama3" and self.rotary_low >= self.rotary_high:
@@ -281,7 +288,7 @@ class TransformerConfig:
             problems.append("window_pattern is for layers of one kind; leave dense_layers out")
         if self.attention == "latent":
             multihead = "qkv_bias query_key_norm window_pattern query_scale attention_soft_cap"
-            for name in multihead.split():
+            for name in (*multihead.split(), "rotary_window_base"):
                 if getattr(self, name):
                     problems.append(f"{name} is for multi-head attention; leave it out")
             if self.kv_heads is not None:

@@ -26,7 +26,7 @@ from meshdsl.models.layers import (
     init_learned,
     init_norm,
     learned_positions,
-    rotation_of,
+    rotations_of,
     run_blocks,
     step_blocks,
     undropping,
@@ -66,10 +66,10 @@ class Stack(md.Module):
             x = x + learned_positions(self.positions, length, places)
         shared = Shared(
             causal=causal,
-            rotation=rotation_of(config, length, places),
             bias=distance_bias(config, self.distances, length, causal),
             memory=memory,
             segments=segments,
+            **rotations_of(config, length, places),
         )
         x, losses = run_blocks(config, self.blocks, policy.to_compute(x), shared)
         return self._normed(config, x), losses
@@ -87,10 +87,10 @@ class Stack(md.Module):
             x = x + md.take(self.positions, slots.text_positions, "max_length")
         shared = Shared(
             causal=True,
-            rotation=rotation_of(config, length, slots.text_positions),
             bias=distance_bias(config, self.distances, length, causal=True, slots=slots),
             slots=slots,
             memory_mask=md.outer(md.greater_equal, md.arange(memory), cache.memory_pads),
+            **rotations_of(config, length, slots.text_positions),
         )
         x = config.policy.to_compute(x)
         x, own = step_blocks(config, self.blocks, x, shared, own, cache.memory)

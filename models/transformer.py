@@ -30,7 +30,7 @@ from meshdsl.models.layers import (
     init_learned,
     init_norm,
     learned_positions,
-    rotation_of,
+    rotations_of,
     run_blocks,
     step_blocks,
     with_routers,
@@ -96,8 +96,8 @@ def states(
     if params.positions is not None:
         x = x + learned_positions(params.positions, length, positions)
     bias = distance_bias(config, params.distances, length, causal=True)
-    rotation = rotation_of(config, length)
-    shared = Shared(causal=True, rotation=rotation, bias=bias, segments=segments)
+    rotations = rotations_of(config, length)
+    shared = Shared(causal=True, bias=bias, segments=segments, **rotations)
     x = policy.to_compute(x)
     if params.dense_blocks is not None:
         x, _ = run_blocks(config, params.dense_blocks, x, shared)
@@ -172,9 +172,9 @@ def decode_step(
         x = x + md.take(params.positions, slots.text_positions, "max_length")
     shared = Shared(
         causal=True,
-        rotation=rotation_of(config, length, slots.text_positions),
         bias=distance_bias(config, params.distances, length, causal=True, slots=slots),
         slots=slots,
+        **rotations_of(config, length, slots.text_positions),
     )
     x, stacks = policy.to_compute(x), {}
     for name in _stacks(config):

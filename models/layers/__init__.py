@@ -25,4 +25,5 @@ from meshdsl.models.layers.positions import (
     init_learned,
     learned_positions,
     rotation_of,
+    rotations_of,
 )

@@ -23,6 +23,7 @@ class Shared:
     Attributes:
         causal: hides later positions from earlier ones.
         rotation: turns queries and keys by their positions.
+        window_rotation: does so instead in layers with the window; None: `rotation` does.
         bias: is added to the scores: [heads, group, length, memory_length].
         memory: what cross-attention reads: [batch, memory_length, embed].
         segments: integers [batch, length]; self-attention stays in one.
@@ -33,12 +34,25 @@ class Shared:
 
     causal: bool
     rotation: nn.Rotation | None = None
+    window_rotation: nn.Rotation | None = None
     bias: md.Tensor | None = None
     memory: md.Tensor | None = None
     segments: md.Tensor | None = None
     slots: nn.Slots | None = None
     memory_mask: md.Tensor | None = None
     windowed: md.Tensor | None = None
+
+    @property
+    def own_rotation(self) -> nn.Rotation | None:
+        """What turns the queries and keys of the layer at hand."""
+        usual, other = self.rotation, self.window_rotation
+        if usual is None or other is None:
+            return usual
+        if self.windowed is None:
+            return other
+        cos = md.where(self.windowed, other.cos, usual.cos)
+        sin = md.where(self.windowed, other.sin, usual.sin)
+        return nn.Rotation(cos, sin, usual.over)
 
 
 class Attention(md.Module):
@@ -112,8 +126,9 @@ class Attention(md.Module):
 
     def _rotated(self, x: md.Tensor, shared: Shared) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
         q, k, v = self._query(x), self._key(x), self._value(x)
-        if shared.rotation is not None:
-            q, k = shared.rotation(q), shared.rotation(k)
+        rotation = shared.own_rotation
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
         return q, k, v
 
     def _attended(

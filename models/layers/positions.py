@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import meshdsl as md
 from meshdsl import nn
 from meshdsl.models.configs import TransformerConfig
@@ -51,6 +53,23 @@ def learned_positions(
     """Returns the embeddings of positions, of the first ones by default; errors as there."""
     first = first_positions(table, length)
     return first if positions is None else md.take(table, positions, "max_length")
+
+
+class Rotations(TypedDict):
+    """The rotations of `Shared`, by their names there."""
+
+    rotation: nn.Rotation | None
+    window_rotation: nn.Rotation | None
+
+
+def rotations_of(
+    config: TransformerConfig, length: Dimension, positions: md.Tensor | None = None
+) -> Rotations:
+    """Returns the tables of rotary positions: of all layers, and others for those with a window."""
+    of_window, base = None, config.rotary_window_base
+    if base is not None:
+        of_window = nn.rotation(length, Dimension("kv", config.kv_size), base, positions)
+    return {"rotation": rotation_of(config, length, positions), "window_rotation": of_window}
 
 
 def rotation_of(

@@ -101,6 +101,10 @@ def test_kinds_that_do_not_go_together_are_told():
     assert message(attention="latent", rotary_kv=3) == (
         "rotary positions turn features in pairs, but rotary_kv=3 is odd"
     )
+    assert message(rotary_window_base=10.0, positions="alibi") == (
+        "rotary_window_base needs positions=rotary, not alibi; "
+        "rotary_window_base is for layers with a window; give window"
+    )
     assert message(experts=2, experts_per_token=3) == "experts_per_token=3 of experts=2: too many"
     assert message(shared_experts=2) == "shared_experts=2 stand beside others; give experts"
     assert message(experts=4, dispatch="sort", capacity=1.5) == (

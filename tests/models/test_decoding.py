@@ -23,7 +23,7 @@ FAMILIES = {
     ),
     "gemma 2": (
         "gpt_mini",
-        f"{SIZES},kv_heads=2,window=5,window_pattern=1+0,mlp=geglu,norm_order=both,"
+        f"{SIZES},kv_heads=2,window=5,window_pattern=1+0,rotary_window_base=7,mlp=geglu,norm_order=both,"
         "norm_unit_offset=true,scaled_embedding=true,query_scale=0.7,attention_soft_cap=2,"
         "logit_soft_cap=3",
     ),

@@ -89,7 +89,8 @@ def test_mistakes_in_overrides_name_the_model():
         "gpt_mini with 'layrs=8,heads=x': 2 problems",
         "  layrs=8: there is no field `layrs`. Did you mean `layers`? Choose from layers, "
         "embed, heads, vocab, max_length, kv_heads, kv, d_ff, norm, norm_order, "
-        "norm_unit_offset, norm_eps, positions, rotary_base, rotary_scaling, rotary_factor, "
+        "norm_unit_offset, norm_eps, positions, rotary_base, rotary_window_base, "
+        "rotary_scaling, rotary_factor, "
         "rotary_low, rotary_high, rotary_original, relative_buckets, relative_distance, "
         "attention, scaled, query_scale, attention_soft_cap, logit_soft_cap, query_key_norm, "
         "window, window_pattern, query_rank, kv_rank, rotary_kv, mlp, experts, "

@@ -4,7 +4,7 @@ A model that several families could have is exported as the first of them.
 """
 
 from meshdsl.models.huggingface.families.bert import BERT, ROBERTA, XLM_ROBERTA
-from meshdsl.models.huggingface.families.gemma import GEMMA, GEMMA2
+from meshdsl.models.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
 from meshdsl.models.huggingface.families.mistral import MISTRAL
@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
         PHI3,
         GEMMA,
         GEMMA2,
+        GEMMA3,
         BERT,
         ROBERTA,
         XLM_ROBERTA,

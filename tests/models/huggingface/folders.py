@@ -78,6 +78,17 @@ CONFIGS = {
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0,
     },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **SIZES,
+        "head_dim": 8,
+        "sliding_window": 4,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 5,
+        "rope_theta": 1000.0,
+        "rope_local_base_freq": 10.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
     "phi3": {"model_type": "phi3", **SIZES},
     "bert": {"model_type": "bert", **ENCODER},
     "bert, pooler": {

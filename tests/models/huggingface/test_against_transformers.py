@@ -34,6 +34,16 @@ GEMMA2 = {
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 3.0,
 }
+GEMMA3 = {
+    "head_dim": 8,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 5,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    },
+}
 ROTARY = {"rope_type": "default", "rope_theta": 100.0}
 CASES = {
     "gpt2": ("GPT2Config", {"n_layer": 3, "n_embd": 24, "n_head": 6, "n_positions": 32}),
@@ -74,6 +84,21 @@ CASES = {
     ),
     "gemma": ("GemmaConfig", {**SIZES, "head_dim": 8}),
     "gemma2": ("Gemma2Config", {**SIZES, **GEMMA2}),
+    "gemma3": ("Gemma3TextConfig", {**SIZES, **GEMMA3}),
+    "gemma3, all layers with a window": (
+        "Gemma3TextConfig",
+        {**SIZES, "head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention"] * 3},
+    ),
+    "gemma3, no windows, soft cap": (
+        "Gemma3TextConfig",
+        {
+            **SIZES,
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 3,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+        },
+    ),
     "phi3": ("Phi3Config", SIZES),
     "phi3, window": ("Phi3Config", {**SIZES, "sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),

@@ -186,3 +186,30 @@ def test_tensors_of_very_old_folders_and_of_heads_that_are_not_here_do_not_matte
     again = load_weights(folder, spec_of(models.load(str(folder)).init))
     for path, leaf in by_path(params).items():
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(by_path(again)[path]))
+
+
+def test_rotations_of_layers_with_a_window_are_read_as_either_version_writes_them(tmp_path):
+    old = CONFIGS["gemma3"]
+    usual = {"rope_theta": 1000.0, **old["rope_scaling"]}
+    of_window = {"rope_type": "default", "rope_theta": 10.0}
+    both = {"full_attention": usual, "sliding_attention": of_window}
+    names = ("rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern")
+    new = {name: value for name, value in old.items() if name not in names}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    new |= {"rope_parameters": both, "layer_types": kinds}
+    configs = []
+    for number, settings in enumerate((old, new)):
+        folder = write_folder(tmp_path / str(number), settings)
+        configs.append(models.load(str(folder)).config)
+    assert configs[0] == configs[1]
+    assert (configs[0].rotary_base, configs[0].rotary_window_base) == (1000, 10)
+    assert (configs[0].window_pattern, configs[0].rotary_factor) == ((1, 1, 0), 4)
+    of_window = {"rope_type": "linear", "rope_theta": "10", "factor": 2.0}
+    new["rope_parameters"] = both | {"sliding_attention": of_window}
+    new["attn_logit_softcapping"] = 5.0
+    assert refused(tmp_path, new).splitlines()[1:] == [
+        "  rope_parameters, sliding_attention: rope_type='linear': meshdsl has only 'default' for "
+        "this family",
+        "  rope_parameters, sliding_attention: rope_theta='10': needs a number",
+        "  attn_logit_softcapping=5.0: meshdsl has only None for this family",
+    ]

@@ -69,7 +69,7 @@ def gpt2(config, w):
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
 
 
-def turned(x, base, scaling):
+def turned(x, base, scaling, slower=1.0):
     """Rotary positions: features i and i + n/2 are a point that turns (RoFormer, section 3.4.2).
 
     With Llama 3.1's scaling: slow features turn at a rate divided by the factor, fast ones as they
@@ -87,7 +87,7 @@ def turned(x, base, scaling):
             rate / scaling["factor"],
             np.where(waves < length / high, rate, between),
         )
-    angle = np.arange(x.shape[-2])[:, None] * rate
+    angle = np.arange(x.shape[-2])[:, None] * rate / slower
     one, two = x[..., :half], x[..., half:]
     return np.concatenate(
         [one * np.cos(angle) - two * np.sin(angle), two * np.cos(angle) + one * np.sin(angle)], -1
@@ -134,8 +134,9 @@ def llama(config, w):
     return norm(x, "model.norm") @ table.T
 
 
-def gemma2(config, w):
-    """Gemma Team 2024, "Gemma 2", section 2, and its reference code."""
+def gemma(config, w):
+    """Gemma Team 2024, "Gemma 2", section 2; 2025, "Gemma 3", section 2; their reference code."""
+    third = config["model_type"] == "gemma3_text"
     count, of_keys = config["num_attention_heads"], config["num_key_value_heads"]
 
     def norm(x, name):
@@ -152,18 +153,26 @@ def gemma2(config, w):
             heads(linear(h, f"{own}.{name}_proj"), n)
             for name, n in (("q", count), ("k", of_keys), ("v", of_keys))
         )
-        q, k = (turned(each, 10000.0, None) for each in (q, k))
+        base, slower = 10000.0, 1.0
+        has_window = number % 2 == 0
+        if third:
+            q, k = norm(q, f"{own}.q_norm"), norm(k, f"{own}.k_norm")
+            has_window = (number + 1) % config["sliding_window_pattern"] > 0
+            base = config["rope_local_base_freq" if has_window else "rope_theta"]
+            slower = 1.0 if has_window else config["rope_scaling"]["factor"]
+        q, k = (turned(each, base, None, slower) for each in (q, k))
         k, v = (np.repeat(each, count // of_keys, axis=1) for each in (k, v))
-        window = None if number % 2 else config["sliding_window"]
-        scale, cap = config["query_pre_attn_scalar"] ** -0.5, config["attn_logit_softcapping"]
+        window = config["sliding_window"] if has_window else None
+        scale, cap = config["query_pre_attn_scalar"] ** -0.5, config.get("attn_logit_softcapping")
         y = linear(merged(causal(q, k, v, window, scale, cap)), f"{own}.o_proj")
         x = x + norm(y, f"{layer}.post_attention_layernorm")
         h = norm(x, f"{layer}.pre_feedforward_layernorm")
         y = gelu(linear(h, f"{layer}.mlp.gate_proj")) * linear(h, f"{layer}.mlp.up_proj")
         y = linear(y, f"{layer}.mlp.down_proj")
         x = x + norm(y, f"{layer}.post_feedforward_layernorm")
-    cap = config["final_logit_softcapping"]
-    return cap * np.tanh(norm(x, "model.norm") @ w["model.embed_tokens.weight"].T / cap)
+    scores = norm(x, "model.norm") @ w["model.embed_tokens.weight"].T
+    cap = config.get("final_logit_softcapping")
+    return scores if cap is None else cap * np.tanh(scores / cap)
 
 
 def encoder(config, w):
@@ -204,7 +213,8 @@ def encoder(config, w):
 
 REFERENCES = {
     "gpt2": gpt2,
-    "gemma2": gemma2,
+    "gemma2": gemma,
+    "gemma3": gemma,
     "bert": encoder,
     "bert, pooler": encoder,
     "roberta": encoder,
