@@ -10,7 +10,7 @@ from meshdsl.models.bert import BertConfig, bert
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.model import Model
 from meshdsl.models.resnet import ResNetConfig, resnet
-from meshdsl.models.t5 import t5
+from meshdsl.models.t5 import T5Config, t5
 from meshdsl.models.transformer import transformer
 from meshdsl.models.unet3d import UNet3DConfig, unet3d
 
@@ -61,8 +61,8 @@ def _bert(
     )
 
 
-def _t5(layers: int, embed: int, heads: int, kv: int, d_ff: int, vocab: int) -> TransformerConfig:
-    return TransformerConfig(
+def _t5(layers: int, embed: int, heads: int, kv: int, d_ff: int, vocab: int) -> T5Config:
+    return T5Config(
         layers,
         embed,
         heads,

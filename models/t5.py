@@ -7,6 +7,7 @@ encoder leaves. With positions="relative", each stack has one table of buckets f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,11 @@ from meshdsl.models.layers import (
 )
 from meshdsl.models.model import Cache, Decoding, Model
 from meshdsl.tensors.dims import Dimension
+
+
+@dataclass(frozen=True)
+class T5Config(TransformerConfig):
+    """A transformer's configuration, of both the encoder and the decoder."""
 
 
 class Stack(md.Module):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.models.huggingface.placing import Part
+from meshdsl.models.huggingface.placing import Part, Table
 from meshdsl.models.huggingface.settings import Settings
 from meshdsl.models.model import Model
+from meshdsl.tensors.named_array import Spec
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Family:
         unused: patterns of tensors that are no parameters, such as tables of positions.
         tied: tensors that repeat the embedding in some folders.
         renamed: pairs of endings: what very old files call a tensor, and what others call it.
+        more: a configuration -> parts that depend on it, besides `parts`.
     """
 
     name: str
@@ -38,3 +40,9 @@ class Family:
     unused: Sequence[str] = ()
     tied: Sequence[str] = ()
     renamed: Sequence[tuple[str, str]] = ()
+    more: Callable[[Any], Mapping[str, Part]] | None = None
+
+    def table(self, config: Any, specs: Mapping[str, Spec]) -> Table:
+        """Returns the table of a model's parameters, by their dims."""
+        more = {} if self.more is None else self.more(config)
+        return Table({**self.parts, **more}, specs)

@@ -115,6 +115,31 @@ def test_the_relative_bias_is_looked_up_by_buckets_of_distances(causal, where):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("count", "most"), [(32, 128), (8, 20), (64, 256)])
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_buckets_begin_where_they_do_in_exact_numbers(backend, count, most, causal):
+    """The logarithms of float32 put no distance into another bucket, as 32 of 128 at a half."""
+    length, memory = md.dims(length=3, memory_length=400)
+    number = md.named(np.arange(count, dtype="float32"), ["buckets"])
+    at = md.named(np.array([0, 200, 399], "int32"), ["length"])
+    found = md.jit(
+        lambda t, at: nn.relative_bias(t, length, memory, causal, most, "buckets", at),
+        backend=backend,
+    )(number, at)
+
+    def exact(distance, causal, count):
+        if not causal:
+            return (count // 2 if distance > 0 else 0) + exact(-abs(distance), True, count // 2)
+        behind, single = max(-distance, 0), count // 2
+        rest = count - single
+        begun = (behind**rest * single**i >= most**i * single**rest for i in range(1, rest))
+        return behind if behind < single else single + sum(begun)
+
+    expected = [[exact(m - q, causal, count) for m in range(400)] for q in (0, 200, 399)]
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
 def test_the_alibi_bias_grows_with_distance_more_for_the_first_heads():
     heads, group, length, memory = md.dims(heads=2, group=2, length=3, memory_length=5)
     found = md.jit(lambda: nn.alibi_bias([heads, group], length, memory))()

@@ -59,8 +59,8 @@ class ForeignFiles:
         self.folder = late("folders of Hugging Face").Folder.read(path)
         self.path = self.folder.path.absolute()
         self._files = WeightFiles(self.path)
-        table = late("folders of Hugging Face").Table
-        self._table = table(self.folder.family.parts, by_path(spec_of(self.folder.model.init)))
+        model = self.folder.model
+        self._table = self.folder.family.table(model.config, by_path(spec_of(model.init)))
         self._names = self._checked()
         self.tensors = {name: self._described(name) for name in self._table.specs}
 
@@ -160,7 +160,7 @@ def write_foreign(
     foreign = late("folders of Hugging Face")
     source = foreign.Folder.read(origin) if origin is not None else None
     family, settings = foreign.family_for(model.config, source and source.family.name)
-    table = foreign.Table(family.parts, specs)
+    table = family.table(model.config, specs)
     if table.unknown:
         listed = ", ".join(table.unknown[:_MOST])
         raise ValueError(f"the {family.name} models of Hugging Face have no {listed}")

@@ -11,6 +11,7 @@ from meshdsl.models.huggingface.families.mistral import MISTRAL
 from meshdsl.models.huggingface.families.mixtral import MIXTRAL
 from meshdsl.models.huggingface.families.phi3 import PHI3
 from meshdsl.models.huggingface.families.qwen import QWEN2, QWEN3
+from meshdsl.models.huggingface.families.t5 import MT5, T5
 from meshdsl.models.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -26,6 +27,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        T5,
+        MT5,
         BERT,
         ROBERTA,
         XLM_ROBERTA,

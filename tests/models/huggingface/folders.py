@@ -5,9 +5,10 @@ import json
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from meshdsl.models import bert, transformer
+from meshdsl.models import bert, t5, transformer
 from meshdsl.models.bert import BertConfig
-from meshdsl.models.huggingface import Folder, Table
+from meshdsl.models.huggingface import Folder
+from meshdsl.models.t5 import T5Config
 from meshdsl.training.checkpointing.weights import write_hugging_face
 from meshdsl.training.state import by_path, spec_of
 
@@ -35,6 +36,17 @@ ENCODER = {
     "max_position_embeddings": 32,
     "vocab_size": 67,
 }
+T5_SIZES = {
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 3,
+    "num_heads": 6,
+    "vocab_size": 67,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+}
+SOURCE = slice(2, None)
 CONFIGS = {
     "gpt2": {
         "model_type": "gpt2",
@@ -90,6 +102,13 @@ CONFIGS = {
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
     },
     "phi3": {"model_type": "phi3", **SIZES},
+    "t5": {"model_type": "t5", **T5_SIZES},
+    "t5 v1.1": {
+        "model_type": "t5",
+        **T5_SIZES,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
     "bert": {"model_type": "bert", **ENCODER},
     "bert, pooler": {
         "model_type": "bert",
@@ -105,11 +124,15 @@ CONFIGS = {
 def table_of(folder):
     """Returns the table of the folder's model."""
     read = Folder.read(folder)
-    return Table(read.family.parts, by_path(spec_of(read.model.init)))
+    return read.family.table(read.model.config, by_path(spec_of(read.model.init)))
 
 
 def scores_of(model):
     """Returns the function params, tokens -> scores of a model."""
+    if isinstance(model.config, T5Config):  # the encoder reads some of the tokens
+        return lambda params, tokens: t5.logits(
+            model.config, params, tokens["length", SOURCE], tokens
+        )
     family = bert if isinstance(model.config, BertConfig) else transformer
     return lambda params, tokens: family.logits(model.config, params, tokens)
 

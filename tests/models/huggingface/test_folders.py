@@ -95,6 +95,7 @@ def test_settings_become_a_configuration(tmp_path):
         ("llama3_8b", "llama"),
         ("mixtral_8x7b", "mixtral"),
         ("bert_base", "bert"),
+        ("t5_small", "t5"),
     ],
 )
 def test_named_models_have_a_family(name, family):
@@ -213,3 +214,36 @@ def test_rotations_of_layers_with_a_window_are_read_as_either_version_writes_the
         "  rope_parameters, sliding_attention: rope_theta='10': needs a number",
         "  attn_logit_softcapping=5.0: meshdsl has only None for this family",
     ]
+
+
+def test_encoder_decoders_that_cannot_be_had_are_told(tmp_path):
+    wrong = {
+        "num_decoder_layers": 2,
+        "feed_forward_proj": "gated-relu",
+        "is_encoder_decoder": False,
+    }
+    assert refused(tmp_path, {**CONFIGS["t5"], **wrong}).splitlines()[1:] == [
+        "  is_encoder_decoder=False: meshdsl has only True for this family",
+        "  num_decoder_layers=2: meshdsl has only 3 for this family",
+        "  feed_forward_proj='gated-relu': meshdsl has relu, gated-gelu, gated-gelu_new, "
+        "gated-silu, gelu_new, gelu for this family",
+    ]
+
+
+def test_a_decoder_with_distances_is_no_encoder_decoder():
+    config = models.load("gpt_mini", "positions=relative,mlp=relu,scaled=false").config
+    with pytest.raises(ValueError, match="t5: TransformerConfig is no T5Config"):
+        family_for(config)
+
+
+def test_the_head_of_t5_is_told_by_what_either_version_of_transformers_writes(tmp_path):
+    for number, (more, tied) in enumerate(
+        [
+            ({}, True),
+            ({"tie_word_embeddings": False}, False),
+            ({"scale_decoder_outputs": False}, False),
+        ]
+    ):
+        folder = write_folder(tmp_path / str(number), {**CONFIGS["t5"], **more})
+        assert models.load(str(folder)).config.tied == tied
+        assert ("lm_head.weight" in tensors_of(folder)) != tied

@@ -9,7 +9,7 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.training.checkpointing.weights import load_weights
 from meshdsl.training.state import spec_of
-from tests.models.huggingface.folders import CONFIGS, scores_of, tensors_of, write_folder
+from tests.models.huggingface.folders import CONFIGS, SOURCE, scores_of, tensors_of, write_folder
 
 TOKENS = np.random.default_rng(0).integers(0, 67, (2, 20)).astype("int32")
 
@@ -175,6 +175,66 @@ def gemma(config, w):
     return scores if cap is None else cap * np.tanh(scores / cap)
 
 
+def bucket(distance, causal, count, most):
+    """Returns the bucket of memory_position - position (Raffel et al. 2020, section 2.1), exactly.
+
+    Bucket single + i begins at single * (most / single) ** (i / rest), here without roots.
+    """
+    if not causal:
+        count //= 2
+        return (count if distance > 0 else 0) + bucket(-abs(distance), True, count, most)
+    behind, single = max(-distance, 0), count // 2
+    if behind < single:
+        return behind
+    rest = count - single
+    begun = [behind**rest * single**i >= most**i * single**rest for i in range(1, rest)]
+    return single + sum(begun)
+
+
+def t5(config, w):
+    """Raffel et al. 2020, section 2.1; version 1.1: its reference code."""
+    gated, count = config.get("feed_forward_proj") == "gated-gelu", config["num_heads"]
+    far = config["relative_attention_num_buckets"], config["relative_attention_max_distance"]
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[f"{name}.weight"]
+
+    def attended(x, memory, name, bias, hidden=0.0):
+        q, k, v = (
+            heads(each @ w[f"{name}.{n}.weight"].T, count)
+            for n, each in zip("qkv", (x, memory, memory), strict=True)
+        )
+        return merged(softmax(q @ k.swapaxes(-1, -2) + bias + hidden) @ v) @ w[f"{name}.o.weight"].T
+
+    def stack(name, tokens, memory=None):
+        x, causal = w["shared.weight"][tokens], memory is not None
+        places = np.arange(tokens.shape[1])
+        table = w[f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+        distances = places - places[:, None]
+        bias = table[np.vectorize(lambda d: bucket(int(d), causal, *far))(distances)]
+        hidden = np.where(causal & (distances > 0), -np.inf, 0.0)
+        for number in range(config["num_layers"]):
+            layer = f"{name}.block.{number}.layer"
+            h = norm(x, f"{layer}.0.layer_norm")
+            x = x + attended(h, h, f"{layer}.0.SelfAttention", bias.transpose(2, 0, 1), hidden)
+            if memory is not None:
+                h = norm(x, f"{layer}.1.layer_norm")
+                x = x + attended(h, memory, f"{layer}.1.EncDecAttention", 0.0)
+            last = f"{layer}.{2 if causal else 1}"
+            h, mlp = norm(x, f"{last}.layer_norm"), f"{last}.DenseReluDense"
+            if gated:
+                h = gelu(h @ w[f"{mlp}.wi_0.weight"].T) * (h @ w[f"{mlp}.wi_1.weight"].T)
+            else:
+                h = np.maximum(h @ w[f"{mlp}.wi.weight"].T, 0)
+            x = x + h @ w[f"{mlp}.wo.weight"].T
+        return norm(x, f"{name}.final_layer_norm")
+
+    x = stack("decoder", TOKENS, stack("encoder", TOKENS[:, SOURCE]))
+    if config.get("tie_word_embeddings", True):
+        return x * config["d_model"] ** -0.5 @ w["shared.weight"].T
+    return x @ w["lm_head.weight"].T
+
+
 def encoder(config, w):
     """Devlin et al. 2019 and, for RoBERTa's positions, Liu et al. 2019 and its reference code."""
     kind = config["model_type"]
@@ -212,6 +272,8 @@ def encoder(config, w):
 
 
 REFERENCES = {
+    "t5": t5,
+    "t5 v1.1": t5,
     "gpt2": gpt2,
     "gemma2": gemma,
     "gemma3": gemma,
