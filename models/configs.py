@@ -37,8 +37,8 @@ class TransformerConfig:
         norm_eps: added to variances; None: 1e-6 for "rms", 1e-5 for "layer".
         positions: "rotary" turns queries and keys; "learned" adds embeddings; "relative" and
             "alibi" add to the scores, by learned buckets of distances or in proportion to them.
-        rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original: slower rotations,
-            as `nn.RotaryScaling` makes them.
+        rotary_scaling, rotary_factor, rotary_low, rotary_high, rotary_original, rotary_short,
+            rotary_long, rotary_magnitude: slower rotations, as `nn.RotaryScaling` makes them.
         rotary_window_base: the base of rotations in layers with the window, which are not scaled;
             None: they turn as all others do (Gemma Team 2025, "Gemma 3", section 2).
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
@@ -100,11 +100,14 @@ class TransformerConfig:
     positions: Literal["rotary", "learned", "relative", "alibi", "none"] = "rotary"
     rotary_base: float = 10000.0
     rotary_window_base: float | None = None
-    rotary_scaling: Literal["none", "linear", "llama3"] = "none"
+    rotary_scaling: Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"] = "none"
     rotary_factor: float = 1.0
     rotary_low: float = 1.0
     rotary_high: float = 4.0
     rotary_original: int = 8192
+    rotary_short: tuple[float, ...] = ()
+    rotary_long: tuple[float, ...] = ()
+    rotary_magnitude: float | None = None
     relative_buckets: int = 32
     relative_distance: int = 128
     attention: Literal["multihead", "latent"] = "multihead"
@@ -206,8 +209,16 @@ class TransformerConfig:
         kind = self.rotary_scaling
         if kind == "none":
             return None
-        low, high, original = self.rotary_low, self.rotary_high, self.rotary_original
-        return RotaryScaling(kind, self.rotary_factor, low, high, original)
+        return RotaryScaling(
+            kind,
+            self.rotary_factor,
+            self.rotary_low,
+            self.rotary_high,
+            self.rotary_original,
+            self.rotary_short,
+            self.rotary_long,
+            self.rotary_magnitude,
+        )
 
     @property
     def attention_scale(self) -> float | None:
@@ -267,7 +278,27 @@ class TransformerConfig:
             problems.append("rotary_window_base is for layers with a window; give window")
         if self.rotary_scaling != "none" and self.rotary_factor < 1:
             problems.append(f"rotary_factor={self.rotary_factor:g}: needs to be at least 1")
-        if self.rotary_scaling == "llama3" and self.rotary_low >= self.rotary_high:
+        if self.rotary_scaling == "dynamic" and size < 4:
+            problems.append(f"rotary_scaling=dynamic needs {turned} of at least 4, not {size}")
+        for name in ("rotary_short", "rotary_long"):
+            divisors, needed = getattr(self, name), size // 2
+            if self.rotary_scaling != "longrope":
+                needed = 0
+            if len(divisors) != needed or not all(each > 0 for each in divisors):
+                problems.append(
+                    f"{name}: {len(divisors)} numbers; rotary_scaling={self.rotary_scaling} needs "
+                    f"{needed}" + (", above 0, one for each pair of features" if needed else "")
+                )
+        if self.rotary_scaling == "longrope" and self.rotary_original < 2:
+            problems.append("rotary_scaling=longrope needs rotary_original of at least 2")
+        if self.rotary_magnitude is not None and (
+            self.rotary_scaling == "none" or self.rotary_magnitude == 0
+        ):
+            problems.append(
+                f"rotary_magnitude={self.rotary_magnitude:g}: needs to be above 0, and a "
+                "rotary_scaling"
+            )
+        if self.rotary_scaling in ("llama3", "yarn") and self.rotary_low >= self.rotary_high:
             problems.append(
                 f"rotary_low={self.rotary_low:g} needs to be below rotary_high={self.rotary_high:g}"
             )

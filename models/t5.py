@@ -96,7 +96,7 @@ class Stack(md.Module):
             bias=distance_bias(config, self.distances, length, causal=True, slots=slots),
             slots=slots,
             memory_mask=md.outer(md.greater_equal, md.arange(memory), cache.memory_pads),
-            **rotations_of(config, length, slots.text_positions),
+            **rotations_of(config, length, slots.text_positions, room.size),
         )
         x = config.policy.to_compute(x)
         x, own = step_blocks(config, self.blocks, x, shared, own, cache.memory)

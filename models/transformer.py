@@ -174,7 +174,7 @@ def decode_step(
         causal=True,
         bias=distance_bias(config, params.distances, length, causal=True, slots=slots),
         slots=slots,
-        **rotations_of(config, length, slots.text_positions),
+        **rotations_of(config, length, slots.text_positions, slots.memory.size),
     )
     x, stacks = policy.to_compute(x), {}
     for name in _stacks(config):

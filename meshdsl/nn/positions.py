@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 import meshdsl as md
 from meshdsl.nn.precision import at_least_float32
+from meshdsl.ops.literal import literal
 from meshdsl.ops.operation import operation
 from meshdsl.tensors.dims import Dimension, DimLike
 
@@ -44,26 +47,79 @@ class RotaryScaling:
 
     Attributes:
         kind: "linear" divides all rates by `factor` (Chen et al. 2023, "Extending context window").
+            "dynamic" takes a larger base in texts of more than `original` positions, so that the
+            slowest features turn no further than there (Peng et al. 2023, "YaRN", appendix B.1).
             "llama3" divides the rates of features that turn fewer than `low` times in `original`
             positions, keeps those of more than `high` turns, and blends those between (Grattafiori
             et al. 2024, "The Llama 3 herd of models", section 3.4.2, and its reference code).
+            "yarn" does so, too, but blends evenly from feature to feature (Peng et al. 2023,
+            section 3.2, and its reference code, which rounds to whole features).
+            "longrope" divides the rate of each pair of features by one of `short` in texts of up to
+            `original` positions, else of `long` (Ding et al. 2024, "LongRoPE").
         original: the length of the first training; "linear" does not need it.
+        magnitude: what cosine and sine are multiplied by. None: "yarn" and "longrope" sharpen
+            scores for longer texts as their papers say, the others do not.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+    magnitude: float | None = None
 
-    def __call__(self, rate: md.Tensor) -> md.Tensor:
-        """Returns the scaled rates, in radians per position."""
+    @property
+    def size(self) -> float:
+        """What cosine and sine are multiplied by."""
+        if self.magnitude is not None:
+            return self.magnitude
+        if self.kind == "yarn":  # Peng et al. 2023, equation 22
+            return 0.1 * math.log(self.factor) + 1
+        if self.kind == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+        return 1.0
+
+    def rates(self, over: Dimension, base: float, reach: int) -> md.Tensor:
+        """Returns the scaled rates [over], in radians per position, for texts of `reach` positions.
+
+        Raises:
+            ValueError: `short` or `long` have not one number for each pair of features.
+        """
+        if self.kind == "dynamic":
+            beyond = self.factor * max(reach, self.original) / self.original - (self.factor - 1)
+            return _rates(over, base * beyond ** (over.size / (over.size - 2)))
+        rate = _rates(over, base)
+        if self.kind == "longrope":
+            divisors = self.short if reach <= self.original else self.long
+            if len(divisors) != over.size // 2:
+                raise ValueError(
+                    f"longrope: {len(divisors)} divisors for {over.size // 2} pairs of features "
+                    f"`{over.name}`; give one for each"
+                )
+            return rate / literal(md.named(np.array(divisors * 2, "float32"), [over.name]))
         slow = rate / self.factor
         if self.kind == "linear":
             return slow
+        if self.kind == "yarn":
+            return slow + self._kept(over, base) * (rate - slow)
         turns = rate * (self.original / (2 * math.pi))
         share = md.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
         return slow + share * (rate - slow)
+
+    def _kept(self, over: Dimension, base: float) -> md.Tensor:
+        """Returns which share of its rate a feature keeps by "yarn", [over]."""
+
+        def pair(turns: float) -> float:  # that turns so often in the original positions
+            positions = self.original / (turns * 2 * math.pi)
+            return over.size * math.log(positions) / (2 * math.log(base))
+
+        first = max(math.floor(pair(self.high)), 0)
+        last = float(min(math.ceil(pair(self.low)), over.size - 1))
+        last += 0.001 if last == first else 0.0  # as the reference code does
+        number = md.cast(md.arange(over) % (over.size // 2), "float32")
+        return 1 - md.clip((number - first) / (last - first), 0.0, 1.0)
 
 
 @operation
@@ -73,27 +129,40 @@ def rotation(
     base: float = 10000.0,
     positions: md.Tensor | None = None,
     scaling: RotaryScaling | None = None,
+    reach: int | None = None,
 ) -> Rotation:
     """Returns the tables that rotate the features `over` by their position in `length`.
 
     Args:
         positions: integers [..., length]; by default 0, 1, ...
         scaling: changes the rates of rotation; None: they stay as they are.
+        reach: how many positions a text has room for, which some scalings depend on; by default as
+            many as `length`.
 
     Raises:
-        ValueError: `over` has an odd size.
+        ValueError: `over` has an odd size, or `scaling` is for another number of features.
     """
     if over.size % 2:
         raise ValueError(f"features are turned in pairs, but `{over.name}` has size {over.size}")
     half = over.size // 2
-    feature = md.arange(over)
-    rate = md.exp(md.cast(feature % half, "float32") * (-math.log(base) / half))
-    if scaling is not None:
-        rate = scaling(rate)
+    size = 1.0 if scaling is None else scaling.size
+    if scaling is None:
+        rate = _rates(over, base)
+    else:
+        rate = scaling.rates(over, base, length.size if reach is None else reach)
     if positions is None:
         positions = md.arange(length)
     angle = md.outer(md.multiply, md.cast(positions, "float32"), rate)
-    return Rotation(md.cos(angle), md.where(feature < half, -1.0, 1.0) * md.sin(angle), over.name)
+    cos, sin = md.cos(angle), md.where(md.arange(over) < half, -1.0, 1.0) * md.sin(angle)
+    return (
+        Rotation(cos, sin, over.name) if size == 1 else Rotation(size * cos, size * sin, over.name)
+    )
+
+
+def _rates(over: Dimension, base: float) -> md.Tensor:
+    """Returns how fast features turn, [over], in radians per position."""
+    half = over.size // 2
+    return md.exp(md.cast(md.arange(over) % half, "float32") * (-math.log(base) / half))
 
 
 @operation

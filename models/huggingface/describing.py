@@ -28,7 +28,21 @@ def misfits(
     if type(config) is not of:
         kind = "decoder-only transformer" if of is TransformerConfig else of.__name__
         return [f"{type(config).__name__} is no {kind}"]
-    return differences(config, {*_FREE, *_SIZES, *free.split()}, fixed)
+    wrong = differences(config, {*_FREE, *_SIZES, *free.split()}, fixed)
+    return [*wrong, *(_rotary_misfits(config) if "rotary_scaling" in free else [])]
+
+
+def _rotary_misfits(config: TransformerConfig) -> list[str]:
+    """Returns what settings cannot say of how a configuration turns."""
+    kind, length = config.rotary_scaling, config.max_length
+    if kind == "dynamic" and config.rotary_original != length:
+        original = config.rotary_original
+        return [
+            f"needs rotary_original={length} for dynamic scaling, as max_length, not {original}"
+        ]
+    if kind in ("linear", "dynamic", "llama3") and config.rotary_magnitude is not None:
+        return [f"needs no rotary_magnitude for {kind} scaling"]
+    return []
 
 
 def differences(config: Any, free: set[str], fixed: dict[str, Any]) -> list[str]:

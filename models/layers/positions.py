@@ -63,17 +63,28 @@ class Rotations(TypedDict):
 
 
 def rotations_of(
-    config: TransformerConfig, length: Dimension, positions: md.Tensor | None = None
+    config: TransformerConfig,
+    length: Dimension,
+    positions: md.Tensor | None = None,
+    reach: int | None = None,
 ) -> Rotations:
-    """Returns the tables of rotary positions: of all layers, and others for those with a window."""
+    """Returns the tables of rotary positions: of all layers, and others for those with a window.
+
+    Args:
+        reach: of a text that is read in steps: how many positions there is room for.
+    """
     of_window, base = None, config.rotary_window_base
     if base is not None:
         of_window = nn.rotation(length, Dimension("kv", config.kv_size), base, positions)
-    return {"rotation": rotation_of(config, length, positions), "window_rotation": of_window}
+    rotation = rotation_of(config, length, positions, reach)
+    return {"rotation": rotation, "window_rotation": of_window}
 
 
 def rotation_of(
-    config: TransformerConfig, length: Dimension, positions: md.Tensor | None = None
+    config: TransformerConfig,
+    length: Dimension,
+    positions: md.Tensor | None = None,
+    reach: int | None = None,
 ) -> nn.Rotation | None:
     """Returns the tables of rotary positions, if the configuration has them."""
     if config.positions != "rotary":
@@ -81,7 +92,7 @@ def rotation_of(
     features = Dimension("kv", config.kv_size)
     if config.attention == "latent":
         features = Dimension("rotary_kv", config.rotary_kv_size)
-    return nn.rotation(length, features, config.rotary_base, positions, config.scaling)
+    return nn.rotation(length, features, config.rotary_base, positions, config.scaling, reach)
 
 
 def distance_bias(

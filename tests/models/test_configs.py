@@ -101,6 +101,21 @@ def test_kinds_that_do_not_go_together_are_told():
     assert message(attention="latent", rotary_kv=3) == (
         "rotary positions turn features in pairs, but rotary_kv=3 is odd"
     )
+    assert message(rotary_scaling="longrope", rotary_short=(1.0,) * 4, rotary_long=(2.0, 0.0)) == (
+        "rotary_long: 2 numbers; rotary_scaling=longrope needs 4, above 0, one for each pair of "
+        "features"
+    )
+    assert message(rotary_long=(2.0,)) == "rotary_long: 1 numbers; rotary_scaling=none needs 0"
+    assert message(rotary_magnitude=2.0) == (
+        "rotary_magnitude=2: needs to be above 0, and a rotary_scaling"
+    )
+    assert message(rotary_scaling="dynamic", kv=2) == (
+        "rotary_scaling=dynamic needs kv of at least 4, not 2"
+    )
+    short = {"rotary_short": (1.0,) * 4, "rotary_long": (1.0,) * 4, "rotary_original": 1}
+    assert message(rotary_scaling="longrope", **short) == (
+        "rotary_scaling=longrope needs rotary_original of at least 2"
+    )
     assert message(rotary_window_base=10.0, positions="alibi") == (
         "rotary_window_base needs positions=rotary, not alibi; "
         "rotary_window_base is for layers with a window; give window"

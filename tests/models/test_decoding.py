@@ -27,6 +27,20 @@ FAMILIES = {
         "norm_unit_offset=true,scaled_embedding=true,query_scale=0.7,attention_soft_cap=2,"
         "logit_soft_cap=3",
     ),
+    "yarn": (
+        "llama3_8b",
+        f"{SIZES},kv_heads=2,vocab=64,rotary_base=50,rotary_scaling=yarn,rotary_factor=4,rotary_original=8,"
+        "rotary_high=2,rotary_low=0.5",
+    ),
+    "longrope, beyond the first length": (
+        "llama3_8b",
+        f"{SIZES},kv_heads=2,vocab=64,rotary_scaling=longrope,rotary_factor=4,rotary_original=6,"
+        "rotary_short=1+2,rotary_long=3+4",
+    ),
+    "dynamic, within the first length": (
+        "llama3_8b",
+        f"{SIZES},kv_heads=2,vocab=64,rotary_scaling=dynamic,rotary_factor=4,rotary_original=32",
+    ),
     "mixtral": ("mixtral_mini", EXPERTS),
     "mixtral, sorted": ("mixtral_mini", f"{EXPERTS},dispatch=sort"),
     "deepseek": ("deepseek_mini", LATENT),

@@ -43,6 +43,46 @@ def test_the_product_of_query_and_key_depends_on_their_distance_only():
         np.testing.assert_allclose(diagonal, diagonal[0], atol=2e-5)
 
 
+def rates(scaling, reach=None, base=100.0):
+    """Returns the rate of each pair of features, by the table of the first position after 0."""
+    length, kv = md.dims(length=2, kv=8)
+    found = md.jit(lambda: nn.rotation(length, kv, base, scaling=scaling, reach=reach))()
+    cos, sin = np.asarray(found.cos)[1, :4], np.asarray(found.sin)[1, 4:]
+    np.testing.assert_allclose(np.hypot(cos, sin), scaling.size, rtol=1e-6)
+    return np.arctan2(sin, cos)
+
+
+def test_a_larger_base_turns_the_slowest_pair_no_further_than_the_first_length_did():
+    scaling = nn.RotaryScaling("dynamic", 2.0, original=10)
+    usual = 100.0 ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(rates(scaling, reach=10), usual, rtol=1e-6)
+    far = rates(scaling, reach=30)  # 2 * 30 / 10 - 1 = 5 times as far
+    np.testing.assert_allclose(far, usual * 5 ** (-np.arange(4) / 3), rtol=1e-6)
+
+
+def test_divisors_depend_on_whether_a_text_may_be_longer_than_the_first_ones():
+    scaling = nn.RotaryScaling("longrope", 4.0, original=16, short=(1, 2, 3, 4), long=(5, 6, 7, 8))
+    usual = 100.0 ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(rates(scaling, reach=16), usual / [1, 2, 3, 4], rtol=1e-6)
+    np.testing.assert_allclose(rates(scaling, reach=17), usual / [5, 6, 7, 8], rtol=1e-6)
+    np.testing.assert_allclose(scaling.size, np.sqrt(1 + np.log(4) / np.log(16)))
+
+
+def test_yarn_keeps_fast_pairs_and_slows_others_down():
+    scaling = nn.RotaryScaling("yarn", 4.0, low=0.5, high=2.0, original=32)
+    usual = 100.0 ** (-np.arange(4) / 4)
+    # Pairs 0.81 and 2.01 turn twice and half a time in 32 positions: a ramp from pair 0 to 3.
+    slower = usual * [1, 2 / 3 + 1 / 12, 1 / 3 + 1 / 6, 1 / 4]
+    np.testing.assert_allclose(rates(scaling), slower, rtol=1e-6)
+    assert scaling.size == 0.1 * np.log(4) + 1
+
+
+def test_divisors_for_another_number_of_features_are_told():
+    scaling = nn.RotaryScaling("longrope", 4.0, short=(1.0,), long=(1.0,))
+    with pytest.raises(ValueError, match="longrope: 1 divisors for 4 pairs of features `kv`"):
+        rates(scaling)
+
+
 @pytest.mark.filterwarnings("ignore:.*takes no axis anywhere")
 @pytest.mark.parametrize("layout", ["length:model; heads:data", "heads:model; length:model?"])
 def test_tables_made_once_serve_split_tensors(layout):

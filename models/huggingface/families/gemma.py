@@ -16,11 +16,11 @@ from meshdsl.models.huggingface.families.llama import (
     LAYER,
     LLAMA,
     PARTS,
-    ROTARY,
     common,
     described,
 )
 from meshdsl.models.huggingface.families.qwen import NORMS as QUERY_KEY_NORMS
+from meshdsl.models.huggingface.families.rotary import ROTARY
 from meshdsl.models.huggingface.families.windows import KINDS, layer_types, windows
 from meshdsl.models.huggingface.placing import Part
 from meshdsl.models.huggingface.settings import Settings

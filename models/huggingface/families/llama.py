@@ -5,11 +5,11 @@ Feature i of a head is turned with feature i + kv/2, as here, so that no feature
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.huggingface.describing import misfits
+from meshdsl.models.huggingface.families.rotary import ROTARY, described_rotary, rotary
 from meshdsl.models.huggingface.family import Family
 from meshdsl.models.huggingface.placing import Part
 from meshdsl.models.huggingface.settings import Settings
@@ -18,7 +18,6 @@ from meshdsl.models.transformer import transformer
 LAYER = "model.layers.{layers}."
 ATTENTION = f"{LAYER}self_attn."
 UNUSED = ("*rotary_emb.inv_freq",)
-ROTARY = "rotary_base rotary_scaling rotary_factor rotary_low rotary_high rotary_original"
 
 OUTER = {
     "embedding": Part("model.embed_tokens.weight", "vocab, embed"),
@@ -66,37 +65,9 @@ def common(settings: Settings, **defaults: Any) -> dict[str, Any]:
     }
 
 
-def rotary(settings: Settings) -> dict[str, Any]:
-    """Returns the fields of rotary positions, from the settings of transformers 4 or 5."""
-    values = settings.get("rope_parameters", None) or settings.get("rope_scaling", None) or {}
-    if not isinstance(values, Mapping):
-        settings.problems.append(f"rope_parameters={values!r}: needs an object of settings")
-        return {}
-    inner = Settings(values)
-    base = inner.number("rope_theta", settings.number("rope_theta", 10000.0))
-    kind = values.get("rope_type") or values.get("type") or "default"
-    share = values.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
-    fields: dict[str, Any] = {"rotary_base": float(base)}
-    if share != 1:
-        inner.problems.append(f"partial_rotary_factor={share!r}: all features turn here")
-    if kind not in ("default", "linear", "llama3"):
-        inner.problems.append(f"rope_type={kind!r}: meshdsl has default, linear, llama3")
-    elif kind != "default":
-        fields |= {"rotary_scaling": kind, "rotary_factor": float(inner.number("factor"))}
-    if kind == "llama3":
-        original = settings.get("max_position_embeddings", 2048)
-        fields |= {
-            "rotary_low": float(inner.number("low_freq_factor")),
-            "rotary_high": float(inner.number("high_freq_factor")),
-            "rotary_original": inner.whole("original_max_position_embeddings", original),
-        }
-    settings.problems += inner.problems
-    return fields
-
-
 def described(config: TransformerConfig) -> dict[str, Any]:
     """Returns the settings that most families name alike, for transformers 4 and 5."""
-    settings: dict[str, Any] = {
+    return {
         "num_hidden_layers": config.layers,
         "hidden_size": config.embed,
         "num_attention_heads": config.heads,
@@ -107,19 +78,8 @@ def described(config: TransformerConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_length,
         "rms_norm_eps": config.eps,
         "tie_word_embeddings": config.tied,
-        "rope_theta": config.rotary_base,
+        **described_rotary(config),
     }
-    if config.rotary_scaling != "none":
-        kind, factor = config.rotary_scaling, config.rotary_factor
-        scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-        if kind == "llama3":
-            scaling |= {
-                "low_freq_factor": config.rotary_low,
-                "high_freq_factor": config.rotary_high,
-                "original_max_position_embeddings": config.rotary_original,
-            }
-        settings["rope_scaling"] = scaling
-    return settings
 
 
 def configure(settings: Settings) -> TransformerConfig:

@@ -7,7 +7,8 @@ from typing import Any
 
 from meshdsl.models.configs import TransformerConfig
 from meshdsl.models.huggingface.describing import misfits
-from meshdsl.models.huggingface.families.llama import LLAMA, ROTARY, common, described
+from meshdsl.models.huggingface.families.llama import LLAMA, common, described
+from meshdsl.models.huggingface.families.rotary import ROTARY
 from meshdsl.models.huggingface.settings import Settings
 
 

@@ -13,10 +13,10 @@ from meshdsl.models.huggingface.families.llama import (
     NORMS,
     OUTER,
     PROJECTIONS,
-    ROTARY,
     common,
     described,
 )
+from meshdsl.models.huggingface.families.rotary import ROTARY
 from meshdsl.models.huggingface.placing import Part
 from meshdsl.models.huggingface.settings import Settings
 

@@ -14,10 +14,10 @@ from meshdsl.models.huggingface.families.llama import (
     ATTENTION,
     LLAMA,
     PARTS,
-    ROTARY,
     common,
     described,
 )
+from meshdsl.models.huggingface.families.rotary import ROTARY
 from meshdsl.models.huggingface.families.windows import layer_types, windows
 from meshdsl.models.huggingface.placing import Part
 from meshdsl.models.huggingface.settings import Settings

@@ -47,6 +47,19 @@ T5_SIZES = {
     "relative_attention_max_distance": 10,
 }
 SOURCE = slice(2, None)
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 9.0, 27.0],
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+}
 CONFIGS = {
     "gpt2": {
         "model_type": "gpt2",
@@ -65,6 +78,37 @@ CONFIGS = {
         "rope_scaling": LLAMA3,
         "tie_word_embeddings": True,
         "attention_bias": True,
+    },
+    "llama, yarn": {
+        "model_type": "llama",
+        **SIZES,
+        "head_dim": 16,
+        "rope_theta": 100.0,
+        "rope_scaling": YARN,
+    },
+    "llama, dynamic": {
+        "model_type": "llama",
+        **SIZES,
+        "max_position_embeddings": 12,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 3.0},
+    },
+    "llama, longrope": {
+        "model_type": "llama",
+        **SIZES,
+        "head_dim": 8,
+        "rope_scaling": LONG,
+    },
+    "phi3, 128k": {
+        "model_type": "phi3",
+        **SIZES,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {
+            "type": "su",
+            "short_factor": LONG["short_factor"],
+            "long_factor": LONG["long_factor"],
+        },
     },
     "mistral": {"model_type": "mistral", **SIZES, "sliding_window": 5},
     "qwen2": {

@@ -15,9 +15,11 @@ from meshdsl.training.state import by_path, spec_of
 from tests.models.huggingface.folders import (
     ENCODER,
     LLAMA3,
+    LONG,
     SIZES,
     SOURCE,
     T5_SIZES,
+    YARN,
     scores_of,
     tensors_of,
     write_back,
@@ -48,6 +50,12 @@ GEMMA3 = {
 }
 OWN_HEAD = {"tie_word_embeddings": False}
 ROTARY = {"rope_type": "default", "rope_theta": 100.0}
+
+
+def turning(scaling):
+    return {"rope_parameters": {"rope_theta": 100.0, **scaling}}
+
+
 CASES = {
     "gpt2": ("GPT2Config", {"n_layer": 3, "n_embd": 24, "n_head": 6, "n_positions": 32}),
     "gpt2, wide, untied": (
@@ -72,6 +80,44 @@ CASES = {
             "attention_bias": True,
             "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+        },
+    ),
+    "llama, yarn": ("LlamaConfig", {**SIZES, **turning(YARN), "head_dim": 16}),
+    "llama, yarn with mscale": (
+        "LlamaConfig",
+        {**SIZES, **turning({**YARN, "mscale": 0.7, "mscale_all_dim": 1.5, "beta_fast": 32.0})},
+    ),
+    "llama, dynamic": (
+        "LlamaConfig",
+        {
+            **SIZES,
+            **turning({"rope_type": "dynamic", "factor": 3.0}),
+            "max_position_embeddings": 12,
+        },
+    ),
+    "llama, dynamic, short text": (
+        "LlamaConfig",
+        {**SIZES, **turning({"rope_type": "dynamic", "factor": 3.0})},
+    ),
+    "llama, longrope": ("LlamaConfig", {**SIZES, **turning(LONG), "head_dim": 8}),
+    "qwen2, longrope, short text": (
+        "Qwen2Config",
+        {
+            **SIZES,
+            **turning({**LONG, "original_max_position_embeddings": 19, "attention_factor": 1.5}),
+            "head_dim": 8,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+        },
+    ),
+    "phi3, 128k": (
+        "Phi3Config",
+        {
+            **SIZES,
+            **turning({n: v for n, v in LONG.items() if "factor" in n or n == "rope_type"}),
+            "original_max_position_embeddings": 16,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
         },
     ),
     "mistral": ("MistralConfig", {**SIZES, "sliding_window": 5, "head_dim": 8}),

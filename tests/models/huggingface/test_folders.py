@@ -126,14 +126,14 @@ def test_configurations_that_cannot_be_had_are_told(tmp_path):
     assert "The families that can be read are gpt2, llama" in wrong
     assert "has no model_type" in refused(tmp_path, {})
     assert "cannot be read" in refused(tmp_path, "{")
-    scaling = {"rope_type": "yarn", "factor": 4.0}
+    scaling = {"rope_type": "proportional", "factor": 4.0}
     many = CONFIGS["llama 2"] | {"hidden_act": "gelu", "mlp_bias": True, "rope_scaling": scaling}
     text = refused(tmp_path, {n: v for n, v in many.items() if n != "hidden_size"})
     assert text.splitlines()[1:] == [
         "  hidden_act='gelu': meshdsl has only 'silu' for this family",
         "  mlp_bias=True: meshdsl has only False for this family",
         "  hidden_size: missing",
-        "  rope_type='yarn': meshdsl has default, linear, llama3",
+        "  rope_type='proportional': meshdsl has default, linear, dynamic, llama3, yarn, longrope",
     ]
     uneven = CONFIGS["llama 2"] | {"num_key_value_heads": 4}
     assert "heads=6 do not share kv_heads=4 equally" in refused(tmp_path, uneven)
@@ -247,3 +247,74 @@ def test_the_head_of_t5_is_told_by_what_either_version_of_transformers_writes(tm
         folder = write_folder(tmp_path / str(number), {**CONFIGS["t5"], **more})
         assert models.load(str(folder)).config.tied == tied
         assert ("lm_head.weight" in tensors_of(folder)) != tied
+
+
+def test_scalings_of_rotations_become_a_configuration(tmp_path):
+    def read(case, **scaling):
+        settings = CONFIGS[case] | {"rope_scaling": {**CONFIGS[case]["rope_scaling"], **scaling}}
+        tmp_path.joinpath("config.json").write_text(json.dumps(settings))
+        return models.load(str(tmp_path)).config
+
+    yarn = read("llama, yarn")
+    assert (yarn.rotary_scaling, yarn.rotary_factor, yarn.rotary_original) == ("yarn", 4, 16)
+    assert (yarn.rotary_low, yarn.rotary_high, yarn.rotary_magnitude) == (0.5, 2, None)
+    assert yarn.scaling.size == pytest.approx(0.1 * np.log(4) + 1)
+    assert read("llama, yarn", attention_factor=1.25).scaling.size == 1.25
+    # DeepSeek-AI 2024, "DeepSeek-V2", section 3.1.4: sqrt(t) = 0.0707 ln s + 1 of both
+    same = read("llama, yarn", mscale=0.707, mscale_all_dim=0.707)
+    assert same.scaling.size == 1
+    assert read("llama, yarn", factor=None).rotary_factor == 64 / 16
+    assert read("llama, dynamic").rotary_original == 12
+    for case in ("llama, longrope", "phi3, 128k"):
+        config = read(case)
+        assert config.rotary_short == (1, 1.5, 2, 2.5) and config.rotary_long == (1, 3, 9, 27)
+        assert (config.rotary_factor, config.rotary_original) == (64 / 16, 16)
+        assert config.scaling.size == pytest.approx(np.sqrt(1 + np.log(4) / np.log(16)))
+
+
+def test_scalings_of_rotations_that_cannot_be_had_are_told(tmp_path):
+    def told(case, **scaling):
+        scaling = {**CONFIGS[case]["rope_scaling"], **scaling}
+        return refused(tmp_path, CONFIGS[case] | {"rope_scaling": scaling}).splitlines()[1:]
+
+    assert told("llama, yarn", truncate=False, beta_fast="32", factor=0.5) == [
+        "  beta_fast='32': needs a number",
+        "  truncate=False: meshdsl has only True for this family",
+    ]
+    assert told("llama, dynamic", factor=None) == ["  factor: missing"]
+    assert told("llama, longrope", long_factor=[1, 2], short_factor="1") == [
+        "  short_factor: needs a list of numbers, one for each pair of features"
+    ]
+    assert told("llama, longrope", long_factor=[1, 2]) == [
+        "  rotary_long: 2 numbers; rotary_scaling=longrope needs 4, above 0, one for each pair of "
+        "features"
+    ]
+    assert told("phi3, 128k", type="linear", factor=2.0) == [
+        "  rope_type='linear': Phi-3 has none of this"
+    ]
+
+
+def test_scalings_that_a_family_cannot_say_keep_a_model_from_it():
+    def reason(family, overrides):
+        with pytest.raises(ValueError) as error:
+            family_for(models.load("llama3_8b", overrides).config, family)
+        return str(error.value).splitlines()[-1]
+
+    dynamic = "rotary_scaling=dynamic,rotary_original=64"
+    assert reason("llama", dynamic) == (
+        "  llama: needs rotary_original=8192 for dynamic scaling, as max_length, not 64"
+    )
+    magnitude = "rotary_scaling=linear,rotary_magnitude=2"
+    assert reason("qwen3", f"{magnitude},query_key_norm=true").endswith(
+        "needs no rotary_magnitude for linear scaling"
+    )
+    size = "embed=16,heads=4,kv_heads=2,kv=4,d_ff=8,max_length=64,rotary_original=16"
+    long = f"{size},rotary_scaling=longrope,rotary_short=1+2,rotary_long=3+4"
+    assert reason("phi3", f"{long},rotary_factor=2") == (
+        "  phi3: needs rotary_factor = max_length / rotary_original and no rotary_magnitude"
+    )
+    assert reason("phi3", f"{size},rotary_scaling=linear") == (
+        "  phi3: needs rotary_scaling=none or longrope, not linear"
+    )
+    settings = family_for(models.load("llama3_8b", f"{long},rotary_factor=4").config, "phi3")[1]
+    assert {*settings["rope_scaling"]} == {"type", "short_factor", "long_factor"}

@@ -14,6 +14,9 @@ from tests.models.huggingface.folders import CONFIGS, SOURCE, scores_of, tensors
 TOKENS = np.random.default_rng(0).integers(0, 67, (2, 20)).astype("int32")
 
 
+ORIGINAL = "original_max_position_embeddings"
+
+
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
@@ -73,11 +76,14 @@ def turned(x, base, scaling, slower=1.0):
     """Rotary positions: features i and i + n/2 are a point that turns (RoFormer, section 3.4.2).
 
     With Llama 3.1's scaling: slow features turn at a rate divided by the factor, fast ones as they
-    do, and those between at a blend of both rates.
+    do, and those between at a blend of both rates. The others: `rescaled`.
     """
     half = x.shape[-1] // 2
-    rate = base ** (-np.arange(half) / half)
-    if scaling is not None:
+    rate, size = base ** (-np.arange(half) / half), 1.0
+    kind = (scaling or {}).get("rope_type")
+    if kind not in (None, "llama3"):
+        rate, size = rescaled(rate, base, scaling, x.shape[-2])
+    elif scaling is not None:
         length, waves = scaling["original_max_position_embeddings"], 2 * np.pi / rate
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         blend = (length / waves - low) / (high - low)
@@ -89,9 +95,30 @@ def turned(x, base, scaling, slower=1.0):
         )
     angle = np.arange(x.shape[-2])[:, None] * rate / slower
     one, two = x[..., :half], x[..., half:]
-    return np.concatenate(
-        [one * np.cos(angle) - two * np.sin(angle), two * np.cos(angle) + one * np.sin(angle)], -1
-    )
+    cos, sin = size * np.cos(angle), size * np.sin(angle)
+    return np.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def rescaled(rate, base, scaling, length):
+    """Returns rates of rotation, and what cosine and sine are multiplied by."""
+    half, kind, original = len(rate), scaling["rope_type"], scaling.get(ORIGINAL)
+    if kind == "longrope":  # Ding et al. 2024, section 3; the factor is 64 / 16
+        divisors = scaling["long_factor" if length > original else "short_factor"]
+        return rate / np.array(divisors), np.sqrt(1 + np.log(4) / np.log(original))
+    factor = scaling["factor"]
+    if kind == "dynamic":  # Peng et al. 2023, "YaRN", appendix B.1, with their base of section 3.1
+        stretched = factor * length / 12 - (factor - 1)
+        base = base * stretched ** (half / (half - 1))
+        return base ** (-np.arange(half) / half), 1.0
+    # Section 3.2: pair d turns r(d) times in the first training; the ramp is even in d, from the
+    # whole pair below r = beta_fast to that above r = beta_slow, as in their code.
+    pairs = [
+        half * np.log(original / (2 * np.pi * scaling[beta])) / np.log(base)
+        for beta in ("beta_fast", "beta_slow")
+    ]
+    first, last = max(np.floor(pairs[0]), 0), np.ceil(pairs[1])
+    slow = np.clip((np.arange(half) - first) / (last - first), 0, 1)
+    return rate * (slow / factor + 1 - slow), 0.1 * np.log(factor) + 1
 
 
 def llama(config, w):
@@ -281,7 +308,16 @@ REFERENCES = {
     "bert, pooler": encoder,
     "roberta": encoder,
 }
-LLAMAS = ("llama 2", "llama 3.1", "mistral", "qwen2", "qwen3")
+LLAMAS = (
+    "llama 2",
+    "llama 3.1",
+    "llama, yarn",
+    "llama, dynamic",
+    "llama, longrope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
 
 
 @pytest.mark.parametrize(
