@@ -11,8 +11,8 @@ from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
 from meshdsl.layouts.calibration import SUFFIX, Calibration, read
+from meshdsl.training.exit_codes import UNFINISHED
 from meshdsl.training.reporting.output import tell
-from meshdsl.training.stopping import UNFINISHED
 
 
 def main(values: flags.FlagValues, problems: Problems) -> int:

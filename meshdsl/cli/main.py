@@ -1,9 +1,9 @@
 """`meshdsl <command> --flags`: finds the command, and turns errors into one clear message.
 
 Exit codes: 0 for success, 2 for a mistake of the user, 1 for an error on the devices or a program
-that does not fit them, 70 for replicas that differ, 130 after Ctrl-C, 143 after SIGTERM, and 75 for
-a run whose time is over and that should be started again. A command returns its exit code, or None
-for 0.
+that does not fit them, 65 for a step that was not finite, 70 for replicas that differ, 130 after
+Ctrl-C, 143 after SIGTERM, and 75 for a run whose time is over and that should be started again. A
+command returns its exit code, or None for 0.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.tensors.dims import did_you_mean
+from meshdsl.training.exit_codes import DIFFERING, FAILED, INTERRUPTED, MISTAKE, NOT_FINITE
 from meshdsl.training.reporting.output import hush, tell
 
 if TYPE_CHECKING:
     from absl.flags import FlagValues
 
-FAILED = 1
-INTERRUPTED = 130  # as shells count a process ended by SIGINT
 COMMANDS = {
     "train": "Train a language model on text.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
@@ -57,7 +56,7 @@ def console() -> int:
     """
     signal.signal(signal.SIGINT, lambda signum, frame: _quit(b"\nmeshdsl: interrupted\n"))
     code = run()
-    if code in (INTERRUPTED, FAILED):  # a framework may wait for devices that are gone
+    if code in (INTERRUPTED, FAILED, NOT_FINITE):  # a framework may wait for devices that are gone
         _quit(code=code)
     return code
 
@@ -141,13 +140,15 @@ def _explained(error: Exception) -> tuple[str, int] | None:
     """Returns the message and the exit code of an error; None for an unexpected error."""
     from meshdsl.cli.mistakes.user_errors import user_text
     from meshdsl.lowering.backends import DeviceError
-    from meshdsl.training.health.replicas import DIFFERING, ReplicasDiffer
+    from meshdsl.training.health.replicas import ReplicasDiffer
     from meshdsl.training.nonfinite import NotFinite
     from meshdsl.training.processes.joining import Deserted
 
     if isinstance(error, ReplicasDiffer):
         return str(error), DIFFERING
-    if isinstance(error, DeviceError | Deserted | NotFinite):
+    if isinstance(error, NotFinite):
+        return str(error), NOT_FINITE
+    if isinstance(error, DeviceError | Deserted):
         return str(error), FAILED
     if "RESOURCE_EXHAUSTED" in str(error) and isinstance(error, RuntimeError):
         return (
@@ -158,7 +159,7 @@ def _explained(error: Exception) -> tuple[str, int] | None:
     text = user_text(error)
     if text is None and isinstance(error, ValueError):
         text = str(error)
-    return None if text is None else (text, 2)
+    return None if text is None else (text, MISTAKE)
 
 
 @contextmanager
@@ -182,7 +183,7 @@ def _plain_warnings(command: str) -> Iterator[None]:
         yield
 
 
-def _fail(command: str, message: str, code: int = 2) -> int:
+def _fail(command: str, message: str, code: int = MISTAKE) -> int:
     tell(f"{command}: {message}", error=True)
     return code
 

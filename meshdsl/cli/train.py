@@ -58,7 +58,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
 def _run(values: flags.FlagValues, problems: Problems) -> int:
     """Reads the data and trains, as one of the processes of the job."""
     from meshdsl.training.data import compared
-    from meshdsl.training.stopping import UNFINISHED
+    from meshdsl.training.exit_codes import UNFINISHED
 
     with together():
         chosen = settled(

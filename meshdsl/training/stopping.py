@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshdsl.training.exit_codes import TERMINATED
 from meshdsl.training.settings import Number, Whole, check, record, setting
 
-UNFINISHED = 75  # the exit code of a run that is to be started again (EX_TEMPFAIL of sysexits.h)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,7 +30,7 @@ class Stopped(SystemExit):
         reason: what has happened, as a sentence.
     """
 
-    def __init__(self, reason: str, code: int = 128 + signal.SIGTERM) -> None:
+    def __init__(self, reason: str, code: int = TERMINATED) -> None:
         super().__init__(code)
         self.reason = reason
 

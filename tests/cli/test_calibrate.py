@@ -10,7 +10,7 @@ from meshdsl.cli.main import run
 from meshdsl.layouts.calibration import read
 from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.lowering.backends.jax.calibrating import measuring
-from meshdsl.training.stopping import UNFINISHED
+from meshdsl.training.exit_codes import UNFINISHED
 from tests.layouts.calibrations import SECONDS, be_here, small, written
 
 MINI = ("--model=gpt_mini", "--mesh_shape=data:2,model:4", "--layout=batch:data; heads:model")

@@ -15,6 +15,7 @@ import pytest
 from meshdsl.cli import flags, train
 from meshdsl.cli.main import run
 from meshdsl.training.data import data_files, write_token_file
+from meshdsl.training.exit_codes import FAILED, FINAL, NOT_FINITE
 from meshdsl.training.loop import TrainResult
 from tests.layouts.calibrations import MACHINE, be_here, small, written
 from tests.training.data.files import write_parquet, write_tokenizer
@@ -150,6 +151,14 @@ def test_half_precision_with_all_that_goes_with_it(capsys, tmp_path, text):
     assert all(line["params_norm"] > 1 and line["num_zeros"] >= 0 for line in (first, last))
     assert np.log2(last["loss_scale"]) % 1 == 0 and last["loss_scale"] < 2**20
     assert "first_nonfinite" not in last
+
+
+def test_a_step_that_is_not_finite_has_an_exit_code_of_its_own(capsys, text):
+    """One that fails may go on if it is started again; this one would end in the same step."""
+    apart = ("--learning_rate=1e30", "--warmup_steps=0", "--clip_norm=0", "--steps=8")
+    code = run(["train", *SMALL, *apart, text, "--log_every=4", "--eval_batches=1"])
+    assert code == NOT_FINITE == 65 and code in FINAL and FAILED not in FINAL
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_leaves_complete_metrics(tmp_path, text):

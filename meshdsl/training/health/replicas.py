@@ -25,7 +25,6 @@ from meshdsl.tensors.cuts import cut
 from meshdsl.tensors.named_array import NamedArray
 from meshdsl.training.state import by_path
 
-DIFFERING = 70  # the exit code of a run whose replicas differ (EX_SOFTWARE of sysexits.h)
 WITHOUT_REPLICAS = (
     "replica_check_every: no two devices hold the same part of the state, so nothing is compared; "
     "`explain --failures` shows what layouts hold"

@@ -29,9 +29,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshdsl.training.exit_codes import FAILED
 from meshdsl.training.processes.meeting import Meeting
 from meshdsl.training.processes.watching import (
-    FAILED,
     JobProcesses,
     Look,
     Watch,

@@ -26,7 +26,6 @@ _EVERY = 4.0  # seconds between two looks at the others
 _MISSES = 3  # looks in a row in which one that has ended is not there
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _REPORT_AFTER = 10.0  # seconds without an answer before it is reported
-FAILED = 1  # the exit code of a process that others have left alone
 
 
 class Look(enum.Enum):

@@ -11,8 +11,8 @@ from meshdsl.cli import main
 from meshdsl.optim import AdamW
 from meshdsl.training import Recipe
 from meshdsl.training.checkpointing.saving import Saving
+from meshdsl.training.exit_codes import DIFFERING
 from meshdsl.training.health.replicas import (
-    DIFFERING,
     WITHOUT_REPLICAS,
     ReplicaCheck,
     ReplicasDiffer,
