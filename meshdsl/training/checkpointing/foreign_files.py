@@ -9,7 +9,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.late import late
+from meshdsl.training.checkpointing.nearest import Nearest
 from meshdsl.training.checkpointing.weight_files import Stored, WeightFiles, shards, write
 from meshdsl.training.state import by_path, spec_of
 
@@ -97,20 +97,23 @@ class ForeignFiles:
         family, tensors = self.folder.family, self._files.tensors
         shapes = self._table.shapes()
         named = {_usual(name, family, shapes): name for name in tensors}
-        problems = []
+        problems = list[str]()
         needless = [name for name in named if name not in shapes and not _unused(name, family)]
+        nearest = Nearest(needless)
         for name, shape in shapes.items():
             stored = tensors.get(named.get(name, ""))
             if stored is None:
-                near = difflib.get_close_matches(name, needless, n=2, cutoff=0.8)
+                near = nearest(name) if len(problems) < _MOST else []
                 hint = f"; there is {' and '.join(near)}" if near else ""
                 problems.append(f"{name}: missing{hint}")
             elif stored.sizes != shape:
                 problems.append(f"{name}: {list(stored.sizes)}, needs {list(shape)}")
-        problems += [
-            f"{name}: not of such a model (in {tensors[named[name]].file.name})"
-            for name in needless
-        ]
+        nearest = Nearest(shapes)
+        for name in needless:
+            near = nearest(name) if len(problems) < _MOST else []
+            hint = f"; it has {near[0]}" if near else ""
+            file = tensors[named[name]].file.name
+            problems.append(f"{name}: not of such a model (in {file}){hint}")
         if problems:
             rest = [f"... and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
             first = (

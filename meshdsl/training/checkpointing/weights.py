@@ -24,6 +24,7 @@ import numpy as np
 from meshdsl.tensors.dtypes import is_float, short
 from meshdsl.tensors.named_array import NamedArray, Spec
 from meshdsl.training.checkpointing.foreign_files import weight_files, write_foreign
+from meshdsl.training.checkpointing.nearest import Nearest
 from meshdsl.training.checkpointing.weight_files import (
     DIMS,
     SUFFIX,
@@ -174,12 +175,18 @@ class Weights:
             frozenset() if trainable is None else frozenset(by_path(trained(like, trainable)))
         )
         why = "" if trainable is None else ", and not trainable, so that nothing would ever set it"
-        problems = [f"{name}: missing{why}" for name in missing if name not in learning]
-        problems += [
-            f"{name}: not of the model (in {stored.file.name})"
-            for name, stored in tensors.items()
-            if name not in wanted
-        ]
+        needless = [name for name in tensors if name not in wanted]
+        nearest, problems = Nearest(needless), list[str]()
+        for name in missing:
+            if name not in learning:
+                near = nearest(name) if len(problems) < _MOST else []
+                hint = f"; there is {' and '.join(near)}" if near else ""
+                problems.append(f"{name}: missing{why}{hint}")
+        nearest = Nearest(wanted)
+        for name in needless:
+            near = nearest(name) if len(problems) < _MOST else []
+            hint = f"; it has {near[0]}" if near else ""
+            problems.append(f"{name}: not of the model (in {tensors[name].file.name}){hint}")
         problems += [
             f"{name}: {tensors[name]} in {tensors[name].file.name}, {_shown(leaf)} in the model"
             for name, leaf in wanted.items()

@@ -46,7 +46,7 @@ def test_all_tensors_that_do_not_fit_are_told_with_the_nearest_names(tmp_path):
         "  model.layers.1.self_attn.q_proj.weight: missing; there is "
         "model.layers.1.self_attn.q_projection.weight",
         "  model.layers.1.self_attn.q_projection.weight: not of such a model (in "
-        "model-1.safetensors)",
+        "model-1.safetensors); it has model.layers.1.self_attn.q_proj.weight",
         "  model.norm.weight: [25], needs [24]",
         "  score.weight: not of such a model (in model-1.safetensors)",
     ]

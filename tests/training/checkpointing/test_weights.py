@@ -276,3 +276,15 @@ def test_weights_of_another_model_are_told_before_anything_is_compiled(tmp_path)
         run(init_from=tmp_path / "a")
     with pytest.raises(ValueError, match="there is no such file"):
         run(init_from=tmp_path / "none")
+
+
+def test_names_that_are_nearly_those_of_the_model_are_told_with_these(tmp_path):
+    (x,) = md.dims(x=3)
+    arrays = {"atention": {"query": md.named(np.zeros(3, np.float32), [x])}}
+    save_weights(tmp_path / "a.safetensors", arrays)
+    with pytest.raises(ValueError) as error:
+        load_weights(tmp_path / "a.safetensors", {"attention": {"query": md.spec([x])}})
+    assert str(error.value).splitlines()[1:3] == [
+        "  attention/query: missing; there is atention/query",
+        "  atention/query: not of the model (in a.safetensors); it has attention/query",
+    ]
