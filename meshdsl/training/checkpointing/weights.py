@@ -232,7 +232,8 @@ class Weights:
             return blocks[key]
 
         if place is None:
-            return np.array(block((slice(None),) * len(sizes)))
+            data = block((slice(None),) * len(sizes))
+            return data if data.flags.writeable else np.array(data)
         return jax.make_array_from_callback(sizes, place, block)
 
 

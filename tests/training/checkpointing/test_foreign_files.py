@@ -80,26 +80,46 @@ def test_names_without_the_head_and_copies_of_the_embedding_are_read(tmp_path):
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected[path]))
 
 
-def test_reading_on_devices_takes_one_tensor_beside_the_parameters(tmp_path):
-    """Parameters in bfloat16 become float32 on the way; nothing else is held beside them."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 4001}
-    folder = write_folder(tmp_path / "in", CONFIGS["llama 2"] | sizes | {"num_attention_heads": 8})
-    files = ForeignFiles(folder)
-    largest = max(array.nbytes for array in tensors_of(folder).values())
-    like = spec_of(models.load(str(folder)).init)
-    read = 0
+def traced(call):
+    """Returns what a call returns, and how many bytes more than before it held at most."""
     tracemalloc.start()
-    for path, leaf in by_path(like).items():
-        full = [(0, size) for size in leaf.dims.sizes]
-        tracemalloc.reset_peak()
+    try:
         before, _ = tracemalloc.get_traced_memory()
-        block = files.read(path, full, np.dtype("float32"))
-        _, peak = tracemalloc.get_traced_memory()
-        assert peak - before - block.nbytes <= 1.2 * largest
-        read += block.nbytes
-        del block
-    tracemalloc.stop()
-    assert read == sum(array.nbytes for array in tensors_of(folder).values())
+        result = call()
+        return result, tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("case", ["llama 2", "phi3"])  # phi3: several parameters in one tensor
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("split", ["", "layers", "heads", "kv", "embed"])
+def test_reading_a_block_takes_one_tensor_beside_it(case, stored, split, tmp_path):
+    """So it does where a dim inside of a merged axis is split, and where numbers become float32."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 4001}
+    settings = CONFIGS[case] | sizes | {"num_attention_heads": 8, "num_key_value_heads": 4}
+    files = ForeignFiles(write_folder(tmp_path / "in", settings, dtype=stored))
+    tensors = tensors_of(tmp_path / "in")
+    largest, read = max(array.nbytes for array in tensors.values()), 0
+    for path, leaf in by_path(spec_of(files.folder.model.init)).items():
+        dims = [(d.size // 2 if d.name == split else 0, d.size) for d in leaf.dims]
+        block, most = traced(lambda p=path, d=dims: files.read(p, d, np.dtype("float32")))
+        assert most - block.nbytes <= 1.2 * largest, path
+        read += block.size
+    every = sum(array.size for array in tensors.values())
+    assert read == every if not split else read < every
+
+
+def test_reading_all_takes_one_tensor_beside_the_parameters(tmp_path):
+    """Parameters of many layers, each of several tensors, are not copied when they are there."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+    settings = CONFIGS["llama 2"] | sizes | {"num_attention_heads": 8}
+    folder = write_folder(tmp_path / "in", settings, dtype="bfloat16")
+    largest = max(array.nbytes for array in tensors_of(folder).values())
+    weights, like = Weights(folder), spec_of(models.load(str(folder)).init)
+    params, most = traced(lambda: weights.load(like))
+    own = sum(np.asarray(leaf).nbytes for leaf in by_path(params).values())
+    assert most - own <= 1.2 * largest
 
 
 def test_each_device_reads_its_own_slices(tmp_path):
