@@ -107,6 +107,18 @@ FLAGS: dict[str, Flag] = {
         whole(1),
         "Seconds for which a process may stand still, as on a machine that migrates.",
     ),
+    "processes": ("1", whole(1), "Processes that `launch` starts on this host."),
+    "first_process": (
+        "0",
+        whole(0),
+        "Number of the first of them, where `launch` runs on several hosts.",
+    ),
+    "max_restarts": (
+        "10",
+        whole(0),
+        "How often `launch` starts all processes again within the --restart_window.",
+    ),
+    "restart_window": ("1h", duration, "The time in which --max_restarts are counted."),
     **_made("policy", "precision", "seed"),
     "data": (
         None,
@@ -369,12 +381,16 @@ def read(
     """Reads the arguments of a command, and those of the file of `--config`, if it is given.
 
     Args:
-        words: gets the arguments that are no flags; None: they are mistakes.
+        words: gets the arguments that are no flags, and all after `--`; None: they are mistakes.
 
     Returns:
         The values, and the problems. A value that could not be read is a `Mistake`.
     """
     problems = Problems()
+    after: Sequence[str] = ()
+    if words is not None and "--" in arguments:
+        end = arguments.index("--")
+        arguments, after = arguments[:end], arguments[end + 1 :]
     values, rest = _parsed(arguments, command, problems)
     places: Mapping[str, str] = {}
     if values.config is not None and not problems.found:
@@ -390,6 +406,8 @@ def read(
             problems.add(_unknown(argument, values))
         else:
             words.append(argument)
+    if words is not None:
+        words += after
     for name in FLAGS:
         value = getattr(values, name)
         if isinstance(value, Mistake):

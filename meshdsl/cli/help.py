@@ -94,6 +94,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "join_timeout",
         "pause_timeout",
     ),
+    "launch": ("processes", "first_process", "max_restarts", "restart_window"),
     "faults": ("replica_check_every",),
     "hardware": ("hardware", "topology", "slices"),
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
@@ -166,6 +167,14 @@ HELP: Mapping[str, Help] = {
             "--host_devices=8 --layout=auto --microbatches=auto",
             "Train on all hosts of a pod:": "--coordinator=auto "
             '--mesh_shape="data:64,model:8" --layout="batch:data; heads:model; d_ff:model"',
+        },
+    ),
+    "launch": Help(
+        "processes max_restarts restart_window first_process",
+        examples={
+            "Train in two processes, and go on when one of them dies:": "--processes=2 -- train "
+            '--mesh_shape="data:2" --layout="batch:data" --host_devices=1 --workdir=runs/long '
+            "--checkpoint_every=100",
         },
     ),
     "explain": Help(

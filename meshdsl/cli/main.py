@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": "Train a language model on text.",
+    "launch": "Start the processes of a job, and all of them again when one dies.",
     "explain": "Show what a training step would do, on any mesh, without running it.",
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
     "plan": "Find the best mesh and layout of a training step for a machine.",
@@ -40,8 +41,8 @@ COMMANDS = {
     "doctor": "Show what is installed, what devices there are, and what is missing for what.",
 }
 TAKES_WORDS = frozenset(
-    ["runs", "plot", "names"]
-)  # take arguments that are no flags: folders, or functions
+    ["runs", "plot", "names", "launch"]
+)  # take arguments that are no flags: folders, functions, or another command
 EXAMPLE = (
     'meshdsl train --model=gpt_mini --mesh_shape="data:2,model:4" --host_devices=8 \\\n'
     '      --layout="batch:data; heads:model; d_ff:model; vocab:model"'

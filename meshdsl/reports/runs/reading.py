@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.tensors.dims import did_you_mean
+from meshdsl.training.launching.events import Losses, losses
 
 _OF_RUN = {"checkpoints", "tensorboard", "profile"}
 _METRICS = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
@@ -30,11 +31,13 @@ class RunHistory:
         name: its folder as the user wrote it; of an earlier run with its number, `runs/first (1)`.
         settings: the flags that were given, as texts; None: unknown.
         reports: the lines of its metrics, by key, oldest first.
+        losses: what failures have cost it, if `meshdsl launch` started it.
     """
 
     name: str
     settings: Mapping[str, str] | None
     reports: tuple[Mapping[str, Any], ...]
+    losses: Losses | None = None
 
     @property
     def step(self) -> int:
@@ -114,7 +117,10 @@ def _read(file: Path) -> RunHistory | None:
     if lost:
         warnings.warn(f"{lost} lines of {file} are no reports; they are left out", stacklevel=3)
     settings = file.with_name(f"run.{number}.toml" if number else "run.toml")
-    return RunHistory(name, _settings(settings), tuple(reports)) if reports else None
+    if not reports:
+        return None
+    lost_time = None if number else losses(file.parent)  # its record is of the latest run
+    return RunHistory(name, _settings(settings), tuple(reports), lost_time)
 
 
 def _settings(file: Path) -> dict[str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -54,6 +55,9 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
     grid.add_column("run", no_wrap=True)
     for head in ("step", "loss", "held-out", "tokens/s"):
         grid.add_column(head, justify="right", no_wrap=True)
+    launched = any(run.losses for run in runs)
+    if launched:
+        grid.add_column("failures", justify="right", no_wrap=True)
     grid.add_column("settings that differ" if differing else "", overflow="fold")
     for number, run in enumerate(runs):
         settings = [
@@ -66,6 +70,7 @@ def as_table(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> 
             _number(run.last("loss"), ".4f"),
             _number(run.last("eval_loss"), ".4f"),
             _number(run.last("tokens_per_second"), ",.0f"),
+            *[f"{run.losses.failures:,}" if run.losses else ""] * launched,
             Text(_UNKNOWN if run.settings is None else "\n".join(settings)),
         )
     return grid
@@ -80,6 +85,7 @@ def as_json(runs: Sequence[RunHistory], defaults: Mapping[str, str | None]) -> s
             "settings": None if run.settings is None else dict(run.settings),
             "last_report": dict(run.reports[-1]),
             "held_out_loss": run.last_written("eval_loss"),
+            "failures": None if run.losses is None else asdict(run.losses),
         }
         for run in runs
     ]

@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time has it."""
+"""The folder of a run: one run at a time has it, and one supervisor of each host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(workdir: str | os.PathLike[str]) -> Iterator[Path]:
+def locked(workdir: str | os.PathLike[str], name: str = "run.lock") -> Iterator[Path]:
     """Creates a folder and locks it while its block runs; a process that dies releases the lock.
+
+    Args:
+        name: the file of the lock; those of others do not matter.
 
     If the disk has no locks, it warns and locks nothing.
 
@@ -25,14 +28,14 @@ def locked(workdir: str | os.PathLike[str]) -> Iterator[Path]:
     folder = Path(workdir).absolute()
     with _writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "run.lock").open("ab+", buffering=0)
+        lock = (folder / name).open("ab+", buffering=0)
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"workdir {folder} is in use by {_owner(folder)}; wait for it to end, or choose "
-                "another"
+                f"workdir {folder} is in use by {_owner(folder / name)}; wait for it to end, or "
+                "choose another"
             ) from error
         except OSError as error:  # some network disks have no locks
             warnings.warn(
@@ -66,9 +69,9 @@ def _myself() -> dict[str, object]:
     }
 
 
-def _owner(folder: Path) -> str:
+def _owner(file: Path) -> str:
     try:
-        lock = json.loads((folder / "run.lock").read_text())
+        lock = json.loads(file.read_text())
         return f"process {lock['process']} on {lock['host']} since {lock['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another run"

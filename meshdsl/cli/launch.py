@@ -1,0 +1,116 @@
+"""`meshdsl launch -- train ...`: the processes of a job on a host, started again when one dies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from meshdsl.cli.flags import read, written
+from meshdsl.cli.help import HELP
+from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.training.checkpointing.workdir import locked
+from meshdsl.training.launching.supervisor import Launch, Supervisor
+from meshdsl.training.reporting.output import tell
+
+_PROCESS = (
+    "import sys; from meshdsl.training.launching.parent import end_with; "
+    "end_with(int(sys.argv.pop(1))); "
+    "from meshdsl.cli.main import console; raise SystemExit(console())"
+)
+_EXAMPLE = "meshdsl launch --processes=2 -- train --workdir=runs/long --checkpoint_every=100"
+
+
+def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()) -> int:
+    """Runs the command; returns its exit code.
+
+    Args:
+        words: the command that each process runs, after `--`: `train`, and its flags.
+
+    Raises:
+        ValueError: the user's mistakes, or the processes cannot be started on this host.
+    """
+    _check_own(values, problems)
+    if list(words[:1]) != ["train"]:
+        what = f"not {words[0]!r}" if words else "which is missing"
+        problems.add(f"the command to launch is `train`, {what}: {_EXAMPLE}")
+    problems.check()
+    trains, of_train = read(words[1:], "train")
+    problems.found += [f"train: {problem}" for problem in of_train.found]
+    given = {name for name in ("coordinator", "num_processes") if trains[name].present}
+    _check_train(values, trains, given, problems)
+    problems.check()
+    numbers = range(values.first_process, values.first_process + values.processes)
+    meets = not given and values.processes > 1
+    alone = not given and values.processes == 1
+    start = [sys.executable, "-c", _PROCESS, str(os.getpid()), *words]
+
+    def command(number: int, port: int | None) -> list[str]:
+        if alone or trains.coordinator == "auto":
+            return start
+        own = [f"--process_id={number}"]
+        if meets:
+            own += [f"--coordinator=localhost:{port}", f"--num_processes={values.processes}"]
+        return [*start, *own]
+
+    launch = Launch(
+        command,
+        numbers,
+        meets,
+        Path(trains.workdir).absolute(),
+        values.max_restarts,
+        values.restart_window,
+        lambda text: tell(f"meshdsl launch: {text}", error=True),
+    )
+    with locked(trains.workdir, f"launch.{numbers[0]}.lock"):
+        return Supervisor(launch).run()
+
+
+def _check_own(values: flags.FlagValues, problems: Problems) -> None:
+    """Adds flags before `--` that are of the command behind it."""
+    given = [flag.partition("=")[0] for flag in written(values)]
+    foreign = [flag for flag in given if flag[2:] not in HELP["launch"].flags]
+    if foreign:
+        problems.add(f"{', '.join(foreign)}: flags of `train` come after `-- train`: {_EXAMPLE}")
+
+
+def _check_train(
+    values: flags.FlagValues,
+    trains: flags.FlagValues,
+    given: Collection[str],
+    problems: Problems,
+) -> None:
+    """Adds what keeps a command from being launched."""
+    if trains.process_id is not None:
+        problems.add("--process_id: `launch` numbers the processes; leave it out")
+    if not trains.workdir:
+        problems.add("--workdir is missing: its checkpoints are what a restart goes on from")
+    elif trains.checkpoint_every is None:
+        problems.add(
+            "--checkpoint_every is missing: a restart goes on from the last checkpoint, and "
+            "without it the only one is that of the end"
+        )
+    if trains.coordinator == "auto":
+        if values.processes > 1:
+            problems.add(
+                "--coordinator=auto: the scheduler numbers the processes, so that `launch` starts "
+                "one; leave out --processes, or give --coordinator=host0:1234"
+            )
+    elif len(given) == 1:
+        (missing,) = {"coordinator", "num_processes"} - {*given}
+        problems.add(f"--{missing} is missing, beside --{next(iter(given))}: they go together")
+    elif given and isinstance(trains.num_processes, int):
+        last = values.first_process + values.processes
+        if last > trains.num_processes:
+            problems.add(
+                f"--first_process={values.first_process} and --processes={values.processes} go "
+                f"beyond the {trains.num_processes} of --num_processes"
+            )
+    elif values.first_process:
+        problems.add(
+            "--first_process is for a job on several hosts, which needs --coordinator=host0:1234 "
+            "and --num_processes of `train`"
+        )

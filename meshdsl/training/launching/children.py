@@ -1,0 +1,114 @@
+"""One process that a supervisor has started: its output, and how it ended.
+
+Guarantees:
+    A process is the leader of a group of its own, with all that it starts. `kill` ends the group.
+    The first process of a host writes to the supervisor's output as it goes. Of the others the last
+    lines are kept, so that a failure can show them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO
+
+_KEPT = 20  # the last lines of a process that a failure shows
+_NOISE = b"[Gloo] "  # how lines of JAX's collectives on CPUs begin, which say that all is well
+_DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
+
+
+@dataclass
+class Child:
+    """A process of the job.
+
+    Attributes:
+        number: its number in the job.
+        shown: whether its output is shown as it comes.
+        code: its exit code, minus the signal that ended it, or None while it runs.
+    """
+
+    number: int
+    shown: bool
+    began: float = field(default_factory=time.monotonic)
+    code: int | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _reader: threading.Thread | None = None
+
+    def start(self, command: Sequence[str], ended: Callable[[Child], None]) -> None:
+        """Starts it. `ended` is called in another thread when it ends.
+
+        Raises:
+            OSError: the machine cannot start another process.
+        """
+        output = None if self.shown else subprocess.PIPE
+        errors = subprocess.PIPE if self.shown else subprocess.STDOUT
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        stream = self._process.stderr if self.shown else self._process.stdout
+        assert stream is not None
+        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, args=(ended,), daemon=True).start()
+
+    def send(self, number: int) -> None:
+        """Sends it a signal, if it still runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it and all that it has started, and waits until it has ended."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._reader is not None:
+            self._reader.join(_DRAINING)
+
+    def lines(self) -> list[str]:
+        """Returns its last lines."""
+        if self._reader is not None:
+            self._reader.join(_DRAINING)
+        return [line.decode(errors="replace") for line in [*self._lines]]
+
+    def death(self) -> str:
+        """Says how it ended: `process 1 was killed by signal 9 (SIGKILL)`."""
+        return f"process {self.number} {how_ended(self.code)}"
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with suppress(OSError, ValueError), stream:
+            for line in stream:
+                if self.shown:
+                    with suppress(OSError):  # nobody reads it any more
+                        os.write(2, line)
+                if not line.startswith(_NOISE) and line.strip():
+                    self._lines.append(line.rstrip())
+
+    def _wait(self, ended: Callable[[Child], None]) -> None:
+        assert self._process is not None
+        self.code = self._process.wait()
+        ended(self)
+
+
+def how_ended(code: int | None) -> str:
+    """Returns an exit code as what has happened to a process; a signal is negative."""
+    if code is None:
+        return "was still running"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with suppress(ValueError):
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"was killed by signal {-code}"

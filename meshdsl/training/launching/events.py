@@ -1,0 +1,98 @@
+"""The record of a supervisor: `launch.jsonl` in the workdir, one line of JSON per event.
+
+`started` has `start` (from 1), `processes`, `step` (of the newest checkpoint) and, after a failure,
+`down_seconds`. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
+`repeated_seconds`: those since the newest checkpoint, whose steps are taken again. `ended` has
+`start` and `code`. All have `time`, in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshdsl.training.checkpointing.saving import FOLDER
+
+NAME = "launch.jsonl"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What failures have cost a job.
+
+    Attributes:
+        failures: how many there were.
+        repeated_seconds: the time of steps that were taken again.
+        down_seconds: the time from failures until the processes were started again.
+    """
+
+    failures: int = 0
+    repeated_seconds: float = 0.0
+    down_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.repeated_seconds + self.down_seconds
+
+
+@dataclass
+class Events:
+    """Writes the record of a supervisor. A disk that refuses is reported once."""
+
+    file: Path
+    _refused: bool = False
+
+    def write(self, event: str, **facts: Any) -> None:
+        line = json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n"
+        try:
+            with self.file.open("a", encoding="utf-8") as out:
+                out.write(line)
+        except OSError as error:
+            if not self._refused:
+                warnings.warn(f"cannot write to {self.file}: {error.strerror}", stacklevel=3)
+            self._refused = True
+
+
+def newest_checkpoint(workdir: Path) -> tuple[int, float] | None:
+    """Returns the step of the newest checkpoint, and when it was written, in seconds since 1970."""
+    found = None
+    try:
+        for entry in os.scandir(workdir / FOLDER):
+            if entry.name.isdigit() and (found is None or int(entry.name) > found[0]):
+                found = int(entry.name), entry.stat().st_mtime
+    except OSError:  # there is none yet, or one was removed meanwhile
+        return found
+    return found
+
+
+def losses(workdir: Path) -> Losses | None:
+    """Returns what failures have cost a job by its record; None without a record."""
+    file = workdir / NAME
+    if not file.exists():
+        return None
+    failures, repeated, down = 0, 0.0, 0.0
+    for event in _events(file):
+        failures += event.get("event") == "failed"
+        repeated += _number(event.get("repeated_seconds"))
+        down += _number(event.get("down_seconds"))
+    return Losses(failures, repeated, down)
+
+
+def _events(file: Path) -> Iterator[Mapping[str, Any]]:
+    for line in file.read_bytes().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:  # it was cut off
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,276 @@
+"""A supervisor: starts the processes of a job on a host, and all of them again when one fails.
+
+Collectives of JAX do not survive a lost process: on CPUs one that is left may stay blocked for half
+a minute, and the end of process 0 aborts the others. So the supervisor kills those that are left,
+and all go on from the last checkpoint.
+
+Guarantees:
+    A process that fails is named once, with its signal or exit code and its last lines.
+    What would end alike is not started again: see `FINAL` of `exit_codes`.
+    SIGTERM and SIGINT reach every process, so that the run saves its state and ends.
+    No process outlives its supervisor.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshdsl.training.exit_codes import DONE, FINAL, MISTAKE, UNFINISHED
+from meshdsl.training.launching.children import Child, how_ended
+from meshdsl.training.launching.events import NAME, Events, Losses, newest_checkpoint
+
+_PARTING = 90.0  # seconds in which the others end after the first has ended as it should
+_FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
+_LONGEST_DELAY = 60.0  # seconds before any restart
+_POLL = 0.5  # seconds between two looks at the time
+_OUT_OF_MEMORY = "; if nobody killed it, the host may have run out of memory (see dmesg)"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, and how often again.
+
+    Attributes:
+        command: returns the command line of a process, given its number and, if the supervisor
+            chooses one, the port at which they meet.
+        numbers: the numbers of the processes on this host.
+        meets: whether the supervisor chooses the port.
+        workdir: the folder of the run.
+        max_restarts: how often all are started again within `window` seconds.
+        report: takes each line that the supervisor writes.
+    """
+
+    command: Callable[[int, int | None], Sequence[str]]
+    numbers: range
+    meets: bool
+    workdir: Path
+    max_restarts: int
+    window: float
+    report: Callable[[str], None]
+
+
+@dataclass
+class Supervisor:
+    """Runs a job to its end: `Supervisor(launch).run()` returns the exit code."""
+
+    launch: Launch
+    children: list[Child] = field(default_factory=list)
+    start: int = 0
+    _told: int | None = None  # the signal that ends the job
+    _wakes: threading.Event = field(default_factory=threading.Event)
+    _restarts: deque[float] = field(default_factory=deque)
+    _in_vain: int = 0  # failures in a row without a checkpoint between them
+    _losses: Losses = field(default_factory=Losses)
+
+    def run(self) -> int:
+        """Starts the processes until they end as they should, or restarts are of no use.
+
+        Returns:
+            The exit code of the process that decided it; 128 and its number for a signal.
+
+        Raises:
+            ValueError: the processes cannot be started on this host.
+        """
+        events = Events(self.launch.workdir / NAME)
+        began = time.monotonic()
+        down_since: float | None = None
+        with self._signals():
+            while True:
+                reached = newest_checkpoint(self.launch.workdir)
+                first, since = self._started(events, reached, down_since), time.time()
+                down_since = time.monotonic()
+                assert first.code is not None
+                if self._is_final(first.code):
+                    events.write("ended", start=self.start, code=first.code)
+                    self._conclude(first, time.monotonic() - began)
+                    return self._exit_code(first.code)
+                again = self._failed(first, since, events, reached)
+                if not again or self._told is not None:
+                    return self._exit_code(first.code)
+
+    def _started(
+        self, events: Events, reached: tuple[int, float] | None, down_since: float | None
+    ) -> Child:
+        """Starts all processes and waits; returns the one whose end decides what comes next."""
+        ends: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self.start += 1
+        facts: dict[str, Any] = {"processes": [*self.launch.numbers], "step": _step(reached)}
+        if down_since is not None:
+            down = time.monotonic() - down_since
+            facts["down_seconds"] = round(down, 3)
+            self._losses = _sum(self._losses, Losses(0, 0.0, down))
+        events.write("started", start=self.start, **facts)
+        port = _free_port() if self.launch.meets else None
+        self.children = [Child(n, n == self.launch.numbers[0]) for n in self.launch.numbers]
+        try:
+            for child in self.children:
+                child.start(self.launch.command(child.number, port), ends.put)
+            if self._told is not None:  # it came while they were started
+                for child in self.children:
+                    child.send(self._told)
+            return self._first_to_decide(ends)
+        except OSError as error:
+            raise ValueError(
+                f"process {child.number} cannot be started on this host: {error.strerror}"
+            ) from error
+        finally:
+            for child in self.children:
+                child.kill()
+
+    def _first_to_decide(self, ends: queue.SimpleQueue[Child]) -> Child:
+        """Returns the first process that failed; else the first one that ended not as done."""
+        ended: list[Child] = []
+        deadline = float("inf")
+        while len(ended) < len(self.children) and time.monotonic() < deadline:
+            try:
+                child = ends.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+            assert child.code is not None
+            if not self._is_final(child.code):
+                return child
+            ended.append(child)
+            deadline = min(deadline, time.monotonic() + _PARTING)
+        return next((child for child in ended if child.code != DONE), ended[0])
+
+    def _is_final(self, code: int) -> bool:
+        """Whether a start that ended with this code is the last one."""
+        if self._told is not None:
+            return True
+        if code == MISTAKE:  # a command that has run before is no mistake; others may be missing
+            return self.start == 1
+        return code in FINAL or code in (-signal.SIGTERM, -signal.SIGINT)
+
+    def _failed(
+        self, first: Child, since: float, events: Events, before: tuple[int, float] | None
+    ) -> bool:
+        """Reports a failure and waits before the next start; returns whether there is one."""
+        launch, now = self.launch, time.monotonic()
+        reached = newest_checkpoint(launch.workdir)
+        ran = now - first.began
+        fresh = reached is not None and reached != before
+        repeated = min(max(since - reached[1], 0.0), ran) if fresh and reached else ran
+        self._losses = _sum(self._losses, Losses(1, repeated, 0.0))
+        events.write(
+            "failed",
+            start=self.start,
+            process=first.number,
+            code=first.code,
+            cause=how_ended(first.code),
+            step=_step(reached),
+            ran_seconds=round(ran, 3),
+            repeated_seconds=round(repeated, 3),
+        )
+        others = len(self.children) - 1
+        stopped = f"; the other{'s' * (others > 1)} had to be stopped" if others else ""
+        why = _OUT_OF_MEMORY if first.code == -signal.SIGKILL else ""
+        launch.report(f"{first.death()} after {ran:.0f} s{stopped}{why}")
+        self._show_lines(first)
+        self._in_vain = 0 if fresh else self._in_vain + 1
+        while self._restarts and now - self._restarts[0] > launch.window:
+            self._restarts.popleft()
+        if len(self._restarts) >= launch.max_restarts:
+            launch.report(
+                f"it is not started again: {len(self._restarts)} restarts within "
+                f"{launch.window:g} s are as many as --max_restarts and --restart_window allow. "
+                "The same command goes on from the last checkpoint"
+            )
+            return False
+        self._restarts.append(now)
+        doubled = _FIRST_DELAY * 2.0 ** (self._in_vain - 1)
+        delay = min(_LONGEST_DELAY, doubled) if self._in_vain else 0.0
+        where = f"step {reached[0]:,}" if reached else "the beginning: there is no checkpoint yet"
+        wait = f" in {delay:g} s" if delay else ""
+        launch.report(
+            f"restart {len(self._restarts)} of at most {launch.max_restarts} within "
+            f"{launch.window:g} s{wait}, from {where}"
+        )
+        self._wakes.wait(delay)
+        return True
+
+    def _show_lines(self, first: Child) -> None:
+        """Shows the last lines of a process whose output was not shown, but for equal ones."""
+        if first.shown:
+            return
+        seen = {line for child in self.children if child.shown for line in child.lines()}
+        for line in first.lines():
+            if line not in seen:
+                self.launch.report(f"process {first.number}: {line}")
+
+    def _conclude(self, first: Child, seconds: float) -> None:
+        """Reports what a start that is the last one leaves to be said."""
+        assert first.code is not None
+        if first.code not in (DONE, UNFINISHED):
+            self._show_lines(first)
+        lost = self._losses
+        if lost.failures:
+            self.launch.report(
+                f"of {seconds:.0f} s, {lost.failures} failure{'s' * (lost.failures > 1)} cost "
+                f"{lost.repeated_seconds:.1f} s of steps that were taken again and "
+                f"{lost.down_seconds:.1f} s without processes, besides starting again"
+            )
+
+    def _exit_code(self, code: int) -> int:
+        """Returns an exit code as shells count it: 128 and the number of a signal."""
+        if code >= 0:
+            return code
+        return 128 + (self._told or -code)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Passes SIGTERM and SIGINT on while its block runs; the second one kills."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in numbers}
+
+        def pass_on(number: int, frame: Any) -> None:
+            again = self._told is not None
+            self._told = number
+            self._wakes.set()
+            for child in self.children:
+                child.send(signal.SIGKILL if again else number)
+
+        for number in numbers:
+            signal.signal(number, pass_on)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _sum(one: Losses, other: Losses) -> Losses:
+    return Losses(
+        one.failures + other.failures,
+        one.repeated_seconds + other.repeated_seconds,
+        one.down_seconds + other.down_seconds,
+    )
+
+
+def _step(reached: tuple[int, float] | None) -> int | None:
+    return None if reached is None else reached[0]
+
+
+def _free_port() -> int:
+    """Returns a port of this host that nothing listens on.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        with socket.create_server(("localhost", 0)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise ValueError(
+            f"this host has no free port for its processes to meet at: {error.strerror}. Give one: "
+            "-- train --coordinator=localhost:1234"
+        ) from error

@@ -1,0 +1,159 @@
+"""`meshdsl launch`: its mistakes are told at once; what it starts goes on after failures."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshdsl.cli.main import run
+from meshdsl.training.checkpointing.workdir import locked
+
+SMALL = (
+    "--model=gpt_mini",
+    "--model_args=layers=2,embed=32,heads=4,kv=8,d_ff=64",
+    "--batch_size=8",
+    "--length=16",
+    "--log_every=1",
+    "--eval_every=1000",
+    "--eval_batches=1",
+    "--mesh_shape=data:2",
+    "--layout=batch:data; params/embed:data",
+    "--host_devices=1",
+)
+BEYOND = ("--first_process=2", "--processes=3")
+TRAIN = ("train", "--workdir=unused", "--checkpoint_every=10")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "the command to launch is `train`, which is missing: meshdsl launch --processes=2 --"),
+        (("--", "explain"), "the command to launch is `train`, not 'explain'"),
+        (("--steps=5", "--", *TRAIN), "--steps: flags of `train` come after `-- train`"),
+        (("--", "train"), "--workdir is missing: its checkpoints are what a restart goes on from"),
+        (("--", *TRAIN[:2]), "--checkpoint_every is missing"),
+        (("--", *TRAIN, "--sted=3"), "train: unknown flag --sted"),
+        (("--", *TRAIN, "--process_id=0"), "--process_id: `launch` numbers the processes"),
+        (("--", *TRAIN, "--coordinator=a:1"), "--num_processes is missing, beside --coordinator"),
+        (("--processes=2", "--", *TRAIN, "--coordinator=auto"), "the scheduler numbers the proce"),
+        (("--first_process=2", "--", *TRAIN), "--first_process is for a job on several hosts"),
+        (
+            [*BEYOND, "--", *TRAIN, "--coordinator=a:1", "--num_processes=4"],
+            "--first_process=2 and --processes=3 go beyond the 4 of --num_processes",
+        ),
+        (("--processes=0", "--max_restarts=-1"), "--processes: "),
+    ],
+)
+def test_a_command_that_cannot_be_launched_is_told_at_once(arguments, told, capsys):
+    assert run(["launch", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert not Path("unused").exists()
+
+
+def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
+    with locked(tmp_path, "launch.0.lock"):
+        assert run(["launch", "--", "train", f"--workdir={tmp_path}", "--checkpoint_every=1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"meshdsl launch: workdir {tmp_path} is in use by process {os.getpid()}")
+
+
+def started(count, text, workdir, *arguments, restarts=50):
+    """Starts a supervisor that trains in some processes."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)
+    line = [sys.executable, "-m", "meshdsl", "launch", f"--processes={count}"]
+    line += [f"--max_restarts={restarts}", "--", "train", *SMALL, f"--data={text}"]
+    line += [f"--workdir={workdir}", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def losses(workdir):
+    try:
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        return {line["step"]: line["loss"] for line in map(json.loads, lines)}
+    except (OSError, ValueError):  # none yet, or it is being written
+        return {}
+
+
+def processes_of(supervisor):
+    """Returns the processes that a supervisor has started, by their numbers in the job."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError):
+            continue
+        numbers = [w.partition("=")[2] for w in words if w.startswith("--process_id=")]
+        if parent == supervisor.pid and numbers:
+            found[int(numbers[0])] = int(folder.name)
+    return found
+
+
+def wait_for(condition, process, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def text(tmp_path):
+    file, rng = tmp_path / "text.txt", random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(40)]
+    file.write_text(" ".join(rng.choices(words, k=4000)))
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(text, tmp_path):
+    """To the bit: every kill costs the steps since the last checkpoint, which are taken again."""
+    when = ("--steps=200", "--checkpoint_every=10")
+    alone = started(2, text, tmp_path / "alone", *when)
+    _, errors = alone.communicate(timeout=600)
+    assert alone.returncode == 0, errors
+    rng, work = random.Random(1), tmp_path / "work"
+    job = started(2, text, work, *when)
+    kills, last = 6, 0
+    for kill in range(kills):
+        wait_for(lambda last=last: max(losses(work), default=0) > last + 10, job)
+        last = max(losses(work))
+        time.sleep(rng.random() / 10)
+        os.kill(processes_of(job)[kill % 2], signal.SIGKILL)
+    _, errors = job.communicate(timeout=600)
+    assert job.returncode == 0, errors
+    assert errors.count("was killed by signal 9 (SIGKILL)") == kills
+    assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 200
+    assert run(["runs", "--json", str(work)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_signal_to_the_supervisor_ends_the_job_with_a_checkpoint(text, tmp_path):
+    work = tmp_path / "work"
+    job = started(2, text, work, "--steps=100000", "--checkpoint_every=50000")
+    wait_for(lambda: len(losses(work)) > 3, job)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=300)
+    assert job.returncode == 143, errors
+    assert [path.name.isdigit() for path in (work / "checkpoints").iterdir()] == [True]
+
+
+@pytest.mark.slow
+def test_a_mistake_in_what_is_launched_is_told_once(text, tmp_path):
+    job = started(
+        2, text, tmp_path / "work", "--steps=5", "--checkpoint_every=5", "--packing=maybe"
+    )
+    assert job.communicate(timeout=300)[1].count("--packing") == 1 and job.returncode == 2
+    job = started(2, tmp_path / "no.txt", tmp_path / "work", "--checkpoint_every=5")
+    _, errors = job.communicate(timeout=300)
+    assert job.returncode == 2 and errors.count("matches no file") == 1, errors

@@ -1,0 +1,246 @@
+"""A supervisor starts processes again where that may help, names what failed, and passes signals.
+
+Its processes are short programs here; `test_launched_jobs.py` trains with it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from meshdsl.training.exit_codes import FINAL
+from meshdsl.training.launching import supervisor
+from meshdsl.training.launching.events import NAME, losses
+from meshdsl.training.launching.supervisor import Launch, Supervisor
+
+COUNTED = """
+import os, signal, sys, time
+folder, number = sys.argv[1], int(sys.argv[2])
+with open(f"{folder}/starts.{number}", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+start = len(open(f"{folder}/starts.{number}").read().split())
+"""
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Returns what runs a program in some processes: the exit code, and what was reported."""
+    monkeypatch.setattr(supervisor, "_LONGEST_DELAY", 0.0)
+
+    def run(program, count=2, max_restarts=5, window=3600.0):
+        said = []
+
+        def command(number, port):
+            return [sys.executable, "-c", COUNTED + program, str(tmp_path), str(number)]
+
+        launch = Launch(command, range(count), False, tmp_path, max_restarts, window, said.append)
+        return Supervisor(launch).run(), said
+
+    return run
+
+
+def starts(folder, number=0):
+    """Returns the process numbers of all starts of one of the job's processes."""
+    return [*map(int, (folder / f"starts.{number}").read_text().split())]
+
+
+def events(folder):
+    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_all_are_started_again_when_one_is_killed(launched, tmp_path):
+    """The one that is left would wait for ever."""
+    code, said = launched(
+        "if start == 1 and number == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if start == 1: time.sleep(600)\n"
+    )
+    assert code == 0
+    assert len(starts(tmp_path, 0)) == len(starts(tmp_path, 1)) == 2
+    assert not any(is_there(one) for one in starts(tmp_path, 0))
+    assert said[0].startswith("process 1 was killed by signal 9 (SIGKILL) after 0 s; the other had")
+    assert said[1].startswith("restart 1 of at most 5 within 3600 s")
+    assert said[1].endswith("from the beginning: there is no checkpoint yet")
+    assert said[2].startswith("of ") and "1 failure cost" in said[2]
+    kinds = [(one["event"], one["start"]) for one in events(tmp_path)]
+    assert kinds == [("started", 1), ("failed", 1), ("started", 2), ("ended", 2)]
+    failed = events(tmp_path)[1]
+    assert (failed["process"], failed["code"], failed["step"]) == (1, -9, None)
+    assert losses(tmp_path).failures == 1
+
+
+def test_what_a_process_has_started_ends_with_it(launched, tmp_path):
+    code, _ = launched(
+        "import subprocess\n"
+        "if start == 1 and number == 0:\n"
+        "    worker = subprocess.Popen(['sleep', '600'])\n"
+        "    open(f'{folder}/worker', 'w').write(str(worker.pid))\n"
+        "    sys.exit(1)\n"
+    )
+    worker = int((tmp_path / "worker").read_text())
+    end = time.monotonic() + 60
+    while is_there(worker) and "Z" not in state(worker) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert code == 0 and (not is_there(worker) or "Z" in state(worker))
+
+
+def state(process):
+    """Returns the state of a process, Z for one that has ended and that nobody has asked for."""
+    with open(f"/proc/{process}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("code", FINAL)
+def test_what_would_end_alike_is_not_started_again(code, launched, tmp_path):
+    assert launched(f"sys.exit({code})") == (code, [])
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_process_that_a_signal_told_to_end_before_it_listened_is_not_started_again(launched):
+    assert launched("os.kill(os.getpid(), signal.SIGTERM)") == (143, [])
+
+
+def test_a_command_that_has_run_is_no_mistake_when_it_is_refused_later(launched, tmp_path):
+    """Processes that do not come to join are an error of the same code."""
+    code, said = launched("sys.exit({1: 1, 2: 2, 3: 0}[start])", count=1)
+    assert (code, len(starts(tmp_path))) == (0, 3)
+    assert "process 0 ended with exit code 2" in said[2]
+
+
+def test_restarts_are_limited_within_a_time(launched, tmp_path):
+    code, said = launched("sys.exit(5)", count=1, max_restarts=2)
+    assert (code, len(starts(tmp_path))) == (5, 3)
+    assert said[-1].startswith("it is not started again: 2 restarts within 3600 s are as many")
+
+
+def test_restarts_of_long_ago_do_not_count(launched, tmp_path):
+    program = "sys.exit(0 if start == 4 else 5)"
+    assert launched(program, count=1, max_restarts=1, window=0.0)[0] == 0
+
+
+def test_failures_without_a_checkpoint_between_them_wait_longer_each_time(launched, monkeypatch):
+    monkeypatch.setattr(supervisor, "_LONGEST_DELAY", 60.0)
+    monkeypatch.setattr(supervisor, "_FIRST_DELAY", 0.01)
+    program = (
+        "if start == 3: os.makedirs(f'{folder}/checkpoints/20')\nsys.exit(0 if start == 5 else 1)\n"
+    )
+    code, said = launched(program, count=1)
+    assert code == 0
+    assert [line.partition("within 3600 s")[2] for line in said if "restart" in line] == [
+        " in 0.01 s, from the beginning: there is no checkpoint yet",
+        " in 0.02 s, from the beginning: there is no checkpoint yet",
+        ", from step 20",
+        " in 0.01 s, from step 20",
+    ]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_all_and_ends_the_job(number, code, launched, tmp_path):
+    program = (
+        "def stop(got, frame):\n"
+        "    open(f'{folder}/got.{number}', 'w').write(str(got))\n"
+        "    os._exit(128 + got)\n"
+        "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop)\n"
+        "open(f'{folder}/ready.{number}', 'w')\n"
+        "time.sleep(600)\n"
+    )
+
+    def tell():
+        while not all((tmp_path / f"ready.{n}").exists() for n in range(2)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    assert launched(program) == (code, [])
+    thread.join()
+    assert [(tmp_path / f"got.{n}").read_text() for n in range(2)] == [str(int(number))] * 2
+
+
+def test_a_second_signal_ends_processes_that_do_not_end(launched, tmp_path):
+    program = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(f'{folder}/ready.{number}', 'w')\n"
+        "time.sleep(600)\n"
+    )
+
+    def tell():
+        while not all((tmp_path / f"ready.{n}").exists() for n in range(2)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    assert launched(program)[0] == 143
+    thread.join()
+
+
+def test_the_last_lines_of_a_process_are_shown_once(launched, capfd):
+    program = (
+        "print(f'line of {number}', file=sys.stderr, flush=True)\n"
+        "print('the same', file=sys.stderr, flush=True)\n"
+        "time.sleep(0 if number else 0.5)\n"
+        "sys.exit(2)\n"
+    )
+    code, said = launched(program)
+    assert (code, said) == (2, ["process 1: line of 1"])
+    assert capfd.readouterr().err == "line of 0\nthe same\n"
+
+
+def test_a_host_that_cannot_start_processes_says_so(tmp_path):
+    def command(number, port):
+        return [str(tmp_path / "nothing")]
+
+    launch = Launch(command, range(2), False, tmp_path, 5, 3600.0, print)
+    with pytest.raises(ValueError, match="process 0 cannot be started on this host: No such file"):
+        Supervisor(launch).run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel ends processes so")
+def test_no_process_outlives_its_supervisor(tmp_path):
+    child = (
+        "import os, sys, time; from meshdsl.training.launching.parent import end_with; "
+        "end_with(int(sys.argv[1])); open(sys.argv[2], 'w').write(str(os.getpid())); "
+        "time.sleep(600)"
+    )
+    parent = (
+        "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], "
+        "str(os.getpid()), sys.argv[2]])"
+    )
+    supervising = subprocess.Popen([sys.executable, "-c", parent, child, str(tmp_path / "pid")])
+    end = time.monotonic() + 120
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process = int((tmp_path / "pid").read_text())
+    supervising.kill()
+    supervising.wait()
+    while is_there(process):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_record_of_a_job_may_be_cut_off(tmp_path):
+    assert losses(tmp_path) is None
+    (tmp_path / NAME).write_text(
+        '{"event": "failed", "repeated_seconds": 2.5}\n'
+        '{"event": "started", "down_seconds": 1.0}\n'
+        '{"event": "failed", "repeated_seconds": 1}\n{"event": "fai'
+    )
+    found = losses(tmp_path)
+    assert (found.failures, found.repeated_seconds, found.down_seconds) == (2, 3.5, 1.0)
+    assert found.seconds == 4.5
