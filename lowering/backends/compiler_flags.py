@@ -29,6 +29,7 @@ from meshdsl.tensors.dims import did_you_mean
 Flag = bool | int | float | str
 Flags = tuple[tuple[str, Flag], ...]
 NONE = "none"
+GPUS = ("gpu", "cuda")  # as JAX names their platform
 
 # Only for programs of ours, which join small collectives themselves (`passes.bucket`). XLA would
 # join the all_reduces of two halves, which are to travel one after the other (`passes.halves`).
@@ -82,7 +83,7 @@ def recommended(device_kind: str, platform: str, replays: bool = False) -> Mappi
     """
     if platform == "cpu" and replays:
         return _CPU_REPLAYS
-    if platform in ("gpu", "cuda"):
+    if platform in GPUS:
         return _GPU
     known = hardware_of(device_kind)
     return RECOMMENDED.get(known.name, {}) if known is not None else {}

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.common.namespace import Namespace, OneDevice
 from meshdsl.lowering.backends.contract import Emitter
@@ -41,6 +43,10 @@ class BaseMachine(ABC):
     def sizes(self, value: Value) -> tuple[int, ...]:
         """Returns the shape of the array that stands for a value."""
         return value.local.sizes
+
+    def product(self, equation: str, factors: Sequence[Any], dtype: np.dtype) -> Any:
+        """Returns an einsum of arrays in a dtype."""
+        return self.xp.einsum(equation, factors, dtype)
 
     @abstractmethod
     def index(self, axes: Sequence[str]) -> Any:

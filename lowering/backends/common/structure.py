@@ -1,7 +1,7 @@
 """Instructions that rearrange or concatenate data, constants, and einsum.
 
 All frameworks share them, and so does numpy, the reference: they contain no arithmetic. Only
-`einsum` does, and each namespace has its own, with its own accuracy.
+`einsum` does, and each machine has its own, with its own accuracy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _einsum(machine: BaseMachine, instruction: Instruction, inputs: Arrays) -> A
         machine.xp.numbers(x, value.dtype)
         for x, value in zip(inputs, instruction.inputs, strict=True)
     ]
-    return machine.xp.einsum(letters, factors, out.dtype)
+    return machine.product(letters, factors, out.dtype)
 
 
 EMITTERS: Mapping[str, Emitter] = {

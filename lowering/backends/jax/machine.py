@@ -9,11 +9,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshdsl.lowering.backends.common.machine import OneDeviceMachine
 from meshdsl.lowering.backends.common.namespace import OneDevice
+from meshdsl.lowering.backends.compiler_flags import GPUS
 from meshdsl.lowering.backends.jax import namespace
+from meshdsl.lowering.backends.jax.operations.products import padded_einsum
 from meshdsl.lowering.parameters import Loop, parameters_of
 from meshdsl.lowering.program import Block, Instruction, Value
 
@@ -46,6 +49,10 @@ class Machine(OneDeviceMachine):
 
     def index(self, axes: Sequence[str]) -> Any:
         return device_index(axes)
+
+    def product(self, equation: str, factors: Sequence[Any], dtype: np.dtype) -> Any:
+        einsum = padded_einsum if self.platform in GPUS else self.xp.einsum
+        return einsum(equation, factors, dtype)
 
     def run(self, block: Block, inputs: Arrays) -> list[jax.Array]:
         """Emits a block on one device's arrays."""

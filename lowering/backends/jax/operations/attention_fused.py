@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from meshdsl.lowering.backends.common.attention import HIDDEN, Attention
+from meshdsl.lowering.backends.compiler_flags import GPUS
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _of(attention: Attention) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def kernel(attention: Attention, platform: str) -> Kernel | None:
     """Returns a platform's kernel for an attention; None: it has none that fits."""
-    if platform in ("gpu", "cuda"):
+    if platform in GPUS:
         return _cudnn(attention)
     if platform == "tpu" and not jax.config.read("jax_enable_x64"):  # its indices are of 32 bits
         # Pallas takes long to import; `attention_splash` uses `heads_of` of this module.
