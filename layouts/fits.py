@@ -92,6 +92,11 @@ def arrays_of(function: str) -> int:
     return 3 if function == "step" or function in BINARY else 2
 
 
+def of_attention(op: str, dtype: str) -> str:
+    """Returns the family of attention, or of its gradient, for operands of a dtype."""
+    return op if dtype == "float32" else f"{op}/{dtype}"
+
+
 def kind_of(family: str) -> str:
     """Returns the first word of a family's name, which decides its sizes and its law."""
     return family.partition("/")[0]

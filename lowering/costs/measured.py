@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshdsl.layouts.calibration import Calibration
-from meshdsl.layouts.fits import Fit, arrays_of, runs_of
+from meshdsl.layouts.fits import Fit, arrays_of, of_attention, runs_of
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.attention_sizes import AttentionSizes
 from meshdsl.lowering.costs.products import product_sizes
@@ -130,7 +130,8 @@ class MeasuredCosts:
     def _attention(self, instruction: Instruction) -> float:
         sizes = AttentionSizes.of(instruction)
         row = sizes.lead.volume, sizes.rows.size, sizes.columns.size, sizes.features.size
-        fit = self._of(instruction.op, instruction.op)
+        family = of_attention(instruction.op, instruction.inputs[0].dtype.name)
+        fit = self._of(family, instruction.op)
         if fit is not None:
             return fit.seconds(row)
         count, rows, columns, features = row

@@ -35,7 +35,11 @@ def their_numbers(tree):
 
 def started(pair):
     """Returns our state to start from."""
-    state = initial(pair)
+    return started_from(initial(pair))
+
+
+def started_from(state):
+    """Returns our state with other means of squares, if there are any."""
     if not hasattr(state.optimizer, "mean_square"):
         return state
     squares = jax.tree.map(lambda x: np.asarray(x) + np.float32(SQUARES), state.optimizer)

@@ -47,6 +47,7 @@ class Decoder:
         keys, queries: the axes of the heads of keys, and of the queries in their groups.
         hidden: the axes of the MLP and of the vocabulary.
         fsdp: the axes over which weights are stored split.
+        remat: whether the backward pass computes layers again.
     """
 
     layers: int
@@ -59,6 +60,7 @@ class Decoder:
     length: int
     gated: bool = False
     tied: bool = True
+    remat: bool = True
     data: Axes = "data"
     stream: Axes = "model"
     context: str | None = None
@@ -200,7 +202,7 @@ def token_loss(
 def loss(
     c: Decoder, mesh: Mesh, kernels: bool, dtype: Any, params: Any, batch: Mapping[str, Any]
 ) -> jax.Array:
-    """Returns the loss of a batch; layers are scanned, and recomputed in the backward pass."""
+    """Returns the loss of a batch; layers are scanned, and with `remat` recomputed."""
     of_attention = attention_layer if c.queries is None else shared_attention_layer
 
     def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
@@ -209,7 +211,8 @@ def loss(
         return x + mlp_layer(c, mesh, x, w), None
 
     x = embedded(c, mesh, params["embedding"].astype(dtype), batch["tokens"])
-    x, _ = lax.scan(jax.checkpoint(layer, prevent_cse=False), x, params["blocks"])
+    run = jax.checkpoint(layer, prevent_cse=False) if c.remat else layer
+    x, _ = lax.scan(run, x, params["blocks"])
     return token_loss(c, mesh, params, x, batch["targets"])
 
 

@@ -117,7 +117,12 @@ def corrupted(c: Encoder, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def attention_layer(
-    mesh: Mesh, kernels: bool, x: jax.Array, w: Mapping[str, Any], stream: str | None = None
+    mesh: Mesh,
+    kernels: bool,
+    x: jax.Array,
+    w: Mapping[str, Any],
+    stream: str | None = None,
+    causal: bool = False,
 ) -> jax.Array:
     """Returns what attention adds to the stream, whose positions the axis `stream` splits."""
     spec = P("data", None, "model")
@@ -132,7 +137,7 @@ def attention_layer(
         names = ("query", "key", "value")
         three = [jnp.einsum("ble,ehk->blhk", x, w[name]) + w[f"{name}_bias"] for name in names]
     q, k, v = (constrain(one, mesh, *spec) for one in three)
-    mixed = attend(mesh, spec, q[:, :, :, None], k, v, False, kernels)[:, :, :, 0]
+    mixed = attend(mesh, spec, q[:, :, :, None], k, v, causal, kernels)[:, :, :, 0]
     y = jnp.einsum("blhk,hke->ble", constrain(mixed, mesh, *spec), w["out"])
     return constrain(y, mesh, "data", stream) + w["out_bias"]
 

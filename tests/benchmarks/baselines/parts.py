@@ -180,6 +180,8 @@ def attend(
     Args:
         spec: how q is split; keys and values are split as q is, without the length and the group.
     """
+    if kernels and mesh.devices.flat[0].platform == "gpu" and q.dtype == jnp.bfloat16:
+        return cudnn(q, k, v, causal)
     if not has_kernel(mesh, q, kernels):
         return attention(q, k, v, causal)
     batch, length, heads, group, _ = (*spec, *(None,) * (5 - len(spec)))
@@ -199,8 +201,15 @@ def attend(
     return split(q, k, v)
 
 
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+    """Returns attention by the fused kernel of NVIDIA GPUs; arguments as in `attention`."""
+    heads = q.reshape(*q.shape[:2], -1, q.shape[-1])
+    mixed = jax.nn.dot_product_attention(heads, k, v, is_causal=causal, implementation="cudnn")
+    return mixed.reshape(q.shape)
+
+
 def has_kernel(mesh: Mesh, q: jax.Array, kernels: bool) -> bool:
-    """Whether a fused kernel computes attention; arguments as in `attend`."""
+    """Whether the fused kernel of TPUs computes attention; arguments as in `attend`."""
     return kernels and q.shape[1] % LANES == 0 and mesh.devices.flat[0].platform == "tpu"
 
 

@@ -1,6 +1,7 @@
 """Calibrating: what is measured, on the virtual devices of the tests."""
 
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -11,7 +12,9 @@ from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.backends.jax.calibrating import measuring, timing
 from meshdsl.lowering.backends.jax.calibrating.measuring import begun, measured, missing
+from meshdsl.lowering.backends.jax.calibrating.ranges import OF_ACCELERATORS, OF_CPUS, Ranges
 from meshdsl.lowering.backends.jax.calibrating.samples import (
+    ATTENTION,
     FUNCTIONS,
     GROUP,
     SENDING,
@@ -154,7 +157,7 @@ def test_virtual_devices_count_processor_time_and_fewer_than_the_cores_do_not():
 
 def few(monkeypatch):
     """Lets a calibration have two families of one sample each, and measures without a clock."""
-    monkeypatch.setattr(measuring, "families", lambda devices: ["elementwise", "all_reduce"])
+    monkeypatch.setattr(measuring, "families", lambda *arguments: ["elementwise", "all_reduce"])
     monkeypatch.setattr(measuring, "_seconds", lambda *arguments: 1e-3)
     monkeypatch.setattr(measuring, "dispatch_seconds", lambda count, *rest: count * 1e-5)
 
@@ -190,6 +193,43 @@ def test_a_collective_beside_a_product_depends_on_the_iteration_as_the_product_d
     after, _ = loop.run(np.int32(1), *loop.operands)
     changed = [not np.array_equal(a, np.asarray(b)) for a, b in zip(before, after, strict=True)]
     assert changed == [True, False, True]  # the product's first operand, and the collective's
+
+
+@pytest.mark.parametrize("family", families(8, OF_ACCELERATORS))
+def test_accelerators_are_measured_at_larger_sizes(family):
+    made = [sample.sizes for sample in samples(family, 8, OF_ACCELERATORS)]
+    assert len(set(made)) == len(made) >= 1
+    assert all(len(sizes) == len(SIZES[kind_of(family)]) for sizes in made)
+    if family in families(8) and kind_of(family) != "sharing":
+        most = max(math.prod(sample.sizes) for sample in samples(family, 8))
+        assert max(map(math.prod, made)) > most
+
+
+def test_accelerators_have_attention_in_half_precision():
+    assert {f"{op}/bfloat16" for op in ATTENTION} < set(families(1, OF_ACCELERATORS))
+    assert Ranges.of("gpu") is Ranges.of("tpu") is OF_ACCELERATORS
+    assert Ranges.of("cpu") is OF_CPUS
+
+
+def test_a_block_can_run_several_times_in_an_iteration():
+    """Each run depends on the one before."""
+    (sample, *_) = samples("functions/exp", 8)
+    once, thrice = (Loop.of(sample.block, sample.mesh, EIGHT, count) for count in (1, 3))
+    expected, found = (
+        np.asarray(loop.run(np.int32(count), *loop.operands)[1][0])
+        for loop, count in ((once, 3), (thrice, 1))
+    )
+    np.testing.assert_array_equal(found, expected)
+    thrice = Loop.of(sample.block, sample.mesh, EIGHT, 3)
+    clock = Counting(thrice)
+    assert thrice.seconds(clock, 5e-3) == pytest.approx(1e-5 / 3)
+
+
+def test_the_time_of_an_iteration_without_work_is_taken_off(monkeypatch):
+    (sample, *_) = samples("elementwise", 8)
+    monkeypatch.setattr(measuring.Loop, "seconds", lambda *arguments: 5e-6)
+    assert measuring._seconds(sample.block, sample.mesh, EIGHT, WALL, 2e-6) == pytest.approx(3e-6)
+    assert 0 < measuring._seconds(sample.block, sample.mesh, EIGHT, WALL, 6e-6) < 1e-6
 
 
 def test_one_device_has_no_collectives():

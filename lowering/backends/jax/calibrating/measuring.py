@@ -18,8 +18,9 @@ from meshdsl.layouts.costs import Sizes
 from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.machine import Machine
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.backends.jax.calibrating.ranges import FLOAT32, Ranges
 from meshdsl.lowering.backends.jax.calibrating.samples import (
-    FLOAT32,
     GROUP,
     beside,
     families,
@@ -27,11 +28,15 @@ from meshdsl.lowering.backends.jax.calibrating.samples import (
     samples,
 )
 from meshdsl.lowering.backends.jax.calibrating.timing import Clock, Loop, dispatch_seconds
-from meshdsl.lowering.program import Block
+from meshdsl.lowering.program import Block, Instruction, Value
+from meshdsl.tensors.dims import Shape
+from meshdsl.tensors.dtypes import as_dtype
 
 DISPATCH = "dispatch"
-_ARRAYS = (1, 8, 32, 128)
 _TARGET = 0.02  # seconds of a call that is timed
+_ARRAYS = (1, 8, 32, 128)
+_REPEATED = 8  # runs of a block in an iteration
+_LEAST = 1e-8  # seconds: no operation is free
 _OVERLAPPED = 2**21  # bytes of a collective beside a product
 _BESIDE = (256, 256, 256)  # that product
 
@@ -59,8 +64,8 @@ def begun(devices: Sequence[jax.Device]) -> Calibration:
 
 def missing(calibration: Calibration) -> list[str]:
     """Returns the families that a calibration lacks; `overlap/all_gather` is a family here."""
-    devices = calibration.machine.devices
-    names = [name for name in families(devices) if name not in calibration.seconds]
+    devices, ranges = calibration.machine.devices, Ranges.of(calibration.machine.platform)
+    names = [name for name in families(devices, ranges) if name not in calibration.seconds]
     names += [DISPATCH] if DISPATCH not in calibration.seconds else []
     if devices > 1:
         names += [f"overlap/{kind}" for kind in COLLECTIVES if kind not in calibration.overlap]
@@ -77,8 +82,9 @@ def measured(
     Args:
         is_over: whether the time is over; asked before each family.
     """
-    names = missing(calibration)
+    names, ranges = missing(calibration), Ranges.of(calibration.machine.platform)
     clock = Clock.of(devices, calibration.machine.cores)
+    idle = _idle(devices, clock) if names else 0.0
     for number, name in enumerate(names):
         if is_over():
             return
@@ -92,18 +98,34 @@ def measured(
             calibration = replace(calibration, overlap={**calibration.overlap, rest: share})
         else:
             rows = {
-                sample.sizes: _seconds(sample.block, sample.mesh, devices, clock)
-                for sample in samples(name, len(devices))
+                sample.sizes: _seconds(sample.block, sample.mesh, devices, clock, idle)
+                for sample in samples(name, len(devices), ranges)
             }
             calibration = calibration.with_family(name, rows)
         yield Progress(name, calibration, len(names) - number - 1)
 
 
-def _seconds(block: Block, mesh: Mesh, devices: Sequence[jax.Device], clock: Clock) -> float:
+def _idle(devices: Sequence[jax.Device], clock: Clock) -> float:
+    """Returns the seconds of a run that does next to nothing, to be taken from those of others.
+
+    It has one small kernel, as the one that makes a run depend on the run before. On CPUs that
+    takes no time that counts.
+    """
+    if devices[0].platform == "cpu":
+        return 0.0
+    one, result = (Value(Shape(), as_dtype(FLOAT32), TensorLayout(), Shape()) for _ in range(2))
+    block = Block((one,), (Instruction("exp", (one,), (result,)),), (result,))
+    return _seconds(block, Mesh.parse(f"all:{len(devices)}"), devices, clock)
+
+
+def _seconds(
+    block: Block, mesh: Mesh, devices: Sequence[jax.Device], clock: Clock, idle: float = 0.0
+) -> float:
     # Fewer devices than cores do not fill them: their processor time says nothing.
     if mesh.size < clock.cores:
         clock = Clock(False, clock.cores)
-    return Loop.of(block, mesh, devices).seconds(clock, _TARGET)
+    repeated = 1 if devices[0].platform == "cpu" else _REPEATED
+    return max(Loop.of(block, mesh, devices, repeated).seconds(clock, _TARGET) - idle, _LEAST)
 
 
 def _overlap(kind: str, devices: Sequence[jax.Device], clock: Clock) -> float:

@@ -18,6 +18,7 @@ samples of several sizes:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,31 +26,27 @@ from typing import Any
 import numpy as np
 
 from meshdsl.layouts.costs import Sizes
-from meshdsl.layouts.fits import BINARY, STEPS
+from meshdsl.layouts.fits import BINARY, STEPS, of_attention
 from meshdsl.layouts.hardware import COLLECTIVES
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
+from meshdsl.lowering.backends.jax.calibrating.ranges import (
+    BFLOAT16,
+    FLOAT32,
+    OF_CPUS,
+    Ranges,
+)
 from meshdsl.lowering.program import Block, Instruction, Value
 from meshdsl.tensors.dims import Dimension, Shape
 from meshdsl.tensors.dtypes import as_dtype
 
-FLOAT32 = "float32"
-_PRODUCT_SIZES = {FLOAT32: (16, 64, 256, 1024), "bfloat16": (64, 512)}
-_MOST_FLOPS = 2**29
-_BATCHED = (16, 64, 256)
 _BATCH = 8
 _SHARED = (256, 256, 64)
-_MOVED = tuple(2**power for power in range(12, 27, 2))
-_READ = tuple(2**power for power in range(12, 25, 3))
 FUNCTIONS = (
     "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf divide power remainder cast".split()
 )
-_ELEMENTS = 2**16
-_ATTENTION = tuple(itertools.product((1, 8, 32), (32, 128, 512), (16, 64)))
-_MOST_SCORES = 2**22
-_ROW_COUNTS, _ROW_BYTES, _TABLE_ROWS = (64, 1024), (64, 1024, 4096), (64, 1024)
-_PAYLOADS = (2**13, 2**16, 2**18, 2**21, 2**23)
 _WIDTH = 256  # elements of a row of what a collective moves
+ATTENTION = ("attention", "attention_gradient")
 GROUP = "group"  # the axis of collectives
 _PLACES = {"all_gather": ("first", "later"), "reduce_scatter": ("first", "later")}
 SENDING = tuple(
@@ -69,21 +66,23 @@ class Sample:
     mesh: Mesh
 
 
-def families(devices: int, products: tuple[str, ...] = tuple(_PRODUCT_SIZES)) -> list[str]:
+def families(devices: int, ranges: Ranges = OF_CPUS) -> list[str]:
     """Returns the names of all families, those that matter most first."""
-    names = [f"products/{dtype}/{form}" for dtype in products for form in ("rows", "leading")]
+    products = itertools.product(ranges.products, ("rows", "leading"))
+    names = [f"products/{dtype}/{form}" for dtype, form in products]
     names += ["elementwise", "functions/step", *(f"functions/{name}" for name in FUNCTIONS)]
     names += ["reductions/minor", "reductions/leading"]
-    names += ["gathers", "scatters", "attention", "attention_gradient"]
+    names += ["gathers", "scatters"]
+    names += [of_attention(op, dtype) for dtype in ranges.attention for op in ATTENTION]
     names += ["gathers/later", "scatters/later"]
     return names + ([*SENDING, "sharing"] if devices > 1 else [])
 
 
-def samples(family: str, devices: int) -> Iterator[Sample]:
+def samples(family: str, devices: int, ranges: Ranges = OF_CPUS) -> Iterator[Sample]:
     """Yields the samples of a family."""
     kind, _, rest = family.partition("/")
     if kind in COLLECTIVES:
-        yield from _collectives(family, devices)
+        yield from _collectives(family, devices, ranges)
         return
     if kind == "sharing":
         for count in divisors(devices):
@@ -92,18 +91,18 @@ def samples(family: str, devices: int) -> Iterator[Sample]:
         return
     alone = Mesh.parse(f"all:{devices}")
     if kind == "products":
-        made = _products(*rest.split("/"))
+        made = _products(ranges, *rest.split("/"))
     elif kind == "functions":
-        made = iter([((_ELEMENTS,), _function(rest))])
+        made = iter([((ranges.elements,), _function(rest, ranges.elements))])
     elif kind == "reductions":
-        made = _reductions(rest)
+        made = _reductions(ranges, rest)
+    elif kind in ATTENTION:
+        made = _attention(ranges, rest or FLOAT32, kind != ATTENTION[0])
     else:
         made = {
-            "elementwise": _elementwise,
-            "gathers": lambda: _gathers(rest == "later"),
-            "scatters": lambda: _scatters(rest == "later"),
-            "attention": lambda: _attention(False),
-            "attention_gradient": lambda: _attention(True),
+            "elementwise": lambda: _elementwise(ranges),
+            "gathers": lambda: _gathers(ranges, rest == "later"),
+            "scatters": lambda: _scatters(ranges, rest == "later"),
         }[kind]()
     for sizes, block in made:
         yield Sample(family, sizes, block, alone)
@@ -126,17 +125,16 @@ def product(dtype: str, form: str, batch: int, rows: int, inner: int, columns: i
     return Instruction("einsum", (first, second), (result,))
 
 
-def _products(dtype: str, form: str) -> Iterator[tuple[Sizes, Block]]:
-    for sizes in itertools.product(_PRODUCT_SIZES[dtype], repeat=3):
-        if 2 * np.prod(sizes) <= _MOST_FLOPS:
+def _products(ranges: Ranges, dtype: str, form: str) -> Iterator[tuple[Sizes, Block]]:
+    for sizes in itertools.product(ranges.products[dtype], repeat=3):
+        if 2 * math.prod(sizes) <= ranges.most_flops:
             yield (1, *sizes), _block(product(dtype, form, 1, *sizes))
-    if dtype == FLOAT32:
-        for size in _BATCHED:
-            yield (_BATCH, *[size] * 3), _block(product(dtype, form, _BATCH, *[size] * 3))
+    for size in ranges.batched.get(dtype, ()):
+        yield (_BATCH, *[size] * 3), _block(product(dtype, form, _BATCH, *[size] * 3))
 
 
-def _elementwise() -> Iterator[tuple[Sizes, Block]]:
-    for moved in _MOVED:
+def _elementwise(ranges: Ranges) -> Iterator[tuple[Sizes, Block]]:
+    for moved in ranges.moved:
         # Three operands and a result, of 4 bytes an element.
         x, y, z, product, result = (_rows(moved // 16) for _ in range(5))
         steps = (
@@ -146,17 +144,17 @@ def _elementwise() -> Iterator[tuple[Sizes, Block]]:
         yield (moved,), Block((x, y, z), steps, (result,))
 
 
-def _function(name: str) -> Block:
-    x, y = _rows(_ELEMENTS), _rows(_ELEMENTS)
+def _function(name: str, elements: int) -> Block:
+    x, y = _rows(elements), _rows(elements)
     if name == "step":
         steps, last = [], x
         for number in range(STEPS):
-            result = _rows(_ELEMENTS)
+            result = _rows(elements)
             steps.append(Instruction(("multiply", "add")[number % 2], (last, y), (result,)))
             last = result
         return Block((x, y), tuple(steps), (last,))
     if name == "cast":
-        narrow, result = _rows(_ELEMENTS, "bfloat16"), _rows(_ELEMENTS)
+        narrow, result = _rows(elements, BFLOAT16), _rows(elements)
         return Block(
             (x,),
             (
@@ -165,28 +163,29 @@ def _function(name: str) -> Block:
             ),
             (result,),
         )
-    return _block(Instruction(name, (x, y) if name in BINARY else (x,), (_rows(_ELEMENTS),)))
+    return _block(Instruction(name, (x, y) if name in BINARY else (x,), (_rows(elements),)))
 
 
-def _reductions(form: str) -> Iterator[tuple[Sizes, Block]]:
-    for moved in _READ:
+def _reductions(ranges: Ranges, form: str) -> Iterator[tuple[Sizes, Block]]:
+    for moved in ranges.read:
         x = _rows(moved // 4)
         over, kept = ("column", "row") if form == "minor" else ("row", "column")
         result = _value(FLOAT32, **{kept: x.local.get(kept).size})
         yield (moved,), _block(Instruction("sum", (x,), (result,), {"over": (over,)}))
 
 
-def _gathers(later: bool) -> Iterator[tuple[Sizes, Block]]:
-    for count, row_bytes in itertools.product(_ROW_COUNTS, _ROW_BYTES):
-        table = _table(later, entry=max(_TABLE_ROWS), column=row_bytes // 4)
+def _gathers(ranges: Ranges, later: bool) -> Iterator[tuple[Sizes, Block]]:
+    for count, row_bytes in itertools.product(ranges.row_counts, ranges.row_bytes):
+        table = _table(later, entry=max(ranges.table_rows), column=row_bytes // 4)
         indices = _value("int32", position=count)
         result = _table(later, position=count, column=row_bytes // 4)
         params = {"dim": "entry", "pairs": ()}
         yield (count, row_bytes), _block(Instruction("take", (table, indices), (result,), params))
 
 
-def _scatters(later: bool) -> Iterator[tuple[Sizes, Block]]:
-    for count, row_bytes, entries in itertools.product(_ROW_COUNTS, _ROW_BYTES, _TABLE_ROWS):
+def _scatters(ranges: Ranges, later: bool) -> Iterator[tuple[Sizes, Block]]:
+    sizes = itertools.product(ranges.row_counts, ranges.row_bytes, ranges.table_rows)
+    for count, row_bytes, entries in sizes:
         updates = _table(later, position=count, column=row_bytes // 4)
         indices = _value("int32", position=count)
         result = _table(later, entry=entries, column=row_bytes // 4)
@@ -200,15 +199,15 @@ def _table(later: bool, **sizes: int) -> Value:
     return _value(FLOAT32, **dict(reversed(sizes.items()) if later else sizes.items()))
 
 
-def _attention(gradient: bool) -> Iterator[tuple[Sizes, Block]]:
-    for count, length, features in _ATTENTION:
-        if count * length * length > _MOST_SCORES:
+def _attention(ranges: Ranges, dtype: str, gradient: bool) -> Iterator[tuple[Sizes, Block]]:
+    for count, length, features in ranges.attention[dtype]:
+        if count * length * length > ranges.most_scores:
             continue
         heads = min(count, 4)
         lead = {"batch": count // heads, "length": length, "heads": heads}
         memory = {"batch": count // heads, "memory": length, "heads": heads}
-        q, grad, result = (_value(FLOAT32, **lead, feature=features) for _ in range(3))
-        k, v = (_value(FLOAT32, **memory, feature=features) for _ in range(2))
+        q, grad, result = (_value(dtype, **lead, feature=features) for _ in range(3))
+        k, v = (_value(dtype, **memory, feature=features) for _ in range(2))
         sums = _value(FLOAT32, **lead)
         params = {
             "length": "length",
@@ -226,13 +225,13 @@ def _attention(gradient: bool) -> Iterator[tuple[Sizes, Block]]:
             yield sizes, _block(Instruction("attention", (q, k, v), (result, sums), params))
             continue
         operands = (q, k, v, result, sums, grad)
-        results = tuple(_value(FLOAT32, **{d.name: d.size for d in x.shape}) for x in (q, k, v))
+        results = tuple(_value(dtype, **{d.name: d.size for d in x.shape}) for x in (q, k, v))
         params |= {"bias_gradient": False}
         yield sizes, _block(Instruction("attention_gradient", operands, results, params))
 
 
-def _collectives(family: str, devices: int) -> Iterator[Sample]:
-    for group, payload in itertools.product(divisors(devices)[1:], _PAYLOADS):
+def _collectives(family: str, devices: int, ranges: Ranges) -> Iterator[Sample]:
+    for group, payload in itertools.product(divisors(devices)[1:], ranges.payloads):
         mesh = Mesh.parse(f"others:{devices // group},{GROUP}:{group}")
         yield Sample(family, (group, payload), _block(collective(family, mesh, payload)), mesh)
 

@@ -7,6 +7,8 @@ iterations is subtracted. Operands are donated and returned, so that no call cop
 
 from __future__ import annotations
 
+import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +31,7 @@ from meshdsl.lowering.program import Block, Value
 _ROUNDS = 5
 _MOST = 2**20  # iterations of a call
 _STARTS = 4  # a call takes at least so many times what it takes without iterations
+_DRAWN = 2**20 + 1  # numbers; odd, so that rows differ
 _ROWS = 1024  # that an index may name; see `samples`
 
 
@@ -63,19 +66,26 @@ class Clock:
 
 @dataclass
 class Loop:
-    """A block that is compiled to run in a loop, with operands on all devices of a mesh."""
+    """A block that is compiled to run in a loop, with operands on all devices of a mesh.
+
+    Attributes:
+        repeated: how often an iteration runs the block. The host of a GPU waits for each iteration
+            before it starts the next one; several runs hide that.
+    """
 
     run: Callable[..., Any]
     operands: list[jax.Array]
+    repeated: int = 1
 
     @staticmethod
-    def of(block: Block, mesh: Mesh, devices: Sequence[jax.Device]) -> Loop:
+    def of(block: Block, mesh: Mesh, devices: Sequence[jax.Device], repeated: int = 1) -> Loop:
         """Compiles a block for as many devices as the mesh has.
 
         The first operand of each instruction that reads operands of the block is one that changes.
 
         Args:
             mesh: the axes that collectives of the block name.
+            repeated: as of a `Loop`.
         """
         inputs = list(block.inputs)
         firsts = {one.inputs[0] for one in block.instructions if one.inputs[0] in inputs}
@@ -85,19 +95,25 @@ class Loop:
             np.array(devices[: mesh.size]).reshape(sizes), mesh.names, axis_types=_auto(sizes)
         )
         split = P(mesh.names)
-        machine = Machine(mesh, EMITTERS, devices[0].platform, torus=devices[0].platform == "tpu")
+        platform = devices[0].platform
+        machine = Machine(mesh, EMITTERS, platform, torus=platform == "tpu")
 
         def local(count: Any, *stacked: jax.Array) -> Any:
             start = [array[0] for array in stacked]
             results = [jnp.zeros(v.local.sizes, v.dtype) for v in block.outputs]
 
-            def body(_: Any, carry: tuple[list[jax.Array], list[jax.Array]]) -> Any:
+            def once(carry: tuple[list[jax.Array], list[jax.Array]], _: Any) -> Any:
                 operands, before = carry
+                # Behind a barrier, all of a result is needed: not only the element that is read.
+                before = lax.optimization_barrier(before)
                 touched = [_touched(operands[n], before[0]) for n in changing]
                 touched, _ = lax.optimization_barrier((touched, before))
                 for number, array in zip(changing, touched, strict=True):
                     operands = [*operands[:number], array, *operands[number + 1 :]]
                 return operands, [jnp.asarray(x) for x in machine.run(block, operands)]
+
+            def body(_: Any, carry: tuple[list[jax.Array], list[jax.Array]]) -> Any:
+                return functools.reduce(once, range(repeated), carry)
 
             operands, results = lax.fori_loop(0, count, body, (start, results))
             # Of the results, one element each: enough for them to be needed.
@@ -114,12 +130,12 @@ class Loop:
             jax.device_put(_data(rng, value, mesh.size), NamedSharding(placed, split))
             for value in inputs
         ]
-        options: Any = dict(recommended(devices[0].device_kind, devices[0].platform, False))
+        options: Any = dict(recommended(devices[0].device_kind, platform, False))
         compiled = jitted.lower(jnp.int32(1), *operands).compile(options or None)
-        return Loop(compiled, operands)
+        return Loop(compiled, operands, repeated)
 
     def seconds(self, clock: Clock, target: float) -> float:
-        """Returns the seconds of one iteration: the median of some calls of about `target`."""
+        """Returns the seconds of one run: the median of some calls of about `target`."""
 
         def once(count: int) -> Any:
             self.operands, some = self.run(jnp.int32(count), *self.operands)
@@ -144,7 +160,7 @@ class Loop:
             # Another job has disturbed what came before, and the difference would be noise.
             count = min(2 * count, _MOST)
             start, spent = median(0), median(count)
-        return (spent - start if spent > start else spent) / count
+        return (spent - start if spent > start else spent) / count / self.repeated
 
 
 def dispatch_seconds(arrays: int, devices: Sequence[jax.Device], clock: Clock) -> float:
@@ -169,11 +185,15 @@ def _touched(operand: jax.Array, result: jax.Array) -> jax.Array:
 
 
 def _data(rng: np.random.Generator, value: Value, devices: int) -> np.ndarray:
-    """Returns an operand of all devices: numbers around one, or indices."""
+    """Returns an operand of all devices: numbers around one, or indices.
+
+    Some are drawn, and repeated: to draw as many as a GPU works on takes longer than the work.
+    """
     sizes = (devices, *value.local.sizes)
-    if value.dtype.kind == "i":
-        return rng.integers(0, _ROWS, sizes).astype(value.dtype)
-    return rng.uniform(0.5, 1.5, sizes).astype(value.dtype)
+    count = min(math.prod(sizes), _DRAWN)
+    whole = value.dtype.kind == "i"
+    drawn: Any = rng.integers(0, _ROWS, count) if whole else rng.uniform(0.5, 1.5, count)
+    return np.resize(drawn.astype(value.dtype), sizes)
 
 
 def _auto(sizes: Sequence[int]) -> tuple[AxisType, ...]:
