@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, Union
 
@@ -22,6 +22,8 @@ from meshdsl.tensors.dims import did_you_mean
 
 if TYPE_CHECKING:
     import jax
+
+    from meshdsl.layouts.prices import LinkPrices
 
 MeshLike: TypeAlias = Union["Mesh", str, Mapping[str, int], "jax.sharding.Mesh"]
 
@@ -35,10 +37,13 @@ class Mesh:
 
     Attributes:
         slow: the axes that cross the slow network.
+        prices: what lowering weighs moves by; None: by the bytes that they send. The mesh of a
+            program has none.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
     slow: frozenset[str] = frozenset()
+    prices: LinkPrices | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -103,13 +108,13 @@ class Mesh:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.axes, self.slow))
+        return hash((self.axes, self.slow, self.prices))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple:  # without the hash: it differs in another process
-        return Mesh, (self.axes, self.slow)
+        return Mesh, (self.axes, self.slow, self.prices)
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -44,6 +44,8 @@ class Choice:
         halves: the dim whose halves are computed side by side; empty: none.
         joint: whether products choose their strategies together where that sends less (see
             `placement.joint`); else each takes the one that sends the fewest bytes by itself.
+        timed: whether moves are chosen by what they take on the links of the hardware; else by
+            their bytes.
     """
 
     keep: bool = False
@@ -55,6 +57,7 @@ class Choice:
     halves: str = ""
     again: bool = False
     joint: bool = True
+    timed: bool = False
 
 
 USUAL = Choice()

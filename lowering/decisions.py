@@ -10,7 +10,8 @@ step is faster and fits into memory. The changes are:
 * a dim is computed in halves.
 
 Where products would send less by choosing their strategies together, this is done with these
-strategies and without them, and the faster program stays.
+strategies and without them, and the faster program stays. So it is where other moves between
+layouts take less time than those that send the fewest bytes.
 
 `SpmdProgram.decisions` lists what each change costs if it is not made, or if it is. `fastest`
 decides among programs of separate traces, such as those that keep more or less for the backward
@@ -20,24 +21,26 @@ pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.choices import Choice, Lowered, choose
 from meshdsl.lowering.options import Context, Options
+from meshdsl.lowering.parameters import axes_of
 from meshdsl.lowering.passes.halves import candidates
-from meshdsl.lowering.program import Alternative, Decision, SpmdProgram
+from meshdsl.lowering.program import Alternative, Block, Decision, SpmdProgram, Value, wire_of
 from meshdsl.lowering.writing.loops import within
 from meshdsl.tracing.graph import Graph
 
 ROOM = 0.85  # the share of the memory to plan with: compilers may need more than planned
 _GAIN = 0.01  # a change that gains less is not worth a larger program
 _ROUNDS = 4
+_STRAYS = 0.1  # the share of a step that makes moves of least time worth another lowering
 
 
 def decide(
@@ -71,9 +74,9 @@ def decide(
     def evaluate(choice: Choice) -> Alternative:
         return costs(write(choice).program)
 
-    def improved(best: Choice) -> tuple[Choice, dict[_Switch, Decision]]:
+    def improved(best: Choice, more: Sequence[_Switch] = ()) -> _Way:
         """Returns what switches make of a choice, and what each decided last."""
-        switches = _switches(write(best).program, graph, layout, options)
+        switches = [*_switches(write(best).program, graph, layout, options), *more]
         decisions: dict[_Switch, Decision] = {}
         for _ in range(_ROUNDS):
             began = best
@@ -90,23 +93,43 @@ def decide(
                 decisions[switch] = Decision(switch.name, chosen, rejected, fits)
             if best == began:
                 break
-        return best, decisions
+        return best, tuple(decisions.values())
 
-    other = replace(best, joint=not best.joint)
-    if evaluate(best) == evaluate(other):
-        best, decisions = improved(best)
-        return write(best), tuple(decisions.values())
+    def faster(way: _Way, rival: _Way, decision: _Switch) -> _Way:
+        """Returns the faster of two ways that a decision tells apart, and what it decided."""
+        ways = [way, rival]
+        if fits(rival[0]):
+            ways.sort(key=lambda way: evaluate(way[0]).seconds)
+        (best, decisions), (other, _) = ways
+        chosen, rejected = (
+            replace(evaluate(one), name=decision.word(one)) for one in (best, other)
+        )
+        return best, (*decisions, Decision(decision.name, chosen, rejected, fits(rival[0])))
+
+    def fits(choice: Choice) -> bool:
+        return evaluate(choice).peak_bytes <= allowed
+
+    def with_moves_by_time(way: _Way) -> _Way:
+        """Returns the faster of a way and of one whose moves take least time; itself if equal."""
+        best, other = way[0], _MOVES.turned(way[0])
+        try:
+            its, others = evaluate(best), evaluate(other)
+        except ValueError:  # a placement may say where other moves leave partial sums
+            return way
+        if its == others:
+            return way
+        gains = fits(other) and others.seconds < (1 - _GAIN) * its.seconds
+        return faster(way, improved(other, [_PRODUCTS]) if gains else (other, ()), _MOVES)
+
+    way = improved(best)
     # Other strategies send at other places, so that other changes may pay: each way is improved.
-    fits = evaluate(other).peak_bytes <= allowed
-    ways = [improved(best), improved(other) if fits else (other, {})]
-    if fits:
-        ways.sort(key=lambda way: evaluate(way[0]).seconds)
-    (best, decisions), (other, _) = ways
-    chosen, rejected = (
-        replace(evaluate(choice), name="together" if choice.joint else "one by one")
-        for choice in (best, other)
-    )
-    return write(best), (*decisions.values(), Decision("products", chosen, rejected, fits))
+    other = _PRODUCTS.turned(best)
+    if evaluate(best) != evaluate(other):
+        way = faster(way, improved(other) if fits(other) else (other, ()), _PRODUCTS)
+    if _strays_from_bytes(write(way[0]).program, hardware, evaluate(way[0]).seconds):
+        way = with_moves_by_time(way)
+    best, decisions = way
+    return write(best), decisions
 
 
 @dataclass(frozen=True)
@@ -139,6 +162,39 @@ class _Switch:
         if value == self.on:
             return self.on_word
         return str(value) if value else self.off_word  # another switch of the field may be on
+
+
+def _strays_from_bytes(program: SpmdProgram, hardware: Hardware, seconds: float) -> bool:
+    """Whether moves of least time may be much faster than those of fewest bytes.
+
+    Time follows bytes but for four kinds of collectives: those that wait for a latency, that cross
+    a slow network, that move what another one has just moved (another axis may go with it), and
+    all_to_alls, whose bytes pass through other devices. Where these take little of a step, another
+    lowering would be in vain.
+    """
+    return _straying_seconds(program.block, program.mesh, hardware) > _STRAYS * seconds
+
+
+def _straying_seconds(block: Block, mesh: Mesh, hardware: Hardware) -> float:
+    slow = hardware.slow_axes(mesh)
+    total, moved = 0.0, dict[Value, float]()
+    for one in block.instructions:
+        total += sum(one.runs * _straying_seconds(body, mesh, hardware) for body in one.bodies)
+        if not one.is_collective:
+            continue
+        axes = axes_of(one)
+        takes = hardware.seconds(one.op, wire_of(one, mesh), axes, mesh)
+        before = sum(moved.get(value, 0.0) for value in one.inputs)
+        waits = takes <= hardware.seconds(one.op, 1.0, axes, mesh)
+        if before or waits or one.op == "all_to_all" or not slow.isdisjoint(axes):
+            total += before + takes
+        moved.update(dict.fromkeys(one.outputs, takes))
+    return total
+
+
+_PRODUCTS = _Switch("products", "joint", True, "one by one", "together")
+_MOVES = _Switch("moves", "timed", True, "fewest bytes", "least time")
+_Way: TypeAlias = tuple[Choice, tuple[Decision, ...]]  # a choice, and what was decided about it
 
 
 def _switches(

@@ -18,6 +18,7 @@ from meshdsl.layouts.hardware import Hardware
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.prices import LinkPrices
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.layouts.validate import LabelledTensor, check, problems
 from meshdsl.lowering.choices import Choice, choose
@@ -27,6 +28,7 @@ from meshdsl.lowering.graphs.lookalikes import lookalikes
 from meshdsl.lowering.graphs.simplify import simplify
 from meshdsl.lowering.options import DEFAULT, Context, Options
 from meshdsl.lowering.passes import run_passes
+from meshdsl.lowering.passes.blocks import are_alike
 from meshdsl.lowering.passes.halves import in_halves
 from meshdsl.lowering.passes.prefetch import prefetch
 from meshdsl.lowering.passes.reduce_inside import reduce_inside
@@ -184,12 +186,18 @@ def _by(
     gathered_ahead, halved = cache(prefetch), cache(in_halves)
 
     @cache
+    def priced() -> Mesh:
+        assert hardware is not None, "only the hardware knows what moves take"
+        return replace(mesh, prices=LinkPrices.on(hardware, mesh))
+
+    @cache
     def placed(
-        keep: bool, reduce_each: bool, again: bool, context: Context | Literal[""]
+        keep: bool, reduce_each: bool, again: bool, context: Context | Literal[""], timed: bool
     ) -> _Start:
         chosen = replace(options, context=context) if context else options
         choice = Choice(keep, reduce_each=reduce_each, context=context, again=again)
-        return _Start.of(simplified, Chooser(mesh, chosen, hardware), choice, given)
+        chooser = Chooser(priced() if timed else mesh, chosen, hardware)
+        return _Start.of(simplified, chooser, choice, given)
 
     @cache
     def written(
@@ -199,13 +207,20 @@ def _by(
         again: bool,
         context: Context | Literal[""],
         joint: bool,
+        timed: bool,
     ) -> Stages:
         if not joint:
-            stages = written(keep, share, reduce_each, again, context, True)
+            stages = written(keep, share, reduce_each, again, context, True, timed)
             if not stages.placed.joint:
                 return stages  # the same object, so that passes and simulations run once
         choice = Choice(keep, share, reduce_each, context, again=again, joint=joint)
-        return placed(keep, reduce_each, again, context).stages(simplified, choice, given)
+        start = placed(keep, reduce_each, again, context, timed)
+        stages = start.stages(simplified, choice, given)
+        if timed:
+            usual = written(keep, share, reduce_each, again, context, joint, False)
+            if are_alike(stages.program.block, usual.program.block):
+                return usual  # the same object, as above
+        return stages
 
     @cache
     def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
@@ -236,6 +251,7 @@ def _by(
             choice.again,
             choice.context,
             choice.joint,
+            choice.timed,
         )
         program = improved(stages.program, choice.apart)
         if choice.prefetch and (ahead := gathered_ahead(program)) is not program:

@@ -5,12 +5,15 @@ bytes. A byte that crosses a slow axis of the mesh counts for `SLOWER`, so a sum
 fast axis is scattered over the fast one, reduced over the slow one, and gathered over the fast one.
 Among equals it has the fewest moves, then the fewest collectives (a permute counts for two, as the
 least regular one), then it is the first in a fixed order: every process gets the same chain.
+
+If the mesh has prices (`layouts.prices`), the chain takes the least time instead, of those that
+`Problem.chains` offers; among equals it is the chain of least bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,9 +22,11 @@ import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
-from meshdsl.lowering.communication.reshard_search import SLOWER, Problem
+from meshdsl.lowering.communication.reshard_search import SLOWER, Problem, Step
 from meshdsl.lowering.program import Pairs, wire_bytes
 from meshdsl.tensors.dims import Shape
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +70,29 @@ def reshard(
 def reshard_cost(
     shape: Shape, itemsize: int, start: TensorLayout, goal: TensorLayout, mesh: Mesh
 ) -> float:
-    """Returns the bytes that one device sends on the cheapest way from `start` to `goal`.
+    """Returns the cost of the cheapest way from `start` to `goal`; see `cost_of_sending`."""
+    return _cost(_chain(shape, itemsize, start, goal, mesh), mesh)
 
-    Bytes that cross a slow axis count for `SLOWER`.
+
+def cost_of_sending(kind: str, sent: float, axes: Iterable[str], mesh: Mesh) -> float:
+    """Returns the cost of one collective, in bytes that one device sends.
+
+    Bytes that cross a slow axis count for `SLOWER`. If the mesh has prices, it is the time, in
+    bytes that one link carries in it.
+
+    Args:
+        sent: the bytes that one device sends.
     """
+    if mesh.prices is not None:
+        return mesh.prices.cost(kind, axes, sent)
+    return sent if mesh.slow.isdisjoint(axes) else sent * SLOWER
+
+
+def _cost(moves: Iterable[Move], mesh: Mesh) -> float:
     return math.fsum(
-        move.wire_bytes * (1 if mesh.slow.isdisjoint(move.params["axes"]) else SLOWER)
-        for move in _chain(shape, itemsize, start, goal, mesh)
+        cost_of_sending(move.op, move.wire_bytes, move.params["axes"], mesh)
+        for move in moves
+        if move.op != "slice"
     )
 
 
@@ -90,9 +111,28 @@ def _chain(
     if start == goal:
         return ()
     problem = Problem.between(shape, start, goal, mesh)
+    least, *others = [
+        _moves(problem, steps, shape, itemsize, start, mesh) for steps in problem.chains()
+    ]
+    cost = _cost(least, mesh) if others else 0.0
+    for moves in others:
+        if (less := _cost(moves, mesh)) < (1 - _ROUNDING) * cost:
+            least, cost = moves, less
+    return least
+
+
+def _moves(
+    problem: Problem,
+    steps: Sequence[Step],
+    shape: Shape,
+    itemsize: int,
+    start: TensorLayout,
+    mesh: Mesh,
+) -> tuple[Move, ...]:
+    """Returns the moves of the steps from `start` to the goal of a problem."""
     here, state, moves = start, problem.start, []
     others = start.local(shape, mesh).volume // problem.volume(state[0])
-    for step in problem.shortcut() or problem.cheapest():
+    for step in steps:
         there = problem.layout(step.state)
         payload = problem.payload(step, state) * others * itemsize
         params: dict[str, Any] = {"axes": step.axes, **problem.named(step)}
@@ -103,7 +143,7 @@ def _chain(
         devices = 1 if step.op == "slice" else mesh.extent(params["axes"])
         moves.append(Move(step.op, params, there, wire_bytes(step.op, payload, devices)))
         here, state = there, step.state
-    assert here == goal
+    assert state == problem.goal
     return tuple(moves)
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain, combinations, permutations
 from typing import Any, NamedTuple, TypeAlias
 
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.prices import LinkPrices
 from meshdsl.layouts.tensor_layout import Kind, TensorLayout
 from meshdsl.lowering.program import wire_bytes
 from meshdsl.tensors.dims import Shape
@@ -60,6 +61,8 @@ class Problem:
         kind: the kind of the partial axes, if there are any.
         start, goal: the states of the two layouts.
         slow: the slow axes of the mesh.
+        prices: what moves cost, if not their bytes. The search compares what bytes cost, and no
+            latencies: so all problems that differ in scale have the same chain.
     """
 
     dims: tuple[str, ...]
@@ -70,6 +73,7 @@ class Problem:
     start: State
     goal: State
     slow: frozenset[str] = frozenset()
+    prices: LinkPrices | None = None
     known_shards: dict[tuple[str, ...], int] = field(default_factory=dict)
     known_choices: dict[Any, dict[tuple[int, ...], list[tuple[str, ...]]]] = field(
         default_factory=dict
@@ -100,6 +104,7 @@ class Problem:
             start=(tuple(first[dim] for dim in dims), tuple(a for a in sizes if a in pending)),
             goal=(tuple(last[dim] for dim in dims), ()),
             slow=mesh.slow,
+            prices=mesh.prices,
         )
 
     def layout(self, state: State) -> TensorLayout:
@@ -141,7 +146,24 @@ class Problem:
             for size, padded in zip(self.room, self.padded, strict=True)
         )
         sizes = tuple(self.sizes.items())
-        return _searched(room, sizes, self.kind == "sum", self.start, self.goal, self.slow)
+        sums = self.kind == "sum"
+        return _searched(room, sizes, sums, self.start, self.goal, self.slow, self.prices)
+
+    def chains(self) -> list[Sequence[Step]]:
+        """Returns the chains to choose from: that of least bytes, and what may take less time.
+
+        These are the chain whose bytes cost least, and a single all_reduce, whose latency is one.
+        """
+        plain = self if self.prices is None else replace(self, prices=None)
+        found: list[Sequence[Step]] = [plain.shortcut() or plain.cheapest()]
+        (least,) = found
+        moves = sum(step.op != "slice" for step in least)
+        if self.prices is None or not moves or (moves == 1 and len(self.proper(self.axes)) == 1):
+            return found
+        splits, pending = self.start
+        if splits == self.goal[0]:
+            found.append([Step("all_reduce", pending, (), self.goal)])
+        return [*found, self.cheapest()]
 
     def search(self) -> list[Step]:
         """Returns the cheapest chain, by A*."""
@@ -281,6 +303,8 @@ class Problem:
         """Returns the wire bytes of a move, in units in which all costs are integers."""
         devices = 2 if op == "permute" else self.shards(axes)
         sent = round(wire_bytes(op, payload * self.extent, devices))
+        if self.prices is not None:
+            return sent * self.prices.price(op, axes or self.sizes).parts
         across = self.slow and not self.slow.isdisjoint(axes or self.sizes)
         return sent * SLOWER if across else sent
 
@@ -299,7 +323,17 @@ class Problem:
         return max(before, after)
 
     def missing(self, state: State) -> int:
-        """Returns a lower bound on the wire bytes from a state to the goal, in the same units.
+        """Returns a lower bound on the cost from a state to the goal, in the same units.
+
+        With prices it is the least number of bytes, at the lowest price of all.
+        """
+        if self.prices is not None:
+            return self.missing_bytes(state, 0) * self.lowest
+        slow = (SLOWER - 1) * self.crossing(state) if self.slow else 0
+        return self.missing_bytes(state, slow)
+
+    def missing_bytes(self, state: State, slow: int) -> int:
+        """Returns a lower bound on the wire bytes from a state to the goal.
 
         First bound: a device sends at least as much as some device must receive. That is the part
         of its goal block that it does not own, or all of the block while values are partial. Blocks
@@ -310,10 +344,12 @@ class Problem:
         Second bound: the largest number of bytes is at least the average. An element in p partial
         sums is sent p - 1 times until it is complete, and once more to each further device that
         needs it. The same bound holds for bytes across slow axes, between groups of devices.
+
+        Args:
+            slow: what bytes across slow axes count more than others.
         """
         splits, pending = state
         needed = self.extent * self.volume(self.goal[0])
-        slow = (SLOWER - 1) * self.crossing(state) if self.slow else 0
         if self.proper(pending):
             copies = self.extent // math.prod(map(self.shards, self.goal[0]))
             sent = math.prod(self.room) * (self.shards(pending) + copies - 2)
@@ -378,6 +414,16 @@ class Problem:
         """Whether some axes have size 1."""
         return 1 in self.sizes.values()
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that a chain may use."""
+        return tuple(self.sizes)
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest price of a byte."""
+        return 1 if self.prices is None else self.prices.lowest(self.sizes)
+
     @cached_property
     def extent(self) -> int:
         return math.prod(self.sizes.values())
@@ -391,10 +437,11 @@ def _searched(
     start: State,
     goal: State,
     slow: frozenset[str],
+    prices: LinkPrices | None,
 ) -> tuple[Step, ...]:
     kind: Kind = "sum" if sums else "max"
     names = tuple(map(str, range(len(room))))
-    problem = Problem(names, room, dict(sizes), TensorLayout(), kind, start, goal, slow)
+    problem = Problem(names, room, dict(sizes), TensorLayout(), kind, start, goal, slow, prices)
     return tuple(problem.search())
 
 

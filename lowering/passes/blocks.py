@@ -11,9 +11,12 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from meshdsl.lowering.instructions import kinds_with
-from meshdsl.lowering.program import EFFECTS, Block, Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import EFFECTS, Block, Instruction, SpmdProgram, Value, exact_key
 
 CHEAP = kinds_with(lambda kind: kind.cheap)
 
@@ -164,3 +167,58 @@ def substituted(
         return instruction
     inputs = tuple(values.get(value, value) for value in instruction.inputs)
     return replace(instruction, inputs=inputs, outputs=tuple(outputs or instruction.outputs))
+
+
+def are_alike(block: Block, other: Block) -> bool:
+    """Whether two blocks have the same instructions, in the same order, on values of their own."""
+    return _are_alike(block, other, {})
+
+
+def _are_alike(block: Block, other: Block, known: dict[Value, Value]) -> bool:
+    """Whether two blocks are alike if `known` says which value is which."""
+    if len(block.instructions) != len(other.instructions):
+        return False
+    if not _have_like_types(block.inputs, other.inputs):
+        return False
+    known.update(zip(block.inputs, other.inputs, strict=True))
+    for one, two in zip(block.instructions, other.instructions, strict=True):
+        if one.op != two.op or not _read_alike(one.inputs, two.inputs, known):
+            return False
+        if not _have_like_types(one.outputs, two.outputs):
+            return False
+        if not _have_like_params(one.params, two.params, known):
+            return False
+        known.update(zip(one.outputs, two.outputs, strict=True))
+    return _read_alike(block.outputs, other.outputs, known)
+
+
+def _read_alike(
+    values: Sequence[Value], others: Sequence[Value], known: Mapping[Value, Value]
+) -> bool:
+    return len(values) == len(others) and all(
+        known.get(value) is other for value, other in zip(values, others, strict=True)
+    )
+
+
+def _have_like_types(values: Sequence[Value], others: Sequence[Value]) -> bool:
+    return len(values) == len(others) and all(
+        value.shape == other.shape and value.dtype == other.dtype and value.layout == other.layout
+        for value, other in zip(values, others, strict=True)
+    )
+
+
+def _have_like_params(
+    params: Mapping[str, Any], others: Mapping[str, Any], known: dict[Value, Value]
+) -> bool:
+    return params.keys() == others.keys() and all(
+        param is others[name] or _is_like(param, others[name], known)
+        for name, param in params.items()
+    )
+
+
+def _is_like(param: object, other: object, known: dict[Value, Value]) -> bool:
+    if isinstance(param, Block):
+        return isinstance(other, Block) and _are_alike(param, other, known)
+    if isinstance(param, np.ndarray) and isinstance(other, np.ndarray):
+        return param.dtype == other.dtype and param.tobytes() == other.tobytes()
+    return exact_key(param) == exact_key(other)

@@ -26,7 +26,7 @@ from dataclasses import replace
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.tensor_layout import TensorLayout
 from meshdsl.lowering.choices import Lowered, cost_of
-from meshdsl.lowering.communication.reshard_search import SLOWER
+from meshdsl.lowering.communication.reshard import cost_of_sending
 from meshdsl.lowering.partition import Strategy
 from meshdsl.lowering.placement.open_products import Product, Share, open_products, shares
 from meshdsl.lowering.placement.partial_sums import place_reductions
@@ -337,13 +337,10 @@ class _Group:
 
 
 def _sent(block: Block, mesh: Mesh) -> float:
-    """Returns the bytes that one device sends in a block, and the cost of its collectives' starts.
-
-    Bytes over slow axes are weighed as `reshard_cost` weighs them.
-    """
+    """Returns the cost of a block's collectives, and of their starts; see `cost_of_sending`."""
     total = 0.0
     for instruction, times in block.walk():
         if instruction.is_collective:
-            slow = not mesh.slow.isdisjoint(instruction.params["axes"])
-            total += (START + wire_of(instruction, mesh) * (SLOWER if slow else 1)) * times
+            axes, sent = instruction.params["axes"], wire_of(instruction, mesh)
+            total += (START + cost_of_sending(instruction.op, sent, axes, mesh)) * times
     return total

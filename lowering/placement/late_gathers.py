@@ -29,7 +29,7 @@ from meshdsl.lowering.partition.shape import led_by_operand
 from meshdsl.lowering.placement.choosing import Chooser
 from meshdsl.lowering.placement.mincut import INFINITE, CutGraph
 from meshdsl.lowering.placement.reads import START
-from meshdsl.lowering.program import Block, wire_of
+from meshdsl.lowering.program import Block, Instruction, wire_of
 from meshdsl.lowering.writing.builder import BlockBuilder
 from meshdsl.tensors.tensor import Tensor
 from meshdsl.tracing.graph import Form, Graph, Operation
@@ -300,7 +300,13 @@ class _LateGathers:
         rows = zip(op.inputs, strategy.operands, strict=True)
         results = strategy.emit(builder, [builder.value(t.shape, t.dtype, at) for t, at in rows])
         written = Block((), tuple(builder.instructions), tuple(results))
-        return sum((wire_of(i, self.mesh) + START * i.is_collective) * n for i, n in written.walk())
+        return sum((self._cost(i) + START) * n for i, n in written.walk() if i.is_collective)
+
+    def _cost(self, collective: Instruction) -> float:
+        sent = wire_of(collective, self.mesh)
+        if self.mesh.prices is None:
+            return sent
+        return self.mesh.prices.cost(collective.op, collective.params["axes"], sent)
 
     def _sent(self, tensor: Tensor, before: TensorLayout, after: TensorLayout) -> float:
         if before == after or tensor in self.constant:

@@ -160,30 +160,32 @@ def one_move(shape: Shape, s: TensorLayout, t: TensorLayout, mesh: Mesh) -> int 
     reduced = [axis for axis in s.partial_axes if axis not in t.partial_axes]
     costs = []
 
-    def cost(factor: int, axes: tuple[str, ...], elements: int) -> None:
-        n = mesh.extent(axes)
-        costs.append(factor * (n - 1) * elements * mesh.size // n)
+    def cost(kind: str, axes: tuple[str, ...], elements: int) -> None:
+        n, factor = mesh.extent(axes), 2 if kind == "all_reduce" else 1
+        parts = 1 if mesh.prices is None else mesh.prices.price(kind, axes).parts
+        costs.append(factor * (n - 1) * elements * mesh.size // n * parts)
 
     if not set(t.partial) <= set(s.partial):
         return None
     if not reduced:
         if before == after:
-            costs.append(before.volume * mesh.size)
+            parts = 1 if mesh.prices is None else mesh.prices.price("permute", mesh.names).parts
+            costs.append(before.volume * mesh.size * parts)
         if len(changed) == 1 and longer:
             costs.append(0)
         if len(changed) == 1 and shorter:
             have, get = changed[shorter[0]]
-            cost(1, have[len(get) :], after.volume)
+            cost("all_gather", have[len(get) :], after.volume)
         if len(changed) == 2 and len(longer) == len(shorter) == 1:
             (have, get), (own, more) = changed[shorter[0]], changed[longer[0]]
             if have[len(get) :] == more[len(own) :]:
-                cost(1, have[len(get) :], before.volume)
+                cost("all_to_all", have[len(get) :], before.volume)
     elif not changed:
-        cost(2, tuple(reduced), before.volume)
+        cost("all_reduce", tuple(reduced), before.volume)
     elif len(changed) == 1 and longer and s.partial[0][1] == "sum":
         have, get = changed[longer[0]]
         if set(get[len(have) :]) == set(reduced):
-            cost(1, tuple(reduced), before.volume)
+            cost("reduce_scatter", tuple(reduced), before.volume)
     return min(costs, default=None)
 
 
