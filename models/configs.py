@@ -44,7 +44,8 @@ class TransformerConfig:
         attention: "multihead" (with `kv_heads`, grouped-query), or "latent": keys and values of all
             heads come from `kv_rank` features, and `rotary_kv` more tell positions.
         scaled: whether multi-head scores are divided by sqrt(kv).
-        query_scale: what scores are multiplied by instead; None: nothing else.
+        query_scale: what scores are multiplied by instead, also those of latent attention; None:
+            nothing else.
         attention_soft_cap, logit_soft_cap: scores s of attention, and of tokens in decoders, become
             cap * tanh(s / cap). None: they stay as they are.
         query_key_norm: whether queries and keys of each head are normalised (Dehghani et al. 2023,
@@ -318,7 +319,7 @@ class TransformerConfig:
         if self.window_pattern and self.dense_layers:
             problems.append("window_pattern is for layers of one kind; leave dense_layers out")
         if self.attention == "latent":
-            multihead = "qkv_bias query_key_norm window_pattern query_scale attention_soft_cap"
+            multihead = "qkv_bias query_key_norm window_pattern attention_soft_cap"
             for name in (*multihead.split(), "rotary_window_base"):
                 if getattr(self, name):
                     problems.append(f"{name} is for multi-head attention; leave it out")

@@ -27,6 +27,7 @@ class Family:
         unused: patterns of tensors that are no parameters, such as tables of positions.
         tied: tensors that repeat the embedding in some folders.
         renamed: pairs of endings: what very old files call a tensor, and what others call it.
+        beyond: the contents of `config.json` -> further such patterns as `unused`.
         more: a configuration -> parts that depend on it, besides `parts`.
     """
 
@@ -40,7 +41,13 @@ class Family:
     unused: Sequence[str] = ()
     tied: Sequence[str] = ()
     renamed: Sequence[tuple[str, str]] = ()
+    beyond: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     more: Callable[[Any], Mapping[str, Part]] | None = None
+
+    def ignores(self, settings: Mapping[str, Any]) -> Sequence[str]:
+        """Returns patterns of the tensors of a folder that are no parameters of its model."""
+        beyond = () if self.beyond is None else self.beyond(settings)
+        return (*self.unused, *self.tied, *beyond)
 
     def table(self, config: Any, specs: Mapping[str, Spec]) -> Table:
         """Returns the table of a model's parameters, by their dims."""

@@ -56,6 +56,12 @@ class Folder:
         family = _family(folder, values)
         settings = Settings(values, _tokenizer(folder))
         config, problems = None, settings.problems
+        if quantised := values.get("quantization_config"):
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            problems.append(
+                f"quantization_config: the weights are quantised ({method}); take those in "
+                "bfloat16, or write such with transformers"
+            )
         try:
             config = family.configure(settings)
         except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:

@@ -2,8 +2,10 @@
 
 `Part("h.{layers}.attn.c_proj.weight", "heads kv, embed")` says: each layer has a tensor of two
 axes; the first is made of `heads` and `kv`, `heads` major. A dim that a parameter lacks has
-size 1. Blocks of parameters are found without reading more than they need, but for merged dims of
-which an inner one is split.
+size 1. Of `heads *kv|rotary_kv` each head has `kv` and then `rotary_kv`, and the parameter is the
+first of them. `rotary_kv~` is stored by pairs: features i and i + n/2 of n stand side by side.
+Blocks of parameters are found without reading more than they need, but for merged dims of which an
+inner one is split, is one of several, or is stored by pairs.
 """
 
 from __future__ import annotations
@@ -31,12 +33,14 @@ class Part:
         axes: of the tensor, with the dims that each is made of: "heads group kv, embed".
         after: of several parameters in one tensor, what stands before this one, along the first
             axis that is of other dims than theirs: the dims of each.
+        first: the number of the first of the layers.
     """
 
     name: str
     axes: str
     after: tuple[str, ...] = ()
     along: int = 0
+    first: int = 0
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -44,9 +48,27 @@ class Part:
         return tuple(_DIM.findall(self.name))
 
     @property
-    def merged(self) -> list[list[str]]:
-        """The dims of each axis."""
-        return [axis.split() for axis in self.axes.split(",")]
+    def merged(self) -> list[list[Run]]:
+        """What each axis is made of."""
+        return [[Run(text) for text in axis.split()] for axis in self.axes.split(",")]
+
+
+class Run:
+    """A dim in a merged axis: `kv`, or one of several `*kv|rotary_kv`; `kv~` is stored by pairs."""
+
+    def __init__(self, text: str) -> None:
+        several = text.split("|")
+        own = next((at for at, one in enumerate(several) if one.startswith("*")), 0)
+        dims = [one.strip("*~") for one in several]
+        self.dim, self.paired = dims[own], several[own].endswith("~")
+        self.before, self.others = dims[:own], dims[:own] + dims[own + 1 :]
+
+    def positions(self, size: int, start: int, low: int, high: int) -> slice | np.ndarray:
+        """Returns where the positions of the dim are stored, from `low` to `high`."""
+        if not self.paired:
+            return slice(start + low, start + high)
+        at = np.arange(low, high)
+        return start + 2 * (at % (size // 2)) + at // (size // 2)
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,7 @@ class Piece:
     index: tuple[Range, ...]
     at: tuple[int | slice, ...]
     split: tuple[int, ...]
-    inner: tuple[slice, ...]
+    inner: tuple[slice | np.ndarray, ...]
     order: tuple[int, ...]
 
     def arranged(self, block: np.ndarray) -> np.ndarray:
@@ -73,9 +95,9 @@ class Piece:
 
     def written(self, into: np.ndarray, block: np.ndarray) -> None:
         """Writes the parameter's block into a tensor; the block has all of the merged dims."""
-        back = np.argsort(self.order)
-        shape = [stop - start for start, stop in self.index]
-        into[tuple(slice(*each) for each in self.index)] = block.transpose(back).reshape(shape)
+        stored = into[tuple(slice(*each) for each in self.index)].reshape(self.split)
+        assert np.shares_memory(stored, into) or not block.size  # axes are split, so it is a view
+        stored[self.inner] = block.transpose(np.argsort(self.order))
 
 
 @dataclass(frozen=True)
@@ -124,12 +146,12 @@ class Table:
         sizes = {dim.name: dim.size for dim in dims}
         counted = [dim for dim in dims.names if dim in part.counted]
         rest = [dim for dim in dims.names if dim not in counted]
-        merged = [[dim for dim in axis if dim in sizes] for axis in part.merged]
-        flat = [dim for axis in merged for dim in axis]
+        merged = [[run for run in axis if run.dim in sizes] for axis in part.merged]
+        flat = [run.dim for axis in merged for run in axis]
         assert sorted(flat) == sorted(rest), f"{path}{dims}: {part}"
-        index, split, inner = [], list[int](), list[slice]()
+        index, split, inner = [], list[int](), list[slice | np.ndarray]()
         for axis in merged:
-            where, shape, within = _axis(axis, sizes, ranges)
+            where, shape, within = _axis(axis, sizes, ranges, self._sizes)
             index.append(where)
             split += shape
             inner += within
@@ -140,32 +162,42 @@ class Table:
         for numbers in itertools.product(*(range(*ranges[dim]) for dim in counted)):
             of = dict(zip(counted, numbers, strict=True))
             at = tuple(of[dim] - ranges[dim][0] if dim in of else slice(None) for dim in dims.names)
-            yield Piece(part.name.format(**of), tuple(index), at, tuple(split), tuple(inner), order)
+            number = {dim: at + part.first * (dim == "layers") for dim, at in of.items()}
+            yield Piece(
+                part.name.format(**number), tuple(index), at, tuple(split), tuple(inner), order
+            )
 
     def _size_of(self, dims: str) -> int:
         return math.prod(self._sizes.get(dim, 1) for dim in dims.split())
 
 
 def _axis(
-    dims: Sequence[str], sizes: Mapping[str, int], ranges: Mapping[str, Range]
-) -> tuple[Range, list[int], list[slice]]:
+    runs: Sequence[Run],
+    sizes: Mapping[str, int],
+    ranges: Mapping[str, Range],
+    others: Mapping[str, int],
+) -> tuple[Range, list[int], list[slice | np.ndarray]]:
     """Returns the range of a merged axis that has a block, its shape by dims, and the block there.
 
-    The range is exact if no dim after the first of several positions is split.
+    The range is exact if no dim after the first of several positions is split, is one of several or
+    is stored by pairs.
     """
-    start, stride = 0, math.prod(sizes[dim] for dim in dims)
-    shape, inner = list[int](), list[slice]()
+    every = [sizes[run.dim] + sum(others[dim] for dim in run.others) for run in runs]
+    start, stride = 0, math.prod(every)
+    shape, inner = list[int](), list[slice | np.ndarray]()
     length, exact = stride, True
-    for dim in dims:
-        low, high = ranges[dim]
-        if exact:
-            stride //= sizes[dim]
-            start += low * stride
+    for run, full in zip(runs, every, strict=True):
+        low, high = ranges[run.dim]
+        before = sum(others[dim] for dim in run.before)
+        if exact and not run.paired:
+            stride //= full
+            start += (before + low) * stride
             length = (high - low) * stride
             shape.append(high - low)
             inner.append(slice(None))
             exact = high - low == 1
         else:
-            shape.append(sizes[dim])
-            inner.append(slice(low, high))
+            shape.append(full)
+            inner.append(run.positions(sizes[run.dim], before, low, high))
+            exact = False
     return (start, start + length), shape, inner

@@ -177,6 +177,7 @@ class LatentAttention(md.Module):
     key_rotary: md.Tensor  # embed, rotary_kv
     value: md.Tensor  # kv_rank, heads, kv
     out: md.Tensor  # heads, kv, embed
+    scale: float | None = md.static()
     window: int | None = md.static()
 
     def __call__(self, x: md.Tensor, shared: Shared) -> md.Tensor:
@@ -190,7 +191,15 @@ class LatentAttention(md.Module):
         q = md.concat([q, q_rotary.rename(rotary_kv="kv")], "kv")
         k = md.concat([k, k_rotary.rename(rotary_kv="kv")], "kv").rename(length="memory_length")
         v = v.rename(length="memory_length")
-        mixed = _attend(q, k, v, causal=shared.causal, segments=shared.segments, window=self.window)
+        mixed = _attend(
+            q,
+            k,
+            v,
+            causal=shared.causal,
+            segments=shared.segments,
+            window=self.window,
+            scale=self.scale,
+        )
         return md.einsum(mixed, self.out, over=["heads", "kv"])
 
     def step(self, x: md.Tensor, shared: Shared, cache: LayerCache) -> tuple[md.Tensor, LayerCache]:
@@ -205,7 +214,9 @@ class LatentAttention(md.Module):
         assert shared.slots is not None
         q, q_rotary = self._queries(x, shared)
         latent, k_rotary = self._latent(x, shared)
-        scale = (q.shape.get("kv").size + q_rotary.shape.get("rotary_kv").size) ** -0.5
+        scale = self.scale
+        if scale is None:
+            scale = (q.shape.get("kv").size + q_rotary.shape.get("rotary_kv").size) ** -0.5
         rank = latent.shape.get("kv_rank").size
         q = md.einsum(q, self.key, over="kv").rename(kv_rank="latent")
         q = md.concat([q, q_rotary.rename(rotary_kv="latent")], "latent")
@@ -325,5 +336,6 @@ def _init_latent(
         key_rotary=draw.into(embed, [*front, embed, rotary]),
         value=draw.into(kv_rank, [*front, kv_rank, heads, kv]),
         out=draw.into([heads, kv], [*front, heads, kv, embed], config.quieter),
+        scale=config.query_scale,
         window=config.window,
     )

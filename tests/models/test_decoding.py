@@ -44,6 +44,7 @@ FAMILIES = {
     "mixtral": ("mixtral_mini", EXPERTS),
     "mixtral, sorted": ("mixtral_mini", f"{EXPERTS},dispatch=sort"),
     "deepseek": ("deepseek_mini", LATENT),
+    "deepseek, another scale": ("deepseek_mini", f"{LATENT},query_scale=0.7"),
     "deepseek, window": ("deepseek_mini", f"{LATENT},window=5"),
     "alibi": ("gpt_mini", f"{SIZES},kv_heads=2,positions=alibi,norm_order=post,mlp=geglu"),
     "relative, window": ("gpt_mini", f"{SIZES},kv_heads=2,positions=relative,window=5,mlp=relu"),

@@ -98,7 +98,8 @@ class ForeignFiles:
         shapes = self._table.shapes()
         named = {_usual(name, family, shapes): name for name in tensors}
         problems = list[str]()
-        needless = [name for name in named if name not in shapes and not _unused(name, family)]
+        ignored = family.ignores(self.folder.settings)
+        needless = [name for name in named if name not in shapes and not _matches(name, ignored)]
         nearest = Nearest(needless)
         for name, shape in shapes.items():
             stored = tensors.get(named.get(name, ""))
@@ -221,8 +222,7 @@ def _usual(name: str, family: Any, shapes: Mapping[str, Any]) -> str:
     )
 
 
-def _unused(name: str, family: Any) -> bool:
-    patterns = (*family.unused, *family.tied)
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

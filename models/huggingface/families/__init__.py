@@ -4,6 +4,7 @@ A model that several families could have is exported as the first of them.
 """
 
 from meshdsl.models.huggingface.families.bert import BERT, ROBERTA, XLM_ROBERTA
+from meshdsl.models.huggingface.families.deepseek import DEEPSEEK2, DEEPSEEK3
 from meshdsl.models.huggingface.families.gemma import GEMMA, GEMMA2, GEMMA3
 from meshdsl.models.huggingface.families.gpt2 import GPT2
 from meshdsl.models.huggingface.families.llama import LLAMA
@@ -27,6 +28,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA,
         GEMMA2,
         GEMMA3,
+        DEEPSEEK2,
+        DEEPSEEK3,
         T5,
         MT5,
         BERT,

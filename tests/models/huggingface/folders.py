@@ -60,6 +60,27 @@ YARN = {
     "beta_fast": 2.0,
     "beta_slow": 0.5,
 }
+DEEPSEEK = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 64,
+    "vocab_size": 67,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
 CONFIGS = {
     "gpt2": {
         "model_type": "gpt2",
@@ -146,6 +167,21 @@ CONFIGS = {
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
     },
     "phi3": {"model_type": "phi3", **SIZES},
+    "deepseek_v2": {"model_type": "deepseek_v2", **DEEPSEEK, "q_lora_rank": None},
+    "deepseek_v2, groups": {
+        "model_type": "deepseek_v2",
+        **DEEPSEEK,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 3.0,
+        "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **DEEPSEEK,
+        "first_k_dense_replace": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
     "t5": {"model_type": "t5", **T5_SIZES},
     "t5 v1.1": {
         "model_type": "t5",
@@ -186,10 +222,11 @@ def write_folder(folder, config, files=1, dtype="float32", seed=0):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(seed)
-    arrays = {
-        name: (0.3 * rng.normal(size=shape) + name.endswith("norm.weight")).astype(dtype)
-        for name, shape in table_of(folder).shapes().items()
-    }
+    arrays = {}
+    for name, shape in table_of(folder).shapes().items():
+        numbers = 0.3 * rng.normal(size=shape) + name.endswith("norm.weight")
+        # Biases of routers are float32 in all folders.
+        arrays[name] = numbers.astype("float32" if "correction_bias" in name else dtype)
     names = sorted(arrays)
     weight_map = {
         name: f"model-{1 + number % files}.safetensors" for number, name in enumerate(names)

@@ -13,6 +13,7 @@ from meshdsl.models import bert
 from meshdsl.training.checkpointing.weights import load_weights
 from meshdsl.training.state import by_path, spec_of
 from tests.models.huggingface.folders import (
+    DEEPSEEK,
     ENCODER,
     LLAMA3,
     LONG,
@@ -151,6 +152,28 @@ CASES = {
     "phi3": ("Phi3Config", SIZES),
     "phi3, window": ("Phi3Config", {**SIZES, "sliding_window": 5, "tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3Config", {**SIZES, "head_dim": 4, "attention_bias": True}),
+    "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None}),
+    "deepseek_v2, groups": (
+        "DeepseekV2Config",
+        {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 3.0,
+            **turning({**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}),
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **DEEPSEEK,
+            "first_k_dense_replace": 2,
+            **turning({**YARN, "mscale": 0.5, "mscale_all_dim": 1.0}),
+        },
+    ),
+    "deepseek_v3, no dense layers": (
+        "DeepseekV3Config",
+        {**DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 0, "norm_topk_prob": False},
+    ),
     "t5": ("T5Config", T5_SIZES),
     "t5 v1.1": ("T5Config", {**T5_SIZES, **OWN_HEAD, "feed_forward_proj": "gated-gelu"}),
     "t5, silu": ("T5Config", {**T5_SIZES, **OWN_HEAD, "feed_forward_proj": "gated-silu"}),
@@ -181,8 +204,15 @@ def theirs(kind, settings, folder):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for buffer in biases_of_routers(model).values():
+            buffer.add_(0.1 * torch.randn_like(buffer))
     model.eval().save_pretrained(folder)
     return model
+
+
+def biases_of_routers(model):
+    """Returns what decides with the scores who is chosen; it has no gradient."""
+    return {n: each for n, each in model.named_buffers() if n.endswith("correction_bias")}
 
 
 def scored(model, tokens):
@@ -244,14 +274,15 @@ def test_scores_of_two_segments_are_those_of_transformers(case, tmp_path):
 
 def gradients(original, source, folder):
     """Writes the gradients of a model of transformers as weights, to read them by our tables."""
-    before = {name: p.detach().clone() for name, p in original.named_parameters()}
+    every = {**dict(original.named_parameters()), **biases_of_routers(original)}
+    before = {name: each.detach().clone() for name, each in every.items()}
     with torch.no_grad():
-        for parameter in original.parameters():
-            parameter.copy_(parameter.grad)
+        for each in every.values():
+            each.copy_(torch.zeros_like(each) if each.grad is None else each.grad)
     original.save_pretrained(folder)
     with torch.no_grad():
-        for name, parameter in original.named_parameters():
-            parameter.copy_(before[name])
+        for name, each in every.items():
+            each.copy_(before[name])
     return folder
 
 

@@ -1,5 +1,6 @@
 """Folders of Hugging Face as models: settings, round trips, layouts, and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -96,6 +97,7 @@ def test_settings_become_a_configuration(tmp_path):
         ("mixtral_8x7b", "mixtral"),
         ("bert_base", "bert"),
         ("t5_small", "t5"),
+        ("deepseek_mini", "deepseek_v2"),
     ],
 )
 def test_named_models_have_a_family(name, family):
@@ -318,3 +320,64 @@ def test_scalings_that_a_family_cannot_say_keep_a_model_from_it():
     )
     settings = family_for(models.load("llama3_8b", f"{long},rotary_factor=4").config, "phi3")[1]
     assert {*settings["rope_scaling"]} == {"type", "short_factor", "long_factor"}
+
+
+def test_latent_attention_that_cannot_be_had_is_told(tmp_path):
+    wrong = {
+        "v_head_dim": 16,
+        "num_key_value_heads": 3,
+        "moe_layer_freq": 2,
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "topk_method": "noaux_tc",
+        "attention_bias": True,
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    assert refused(tmp_path, {**CONFIGS["deepseek_v2"], **wrong}).splitlines()[1:] == [
+        "  quantization_config: the weights are quantised (fp8); take those in bfloat16, or write "
+        "such with transformers",
+        "  norm_topk_prob=True: meshdsl has only False for this family",
+        "  topk_method='noaux_tc': meshdsl has greedy, group_limited_greedy for this family",
+        "  attention_bias=True: meshdsl has only False for this family",
+        "  moe_layer_freq=2: meshdsl has only 1 for this family",
+        "  rms_norm_eps=1e-05: meshdsl has only 1e-06 for this family",
+        "  num_key_value_heads=3: meshdsl has only 6 for this family",
+        "  v_head_dim=16: meshdsl has only 8 for this family",
+    ]
+    wrong = {"rope_interleave": False, "scoring_func": "softmax"}
+    assert refused(tmp_path, {**CONFIGS["deepseek_v3"], **wrong}).splitlines()[1:] == [
+        "  scoring_func='softmax': meshdsl has only 'sigmoid' for this family",
+        "  rope_interleave=False: meshdsl has only True for this family",
+    ]
+
+
+def test_scales_of_latent_attention_are_those_of_yarn(tmp_path):
+    folder = write_folder(tmp_path / "in", CONFIGS["deepseek_v3"])
+    config = models.load(str(folder)).config
+    assert config.query_scale == pytest.approx((0.1 * np.log(4) + 1) ** 2 / np.sqrt(8 + 4))
+    assert config.scaling.size == 1
+    settings = family_for(config)[1]
+    assert settings["rope_scaling"]["mscale_all_dim"] == 1
+
+    def reason(**fields):
+        with pytest.raises(ValueError) as error:
+            family_for(dataclasses.replace(config, **fields), "deepseek_v3")
+        return str(error.value).splitlines()[-1]
+
+    plain = {"rotary_scaling": "none", "rotary_magnitude": None}
+    assert reason(**plain).endswith("needs no query_scale, but with yarn")
+    assert reason(query_scale=0.1).endswith("needs query_scale above 0.288675")
+    assert reason(norm_eps=1e-5).endswith("needs norm_eps=1e-06, not 1e-05")
+    assert reason(shared_experts=0).endswith("needs shared_experts of at least 1")
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    settings = CONFIGS["deepseek_v3"] | {"num_nextn_predict_layers": 1}
+    folder = write_folder(tmp_path / "in", settings)
+    tensors = tensors_of(folder)
+    one = np.zeros(2, "float32")
+    save_file({**tensors, "model.layers.4.eh_proj.weight": one}, folder / "model-0.safetensors")
+    Weights(folder)
+    save_file({**tensors, "model.layers.5.eh_proj.weight": one}, folder / "model-0.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.5\.eh_proj\.weight: not of such a model"):
+        Weights(folder)

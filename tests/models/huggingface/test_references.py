@@ -298,7 +298,76 @@ def encoder(config, w):
     return h @ table.T + w["cls.predictions.bias" if kind == "bert" else "lm_head.bias"]
 
 
+def deepseek(config, w):
+    """DeepSeek-AI 2024, "DeepSeek-V2", section 2, "DeepSeek-V3", section 2.1; their code."""
+    third, count = config["model_type"] == "deepseek_v3", config["num_attention_heads"]
+    plain, turning = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    scaling = config.get("rope_scaling")
+    size, sharper = 1.0, 1.0
+    if scaling:  # cosine and sine keep their size: mscale and mscale_all_dim are the same here
+        sharper = 0.1 * scaling["mscale_all_dim"] * np.log(scaling["factor"]) + 1
+        size = 0.1 * np.log(scaling["factor"]) + 1
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T
+
+    def rotated(x):  # pairs stand side by side
+        x = np.concatenate([x[..., ::2], x[..., 1::2]], -1)
+        return turned(x, 10000.0, scaling) / size
+
+    def mlp(x, name):
+        gate = linear(x, f"{name}.gate_proj")
+        return linear(
+            gate / (1 + np.exp(-gate)) * linear(x, f"{name}.up_proj"), f"{name}.down_proj"
+        )
+
+    def experts(x, name):
+        logits, groups = linear(x, f"{name}.gate"), config["n_group"]
+        chance = 1 / (1 + np.exp(-logits)) if third else softmax(logits)
+        ranked = chance + w[f"{name}.gate.e_score_correction_bias"] if third else chance
+        if third or config.get("topk_method") == "group_limited_greedy":
+            best = np.sort(ranked.reshape(*ranked.shape[:2], groups, -1), -1)
+            best = best[..., -2:].sum(-1) if third else best[..., -1]
+            least = np.sort(best, -1)[..., -config["topk_group"], None]
+            apart = np.repeat(best >= least, ranked.shape[-1] // groups, axis=-1)
+            ranked = np.where(apart, ranked, -np.inf)
+        least = np.sort(ranked, -1)[..., -config["num_experts_per_tok"], None]
+        weight = np.where(ranked >= least, chance, 0)
+        weight = weight / weight.sum(-1, keepdims=True) if third else weight
+        mixed = sum(
+            weight[..., [e]] * mlp(x, f"{name}.experts.{e}") for e in range(weight.shape[-1])
+        )
+        return config.get("routed_scaling_factor", 1) * mixed + mlp(x, f"{name}.shared_experts")
+
+    x = w["model.embed_tokens.weight"][TOKENS]
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        own, h = f"{layer}.self_attn", norm(x, f"{layer}.input_layernorm")
+        if config["q_lora_rank"] is None:
+            q = heads(linear(h, f"{own}.q_proj"), count)
+        else:
+            low = norm(linear(h, f"{own}.q_a_proj"), f"{own}.q_a_layernorm")
+            q = heads(linear(low, f"{own}.q_b_proj"), count)
+        low, k_turned = np.split(linear(h, f"{own}.kv_a_proj_with_mqa"), [-turning], -1)
+        both = heads(linear(norm(low, f"{own}.kv_a_layernorm"), f"{own}.kv_b_proj"), count)
+        k_turned = np.repeat(rotated(k_turned[:, None]), count, axis=1)
+        q = np.concatenate([q[..., :plain], rotated(q[..., plain:])], -1)
+        k = np.concatenate([both[..., :plain], k_turned], -1)
+        mixed = causal(q, k, both[..., plain:], None, sharper**2 * (plain + turning) ** -0.5)
+        x = x + linear(merged(mixed), f"{own}.o_proj")
+        h = norm(x, f"{layer}.post_attention_layernorm")
+        dense = number < config["first_k_dense_replace"]
+        x = x + (mlp if dense else experts)(h, f"{layer}.mlp")
+    return norm(x, "model.norm") @ w["lm_head.weight"].T
+
+
 REFERENCES = {
+    "deepseek_v2": deepseek,
+    "deepseek_v2, groups": deepseek,
+    "deepseek_v3": deepseek,
     "t5": t5,
     "t5 v1.1": t5,
     "gpt2": gpt2,
