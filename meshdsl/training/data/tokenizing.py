@@ -3,15 +3,13 @@
 Guarantees:
     Tokens are a function of the files and the tokenizer.
     Reading goes on after a file that cannot be read, so that one error lists all of them.
-    With a folder, memory never has all of the text. A second run with the same files (by name, size
-    and time of change) and tokenizer reads the cache of the first one, and checks that it is
-    undamaged (`cache_sums`).
+    With a folder, memory never has all of the text. A second run with the same files and tokenizer
+    reads the cache of the first one (`token_cache`), and checks that it is undamaged
+    (`cache_sums`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.training.data.cache_sums import damage, is_built, seal
 from meshdsl.training.data.documents import Tokens
 from meshdsl.training.data.records import TOKENS, read_documents
+from meshdsl.training.data.token_cache import Unreadable, token_cache
 from meshdsl.training.data.token_files import TokenFile, write_token_file
 from meshdsl.training.data.tokenizers import Tokenizer
 
@@ -126,16 +124,17 @@ def _cached(
     dtype: np.dtype,
     problems: list[str],
 ) -> Tokens:
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    key = json.dumps([stats, tokenizer.identity, column, dtype.name])
-    target = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.bin"
-    if not is_built(target):
-        folder.mkdir(parents=True, exist_ok=True)
+    def write(target: Path) -> None:
         write_token_file(target, _complete(documents, problems), dtype)
-        seal(target)
-    if problem := damage(target):
-        raise ValueError(problem)
-    return TokenFile(target)
+
+    settings = [tokenizer.identity, column, dtype.name]
+    try:
+        return TokenFile(token_cache(folder, paths, settings, write))
+    except Unreadable as error:
+        for _ in _complete(documents, problems):  # so that problems list all files
+            pass
+        problems.append(str(error))
+        raise _Incomplete from None
 
 
 def _complete(

@@ -59,7 +59,7 @@ def test_a_cache_holds_the_tokens_that_memory_would_and_is_written_once(tmp_path
     assert documents_of(found) == [[0, 1, 2, 300], [3, 300], [300], [0, 4, 300], [2, 300]]
 
     stamps = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert len(stamps) == 3
+    assert sorted(path.suffix for path in stamps) == [".bin", ".idx", ".key", ".sums"]
     read_tokens(paths, tokenizer, [], cache=cache)
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == stamps
     (data / "c.txt").write_bytes(b"dim dim")  # other text is other tokens
@@ -119,6 +119,14 @@ def test_files_that_go_away_are_told(tmp_path):
     assert problems == [
         f"{tmp_path}/a.txt cannot be read: No such file or directory",
         f"{tmp_path}/b.bin needs its index beside it, b.idx",
+    ]
+    problems = []
+    (tmp_path / "c.txt").write_bytes(b"x")
+    cached = [tmp_path / "a.txt", tmp_path / "c.txt", tmp_path / "d.txt"]
+    assert read_tokens(cached, Bytes(), problems, cache=tmp_path / "cache") == []
+    assert problems == [
+        f"{tmp_path}/a.txt cannot be read: No such file or directory",
+        f"{tmp_path}/d.txt cannot be read: No such file or directory",
     ]
 
 
