@@ -33,9 +33,12 @@ def main(coordinator, count, index, seconds, join_timeout, pause_timeout, ends):
             while not everywhere(time.monotonic() >= end):
                 time.sleep(0.05)
             print("done", flush=True)
-    except (ValueError, Deserted) as error:
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except Deserted as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)  # JAX may hang as it leaves
     return 0
 
 

@@ -87,6 +87,20 @@ def test_one_that_ends_while_jax_connects_them_is_named(which, start):
     assert victim.wait() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("which", [0, 2])
+def test_one_that_ends_after_all_have_joined_is_named_and_no_other(which, start):
+    processes = start(3, 0, 1, 2, seconds=300)
+    for process in processes:
+        joined(process)
+    processes[which].kill()
+    for number in {0, 1, 2} - {which}:
+        code, words = last_words(processes[number])
+        (line,) = [each for each in words.splitlines() if "has ended" in each]
+        line = line.removeprefix("meshdsl train: ")  # which the watch writes, and the script not
+        assert code == 1
+        assert line.startswith(f"process {which} on ") and line.count("process ") == 1
+
+
 def test_a_pause_that_is_too_long_names_the_one_that_stood_still(start):
     first, second = start(2, 0, 1, seconds=60, pause_timeout=8)
     joined(first), joined(second)

@@ -1,7 +1,7 @@
 """The processes of a job on JAX: they join, agree on what they run, and part.
 
-They meet (`meeting`), then JAX's own runtime connects them. Each watches others (`watching`) from
-the meeting on, also while JAX connects them.
+They meet (`meeting`), then JAX's own runtime connects them, through a `relay`. Each watches others
+(`watching`) from the meeting on, also while JAX connects them.
 
 Guarantees:
     If processes do not come within the time to join, the others end and name them.
@@ -30,7 +30,8 @@ import jax
 import numpy as np
 
 from meshdsl.training.exit_codes import FAILED
-from meshdsl.training.processes.meeting import Meeting
+from meshdsl.training.processes.meeting import Meeting, address_of
+from meshdsl.training.processes.relay import Relay, reached_directly
 from meshdsl.training.processes.watching import (
     JobProcesses,
     Look,
@@ -109,8 +110,14 @@ def join(
                 job = _job(own, meeting.meet, index, pause_timeout)
                 watch = _watched(job, pause_timeout)
                 undo.callback(watch.over.set)  # else it would end this process, which may go on
-                with _ending_after(join_timeout, job):
-                    connect(coordinator, processes, index)
+                where = coordinator
+                if index > 0:
+                    relay = Relay(address_of(coordinator), watch.over, _lost(coordinator))
+                    relay.start()
+                    undo.callback(relay.close)
+                    where = relay.address
+                with _ending_after(join_timeout, job), reached_directly():
+                    connect(where, processes, index)
             undo.pop_all()
     except (ValueError, RuntimeError) as error:
         known = (
@@ -127,6 +134,13 @@ def _watched(job: JobProcesses, pause_timeout: float) -> Watch:
     watch = Watch(job, pause_timeout, threading.Event(), _end)
     watch.start()
     return watch
+
+
+def _lost(coordinator: str) -> Callable[[], None]:
+    """Returns what ends this process when only its relay sees that the first one has ended."""
+    return lambda: _end(
+        report_ended([f"process 0 at {coordinator}"], what="has ended or cannot be reached")
+    )
 
 
 def _end(reason: str) -> None:
@@ -191,6 +205,7 @@ def joined(
         everywhere(True)
     except BaseException as error:
         if _of_devices(error) and (reason := _deserted(_JOINED[0][0], error)):
+            _JOINED[0][0].say(reason)
             raise Deserted(reason) from error  # JAX may hang as it leaves: see `Watch`
         _part(_GRACE)
         raise
@@ -201,13 +216,13 @@ def joined(
 def _deserted(job: JobProcesses, error: BaseException) -> str | None:
     """Returns the message if others are gone, which explains an error of JAX's; else None."""
     looks = job.looks(job.watched)
-    gone = job.names([n for n, look in looks.items() if look is not Look.ANSWERS])
+    gone = [n for n, look in looks.items() if look is not Look.ANSWERS]
     if not gone:
         return None
-    if Look.SILENT not in looks.values():
-        return report_ended(gone)
+    if job.reasons or Look.SILENT not in looks.values():
+        return job.why(gone)
     # The host of a silent one has crashed, or it only stands still and the error has other causes.
-    return f"{report_ended(gone, what='has ended or cannot be reached')}. JAX reports: {error}"
+    return f"{job.why(gone, what='has ended or cannot be reached')}. JAX reports: {error}"
 
 
 def _of_devices(error: BaseException) -> bool:
@@ -343,8 +358,9 @@ def _job(
     absent = job.absent(neighbours)
     if absent:
         warnings.warn(
-            f"this process cannot reach {', '.join(job.names(absent))} on ports of their own. If "
-            "one of them ends, only JAX's runtime notices, after "
+            f"this process cannot reach {', '.join(job.names(absent))} on ports of their own: a "
+            "firewall is between them, or they have ended since they came. If one of them ends, "
+            "only others or JAX's runtime notice, the latter after "
             f"{math.ceil(pause_timeout) + _MARGIN} s and without its name",
             stacklevel=2,
         )

@@ -60,7 +60,7 @@ class Meeting:
         """
         if not 0 <= self.index < self.count:
             raise ValueError(f"process {self.index} of {self.count}: numbers go from 0")
-        address = _address_of(self.coordinator)
+        address = address_of(self.coordinator)
         if self.index == 0:
             return _Host(self, address[1]).values(value)
         return self._visit(address, value)
@@ -255,7 +255,8 @@ def _listening(port: int) -> socket.socket:
         ) from error
 
 
-def _address_of(coordinator: str) -> tuple[str, int]:
+def address_of(coordinator: str) -> tuple[str, int]:
+    """Returns the host and the port of `host:port`."""
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"coordinator {coordinator!r}: it is host:port, as in host0:1234")

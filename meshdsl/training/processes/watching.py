@@ -5,6 +5,7 @@ stands still, such as a stopped process or a machine that migrates, does not ans
 
 Guarantees:
     When a process has ended, the others end within a minute, whatever they wait for, and name it.
+    One that ends because another has ended says so to the rest: all name the one that ended first.
     The others wait up to `pause` seconds for a process that stands still, and name it meanwhile.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import socket
 import threading
@@ -26,6 +28,8 @@ _EVERY = 4.0  # seconds between two looks at the others
 _MISSES = 3  # looks in a row in which one that has ended is not there
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _REPORT_AFTER = 10.0  # seconds without an answer before it is reported
+_HEARING = 0.5  # seconds in which one that has something to say says it
+_LONGEST = 2**12  # bytes of what it says
 
 
 class Look(enum.Enum):
@@ -46,6 +50,7 @@ class JobProcesses:
         ports: the port that each process listens on.
         listening: this process's socket, which is open as long as the process lives.
         watched: the processes that this one watches, since they answer it.
+        reasons: why processes have ended, in their own words, where others' end is the cause.
     """
 
     own: int
@@ -53,10 +58,15 @@ class JobProcesses:
     ports: tuple[int, ...]
     listening: socket.socket
     watched: tuple[int, ...] = ()
+    reasons: dict[int, str] = field(default_factory=dict)
 
-    def ended(self) -> list[str]:
-        """Returns the processes that have ended, as text for the report."""
-        return self.names(self.showing(Look.ENDED, self.watched))
+    def why(self, gone: Sequence[int], stood_still: float = 0.0, what: str = "has ended") -> str:
+        """Returns why this process ends if some are gone; arguments are those of `report_ended`.
+
+        One of them may have ended because of another, and have said so; its reason is ours, too.
+        """
+        said = next(iter(self.reasons.values()), None)
+        return said or report_ended(self.names(gone), stood_still, what)
 
     def names(self, numbers: Sequence[int]) -> list[str]:
         return [f"process {n} on {self.hosts[n][-1]}" for n in numbers]
@@ -87,14 +97,40 @@ class JobProcesses:
     def neighbours(self) -> list[int]:
         """Returns the processes to watch: of many, those 1, 2, 4, 8 ... numbers on."""
         count = len(self.ports)
-        steps = range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
-        return sorted({(self.own + step) % count for step in steps} - {self.own})
+        return sorted({(self.own + step) % count for step in self._steps()} - {self.own})
 
     def answer(self) -> None:
         """Accepts connections, by which others see that this process runs, until it is closed."""
         with contextlib.suppress(OSError):
             while True:
-                self.listening.accept()[0].close()
+                with self.listening.accept()[0] as connection:
+                    self._hear(connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Notes why another process ends, if it says so; most connections only look."""
+        connection.settimeout(_HEARING)
+        text = b""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            while len(text) < _LONGEST and (data := connection.recv(_LONGEST)):
+                text += data
+            said = json.loads(text) if text else {}
+            number, reason = said["process"], said["reason"]
+            if isinstance(number, int) and isinstance(reason, str) and reason.isprintable():
+                self.reasons[number] = reason
+
+    def say(self, reason: str) -> None:
+        """Tells those that watch this process that it ends, and why, before it does."""
+        text = json.dumps({"process": self.own, "reason": " ".join(reason.split())}).encode()
+        count = len(self.ports)
+        watching = {(self.own - step) % count for step in self._steps()} - {self.own}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for number in watching:
+                for host in self.hosts[number]:
+                    pool.submit(_say, (host, self.ports[number]), text)
+
+    def _steps(self) -> Sequence[int]:
+        count = len(self.ports)
+        return range(1, count) if count <= _AT_ONCE else [2**n for n in range(count.bit_length())]
 
     def close(self) -> None:
         """Answers no more."""
@@ -107,6 +143,8 @@ def _look(address: tuple[str, int]) -> Look | None:
     """Returns what a look at an address shows; None if its name cannot be looked up here."""
     try:
         with socket.create_connection(address, _SECONDS) as connection:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)  # this process has nothing to say
             connection.recv(1)  # the other end closes it: a process that stands still does not
     except (ConnectionRefusedError, ConnectionResetError):
         return Look.ENDED
@@ -115,6 +153,17 @@ def _look(address: tuple[str, int]) -> Look | None:
     except OSError:
         return Look.SILENT
     return Look.ANSWERS
+
+
+def _say(address: tuple[str, int], text: bytes) -> None:
+    """Sends a text to a process, and waits until it has read it."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(address, _SECONDS) as connection,
+    ):
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
 
 
 @dataclass
@@ -152,15 +201,18 @@ class Watch:
             ended = [n for n, look in looks.items() if look is Look.ENDED]
             misses = misses + 1 if ended else 0
             if misses >= _MISSES and not self.over.wait(_GRACE):
-                gone = self.job.ended() or self.job.names(ended)
-                if not self.over.is_set():
-                    self.end(report_ended(gone, stood_still))
+                gone = self.job.showing(Look.ENDED, self.job.watched) or ended
+                self._leave(self.job.why(gone, stood_still))
                 return
             if too_long := self._note([n for n, look in looks.items() if look is Look.SILENT]):
-                if not self.over.is_set():
-                    self.end(too_long)
+                self._leave(too_long)
                 return
             began = time.monotonic()
+
+    def _leave(self, reason: str) -> None:
+        if not self.over.is_set():
+            self.job.say(reason)
+            self.end(reason)
 
     def _note(self, silent: Sequence[int]) -> str | None:
         """Reports which processes stand still; returns why this one ends, if it lasts too long."""

@@ -1,5 +1,6 @@
 """A process that has ended is seen to have ended; one that stands still is waited for."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -108,6 +109,49 @@ def test_one_that_has_ended_is_named(watch):
     list(run(free_port(), 60, 5))
     (reason,) = reasons
     assert "process 1 on localhost of the job has ended" in reason and not lines
+
+
+@pytest.fixture
+def three(listening):
+    """Returns three processes of a job that answer each other."""
+    own = [listening() for _ in range(3)]
+    hosts = (("localhost",),) * 3
+    jobs = [JobProcesses(n, hosts, (*map(port, own),), each) for n, each in enumerate(own)]
+    for job in jobs:
+        threading.Thread(target=job.answer, daemon=True).start()
+    yield jobs
+    for job in jobs:
+        job.close()
+
+
+def test_one_that_ends_because_another_has_ended_is_not_named(three):
+    first, second, third = three
+    third.close()
+    assert second.why([2]).startswith("process 2 on localhost of the job has ended, and")
+    second.say(second.why([2]))
+    second.close()
+    assert first.looks([1, 2]) == {1: Look.ENDED, 2: Look.ENDED}
+    assert first.why([1, 2]) == second.why([2])
+
+
+def test_what_no_process_says_changes_no_reason(three):
+    first = three[0]
+    for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"3", b'{"process": 1}', b"x" * 10000):
+        with socket.create_connection(("localhost", first.ports[0])) as stranger:
+            stranger.sendall(text)
+            with contextlib.suppress(OSError):  # it has hung up
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.recv(1)
+    three[1].say("two\nlines \x1b[31m")
+    assert not first.reasons
+    three[1].say("two\nlines")
+    assert first.reasons == {1: "two lines"}
+
+
+def test_a_stranger_that_says_nothing_is_not_waited_for(three, monkeypatch):
+    monkeypatch.setattr(watching, "_HEARING", 0.05)
+    with socket.create_connection(("localhost", three[0].ports[0])):
+        assert three[1].looks([0]) == {0: Look.ANSWERS}
 
 
 def until(true):
