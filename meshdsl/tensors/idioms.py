@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from meshdsl.late import late
@@ -111,6 +111,7 @@ _NAMES = {
     "linspace": "arange(dim) * step + start",
 }
 _CONVERSIONS = ("array", "asarray")  # of jax.numpy, which read the data of a NamedArray
+_PRIMITIVES = ("bind", "canonicalize_value")  # of jax, where primitives look at their operands
 
 
 @functools.cache
@@ -136,8 +137,27 @@ def answer_jax(what: str, numbers: str) -> Any:
     """Raises the error for JAX, which asks objects that it does not know for `__jax_array__`."""
     asking = sys._getframe(2)
     asking = asking.f_back if asking.f_code.co_name == "<listcomp>" and asking.f_back else asking
-    if asking.f_code.co_name in _CONVERSIONS:
+    if asking.f_code.co_name in _CONVERSIONS or _is_primitive(asking):
         raise AttributeError("__jax_array__")
+    _refuse_jax(what, numbers)
+
+
+def refuse_primitive(what: str, numbers: str) -> None:
+    """Raises the error if a primitive of JAX prints an object that it does not take.
+
+    Primitives ask for `__jax_array__` so that no error gets through, and print the object in their
+    own. The error of printing is what the user sees.
+    """
+    if _is_primitive(sys._getframe(2)):
+        _refuse_jax(what, numbers)
+
+
+def _is_primitive(asking: FrameType) -> bool:
+    module = str(asking.f_globals.get("__name__"))
+    return asking.f_code.co_name in _PRIMITIVES and module.partition(".")[0] == "jax"
+
+
+def _refuse_jax(what: str, numbers: str) -> NoReturn:
     refuse(
         f"functions of JAX do not take {what}: write md's, as in md.sin(x), md.grad(f), md.jit(f), "
         f"or {numbers}"

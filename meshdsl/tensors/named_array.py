@@ -13,6 +13,7 @@ used on `data` directly; others, such as a sum, need `unpadded`.
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from meshdsl.tensors import numpy_calls
 from meshdsl.tensors.cuts import Cuts, unpad
 from meshdsl.tensors.dims import Dimension, DimsLike, Shape, as_list
 from meshdsl.tensors.dtypes import as_dtype, short
-from meshdsl.tensors.idioms import answer_jax, refuse
+from meshdsl.tensors.idioms import answer_jax, refuse, refuse_primitive
 from meshdsl.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -127,7 +128,10 @@ class NamedArray(Tensor):
 
     @property
     def __jax_array__(self) -> Any:
-        return answer_jax(f"{self!r}, whose dims have names", "give its data: x.unpadded()")
+        return answer_jax(*self._of_jax())
+
+    def _of_jax(self) -> tuple[str, str]:
+        return f"{self!r}, whose dims have names", "give its data: x.unpadded()"
 
     def item(self) -> Any:
         """Returns the only element as a Python number."""
@@ -156,6 +160,7 @@ class NamedArray(Tensor):
 
     def __str__(self) -> str:
         """Returns the dims with the numbers; of large arrays, only the outermost numbers."""
+        refuse_primitive(*self._of_jax())
         if not getattr(self.data, "is_fully_addressable", True):
             return repr(self)
         if isinstance(self.data, jax.core.Tracer) or not hasattr(self.data, "dtype"):
@@ -205,7 +210,8 @@ def named(data: Any, dims: DimsLike) -> NamedArray:
     Args:
         data: an array, which keeps its dtype, or Python numbers, which become float32 or int32. A
             numpy array is copied, so later changes to it do not reach the result, which is
-            read-only. One that nobody can write, such as a file mapped for reading, is shared.
+            read-only. Views of `bytes` and of files mapped for reading are shared instead;
+            what is written to such a file later shows in the result.
         dims: one per dim of the array, in order; a plain name takes its size from the data.
 
     Raises:
@@ -278,18 +284,20 @@ def _need_numbers(data: Any) -> None:
 
 
 def _is_constant(data: np.ndarray) -> bool:
-    """Whether nobody can write an array's data, through it or through the array that it views."""
+    """Whether an array views bytes, or a file that is mapped for reading.
+
+    Any other array may change: the owner of its memory can make it writable again, may have given
+    out writable views before, or hides who can write it (a buffer of another library).
+    """
     part: Any = data
-    while isinstance(part, np.ndarray):
-        if part.flags.writeable:
+    while isinstance(part, np.ndarray | memoryview):
+        if isinstance(part, np.ndarray) and part.flags.writeable:
             return False
-        part = part.base
-    if part is None:
-        return True
-    try:
-        return memoryview(part).readonly
-    except TypeError:  # no buffer, such as that of `np.from_dlpack`: its owner may write it
-        return False
+        part = part.base if isinstance(part, np.ndarray) else part.obj
+    if isinstance(part, mmap.mmap):
+        with memoryview(part) as mapped:
+            return mapped.readonly
+    return isinstance(part, bytes)
 
 
 def spec(dims: DimsLike, dtype: Any = "float32") -> Spec:

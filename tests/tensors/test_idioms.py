@@ -172,15 +172,43 @@ def test_primitives_of_jax_are_answered_too(function):
     def model(x):
         return function(x)  # the line that is shown
 
-    for run in (md.jit(model), md.grad(model)):
+    for run in (md.jit(model), md.grad(model), model):
         with pytest.raises(ValueError) as error:
             run(X)
         text, _, line = str(error.value).partition("\n  at ")
-        assert text.startswith("functions of JAX do not take tensors with named dims: write md's")
+        assert text.startswith("functions of JAX do not take ")
+        assert "named dims" in text or "whose dims have names" in text
+        assert "write md's, as in md.sin(x)" in text
         assert "test_idioms.py:" in line
         assert "jax.lax.add(t, t)" in line or line.endswith("# the line that is shown")
     with pytest.raises(TypeError, match="no such"):
         md.jit(lambda x: fails("no such"))(X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: jax.lax.exp(t),
+        lambda t: jax.lax.mul(jnp.ones((3, 4)), t),
+        lambda t: jax.lax.reduce_sum(t, (0,)),
+        lambda t: jax.lax.reshape(t, (12,)),
+        lambda t: jax.lax.transpose(t, (1, 0)),
+        lambda t: jax.lax.convert_element_type(t, jnp.int32),
+        lambda t: jax.lax.select(t, t, t),
+        lambda t: jax.lax.top_k(t, 2),
+        lambda t: jax.lax.sort(t),
+        lambda t: jax.lax.cumsum(t),
+        lambda t: jax.lax.concatenate([t, t], 0),
+        lambda t: jax.random.normal(t),
+    ],
+)
+def test_primitives_of_jax_are_answered_outside_of_traced_functions(function):
+    text = told(function, X, traced=False)
+    assert text == (
+        "functions of JAX do not take NamedArray(f32[row=3, column=4]), whose dims have names: "
+        "write md's, as in md.sin(x), md.grad(f), md.jit(f), or give its data: x.unpadded()"
+    )
+    assert str(X).startswith("f32[row=3, column=4] [[")
 
 
 def fails(text):

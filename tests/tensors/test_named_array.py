@@ -1,6 +1,8 @@
 """NamedArray, named and spec: arguments of traced functions."""
 
 import copy
+import ctypes
+import mmap
 import pickle
 
 import jax
@@ -63,16 +65,65 @@ def test_later_changes_of_the_callers_array_do_not_reach_it():
     assert np.asarray(doubled).max() == 2
 
 
-def test_what_nobody_can_write_is_shared(tmp_path):
+def test_bytes_and_files_mapped_for_reading_are_shared(tmp_path):
     path = tmp_path / "x.npy"
     np.save(path, np.arange(8))
-    constant = np.arange(8)
-    constant.flags.writeable = False
-    for data in (np.load(path, mmap_mode="r"), constant, np.frombuffer(bytes(8), np.uint8)):
+    lent = memoryview(bytes(8))
+    for data in (
+        np.load(path, mmap_mode="r"),
+        np.load(path, mmap_mode="r")[:],
+        np.frombuffer(bytes(8), np.uint8),
+        np.frombuffer(lent, np.uint8),
+    ):
         assert md.named(data, [batch]).data is data
     for data in (np.load(path, mmap_mode="c"), np.frombuffer(bytearray(8), np.uint8)):
         data.flags.writeable = False
         assert not np.shares_memory(md.named(data, [batch]).data, data)
+
+
+def read_only_views():
+    """Returns read-only arrays, each with what writes its memory all the same."""
+    owner = np.arange(8)
+    owner.flags.writeable = False
+
+    def written_again():
+        owner.flags.writeable = True
+        owner[0] = 9
+
+    lent = np.arange(8)
+    before = lent[:]
+    lent.flags.writeable = False
+    viewed = np.arange(8)
+    raw, numbers, mapped = bytearray(8), (ctypes.c_int * 8)(), mmap.mmap(-1, 8)
+    return {
+        "its owner, made writable again": (owner, written_again),
+        "a view from before": (lent, lambda: before.__setitem__(0, 9)),
+        "what it is broadcast from": (
+            np.broadcast_to(viewed, 8),
+            lambda: viewed.__setitem__(0, 9),
+        ),
+        "a bytearray": (
+            np.frombuffer(memoryview(raw).toreadonly(), np.uint8),
+            lambda: raw.__setitem__(0, 9),
+        ),
+        "an array of C": (
+            np.frombuffer(memoryview(numbers).toreadonly(), np.int32),
+            lambda: numbers.__setitem__(0, 9),
+        ),
+        "a map for writing": (
+            np.frombuffer(memoryview(mapped).toreadonly(), np.uint8),
+            lambda: mapped.__setitem__(0, 9),
+        ),
+    }
+
+
+@pytest.mark.parametrize("writer", read_only_views())
+def test_a_read_only_view_of_memory_that_another_can_write_is_copied(writer):
+    data, write = read_only_views()[writer]
+    x = md.named(data, [batch])
+    write()
+    assert data[0] == 9
+    assert np.asarray(x)[0] == 0
 
 
 def test_what_another_library_lends_is_copied():
