@@ -200,27 +200,24 @@ def _by(
         return _Start.of(simplified, chooser, choice, given)
 
     @cache
-    def written(
-        keep: bool,
-        share: bool,
-        reduce_each: bool,
-        again: bool,
-        context: Context | Literal[""],
-        joint: bool,
-        timed: bool,
-    ) -> Stages:
-        if not joint:
-            stages = written(keep, share, reduce_each, again, context, True, timed)
-            if not stages.placed.joint:
-                return stages  # the same object, so that passes and simulations run once
-        choice = Choice(keep, share, reduce_each, context, again=again, joint=joint)
-        start = placed(keep, reduce_each, again, context, timed)
-        stages = start.stages(simplified, choice, given)
-        if timed:
-            usual = written(keep, share, reduce_each, again, context, joint, False)
-            if are_alike(stages.program.block, usual.program.block):
-                return usual  # the same object, as above
-        return stages
+    def staged(choice: Choice) -> Stages:
+        start = placed(choice.keep, choice.reduce_each, choice.again, choice.context, choice.timed)
+        return start.stages(simplified, choice, given)
+
+    # Choices that write the same program get the same object, so that passes and simulations run
+    # once. None of these functions calls itself: else a cycle would keep all stages.
+    def jointly(choice: Choice) -> Stages:
+        together = staged(replace(choice, joint=True))
+        return staged(choice) if not choice.joint and together.placed.joint else together
+
+    @cache
+    def written(choice: Choice) -> Stages:
+        usual = jointly(replace(choice, timed=False))
+        if choice.timed:
+            timed = jointly(choice)
+            if not are_alike(timed.program.block, usual.program.block):
+                return timed
+        return usual
 
     @cache
     def improved(program: SpmdProgram, apart: bool) -> SpmdProgram:
@@ -244,15 +241,7 @@ def _by(
         return schedule(tidy(program, options), options)
 
     def write(choice: Choice) -> Stages:
-        stages = written(
-            choice.keep,
-            choice.share,
-            choice.reduce_each,
-            choice.again,
-            choice.context,
-            choice.joint,
-            choice.timed,
-        )
+        stages = written(replace(choice, prefetch=False, apart=False, halves=""))
         program = improved(stages.program, choice.apart)
         if choice.prefetch and (ahead := gathered_ahead(program)) is not program:
             program = tidied(ahead)

@@ -12,6 +12,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# As many new objects take the collector about 0.02 s.
+_MANY = 100_000
+
 _lock = threading.Lock()
 _pauses = 0
 _was_on = False
@@ -38,4 +41,16 @@ def paused() -> Iterator[None]:
         with _lock:
             _pauses -= 1
             if _pauses == 0 and _was_on:
+                _age()
                 gc.enable()
+
+
+def _age() -> None:
+    """Moves the objects that a long pause made to the oldest generation, without a walk.
+
+    Else the collector goes through all of them as soon as it is enabled, and again when they are
+    middle-aged. Unfreezing would also thaw what somebody else has frozen, so then nothing is moved.
+    """
+    if gc.get_count()[0] >= _MANY and gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()

@@ -465,7 +465,6 @@ class Jitted(Generic[P, R]):
                 result = self.function(*call.args, **call.kwargs)
             outputs, tree = results_of(result, source)
             graph, captured = trace.finish(outputs)
-        trace.forget()
         assert not captured
         passed = leaves_with_paths(arguments, [(tensor.shape, tensor.dtype) for tensor in inputs])
         returned = leaves_with_paths(result, [(tensor.shape, tensor.dtype) for tensor in outputs])

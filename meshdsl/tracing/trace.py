@@ -72,20 +72,19 @@ class Trace:
         return own_tensor
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
-        """Returns the graph, captured inputs first, and the captured tensors of the outer trace."""
+        """Returns the graph, captured inputs first, and the captured tensors of the outer trace.
+
+        The trace keeps none of them.
+        """
         outputs = [self.own(tensor) for tensor in outputs]
         inner = (*self.captured.values(), *self.inputs)
         graph = Graph(inner, tuple(self.operations), tuple(outputs), notes=tuple(self.notes))
-        return graph, tuple(self.captured)
-
-    def forget(self) -> None:
-        """Drops the traced operations, so that a graph is freed without the garbage collector.
-
-        Tensors refer to their trace, and the trace to their operations: a cycle.
-        """
-        self.operations.clear()
-        self.makers.clear()
-        self.numbers.clear()
+        captured = tuple(self.captured)
+        # Tensors refer to their trace: without this cycle, reference counting frees the graph.
+        made = self.operations, self.makers, self.numbers, self.literals
+        for kept in (self.inputs, self.captured, *made):
+            kept.clear()
+        return graph, captured
 
 
 class ArrayTrace(Trace):
