@@ -3,7 +3,8 @@
 Without hardware, lowering weighs moves by the bytes that a device sends. With prices it weighs them
 by seconds, in the same unit: the bytes that one link carries in that time. Each kind of collective
 on each set of axes has a least cost, its latency, and a cost per byte; it costs the larger of the
-two, as `Hardware.seconds` says.
+two. So says `Hardware.seconds`, but for few bytes that take a slow and a fast network in turn: they
+cost up to twice as much.
 """
 
 from __future__ import annotations

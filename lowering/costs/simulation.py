@@ -149,9 +149,20 @@ def priced_work(
 
 
 def sending_seconds(
-    hardware: Hardware, mesh: Mesh, kind: str, wire: float, axes: Sequence[str]
+    hardware: Hardware,
+    mesh: Mesh,
+    kind: str,
+    wire: float,
+    axes: Sequence[str],
+    least: bool = False,
 ) -> float:
-    """Returns the time of a collective that sends some bytes, by the table of the hardware."""
+    """Returns the time of a collective that sends some bytes, by the table of the hardware.
+
+    Args:
+        least: whether a bound is wanted (see `Hardware.least_seconds`).
+    """
+    if least and hardware.torus:
+        return hardware.least_seconds(kind, wire, axes, mesh)
     table = costs_of(hardware.name)
     return _sending(hardware, mesh, table and table.on(hardware), kind, wire, axes)
 

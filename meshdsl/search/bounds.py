@@ -162,7 +162,7 @@ class Bounds:
         wire = self._width * elements * (devices - 1) / devices
         hardware = self.facts.hardware
         kinds = ("reduce_scatter", "all_gather")
-        return sum(sending_seconds(hardware, mesh, kind, wire, batch) for kind in kinds)
+        return sum(sending_seconds(hardware, mesh, kind, wire, batch, least=True) for kind in kinds)
 
     def gradient_bytes(self, point: Point) -> float:
         """Returns the bytes of a device's gradients if the axes of the batch do not split them."""

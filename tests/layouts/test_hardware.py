@@ -151,7 +151,18 @@ def test_the_devices_of_a_node_share_what_crosses_between_nodes(nodes):
 def test_slices_share_what_crosses_between_them():
     sent = 2 * 1e9 * 15 / 16  # of an all_reduce over 2 slices of 8
     found = V5P.seconds("all_reduce", sent, ["slice", "data"], MESH)
-    assert found == pytest.approx(1e9 / 8 / 6.25e9)
+    across, within = 1e9 / 8 / 6.25e9, sent / 180e9
+    assert found == pytest.approx(across + within)  # TPUs do one after the other
+    least = V5P.least_seconds("all_reduce", sent, ["slice", "data"], MESH)
+    assert least == pytest.approx(across)
+
+
+def test_nodes_of_gpus_use_both_networks_at_the_same_time():
+    h100, sent = hardware("h100"), 2 * 1e9 * 15 / 16
+    mesh = Mesh.parse("node@dcn:2,data:8")
+    found = h100.seconds("all_reduce", sent, ["node", "data"], mesh)
+    assert found == pytest.approx(max(1e9 / 8 / 50e9, sent / 450e9))
+    assert found == h100.least_seconds("all_reduce", sent, ["node", "data"], mesh)
 
 
 def test_two_axes_of_a_node_and_one_across_nodes():

@@ -26,8 +26,11 @@ def test_a_price_is_the_time_of_any_collective(name, mesh):
                 for sent in (1, 10**4, 10**6, 10**9):
                     seconds = known.seconds(kind, sent, axes, where)
                     cost = prices.cost(kind, axes, sent) / known.link_bandwidth
+                    assert cost <= 1.01 * seconds, (kind, axes, sent)
+                    # Between latency and bandwidth of two networks in turn, it is less.
+                    turns = known.torus and not known.slow_axes(where).isdisjoint(axes)
                     # Prices per byte are rounded to 1/1024.
-                    assert cost == pytest.approx(seconds, rel=0.01), (kind, axes, sent)
+                    assert cost >= (0.5 if turns else 0.99) * seconds, (kind, axes, sent)
 
 
 def test_nothing_costs_nothing():

@@ -65,8 +65,8 @@ def kinds(program):
     return [(one.kind, one.axes) for one in program.collectives]
 
 
-@pytest.mark.parametrize(("name", "most"), [("v5p", 0.95), ("v5e", 0.9), ("h100", 0.75)])
-def test_a_sum_over_slices_and_data_is_one_collective_where_that_is_faster(name, most, monkeypatch):
+@pytest.mark.parametrize(("name", "most"), [("a100", 0.8), ("h100", 0.75)])
+def test_a_sum_over_nodes_and_data_is_one_collective_where_that_is_faster(name, most, monkeypatch):
     args = traced(*layers()), SLICES, SHARED, name
     (slow, before), (fast, now) = by_bytes(monkeypatch, *args), on(*args)
     assert ("reduce_scatter", ("data",)) in kinds(slow)  # in shards over the slow network
@@ -75,6 +75,12 @@ def test_a_sum_over_slices_and_data_is_one_collective_where_that_is_faster(name,
     (one,) = [one for one in fast.decisions if one.name == "moves"]
     assert (one.chosen.name, one.other.name) == ("least time", "fewest bytes")
     assert one.chosen.seconds == pytest.approx(now)
+
+
+def test_on_slices_of_tpus_whose_networks_work_in_turn_sums_stay_in_shards():
+    program, _ = on(traced(*layers()), SLICES, SHARED, "v5p")
+    assert ("all_reduce", ("slice",)) in kinds(program)
+    assert ("all_reduce", ("slice", "data")) not in kinds(program)
 
 
 def test_axes_of_a_torus_are_used_at_the_same_time(monkeypatch):

@@ -77,9 +77,9 @@ def test_the_bytes_of_no_chain_cost_less_by_time(sizes, text):
         assert cost == best, f"{start} -> {goal}"
 
 
-def test_a_sum_over_a_slow_and_a_fast_axis_is_one_collective_by_time():
+def test_a_sum_over_a_slow_and_a_fast_axis_is_one_collective_where_both_work_at_once():
     shape, start = Shape(dims(x=4096, y=4096)), TensorLayout().add_partial(["slice", "data"])
-    by_bytes, by_time = Mesh.parse("slice@dcn:2 data:4"), priced("slice@dcn:2 data:4", "v5p")
+    by_bytes, by_time = Mesh.parse("slice@dcn:2 data:4"), priced("slice@dcn:2 data:4", "h100")
     usual = reshard(shape, 4, start, at(), by_bytes)
     assert [move.op for move in usual] == ["reduce_scatter", "all_reduce", "all_gather"]
     assert show(reshard(shape, 4, start, at(), by_time)) == "all_reduce slice data"
