@@ -208,7 +208,13 @@ FLAGS: dict[str, Flag] = {
         "goes on. Default: none is written.",
     ),
     **_made(
-        "checkpoint_every", "keep", "keep_best", "local_checkpoints", "local_every", "init_from"
+        "checkpoint_every",
+        "keep",
+        "keep_best",
+        "local_checkpoints",
+        "local_every",
+        "host_copies",
+        "init_from",
     ),
     "prompt": (
         None,

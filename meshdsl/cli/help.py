@@ -81,6 +81,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "keep_best",
         "local_checkpoints",
         "local_every",
+        "host_copies",
         "resume",
         "init_from",
         "override",

@@ -64,6 +64,7 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
         values.max_restarts,
         values.restart_window,
         lambda text: tell(f"meshdsl launch: {text}", error=True),
+        Path(trains.host_copies).absolute() if trains.host_copies else None,
     )
     with locked(trains.workdir, f"launch.{numbers[0]}.lock"):
         return Supervisor(launch).run()

@@ -241,11 +241,12 @@ def _processes(values: flags.FlagValues, problems: Problems) -> AbstractContextM
 _FREE = frozenset(
     "mesh_shape layout host_devices backend tpu workdir log_every eval_every eval_batches "
     "steps_per_call checkpoint_every keep keep_best local_checkpoints local_every resume override "
-    "exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
+    "host_copies exit_after_minutes exit_at_step hardware data_workers data_cache extra_metrics "
     "compiler_flags coordinator num_processes process_id join_timeout pause_timeout profile_steps "
     "init_from search_seconds replica_check_every".split()
 ) | (set(FLAGS) - HELP["train"].flags)
-_OWN = frozenset(["process_id", "local_checkpoints"])  # what each process has of its own
+# What each process has of its own.
+_OWN = frozenset(["process_id", "local_checkpoints", "host_copies"])
 
 
 def _check_saving(values: flags.FlagValues, problems: Problems) -> None:
@@ -292,6 +293,7 @@ _NEEDS_WORKDIR = (
     "checkpoint_every",
     "local_checkpoints",
     "local_every",
+    "host_copies",
     "exit_after_minutes",
     "exit_at_step",
     "profile_steps",

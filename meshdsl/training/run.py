@@ -159,19 +159,26 @@ class Run:
     def _save(
         self, number: int, eval_loss: float | None, last: bool, evaluated: bool = False
     ) -> None:
-        """Saves the state after a step, if it is time to."""
+        """Saves the state after a step, if it is time to; copies it in any case, if asked to."""
         if self.saving is None or self.checkpoints is None:
+            return
+        shared = last or self.saving.due(number)
+        local = not shared and self.saving.due_locally(number)
+        copies = self.saving.host_copies is not None
+        if not (shared or local or copies):
             return
         position = {"feed": self.feed.position(), "evaluated": evaluated}
         if self.reported is not None:
             position["reports"] = self.reported + len(self.history)
         if self.saving.data is not None:
             position[DATA] = self.saving.data.state()
-        local = not last and not self.saving.due(number)
-        if local and not self.saving.due_locally(number):
-            return
         # Saving waits for the steps that still run. Waiting before counts that as time of steps.
         jax.block_until_ready([array.data for array in _arrays(self.state)])
+        if copies:
+            with self.shares.spent("saving"):
+                self.checkpoints.copy(number, self.state, position)
+        if not (shared or local):
+            return
         self.replica_check.check(number, self.state)  # what is saved is equal everywhere
         with self.shares.spent("saving"):
             if local:

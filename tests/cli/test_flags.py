@@ -79,6 +79,7 @@ PROMISED = {
     "keep_best": 1,
     "local_checkpoints": None,
     "local_every": None,
+    "host_copies": None,
     "init_from": None,
     "prompt": None,
     "prompts": None,

@@ -115,25 +115,29 @@ def text(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(text, tmp_path):
-    """To the bit: every kill costs the steps since the last checkpoint, which are taken again."""
-    when = ("--steps=200", "--checkpoint_every=10")
+@pytest.mark.parametrize("copies", [False, True])
+def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, text, tmp_path):
+    """To the bit. A kill costs the steps since the last checkpoint, or with copies one at most."""
+    when = ("--steps=200", f"--checkpoint_every={100 if copies else 10}")
     alone = started(2, text, tmp_path / "alone", *when)
     _, errors = alone.communicate(timeout=600)
     assert alone.returncode == 0, errors
     rng, work = random.Random(1), tmp_path / "work"
-    job = started(2, text, work, *when)
-    kills, last = 6, 0
-    for kill in range(kills):
-        wait_for(lambda last=last: max(losses(work), default=0) > last + 10, job)
-        last = max(losses(work))
+    job = started(2, text, work, *when, *[f"--host_copies={tmp_path}/copies"] * copies)
+    reached = [0]
+    for kill in range(6):
+        wait_for(lambda: max(losses(work), default=0) > reached[-1] + 10, job)
         time.sleep(rng.random() / 10)
+        reached.append(max(losses(work)))
         os.kill(processes_of(job)[kill % 2], signal.SIGKILL)
-    _, errors = job.communicate(timeout=600)
+    out, errors = job.communicate(timeout=600)
     assert job.returncode == 0, errors
-    assert errors.count("was killed by signal 9 (SIGKILL)") == kills
+    assert errors.count("was killed by signal 9 (SIGKILL)") == 6
     assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 200
-    assert run(["runs", "--json", str(work)]) == 0
+    begun = [int(line.split()[4].strip(",")) for line in out.splitlines() if "going on" in line]
+    costs = [before - step for before, step in zip(reached[1:], begun, strict=True)]
+    assert max(costs) <= (1 if copies else 20), costs
+    assert not (tmp_path / "copies").exists()
 
 
 @pytest.mark.slow

@@ -196,6 +196,20 @@ def test_local_checkpoints_are_taken_up(tmp_path):
     assert second.losses == whole.losses[6:]
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_run_goes_on_from_the_last_step_that_it_has_copied(at_once, tmp_path):
+    saving = Saving(every=8, host_copies=tmp_path / "copies")
+    whole = run(steps_per_call=at_once)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "work", failing(6), saving=saving, steps_per_call=at_once)
+    assert not steps_in(tmp_path / "work" / "checkpoints")
+    last = 6 - 6 % at_once
+    assert max(steps_in(tmp_path / "copies" / "process.0")) == last
+    second = run(tmp_path / "work", saving=saving, steps_per_call=at_once)
+    assert second.losses == whole.losses[last:]
+    assert not (tmp_path / "copies").exists()
+
+
 def failing(after):
     for number, batch in enumerate(classifier.endless()):
         if number == after:

@@ -31,6 +31,7 @@ import numpy as np
 
 from meshdsl.tensors.dtypes import short
 from meshdsl.tensors.named_array import NamedArray
+from meshdsl.training.checkpointing.host_copies import HostCopies
 from meshdsl.training.checkpointing.local_checkpoints import LocalFolder, Unfit
 from meshdsl.training.checkpointing.seals import Damaged, missing
 from meshdsl.training.checkpointing.shared_checkpoints import SharedFolder
@@ -78,6 +79,8 @@ class Checkpoints:
         config: a description of the job, stored with each as JSON.
         local: a folder for frequent checkpoints, such as on a disk of this machine, which other
             processes need not see; see `save`, and `LocalFolder`.
+        host_copies: a folder in memory for copies that outlive the process; see `copy`, and
+            `HostCopies`.
 
     Raises:
         ValueError: a folder cannot be written to.
@@ -90,14 +93,19 @@ class Checkpoints:
         keep_best: int = 1,
         config: Mapping[str, Any] | None = None,
         local: str | os.PathLike[str] | None = None,
+        host_copies: str | os.PathLike[str] | None = None,
     ) -> None:
         self.config = dict(config or {})
         self._stack = ExitStack()
+        copies = self._stack.enter_context(ExitStack())  # they end when all else is written
         self._kept = self._stack.enter_context(SharedFolder(Path(folder), keep, keep_best))
+        run = "" if local is host_copies is None else _name_of_run(self._kept.path)
         self._local = None
         if local is not None:
-            run = _name_of_run(self._kept.path)
             self._local = self._stack.enter_context(LocalFolder(Path(local), run))
+        self._copies = None
+        if host_copies is not None:
+            self._copies = copies.enter_context(HostCopies(Path(host_copies), run))
 
     def save(
         self,
@@ -120,6 +128,21 @@ class Checkpoints:
             to_local.prepare(step)
         elif step in self._kept.steps():
             return
+        unpadded, about = self._contents(step, state, position)
+        if to_local is not None:
+            to_local.save(step, unpadded, about)
+        else:
+            self._kept.save(step, unpadded, about, eval_loss)
+
+    def copy(self, step: int, state: Any, position: Any = None) -> None:
+        """Copies a tree as `save`, into the folder of copies; at once, and without the others."""
+        assert self._copies is not None
+        self._copies.save(step, *self._contents(step, state, position))
+
+    def _contents(
+        self, step: int, state: Any, position: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the arrays of a checkpoint by path, without pads, and what is beside them."""
         arrays = by_path(state)
         about = {
             "step": step,
@@ -127,11 +150,7 @@ class Checkpoints:
             "position": position,
             "config": self.config,
         }
-        unpadded = {path: _unpadded(array) for path, array in arrays.items()}
-        if to_local is not None:
-            to_local.save(step, unpadded, about)
-        else:
-            self._kept.save(step, unpadded, about, eval_loss)
+        return {path: _unpadded(array) for path, array in arrays.items()}, about
 
     def restore(self, like: Any, places: Sequence[Any] | None = None) -> Restored | None:
         """Returns the latest undamaged checkpoint, or None if there are no checkpoints.
@@ -149,7 +168,8 @@ class Checkpoints:
         self.wait()
         wanted = by_path(like)
         where = dict(zip(wanted, places or [None] * len(wanted), strict=True))
-        folders = [folder for folder in (self._kept, self._local) if folder is not None]
+        every = (self._copies, self._kept, self._local)  # of equal steps, copies are read fastest
+        folders = [folder for folder in every if folder is not None]
         candidates = [(step, folder) for folder in folders for step in folder.steps()]
         problems = []
         restored = None

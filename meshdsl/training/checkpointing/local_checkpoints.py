@@ -33,7 +33,7 @@ from meshdsl.training.checkpointing.read_errors import damage_of, entries, sorte
 from meshdsl.training.checkpointing.seals import Damaged, damage, seal
 from meshdsl.training.processes.joining import gathered, together
 
-_BLOCKS, _ABOUT = "state.safetensors", "about.json"
+BLOCKS, ABOUT = "state.safetensors", "about.json"
 _ENTRIES = ("run", "arrays", "position", "config", "blocks")
 
 
@@ -143,9 +143,9 @@ class LocalFolder:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
-            save_file(dict(blocks), aside / _BLOCKS)
-            (aside / _ABOUT).write_text(json.dumps(about))
-            seal(aside, [aside / _BLOCKS, aside / _ABOUT])
+            save_file(dict(blocks), aside / BLOCKS)
+            (aside / ABOUT).write_text(json.dumps(about))
+            seal(aside, [aside / BLOCKS, aside / ABOUT])
             for file in aside.iterdir():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
@@ -194,7 +194,7 @@ class LocalFolder:
                 raise
 
     def _read(self, step: int) -> dict[str, Any]:
-        file = self.path / str(step) / _ABOUT
+        file = self.path / str(step) / ABOUT
         return entries(lambda: json.loads(file.read_text()), _ENTRIES)
 
     def load(self, step: int, like: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class LocalFolder:
         arrays = {}
         with (
             self._reading(step),
-            safe_open(self.path / str(step) / _BLOCKS, framework="numpy") as file,
+            safe_open(self.path / str(step) / BLOCKS, framework="numpy") as file,
         ):
             for path, leaf in like.items():
                 arrays[path] = array_of(file, path, leaf, places[path], blocks[path])

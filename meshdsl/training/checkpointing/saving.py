@@ -50,6 +50,12 @@ class Saving:
         default=None,
     )
     local_every: int | None = setting("Steps between two of those.", Whole(1), default=None)
+    host_copies: str | os.PathLike[str] | None = setting(
+        "Folder in memory, /dev/shm/mine, for a copy of the state after every step; a restart on "
+        "the same hosts goes on from it. Two copies are kept, which take as much of the memory.",
+        PATH,
+        default=None,
+    )
     resume: bool = setting("Go on from the latest checkpoint in the workdir.", TRUTH, default=True)
     override: bool = setting(
         "Go on although settings differ from a checkpoint's, or the machine from a calibration's.",
@@ -85,7 +91,9 @@ class Saving:
                 f"{folder} has checkpoints of an earlier run, which this one is not to go on from; "
                 "choose another workdir, or resume"
             )
-        return Checkpoints(folder, self.keep, self.keep_best, self.config, self.local)
+        return Checkpoints(
+            folder, self.keep, self.keep_best, self.config, self.local, self.host_copies
+        )
 
     def find(
         self, checkpoints: Checkpoints, like: Any, places: Sequence[Any] | None

@@ -1,9 +1,9 @@
 """The record of a supervisor: `launch.jsonl` in the workdir, one line of JSON per event.
 
-`started` has `start` (from 1), `processes`, `step` (of the newest checkpoint) and, after a failure,
-`down_seconds`. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
-`repeated_seconds`: those since the newest checkpoint, whose steps are taken again. `ended` has
-`start` and `code`. All have `time`, in seconds since 1970.
+`started` has `start` (from 1), `processes`, `step` (of the newest checkpoint or copy) and, after a
+failure, `down_seconds`. `failed` has `start`, `process`, `code`, `cause`, `step`, `ran_seconds` and
+`repeated_seconds`: those since that step, whose steps are taken again. `ended` has `start` and
+`code`. All have `time`, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshdsl.training.checkpointing.host_copies import newest_copy
 from meshdsl.training.checkpointing.saving import FOLDER
 
 NAME = "launch.jsonl"
@@ -59,8 +60,14 @@ class Events:
             self._refused = True
 
 
-def newest_checkpoint(workdir: Path) -> tuple[int, float] | None:
-    """Returns the step of the newest checkpoint, and when it was written, in seconds since 1970."""
+def newest(workdir: Path, host_copies: Path | None) -> tuple[int, float] | None:
+    """Returns the newest step that is saved or copied, and when, in seconds since 1970."""
+    copied = None if host_copies is None else newest_copy(host_copies)
+    found = [one for one in (_newest_checkpoint(workdir), copied) if one is not None]
+    return max(found, default=None)
+
+
+def _newest_checkpoint(workdir: Path) -> tuple[int, float] | None:
     found = None
     try:
         for entry in os.scandir(workdir / FOLDER):

@@ -27,7 +27,7 @@ from typing import Any
 
 from meshdsl.training.exit_codes import DONE, FINAL, MISTAKE, UNFINISHED
 from meshdsl.training.launching.children import Child, how_ended
-from meshdsl.training.launching.events import NAME, Events, Losses, newest_checkpoint
+from meshdsl.training.launching.events import NAME, Events, Losses, newest
 
 _PARTING = 90.0  # seconds in which the others end after the first has ended as it should
 _FIRST_DELAY = 1.0  # seconds before a restart without a checkpoint since the last; doubles then
@@ -48,6 +48,7 @@ class Launch:
         workdir: the folder of the run.
         max_restarts: how often all are started again within `window` seconds.
         report: takes each line that the supervisor writes.
+        host_copies: the folder of copies in memory that the processes were given, if any.
     """
 
     command: Callable[[int, int | None], Sequence[str]]
@@ -57,6 +58,7 @@ class Launch:
     max_restarts: int
     window: float
     report: Callable[[str], None]
+    host_copies: Path | None = None
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Supervisor:
         down_since: float | None = None
         with self._signals():
             while True:
-                reached = newest_checkpoint(self.launch.workdir)
+                reached = newest(self.launch.workdir, self.launch.host_copies)
                 first, since = self._started(events, reached, down_since), time.time()
                 down_since = time.monotonic()
                 assert first.code is not None
@@ -156,7 +158,7 @@ class Supervisor:
     ) -> bool:
         """Reports a failure and waits before the next start; returns whether there is one."""
         launch, now = self.launch, time.monotonic()
-        reached = newest_checkpoint(launch.workdir)
+        reached = newest(launch.workdir, launch.host_copies)
         ran = now - first.began
         fresh = reached is not None and reached != before
         repeated = min(max(since - reached[1], 0.0), ran) if fresh and reached else ran
