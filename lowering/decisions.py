@@ -95,19 +95,24 @@ def decide(
                 break
         return best, tuple(decisions.values())
 
-    def faster(way: _Way, rival: _Way, decision: _Switch) -> _Way:
-        """Returns the faster of two ways that a decision tells apart, and what it decided."""
-        ways = [way, rival]
-        if fits(rival[0]):
-            ways.sort(key=lambda way: evaluate(way[0]).seconds)
-        (best, decisions), (other, _) = ways
+    def fits(choice: Choice) -> bool:
+        return evaluate(choice).peak_bytes <= allowed
+
+    def told(way: _Way, other: Choice, decision: _Switch, is_open: bool) -> _Way:
+        """Returns a way with one more decision, which rejected another choice."""
+        best, decisions = way
         chosen, rejected = (
             replace(evaluate(one), name=decision.word(one)) for one in (best, other)
         )
-        return best, (*decisions, Decision(decision.name, chosen, rejected, fits(rival[0])))
+        return best, (*decisions, Decision(decision.name, chosen, rejected, is_open))
 
-    def fits(choice: Choice) -> bool:
-        return evaluate(choice).peak_bytes <= allowed
+    def faster(way: _Way, other: Choice, decision: _Switch, more: Sequence[_Switch] = ()) -> _Way:
+        """Returns the faster of a way and of another choice, which is improved too."""
+        if not fits(other):
+            return told(way, other, decision, False)
+        rival = improved(other, more)
+        ways = sorted([way, rival], key=lambda way: evaluate(way[0]).seconds)
+        return told(ways[0], ways[1][0], decision, True)
 
     def with_moves_by_time(way: _Way) -> _Way:
         """Returns the faster of a way and of one whose moves take least time; itself if equal."""
@@ -118,14 +123,15 @@ def decide(
             return way
         if its == others:
             return way
-        gains = fits(other) and others.seconds < (1 - _GAIN) * its.seconds
-        return faster(way, improved(other, [_PRODUCTS]) if gains else (other, ()), _MOVES)
+        if others.seconds >= (1 - _GAIN) * its.seconds:
+            return told(way, other, _MOVES, fits(other))
+        return faster(way, other, _MOVES, [_PRODUCTS])
 
     way = improved(best)
     # Other strategies send at other places, so that other changes may pay: each way is improved.
     other = _PRODUCTS.turned(best)
     if evaluate(best) != evaluate(other):
-        way = faster(way, improved(other) if fits(other) else (other, ()), _PRODUCTS)
+        way = faster(way, other, _PRODUCTS)
     if _strays_from_bytes(write(way[0]).program, hardware, evaluate(way[0]).seconds):
         way = with_moves_by_time(way)
     best, decisions = way

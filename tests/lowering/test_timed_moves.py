@@ -92,6 +92,17 @@ def test_axes_of_a_torus_are_used_at_the_same_time(monkeypatch):
     assert fast.wire_bytes == pytest.approx(slow.wire_bytes) and now < 0.99 * before
 
 
+def test_moves_that_gain_little_are_told_beside_all_other_decisions(monkeypatch):
+    """They were taken once, and the other decisions were lost."""
+    args = traced(*layers()), "data:16,context:4", "batch:data+context; params/hidden:data", "v5p"
+    monkeypatch.setattr(decisions, "_GAIN", 0.9)
+    (slow, before), (program, now) = by_bytes(monkeypatch, *args), on(*args)
+    assert now == before and kinds(program) == kinds(slow)
+    *others, moves = program.decisions
+    assert others == [*slow.decisions] and len(others) > 1
+    assert (moves.name, moves.chosen.name) == ("moves", "fewest bytes")
+
+
 def test_without_hardware_bytes_decide():
     program = lowered_by(traced(*layers()), Mesh.parse(SLICES), Layout.parse(SHARED))
     assert ("reduce_scatter", ("data",)) in kinds(program)
