@@ -12,14 +12,15 @@ from types import SimpleNamespace
 
 import jax
 
-from meshdsl.training.processes import meeting
+from meshdsl.training.processes import joining, meeting
 from meshdsl.training.processes.joining import Deserted, everywhere, joined
 
 
-def main(coordinator, count, index, seconds, join_timeout, pause_timeout, ends):
+def main(coordinator, count, index, seconds, join_timeout, pause_timeout, ends, margin):
     jax.config.update("jax_num_cpu_devices", 1)
     if ends == "connecting":
         jax.distributed.initialize = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    joining._MARGIN = int(margin)
     ahead = [0]
     signal.signal(signal.SIGUSR1, lambda *_: ahead.append(3600))
     monotonic = time.monotonic

@@ -11,7 +11,7 @@ import pytest
 
 from meshdsl.training.processes import joining as processes
 from meshdsl.training.processes import watching
-from meshdsl.training.processes.watching import JobProcesses
+from meshdsl.training.processes.watching import JobProcesses, Watch
 from tests.lowering.backends.tf.hosts.test_cluster import free_ports
 from tests.training.processes.test_watching import until
 
@@ -100,12 +100,13 @@ def test_an_error_of_jax_is_due_to_others_that_are_gone(neighbour, crashed):
     job, error = made(own), RuntimeError("UNAVAILABLE: connection closed")
     if not crashed:  # a host that has crashed does not answer; one that is there refuses
         other.close()
-    reason = processes._deserted(job, error)
+    watch = Watch(job, 60, threading.Event(), print)
+    reason = processes._deserted(watch, error)
     what = "has ended or cannot be reached" if crashed else "has ended"
     assert reason.startswith(f"process 1 on localhost of the job {what}, and the others cannot")
     assert ("UNAVAILABLE" in reason) == crashed
     if crashed:
         threading.Thread(target=JobProcesses(1, (), (), other).answer, daemon=True).start()
-        until(lambda: processes._deserted(job, error) is None)
+        until(lambda: processes._deserted(watch, error) is None)
         JobProcesses(1, (), (), other).close()
     job.close()

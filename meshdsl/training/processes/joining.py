@@ -45,6 +45,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 JOIN_TIMEOUT = 60.0  # seconds in which all processes of a job must join
 PAUSE_TIMEOUT = 120.0  # seconds for which one of them may stand still
 _MARGIN = 60  # seconds that JAX, which ends a process with a stack trace, waits longer than we do
+# Seconds that JAX, in the first process, waits for others if our own watch sees all of them. After
+# a long pause of that process JAX would end it at once, for it has not heard of them.
+_NEVER = 7 * 24 * 3600
 _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons of their own
 _PARTING = 60.0  # seconds for which a process waits for the others at the end
 _JOINED: list[tuple[JobProcesses, Watch]] = []
@@ -88,10 +91,9 @@ def join(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.config.update("jax_enable_recoverability", True)  # we end the others, and say why
+    beat = math.ceil(pause_timeout) + _MARGIN
     connect = functools.partial(
-        jax.distributed.initialize,
-        initialization_timeout=math.ceil(join_timeout) + _MARGIN,
-        heartbeat_timeout_seconds=math.ceil(pause_timeout) + _MARGIN,
+        jax.distributed.initialize, initialization_timeout=math.ceil(join_timeout) + _MARGIN
     )
     own = _listening()
     try:
@@ -100,7 +102,7 @@ def join(
             undo.callback(jax.distributed.shutdown)  # a failed connection would prevent another
             if coordinator == AUTOMATIC:
                 with _ending_after(join_timeout):
-                    connect()
+                    connect(heartbeat_timeout_seconds=beat)
                     job = _job(own, _exchanged, jax.process_index(), pause_timeout)
                 watch = _watched(job, pause_timeout)
             else:
@@ -111,13 +113,15 @@ def join(
                 watch = _watched(job, pause_timeout)
                 undo.callback(watch.over.set)  # else it would end this process, which may go on
                 where = coordinator
+                if index == 0 and len(job.watched) == processes - 1:
+                    beat = _NEVER
                 if index > 0:
                     relay = Relay(address_of(coordinator), watch.over, _lost(coordinator))
                     relay.start()
                     undo.callback(relay.close)
                     where = relay.address
                 with _ending_after(join_timeout, job), reached_directly():
-                    connect(where, processes, index)
+                    connect(where, processes, index, heartbeat_timeout_seconds=beat)
             undo.pop_all()
     except (ValueError, RuntimeError) as error:
         known = (
@@ -204,8 +208,9 @@ def joined(
         yield
         everywhere(True)
     except BaseException as error:
-        if _of_devices(error) and (reason := _deserted(_JOINED[0][0], error)):
-            _JOINED[0][0].say(reason)
+        job, watch = _JOINED[0]
+        if _of_devices(error) and (reason := _deserted(watch, error)):
+            job.say(reason)
             raise Deserted(reason) from error  # JAX may hang as it leaves: see `Watch`
         _part(_GRACE)
         raise
@@ -213,16 +218,17 @@ def joined(
     _part(_PARTING)
 
 
-def _deserted(job: JobProcesses, error: BaseException) -> str | None:
+def _deserted(watch: Watch, error: BaseException) -> str | None:
     """Returns the message if others are gone, which explains an error of JAX's; else None."""
+    job = watch.job
     looks = job.looks(job.watched)
     gone = [n for n, look in looks.items() if look is not Look.ANSWERS]
     if not gone:
         return None
     if job.reasons or Look.SILENT not in looks.values():
-        return job.why(gone)
+        return watch.why(gone)
     # The host of a silent one has crashed, or it only stands still and the error has other causes.
-    return f"{job.why(gone, what='has ended or cannot be reached')}. JAX reports: {error}"
+    return f"{watch.why(gone, 'has ended or cannot be reached')}. JAX reports: {error}"
 
 
 def _of_devices(error: BaseException) -> bool:

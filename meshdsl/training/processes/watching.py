@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import math
 import os
 import socket
 import threading
@@ -30,6 +31,7 @@ _GRACE = 8.0  # seconds in which processes may end by themselves, with reasons o
 _REPORT_AFTER = 10.0  # seconds without an answer before it is reported
 _HEARING = 0.5  # seconds in which one that has something to say says it
 _LONGEST = 2**12  # bytes of what it says
+_AGAIN = "Start all of them again: with a --workdir they go on from the last checkpoint"
 
 
 class Look(enum.Enum):
@@ -182,6 +184,8 @@ class Watch:
     over: threading.Event
     end: Callable[[str], None]
     _silent: dict[int, float] = field(default_factory=dict)  # since when
+    _stood_still: float = 0.0  # seconds, until all others are there again
+    _due: float = math.inf  # when the thread next goes on
     _reported: set[int] = field(default_factory=set)
 
     def start(self) -> None:
@@ -189,25 +193,45 @@ class Watch:
 
     def run(self) -> None:
         """Watches until this process leaves the job, or must end because others have ended."""
-        misses, stood_still = 0, 0.0  # the latter in seconds, until the others are there again
-        began = time.monotonic()
-        while not self.over.wait(_EVERY):
-            if (waited := time.monotonic() - began) > _EVERY + _REPORT_AFTER:
-                stood_still = waited
-                self._silent.clear()
-            elif not misses:
-                stood_still = 0.0
+        misses = 0
+        while not self._waits(_EVERY):
             looks = self.job.looks(self.job.watched)
             ended = [n for n, look in looks.items() if look is Look.ENDED]
             misses = misses + 1 if ended else 0
-            if misses >= _MISSES and not self.over.wait(_GRACE):
-                gone = self.job.showing(Look.ENDED, self.job.watched) or ended
-                self._leave(self.job.why(gone, stood_still))
+            if not ended:
+                self._stood_still = 0.0  # the others are there after it
+            elif self._stood_still > self.pause:
+                misses = _MISSES
+            if misses >= _MISSES and not self._waits(_GRACE):
+                self._leave(self.why(self.job.showing(Look.ENDED, self.job.watched) or ended))
                 return
             if too_long := self._note([n for n, look in looks.items() if look is Look.SILENT]):
                 self._leave(too_long)
                 return
-            began = time.monotonic()
+
+    def _waits(self, seconds: float) -> bool:
+        """Waits, and notes if this process stands still; returns whether it has left the job."""
+        began = time.monotonic()
+        self._due = began + seconds
+        left = self.over.wait(seconds)
+        if (waited := time.monotonic() - began) > seconds + _REPORT_AFTER:
+            self._stood_still = waited
+            self._silent.clear()
+        return left
+
+    def why(self, gone: Sequence[int], what: str = "has ended") -> str:
+        """Returns why this process ends if some are gone; `what` has happened to them."""
+        stood_still = self._stood_still
+        if (late := time.monotonic() - self._due) > self.pause:  # the watch itself only wakes up
+            stood_still = max(stood_still, late)
+        if stood_still <= self.pause:
+            return self.job.why(gone, stood_still, what)
+        return (
+            f"this process stood still for {stood_still:.0f} s (it was stopped, or its machine "
+            f"was), and the others wait for {self.pause:g} s (--pause_timeout): "
+            f"{', '.join(self.job.names(gone))} of the job {what}. {_AGAIN}; --pause_timeout waits "
+            "longer"
+        )
 
     def _leave(self, reason: str) -> None:
         if not self.over.is_set():
@@ -233,9 +257,8 @@ class Watch:
             return None
         return (
             f"{', '.join(self.job.names(over))} of the job has not answered for {self.pause:g} s, "
-            "and the others cannot go on: it stands still, or its host cannot be reached. Start "
-            "all of them again: with a --workdir they go on from the last checkpoint; "
-            "--pause_timeout waits longer"
+            "and the others cannot go on: it stands still, or its host cannot be reached. "
+            f"{_AGAIN}; --pause_timeout waits longer"
         )
 
 
@@ -248,10 +271,7 @@ def report_ended(ended: Sequence[str], stood_still: float = 0.0, what: str = "ha
         what: a description of what has happened to them.
     """
     why = f" This process itself stood still for {stood_still:.0f} s." if stood_still else ""
-    return (
-        f"{', '.join(ended)} of the job {what}, and the others cannot go on.{why} Start all of "
-        "them again: with a --workdir they go on from the last checkpoint"
-    )
+    return f"{', '.join(ended)} of the job {what}, and the others cannot go on.{why} {_AGAIN}"
 
 
 def report(text: str) -> None:

@@ -1,6 +1,7 @@
 """A process that has ended is seen to have ended; one that stands still is waited for."""
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -186,9 +187,9 @@ def test_one_that_stands_still_for_too_long_is_named(watch, listening):
     assert "--pause_timeout waits longer" in reason
 
 
-@pytest.mark.parametrize("others_end_later", [False, True])
+@pytest.mark.parametrize(("others_end_later", "pause"), [(False, 60), (False, 110), (True, 60)])
 def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
-    watch, listening, monkeypatch, others_end_later
+    watch, listening, monkeypatch, others_end_later, pause
 ):
     run, _, reasons = watch
     other, ahead = listening(), [0.0]
@@ -197,21 +198,39 @@ def test_a_pause_of_this_process_is_named_only_if_the_others_are_gone_after_it(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(ahead))
     monkeypatch.setattr(watching, "time", clock)
 
-    def pause():
+    def stand_still():
         ahead.append(100.0)
 
-    def pause_and_be_left():
-        pause()
+    def stand_still_and_be_left():
+        stand_still()
         job.close()
 
     def nothing():
         pass
 
-    actions = (pause, nothing, job.close) if others_end_later else (pause_and_be_left,)
-    list(run(port(other), 60, 60, nothing, *actions))
+    later = (stand_still, nothing, job.close)
+    actions = later if others_end_later else (stand_still_and_be_left,)
+    list(run(port(other), pause, 60, nothing, *actions))
     (reason,) = reasons
     assert "process 1 on localhost of the job has ended" in reason
-    assert ("This process itself stood still for 100 s" in reason) != others_end_later
+    assert ("This process itself stood still for 100 s" in reason) == (pause == 110)
+    cause = "this process stood still for 100 s (it was stopped, or its machine was), and the other"
+    assert reason.startswith(cause) == (pause == 60 and not others_end_later)
+
+
+def test_a_process_that_wakes_knows_it_before_its_watch(three, monkeypatch):
+    made = Watch(three[0], 60, threading.Event(), print)
+    assert made.why([1]).startswith("process 1 on localhost of the job has ended")
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    until(lambda: made._due < math.inf)
+    now = time.monotonic()
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now + 200))
+    reason = made.why([1])
+    made.over.set()
+    thread.join()
+    assert reason.startswith("this process stood still for ")
+    assert "wait for 60 s (--pause_timeout): process 1 on localhost of the job has" in reason
 
 
 def test_a_watch_that_is_over_leaves_another_of_the_same_process_at_work(watch):
