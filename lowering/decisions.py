@@ -40,7 +40,7 @@ from meshdsl.tracing.graph import Graph
 ROOM = 0.85  # the share of the memory to plan with: compilers may need more than planned
 _GAIN = 0.01  # a change that gains less is not worth a larger program
 _ROUNDS = 4
-_STRAYS = 0.1  # the share of a step that makes moves of least time worth another lowering
+_STRAYS = 0.15  # the share of a step that makes moves of least time worth another lowering
 
 
 def decide(

@@ -162,13 +162,16 @@ class Steps:
 
     def run(self, state: State = State()) -> Run:
         """Returns the run from a state."""
-        totals, waits = Totals(), dict[Key, int]()
+        work = exposed = 0
+        waits = dict[Key, int]()
         for segment in self.segments:
             run = segment.run(state)
-            totals, state = totals.plus(run.totals), run.state
+            work += run.totals.work
+            exposed += run.totals.exposed
+            state = run.state
             for key, wait in run.waits.items():
                 waits[key] = waits.get(key, 0) + wait
-        return Run(totals, MappingProxyType(waits), state)
+        return Run(Totals(work, exposed), MappingProxyType(waits), state)
 
     def replaced(self, changes: Mapping[Step, Iterable[Step]]) -> Steps:
         """Returns these steps with others in the place of some, also inside loops and branches.
@@ -241,13 +244,13 @@ class _Clock:
         self.now = 0
         self.links = dict(state.links)
         self.flights = dict(state.flights)
-        self.totals = Totals()
+        self.work = self.exposed = 0
         self.waits: dict[Key, int] = {}
 
     def run(self, steps: Iterable[Step]) -> Run:
         for step in steps:
             if isinstance(step, Work):
-                self._passes(Totals(work=step.time))
+                self._passes(step.time, 0)
             elif isinstance(step, Start):
                 self._start(step)
             elif isinstance(step, Wait):
@@ -258,9 +261,14 @@ class _Clock:
                 self._choose(step)
         return Run(self.totals, self.waits, self._state())
 
-    def _passes(self, totals: Totals) -> None:
-        self.now += totals.time
-        self.totals = self.totals.plus(totals)
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.work, self.exposed)
+
+    def _passes(self, work: int, exposed: int) -> None:
+        self.now += work + exposed
+        self.work += work
+        self.exposed += exposed
 
     def _start(self, step: Start) -> None:
         links = [self.links.get(link, 0) for link in step.links]
@@ -272,7 +280,7 @@ class _Clock:
     def _wait(self, key: Key) -> None:
         wait = max(0, self.flights.pop(key) - self.now)
         self.waits[key] = self.waits.get(key, 0) + wait
-        self._passes(Totals(exposed=wait))
+        self._passes(0, wait)
 
     def _state(self) -> State:
         return State(
@@ -287,7 +295,7 @@ class _Clock:
 
     def _adopts(self, run: Run) -> None:
         """Goes on after inner steps."""
-        self._passes(run.totals)
+        self._passes(run.totals.work, run.totals.exposed)
         self.links = {link: self.now + rest for link, rest in run.state.links}
         for key, wait in run.waits.items():
             self.waits[key] = self.waits.get(key, 0) + wait

@@ -88,9 +88,20 @@ def sizes(block: Block, tile: Tile | None) -> Mapping[Value, int]:
 
     The block's own inputs are stored without gaps: users hand them over as they are.
     """
-    images = None if tile is None else Images.of(block, tile)
-    if images is None or not images.spatial:
+    if tile is None or not _has_convolution(block):  # as most have none
+        return {}
+    images = Images.of(block, tile)
+    if not images.spatial:
         return {}
     given = {*block.inputs}
     values = (v for i, _ in block.walk() for v in (*i.inputs, *i.outputs) if v not in given)
     return {value: images.bytes(value) for value in values}
+
+
+def _has_convolution(block: Block) -> bool:
+    return any(
+        [
+            one.op == "convolve" or any(map(_has_convolution, one.bodies))
+            for one in block.instructions
+        ]
+    )
