@@ -1,7 +1,8 @@
 """Model definitions and their named configurations: `models.load("gpt_mini", "layers=8")`."""
 
 from meshdsl.models.configs import TransformerConfig
+from meshdsl.models.lora import with_lora
 from meshdsl.models.model import Model
 from meshdsl.models.registry import NAMES, load
 
-__all__ = ["NAMES", "Model", "TransformerConfig", "load"]
+__all__ = ["NAMES", "Model", "TransformerConfig", "load", "with_lora"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from meshdsl.training.checkpointing.stored_params import StoredParams
     from meshdsl.training.checkpointing.weights import Weights
 
-OF_MODEL = ("model", "model_args", "policy", "tokenizer", "end_token")
+OF_MODEL = ("model", "model_args", "lora", "policy", "tokenizer", "end_token")
 _FIXED = ("tokenizer", "end_token")  # another one makes other tokens, so the model reads nonsense
 _FRACTION = re.compile(r"Fraction\((\d+), (\d+)\)")
 _POLICY = re.compile(r"(\w+)=dtype\('?(\w+)'?\)")
@@ -104,6 +104,11 @@ def follow_init_from(values: flags.FlagValues) -> None:
             _set_default(values, "tokenizer", str(file))
 
 
+def train_adapters(values: flags.FlagValues) -> None:
+    """Has `--lora` train its adapters alone, unless the user says what is trained."""
+    _set_default(values, "trainable", "adapters/**")
+
+
 def _set_default(values: flags.FlagValues, name: str, text: str) -> None:
     flag = values[name]
     if not flag.present:
@@ -113,12 +118,14 @@ def _set_default(values: flags.FlagValues, name: str, text: str) -> None:
 
 def model_of(values: flags.FlagValues, problems: Problems) -> Model | None:
     """Returns the model of the flags, with their policy; None if they do not give one."""
-    from meshdsl.models import load
+    from meshdsl.models import load, with_lora
 
     if isinstance(values.model, Mistake):
         return None
     with problems.caught("--model"):
         model = load(values.model, values.model_args)
+        if values.lora is not None:
+            model = with_lora(model, values.lora)
         if values.policy is not None and hasattr(model.config, "policy"):
             pairs = (
                 (name, getattr(values.policy, name)) for name in ("params", "compute", "output")

@@ -62,6 +62,12 @@ FLAGS: dict[str, Flag] = {
         "A named configuration, your own (`my_package.my_models:tiny`, `my_models.py:tiny`), or a "
         "folder of Hugging Face, by its config.json. With --init_from=FOLDER, that is the default.",
     ),
+    "lora": (
+        None,
+        str,
+        'Adapters of some rank beside weights, by globs on paths: "blocks/**/query:8,embedding:4". '
+        "They alone are trained, unless --trainable says otherwise; `export` merges them.",
+    ),
     "model_args": ("", str, 'Changes to the configuration: "layers=8,embed=512".'),
     "mesh_shape": (
         None,

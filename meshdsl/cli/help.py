@@ -52,6 +52,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "weight_decay",
         "weight_decay_except",
         "clip_norm",
+        "lora",
         "trainable",
     ),
     "data": (

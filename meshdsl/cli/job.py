@@ -28,6 +28,7 @@ from meshdsl.training.data.tokenizers import check_vocabulary, load_tokenizer
 from meshdsl.training.loss_scaling import LossScaling
 from meshdsl.training.microbatches import check_microbatches
 from meshdsl.training.recipe import Recipe
+from meshdsl.training.state import spec_of
 
 _TEXT = {"tokens", "targets"}  # what a batch of text has
 _BYTES = 256
@@ -70,13 +71,17 @@ def build(values: flags.FlagValues, problems: Problems, feeds_text: bool = True)
     Raises:
         UsageError: everything in `problems`, and what is wrong with the model and the numbers.
     """
-    from meshdsl.models import load
+    from meshdsl.models import load, with_lora
     from meshdsl.models.model import packed_batch
 
     model, optimizer, policy = None, None, values.policy
     if not isinstance(values.model, Mistake):
         with problems.caught("--model"):
             model = load(values.model, values.model_args)
+    if model is not None and values.lora is not None:
+        with problems.caught("--lora"):
+            model = with_lora(model, values.lora)
+            spec_of(model.init)  # its patterns are of parameters
     if values.tpu and values.backend != "tf":
         problems.add("--tpu: only --backend=tf takes the name of a TPU; JAX finds its own")
     if values.layout and not values.mesh_shape:

@@ -98,6 +98,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from meshdsl.cli.checkpointed import follow_init_from
 
         follow_init_from(values)
+    if values.lora is not None:
+        from meshdsl.cli.checkpointed import train_adapters
+
+        train_adapters(values)
     if values.help:
         from meshdsl.cli.help import show_help
 

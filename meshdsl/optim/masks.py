@@ -47,6 +47,11 @@ def check_mask(mask: Mask, params: Any) -> None:
         raise ValueError(f"excluded from weight decay: {'; '.join(problems)}")
 
 
+def means(pattern: str, path: str) -> bool:
+    """Whether a parameter's path matches a glob, as those of layouts do."""
+    return matches(pattern, path)
+
+
 def unmatched(patterns: Sequence[str], paths: Sequence[str]) -> list[str]:
     """Returns one text per glob that matches no path, with the nearest names."""
     known = dict.fromkeys([*paths, *(part for path in paths for part in path.split("/"))])

@@ -19,6 +19,7 @@ from meshdsl.models.layers.attention import (
     init_multihead,
 )
 from meshdsl.models.layers.drawing import Drawing
+from meshdsl.models.layers.low_rank import resolved
 from meshdsl.models.layers.mlp import MLP, Experts, init_mlp, undropping
 from meshdsl.models.layers.norm import Norm, init_norm
 from meshdsl.models.remat import rematerialised
@@ -134,7 +135,8 @@ def run_blocks(
         x: md.Tensor, layer: tuple[Block, md.Tensor | None]
     ) -> tuple[md.Tensor, nn.RouterLosses | None]:
         params, windowed = layer
-        return config.policy.to_compute(params)(x, replace(shared, windowed=windowed))
+        own = resolved(config.policy.to_compute(params))
+        return own(x, replace(shared, windowed=windowed))
 
     layers = (blocks, _windowed(config))
     x, losses = md.scan(rematerialised(block, config.remat), x, layers, dim="layers")

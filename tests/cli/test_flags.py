@@ -12,6 +12,7 @@ from meshdsl.lowering.options import Options
 
 PROMISED = {
     "model": "gpt_mini",
+    "lora": None,
     "model_args": "",
     "mesh_shape": None,
     "layout": None,

@@ -1,6 +1,7 @@
 """Folders of Hugging Face on the command line: in, through a run, and out again."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -76,3 +77,41 @@ def test_another_model_than_the_folder_s_is_told(capsys, tmp_path, text):
     assert run(["train", f"--init_from={folder}", "--model=gpt_mini", text, *WHEN]) == 2
     told = capsys.readouterr().err
     assert "blocks/mlp/w_gate: not of the model" in told
+
+
+def test_adapters_of_a_folder_are_trained_alone_and_merged(capsys, tmp_path, text):
+    """What is exported scores as the run does; weights without adapters are those of the folder."""
+    folder, workdir = write_folder(tmp_path / "in", BYTES), f"--workdir={tmp_path}/run"
+    mesh = ("--mesh_shape=data:2,model:2", "--layout=batch:data;heads:model;params/embed:data")
+    how = (*WHEN[:1], "--learning_rate=0.1", *WHEN[2:], *SMALL, *mesh)
+    lora = "--lora=blocks/**/query:2,blocks/mlp/w_out:3"
+    assert run(["train", f"--init_from={folder}", text, *how, lora, workdir]) == 0
+    assert "initialised, since it has none: adapters/" in capsys.readouterr().out
+    out = tmp_path / "out"
+    assert run(["export", workdir, f"--out={out}", "--format=hf"]) == 0
+    before, after = tensors_of(folder), tensors_of(out)
+    assert {*before} == {*after}
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert {name.split(".", 3)[3] for name in changed} == {
+        "self_attn.q_proj.weight",
+        "mlp.down_proj.weight",
+    }
+    capsys.readouterr()
+    scores = []
+    for source in (f"--init_from={out}", workdir):
+        assert run(["evaluate", source, text, *SMALL, "--backend=numpy"]) == 0
+        scores.append([float(n) for n in re.findall(r"\d+\.\d+", capsys.readouterr().out)])
+    np.testing.assert_allclose(*scores, rtol=1e-4)
+    prompt = ("--prompt=a", "--max_tokens=3", "--temperature=0", "--backend=numpy")
+    texts = []
+    for source in (f"--init_from={out}", workdir):
+        assert run(["generate", source, *prompt]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_adapters_that_cannot_be_had_are_told(capsys, text):
+    assert run(["train", "--model=gpt_mini", text, "--lora=qery:2", "--steps=1"]) == 2
+    assert "--lora: adapters: no parameter is meant by 'qery'. Did you mean `query`" in (
+        capsys.readouterr().err
+    )

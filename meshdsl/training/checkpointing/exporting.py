@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshdsl.training.checkpointing.adapters import merging
 from meshdsl.training.checkpointing.stored_params import StoredParams
 from meshdsl.training.checkpointing.weight_files import check_free
 from meshdsl.training.checkpointing.weights import SHARD, write_hugging_face, write_weights
@@ -42,6 +43,8 @@ def export(
 ) -> Exported:
     """Writes the parameters of a run's checkpoint: `export("runs/first", "weights")`.
 
+    Adapters of `models.with_lora` are merged into their weights.
+
     Args:
         workdir: the run's folder.
         out, dtype, max_shard_size: as in `save_weights`.
@@ -58,12 +61,11 @@ def export(
     target = Path(out).absolute()
     check_free(target)
     stored = StoredParams.of(workdir, step)
+    specs, fetch = merging(stored.specs, stored.read)
     if model is not None:
         stored.check(spec_of(model.init))
-        files = write_hugging_face(
-            target, model, stored.specs, stored.read, dtype, max_shard_size, origin
-        )
+        files = write_hugging_face(target, model, specs, fetch, dtype, max_shard_size, origin)
     else:
-        files = write_weights(target, stored.specs, stored.read, dtype, max_shard_size, stored.step)
-    count = sum(each.dims.volume for each in stored.specs.values())
+        files = write_weights(target, specs, fetch, dtype, max_shard_size, stored.step)
+    count = sum(each.dims.volume for each in specs.values())
     return Exported(stored.step, count, tuple(files))

@@ -1,0 +1,48 @@
+"""Adapters merged into weights on the host: what a run with `with_lora` is exported as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_FOLDER = "adapters/"
+Fetch = Callable[[Sequence[str]], dict[str, np.ndarray]]
+
+
+def merging(specs: Mapping[str, Any], fetch: Fetch) -> tuple[dict[str, Any], Fetch]:
+    """Returns the parameters without adapters, and how to fetch them with the sums.
+
+    Sums are made in float32 or wider, and rounded once. Parameters without adapters stay the same.
+
+    Args:
+        specs: the dims and dtypes of all parameters, by path.
+        fetch: returns parameters by their paths.
+    """
+    own = {path: spec for path, spec in specs.items() if not path.startswith(_FOLDER)}
+
+    def merged(names: Sequence[str]) -> dict[str, np.ndarray]:
+        pairs = {
+            name: [f"{_FOLDER}{name}/down", f"{_FOLDER}{name}/up"]
+            for name in names
+            if f"{_FOLDER}{name}/down" in specs
+        }
+        arrays = fetch([*names, *(path for pair in pairs.values() for path in pair)])
+        for name, pair in pairs.items():
+            down, up = (arrays.pop(path) for path in pair)
+            labels = [_labels(specs, path) for path in (*pair, name)]
+            wide = np.promote_types(np.float32, np.asarray(arrays[name]).dtype)
+            factors = np.asarray(down).astype(wide), np.asarray(up).astype(wide)
+            added = np.einsum(factors[0], labels[0], factors[1], labels[1], labels[2])
+            weight = np.asarray(arrays[name])
+            arrays[name] = (weight.astype(wide) + added).astype(weight.dtype)
+        return arrays
+
+    return own, merged
+
+
+def _labels(specs: Mapping[str, Any], path: str) -> list[int]:
+    """Returns a number for each dim, the same for the same names, as `np.einsum` takes them."""
+    names = sorted({name for spec in specs.values() for name in spec.dims.names})
+    return [names.index(name) for name in specs[path].dims.names]
