@@ -33,6 +33,7 @@ from meshdsl.training.checks import (
 )
 from meshdsl.training.data.feeding import Data, Feed, Named
 from meshdsl.training.evaluation import Evaluation
+from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import WITHOUT_REPLICAS, ReplicaCheck, replicated
 from meshdsl.training.health.settings import Health
 from meshdsl.training.initial_state import Beginning, GivenWeights, checked_weights, first_of
@@ -218,7 +219,8 @@ class _Prepared:
             if self._first and self.health.replica_check_every and not replicated(run.state):
                 warnings.warn(WITHOUT_REPLICAS, stacklevel=3)
             signals.enter_context(self.stopping.listening())
-            run.run()
+            with run.watch:
+                run.run()
             spent = str(self.shares)  # without the rest of the last checkpoint's writing
         if self._first and not self.reporting.quiet:
             tell(spent)
@@ -288,6 +290,7 @@ class _Prepared:
             meters=Meters(reporting.tokens_per_batch, flops, programs.mesh.size, runtime),
             finite_check=FiniteCheck(self.recipe.nonfinite == "stop", gradient_paths(learning)),
             replica_check=ReplicaCheck(self.health.replica_check_every),
+            watch=HangWatch(self.health.step_timeout, runtime.process_index()),
             stopping=self.stopping,
             profiler=stack.enter_context(Profiler(reporting.profile, runtime, self.workdir)),
             saving=self.saving,

@@ -20,6 +20,7 @@ from meshdsl.tensors.named_array import NamedArray
 from meshdsl.training.checkpointing.checkpoints import Checkpoints
 from meshdsl.training.checkpointing.saving import DATA, Saving
 from meshdsl.training.data.feeding import Feed, Named
+from meshdsl.training.health.hanging import HangWatch
 from meshdsl.training.health.replicas import ReplicaCheck
 from meshdsl.training.nonfinite import FiniteCheck, NotFinite
 from meshdsl.training.processes.agreement import Agreement
@@ -63,6 +64,7 @@ class Run:
     meters: Meters
     finite_check: FiniteCheck
     replica_check: ReplicaCheck
+    watch: HangWatch
     stopping: Stopping
     profiler: Profiler
     saving: Saving | None
@@ -120,9 +122,11 @@ class Run:
             ValueError: the data has ended.
         """
         began = self.shares.clock()
+        self.watch.at(None)  # compiling
         with self.shares.spent("compiling"):
             step, share = self.programs.compiled(self.feed.size), self.feed.share()
         pending.started += self.shares.clock() - began  # compiling a step is not taking it
+        self.watch.at(f"waiting for the data of step {number}")
         with pending.waiting():
             batch = next(self.feed, None)
         if batch is None:
@@ -135,6 +139,7 @@ class Run:
             )
         self.profiler.before(self.done + 1, number)
         pending.dispatching()
+        self.watch.at(f"in step {number}")
         self.state, metrics = step(self.state, batch)
         self.done = number
         pending.metrics.append(metrics)
@@ -172,6 +177,7 @@ class Run:
             position["reports"] = self.reported + len(self.history)
         if self.saving.data is not None:
             position[DATA] = self.saving.data.state()
+        self.watch.at(f"saving step {number}")
         # Saving waits for the steps that still run. Waiting before counts that as time of steps.
         jax.block_until_ready([array.data for array in _arrays(self.state)])
         if copies:
@@ -235,9 +241,11 @@ class Run:
             return self._evaluated(name)
 
     def _evaluated(self, name: str) -> dict[str, float]:
+        self.watch.at(None)  # compiling
         evaluate = self.programs.compiled(name)
         metrics = []
         for batch in self.held_out[name]:
+            self.watch.at("evaluating")
             metrics.append(evaluate(self.state.params, batch))
             if len(metrics) > _AHEAD:
                 jax.block_until_ready(metrics[-1 - _AHEAD]["loss"].data)

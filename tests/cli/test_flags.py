@@ -102,6 +102,7 @@ PROMISED = {
     "exit_at_step": None,
     "profile_steps": None,
     "replica_check_every": None,
+    "step_timeout": None,
     "processes": 1,
     "first_process": 0,
     "max_restarts": 10,

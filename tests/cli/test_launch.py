@@ -153,6 +153,20 @@ def test_a_signal_to_the_supervisor_ends_the_job_with_a_checkpoint(text, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_process_that_stands_still_has_all_of_them_start_again(text, tmp_path):
+    work = tmp_path / "work"
+    copies = f"--host_copies={tmp_path}/copies"
+    job = started(2, text, work, "--steps=60", "--checkpoint_every=60", copies, "--step_timeout=20")
+    wait_for(lambda: len(losses(work)) > 3, job)
+    os.kill(processes_of(job)[1], signal.SIGSTOP)
+    _, errors = job.communicate(timeout=600)
+    assert job.returncode == 0, errors
+    assert "process 0, " in errors and "has got nowhere for 20 s" in errors
+    assert "process 0 ended with exit code 1" in errors and len(losses(work)) == 60
+
+
+@pytest.mark.slow
 def test_a_mistake_in_what_is_launched_is_told_once(text, tmp_path):
     job = started(
         2, text, tmp_path / "work", "--steps=5", "--checkpoint_every=5", "--packing=maybe"

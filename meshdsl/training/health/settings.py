@@ -20,5 +20,12 @@ class Health:
         default=None,
     )
 
+    step_timeout: int | None = setting(
+        "Seconds that a step, a wait for data or a save may take; a process that gets nowhere for "
+        "longer says where it is, and ends.",
+        Whole(1),
+        default=None,
+    )
+
     def __post_init__(self) -> None:
         check(self)

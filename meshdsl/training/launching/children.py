@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-_KEPT = 20  # the last lines of a process that a failure shows
+_KEPT = 40  # the last lines of a process that a failure shows
 _NOISE = b"[Gloo] "  # how lines of JAX's collectives on CPUs begin, which say that all is well
 _DRAINING = 2.0  # seconds in which the last output of a process that has ended is read
 
