@@ -3,7 +3,8 @@
 Orbax logs a failure with its traceback in every thread that meets it, and raises it as well. We
 report what is raised, so these logs, and only these, are dropped while a folder is open. When the
 write of one array fails, writes of others may still go on and meet a closed event loop. The
-interpreter prints a traceback for each of them, which is dropped as well.
+interpreter prints a traceback for each of them, which is dropped as well. Threads of a failed save
+that still run are waited for, else they would report that the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from pathlib import Path
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 _SYSTEM = {code: os.strerror(code) for code in _CODES}
 _JUMP = 1.0  # seconds by which the clock must be off to be reported
+_LEFT = 20.0  # seconds in which threads of a failed save end
 
 
 def system_error(error: BaseException | None) -> str | None:
@@ -82,6 +85,7 @@ class Writing:
                 cause = self._timeout()
             if cause is None:
                 raise
+            _wait_for_threads()
             raise ValueError(
                 f"cannot save a checkpoint in {self.folder}: {cause}. Those before it are complete"
             ) from error
@@ -99,6 +103,14 @@ class Writing:
             f"it is not complete after {time.monotonic() - self._began:,.0f} s, which is as long "
             "as Orbax waits: the disk or another process is too slow"
         )
+
+
+def _wait_for_threads() -> None:
+    """Waits until the threads that Orbax has started have ended, but not for long."""
+    end = time.monotonic() + _LEFT
+    for thread in threading.enumerate():
+        if type(thread).__module__.partition(".")[0] == "orbax" and not thread.daemon:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 class _Unreported(logging.Filter):

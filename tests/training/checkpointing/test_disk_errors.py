@@ -5,6 +5,7 @@ import errno
 import gc
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.training.checkpointing import disk_errors
 from meshdsl.training.checkpointing.checkpoints import Checkpoints
 from meshdsl.training.checkpointing.disk_errors import Writing
 from tests.training.reporting.test_metrics import room
@@ -68,15 +70,20 @@ def test_only_writes_that_follow_a_failed_one_are_not_printed(tmp_path, monkeypa
     assert len(seen) == 3
 
 
+def threads_of_orbax():
+    return [t for t in threading.enumerate() if type(t).__module__.startswith("orbax.")]
+
+
 def test_a_clock_that_jumps_is_explained(tmp_path, caplog, monkeypatch):
     with Checkpoints(tmp_path / "kept") as checkpoints:
         checkpoints.save(1, STATE)
         checkpoints.wait()
-        clock, jumps = time.time, []
+        clock, jumps, running = time.time, [], []
 
         def jumping():
             if threading.current_thread().name == "async_save":  # of Orbax, which waits for writes
                 jumps.append(2000)
+                running.extend(threads_of_orbax())
             return clock() + sum(jumps)
 
         monkeypatch.setattr(time, "time", jumping)
@@ -84,9 +91,43 @@ def test_a_clock_that_jumps_is_explained(tmp_path, caplog, monkeypatch):
             checkpoints.save(2, STATE)
             checkpoints.wait()
         monkeypatch.undo()
+        assert running and not any(thread.is_alive() for thread in running)
         assert checkpoints.restore(STATE).step == 1
     gc.collect()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_clock_that_jumps_is_explained_by_the_last_line_of_a_process(tmp_path):
+    line = [
+        sys.executable,
+        "-m",
+        "tests.training.checkpointing.jumping_job",
+        str(tmp_path / "kept"),
+    ]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "jumped forward by 100,000 s" in done.stderr.splitlines()[-1], done.stderr
+    assert "Traceback" not in done.stderr
+    with Checkpoints(tmp_path / "kept") as checkpoints:
+        assert checkpoints.restore(STATE).step == 1
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_threads_of_a_failed_save_are_waited_for_but_not_forever(patience, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_errors, "_LEFT", patience)
+    thread_of_orbax = type("Writer", (threading.Thread,), {"__module__": "orbax.checkpoint.write"})
+    go_on = threading.Event()
+    late = threading.Timer(0.1, go_on.set)
+    left = thread_of_orbax(target=lambda: go_on.wait(60))
+    left.start()
+    with pytest.raises(ValueError, match="as long as Orbax waits"), Writing(tmp_path).reported():
+        if patience:
+            late.start()
+        raise TimeoutError("Timed out after 1200 seconds.")
+    assert left.is_alive() == (not patience)
+    go_on.set()
+    left.join()
 
 
 def test_a_disk_that_is_too_slow_is_not_blamed_on_the_clock(tmp_path):
