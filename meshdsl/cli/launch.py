@@ -65,9 +65,22 @@ def main(values: flags.FlagValues, problems: Problems, words: Sequence[str] = ()
         values.restart_window,
         lambda text: tell(f"meshdsl launch: {text}", error=True),
         Path(trains.host_copies).absolute() if trains.host_copies else None,
+        _keeping_compiled(Path(trains.workdir).absolute()),
     )
     with locked(trains.workdir, f"launch.{numbers[0]}.lock"):
         return Supervisor(launch).run()
+
+
+def _keeping_compiled(workdir: Path) -> dict[str, str]:
+    """Returns the variables by which JAX keeps compiled programs, which a restart then reads.
+
+    Those that the user has set stay.
+    """
+    ours = {
+        "JAX_COMPILATION_CACHE_DIR": str(workdir / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return {**ours, **os.environ}
 
 
 def _check_own(values: flags.FlagValues, problems: Problems) -> None:

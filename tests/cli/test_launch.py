@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from meshdsl.cli.launch import _keeping_compiled
 from meshdsl.cli.main import run
 from meshdsl.training.checkpointing.workdir import locked
 
@@ -61,6 +62,13 @@ def test_two_supervisors_for_one_job_are_told(tmp_path, capsys):
         assert run(["launch", "--", "train", f"--workdir={tmp_path}", "--checkpoint_every=1"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"meshdsl launch: workdir {tmp_path} is in use by process {os.getpid()}")
+
+
+def test_a_cache_of_compiled_programs_that_the_user_has_stays(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == f"{tmp_path}/compiled"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+    assert _keeping_compiled(tmp_path)["JAX_COMPILATION_CACHE_DIR"] == "mine"
 
 
 def started(count, text, workdir, *arguments, restarts=50):
@@ -133,6 +141,7 @@ def test_losses_after_kills_are_those_of_a_run_that_nothing_happened_to(copies, 
     out, errors = job.communicate(timeout=600)
     assert job.returncode == 0, errors
     assert errors.count("was killed by signal 9 (SIGKILL)") == 6
+    assert any((work / "compiled").iterdir())
     assert losses(work) == losses(tmp_path / "alone") and len(losses(work)) == 200
     begun = [int(line.split()[4].strip(",")) for line in out.splitlines() if "going on" in line]
     costs = [before - step for before, step in zip(reached[1:], begun, strict=True)]

@@ -19,7 +19,7 @@ from typing import Any
 from meshdsl.tensors.dims import did_you_mean
 from meshdsl.training.launching.events import Losses, losses
 
-_OF_RUN = {"checkpoints", "tensorboard", "profile"}
+_OF_RUN = {"checkpoints", "tensorboard", "profile", "compiled"}
 _METRICS = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 
 

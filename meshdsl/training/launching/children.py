@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
@@ -42,8 +42,16 @@ class Child:
     _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _reader: threading.Thread | None = None
 
-    def start(self, command: Sequence[str], ended: Callable[[Child], None]) -> None:
+    def start(
+        self,
+        command: Sequence[str],
+        ended: Callable[[Child], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Starts it. `ended` is called in another thread when it ends.
+
+        Args:
+            environment: its variables; None: those of this process.
 
         Raises:
             OSError: the machine cannot start another process.
@@ -56,6 +64,7 @@ class Child:
             stdout=output,
             stderr=errors,
             start_new_session=True,
+            env=environment,
         )
         stream = self._process.stderr if self.shown else self._process.stdout
         assert stream is not None

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,7 @@ class Launch:
         max_restarts: how often all are started again within `window` seconds.
         report: takes each line that the supervisor writes.
         host_copies: the folder of copies in memory that the processes were given, if any.
+        environment: the variables of the processes; None: those of this one.
     """
 
     command: Callable[[int, int | None], Sequence[str]]
@@ -59,6 +60,7 @@ class Launch:
     window: float
     report: Callable[[str], None]
     host_copies: Path | None = None
+    environment: Mapping[str, str] | None = None
 
 
 @dataclass
@@ -116,7 +118,8 @@ class Supervisor:
         self.children = [Child(n, n == self.launch.numbers[0]) for n in self.launch.numbers]
         try:
             for child in self.children:
-                child.start(self.launch.command(child.number, port), ends.put)
+                command = self.launch.command(child.number, port)
+                child.start(command, ends.put, self.launch.environment)
             if self._told is not None:  # it came while they were started
                 for child in self.children:
                     child.send(self._told)
