@@ -90,6 +90,23 @@ def local_work(
     return work
 
 
+def convolution_bytes(
+    block: Block, products: Products = "least"
+) -> dict[Instruction, tuple[tuple[int, ...], int]]:
+    """Returns the least bytes that each convolution reads of each operand, and those it writes.
+
+    An operand that is fused counts with the bytes in memory that are read for it, or with its own:
+    whatever is less. What several operands read counts once. Work beside the convolution, in its
+    kernel, does not count.
+    """
+    fusion = _Fusion(block, True, products)
+    return {
+        instruction: fusion.least_bytes(instruction)
+        for instruction in block.instructions
+        if instruction.op == "convolve"
+    }
+
+
 class _Fusion:
     """The values of a block that are never written to memory.
 
@@ -211,6 +228,17 @@ class _Fusion:
             total += size if part is None else min(size, part)
             part = None
         return total
+
+    def least_bytes(self, instruction: Instruction) -> tuple[tuple[int, ...], int]:
+        """Returns the least bytes read of each operand, and those written: see above."""
+        seen: set[Value] = set()
+        read = []
+        for value in instruction.inputs:
+            buffers = [buffer for buffer in self._read(value) if buffer not in seen]
+            seen.update(buffers)
+            read.append(min(value.bytes, sum([buffer.bytes for buffer in buffers])))
+        written = [value.bytes for value in instruction.outputs if value not in self.fused_products]
+        return tuple(read), sum(written)
 
     def _read(self, value: Value) -> Sequence[Value]:
         """Returns the values in memory that are read for a value, each once."""

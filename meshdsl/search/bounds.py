@@ -5,6 +5,10 @@
   local sizes, and other work at least what it costs to move its local bytes: small work is
   relatively slow. Lowering adds work (padding, accumulation), and never splits it further. Stages
   of a pipeline also wait (m + p - 1 ticks for m microbatches and p stages).
+* Convolutions move at least the bytes of their operands and of their result. An axis splits one of
+  their dims, so it leaves operands without this dim whole.
+* Waits: sums over split dims that need each other travel one after another (`waits.py`). What may
+  run beside them hides them.
 * Sums: gradients of parameters that axes of the batch do not split must be added up over these.
 * Memory: the larger of the inputs and three quarters of the buffers at the peak of one device, both
   divided in the same way.
@@ -17,25 +21,33 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 
+from meshdsl.layouts.calibration import calibration_of
 from meshdsl.layouts.costs import ELEMENTWISE, Costs
 from meshdsl.layouts.layout import matches
 from meshdsl.lowering.costs.simulation import sending_seconds
 from meshdsl.search.facts import Facts, Stored, Work
 from meshdsl.search.space import Point, Structure
+from meshdsl.search.waits import Crossing, chain_of
 
 _Dims = tuple[tuple[str, int], ...]
+_Products = tuple[Work, float, int]  # one of them, the time of all on one device, their number
+_PARTS = 8  # waits are added up for so many parts of a chain
+_CROSSING = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _Part = Literal["params", "optimizer", "gradients", "values", "others"]
 _MOST_WAYS = 16
 _MOVED = (1e3, 1e12, 2000)  # bytes: from, to, and how many sizes between
 _PEAK = 0.75  # lowering may free buffers earlier than on one device: the least share seen is 0.88
 _HALF = 2  # the least bytes of an element of a gradient, unless products have 8 bits
+
+
+_Groups: TypeAlias = "tuple[list[_Alike], list[_Products]]"
 
 
 class Bounds:
@@ -49,32 +61,117 @@ class Bounds:
         self.facts = facts
         self._prices: dict[tuple[int, int, int, int, int], float] = {}
         self._last: Split | None = None
+        self._calibrated = calibration_of(facts.hardware.name) is not None
         self._moved = None if facts.costs is None else Moved(facts.costs)
-        priced = facts.costs is not None
-        alike: dict[tuple, list[Work]] = defaultdict(list)
-        products: dict[tuple, list[Work]] = defaultdict(list)
-        for row in facts.work:
-            key = tuple(sorted(row.dims.items())), row.stacks, row.repeated
-            if priced and row.product is not None:
-                products[*key, tuple(sorted(row.product.items())), row.width].append(row)
-            else:
-                alike[key].append(row)
-        # Rows with the same dims are added up, since a layout divides them alike.
-        rest = [_Alike.of(rows, self._moved) for rows in alike.values()]
-        self._products = [
-            (rows[0], sum(row.seconds * row.runs for row in rows), sum(row.runs for row in rows))
-            for rows in products.values()
-        ]
+        self._priced = facts.costs is not None
+        rest, self._products = self._grouped(facts.work)
+        self._chains: dict[tuple, list[_Chained]] = {}
         self._width = min([row.width for row in facts.work if row.product is not None], default=2)
         self._width = min(_HALF, self._width)
         self._update = [rows for rows in rest if frozenset(rows.first.dims) in facts.shapes]
         self._rest = [rows for rows in rest if frozenset(rows.first.dims) not in facts.shapes]
         self._inputs, self._peak = self._alike(facts.inputs), self._alike(facts.peak)
 
+    def _grouped(self, work: Iterable[Work]) -> _Groups:
+        """Returns work in groups that a layout divides alike, and products likewise."""
+        alike: dict[tuple, list[Work]] = defaultdict(list)
+        products: dict[tuple, list[Work]] = defaultdict(list)
+        for row in work:
+            key = tuple(sorted(row.dims.items())), row.stacks, row.repeated
+            if self._priced and row.product is not None:
+                products[*key, tuple(sorted(row.product.items())), row.width].append(row)
+            else:
+                alike[*key, row.moves].append(row)
+        return [_Alike.of(rows, self._moved) for rows in alike.values()], [
+            (rows[0], sum(row.seconds * row.runs for row in rows), sum(row.runs for row in rows))
+            for rows in products.values()
+        ]
+
+    def _total(
+        self, alike: Sequence[_Alike], products: Sequence[_Products], split: Split
+    ) -> np.ndarray:
+        """Returns the least time of groups of work, [points]."""
+        total = np.zeros(len(split.sizes))
+        for rows in alike:
+            total += rows.seconds(split)
+        for row, seconds, runs in products:
+            total += self._product(row, seconds, runs, split)
+        return total
+
+    def _waits(self, structure: Structure, split: Split) -> np.ndarray:
+        """Returns the least time, [points], that devices wait for sums that need each other."""
+        total = np.zeros(len(split.sizes))
+        kinds = {role.kind for role in structure.roles}
+        if not kinds & {"data", "context"} or "stack" in kinds or self._calibrated:
+            return total
+        last = max(n for n, role in enumerate(structure.roles) if role.kind in ("data", "context"))
+        key = tuple(
+            role if role.kind != "weights" else None for role in structure.roles[: last + 1]
+        )
+        if key not in self._chains:
+            self._chains[key] = [*self._chained(structure)]
+        for one in self._chains[key]:
+            times = one.first.runs * split.runs(one.first)
+            work = self._total(*one.all, split) / times
+            travels, beside = np.zeros(len(total)), np.zeros(len(total))
+            most = np.zeros(len(total))
+            whole = np.ones(len(total), bool)  # no halves of a dim are apart
+            for crossings, kept, groups in one.parts:
+                for crossing, count in crossings.items():
+                    travels += count * self._latency(crossing, one.first, structure, split)
+                for dim, size in kept:
+                    whole &= split.local_size(dim, size, one.first) <= 1
+                beside += self._total(*groups, split) / times
+                halves = np.maximum(2 * travels - work, travels - (work + beside) / 2)
+                least = travels - beside
+                most = np.maximum(most, np.where(whole, least, np.minimum(least, halves)))
+            total += most * times
+        return total
+
+    def _chained(self, structure: Structure) -> Iterator[_Chained]:
+        for leaf in self.facts.leaves:
+            chain = chain_of(leaf.block, structure.roles) if leaf.work else None
+            if chain is None or not chain.crossings:
+                continue
+            count = len(chain.crossings)
+            parts = []
+            for start, end in itertools.pairwise(range(0, count + 1, -(-count // _PARTS))):
+                here = slice(start, end)
+                rows = itertools.chain(*chain.beside[here])
+                grouped = self._grouped(leaf.work[i] for i in rows if i in leaf.work)
+                kept = frozenset(itertools.chain(*chain.kept[here]))
+                parts.append((Counter(chain.crossings[here]), kept, grouped))
+            first = next(iter(leaf.work.values()))
+            yield _Chained(first, self._grouped(leaf.work.values()), parts)
+
+    def _latency(
+        self, crossing: Crossing, row: Work, structure: Structure, split: Split
+    ) -> np.ndarray:
+        """Returns the least time of a sum over axes, [points]; 0 where they may not split it."""
+        hardware = self.facts.hardware
+        seconds = np.zeros(len(split.sizes))
+        for at, sizes in enumerate(split.sizes):
+            mesh = structure.mesh(sizes)
+            joint = hardware.torus and not hardware.slow_axes(mesh)
+            kinds = _CROSSING if joint else (*_CROSSING, "permute")
+            each = []
+            for number, dim, size in crossing.dims:
+                if row.repeated and split.is_part(dim, size):
+                    size = round(size * self.facts.microbatches / split.microbatches[at])
+                same = [n for n, role in enumerate(structure.roles) if dim in role.dims]
+                if size and size % math.prod(int(sizes[n]) for n in same) == 0:
+                    send = partial(sending_seconds, hardware, mesh, wire=1.0)
+                    axis = [structure.axes[number]]
+                    if mesh.extent(axis) > 1:
+                        each.append(min(send(kind=kind, axes=axis) for kind in kinds))
+            # A sum over several axes takes the hops of all of them on a torus.
+            seconds[at] = (sum(each) if joint else max(each)) if each else 0.0
+        return seconds
+
     def seconds(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
     ) -> np.ndarray:
-        """Returns the least work of many points without the update, [points], in seconds.
+        """Returns the least work and waits of many points without the update, [points].
 
         Args:
             structure: how the state is stored does not matter.
@@ -82,12 +179,8 @@ class Bounds:
             microbatches: [points].
         """
         split = self._split(replace(structure, storage=""), sizes, microbatches)
-        total = np.zeros(len(sizes))
-        for rows in self._rest:
-            total += rows.seconds(split)
-        for row, seconds, runs in self._products:
-            total += self._product(row, seconds, runs, split)
-        return total
+        total = self._total(self._rest, self._products, split)
+        return total + self._waits(structure, split)
 
     def update_seconds(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
@@ -220,6 +313,22 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
+class _Chained:
+    """Sums of a block that need each other, with its work.
+
+    Attributes:
+        first: a row of its work.
+        all: its work.
+        parts: for some sums after each other: how many there are of each kind, the dims that they
+            keep, and what may run beside one of them or a later one, but not before.
+    """
+
+    first: Work
+    all: _Groups
+    parts: Sequence[tuple[Counter[Crossing], frozenset[tuple[str, int]], _Groups]]
+
+
+@dataclass(frozen=True, eq=False)
 class _Alike:
     """Work that layouts divide alike.
 
@@ -235,6 +344,11 @@ class _Alike:
     each: np.ndarray
     bytes: np.ndarray
     moved: Moved | None
+
+    @property
+    def moves(self) -> Sequence[tuple[_Dims, int]]:
+        """Of a convolution, the dims and bytes of each operand and of its result."""
+        return self.first.moves
 
     @staticmethod
     def of(rows: Sequence[Work], moved: Moved | None) -> _Alike:
@@ -252,6 +366,8 @@ class _Alike:
             return float(self.runs @ self.each) * share * runs
         local = np.outer(self.bytes, share)
         least = np.where(local > 0, self.moved.seconds(local), 0.0)
+        if self.moves:
+            least = np.maximum(least, self.moved.seconds(split.moved(self.first)))
         return self.runs @ np.maximum(np.outer(self.each, share), least) * runs
 
 
@@ -292,10 +408,24 @@ class Split:
         """The size of a microbatch, against one of the facts' program."""
         return self.facts.microbatches / self.microbatches
 
-    def _is_part(self, dim: str, size: int) -> bool:
+    def is_part(self, dim: str, size: int) -> bool:
         """Whether a dim of some size is that of a microbatch."""
         parts = self.facts.microbatches
         return parts > 1 and size > 0 and self._batch.get(dim) == parts * size
+
+    def local_size(self, dim: str, size: int, row: Work) -> np.ndarray:
+        """Returns the most positions of a dim that a device has, [points]: that axes surely split.
+
+        Args:
+            row: work beside it; it says whether it is of a microbatch.
+        """
+        sizes = np.full(len(self.sizes), float(size))
+        if row.repeated and self.is_part(dim, size):
+            sizes = np.maximum(1.0, np.round(size * self._smaller))
+        for number, role in enumerate(self.structure.roles):
+            if role.kind in ("data", "context") and dim in role.splits:
+                sizes = sizes / self.sizes[:, number]
+        return np.ceil(sizes)
 
     def extents(self, dims: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Returns the extents of dims if each axis splits the first dim that it can."""
@@ -323,16 +453,48 @@ class Split:
                 share = np.ones(len(self.sizes))
                 for dim, extent in extents.items():
                     size = np.full(len(self.sizes), float(dims[dim]))
-                    if self._is_part(dim, dims[dim]):
+                    if self.is_part(dim, dims[dim]):
                         size = np.maximum(1.0, size * self._smaller)
                     share *= np.ceil(size / extent) / size
                 least = np.minimum(least, share)
             self.known[key] = least
         return self.known[key]
 
+    def moved(self, row: Work) -> np.ndarray:
+        """Returns the least bytes that a convolution moves on a device, [points].
+
+        An axis splits a dim of its role, or one that such a dim is renamed to.
+        """
+        key = row.moves, row.repeated
+        if key in self.known:
+            return self.known[key]
+        least = np.full(len(self.sizes), np.inf)
+        axes, choices = [], []
+        for number, role in enumerate(self.structure.roles):
+            names = self.facts.renamed(role.dims)
+            if fitting := sorted(dim for dim in names if row.dims.get(dim, 1) > 1):
+                axes.append(number)
+                choices.append(fitting)
+        for chosen in itertools.product(*choices):
+            moved = np.zeros(len(self.sizes))
+            for dims, count in row.moves:
+                part = np.full(len(self.sizes), float(count))
+                for dim, size in dims:
+                    whole = np.full(len(self.sizes), float(size))
+                    if row.repeated and self.is_part(dim, size):
+                        whole = np.maximum(1.0, whole * self._smaller)
+                    extent = np.ones(len(self.sizes))
+                    for number, name in zip(axes, chosen, strict=True):
+                        extent = extent * (self.sizes[:, number] if name == dim else 1)
+                    part = part * np.ceil(whole / extent) / size
+                moved += part
+            least = np.minimum(least, moved)
+        self.known[key] = least
+        return least
+
     def parts(self, dims: Mapping[str, int]) -> np.ndarray:
         """Returns the size of a tensor of a microbatch, against its size in the facts' program."""
-        part = any(self._is_part(dim, size) for dim, size in dims.items())
+        part = any(self.is_part(dim, size) for dim, size in dims.items())
         return self._smaller if part else np.ones(len(self.sizes))
 
     def live(self, dims: Mapping[str, int]) -> np.ndarray:
@@ -396,7 +558,7 @@ class Split:
         local = {}
         for dim, size in row.dims.items():
             sizes = np.full(len(self.sizes), float(size))
-            if row.repeated and self._is_part(dim, size):
+            if row.repeated and self.is_part(dim, size):
                 sizes = np.maximum(1.0, np.round(size * self._smaller))
             local[dim] = np.ceil(sizes / extents[dim]) if dim in extents else sizes
         return local

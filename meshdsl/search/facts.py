@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,8 +22,9 @@ from meshdsl.layouts.layout import matches
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.costs.flops import instruction_flops
 from meshdsl.lowering.costs.products import GROUPED
+from meshdsl.lowering.costs.roofline import convolution_bytes
 from meshdsl.lowering.costs.simulation import priced_work
-from meshdsl.lowering.program import Instruction, SpmdProgram, Value
+from meshdsl.lowering.program import Block, Instruction, SpmdProgram, Value
 from meshdsl.training.microbatches import MICROBATCH
 
 PARTS = 2  # microbatches of the program that stands for all with an even number
@@ -53,6 +54,7 @@ class Work:
         product: for a product of matrices, the kind of each dim: batch, rows, inner or columns.
         width: for a product, the bytes of an element, at most 2.
         bytes: what a run moves to and from memory, if that bounds its time; else 0.
+        moves: for a convolution, the dims and least bytes of each operand and of its result.
     """
 
     dims: Mapping[str, int]
@@ -64,6 +66,7 @@ class Work:
     product: Mapping[str, str] | None = None
     width: int = 2
     bytes: int = 0
+    moves: tuple[tuple[tuple[tuple[str, int], ...], int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,18 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """A block without loops or branches in it.
+
+    Attributes:
+        work: the work of those of its instructions that take time.
+    """
+
+    block: Block
+    work: Mapping[Instruction, Work]
+
+
+@dataclass(frozen=True)
 class Facts:
     """The facts of a program on one device; see above.
 
@@ -98,6 +113,7 @@ class Facts:
         together: pairs of dims that occur in one tensor.
         companions: for each dim, the dims of all tensors that have it: head_size has heads.
         parted: the dims that microbatches divide: the batch.
+        leaves: the blocks without loops in them, each with its work.
     """
 
     hardware: Hardware
@@ -110,13 +126,26 @@ class Facts:
     together: frozenset[frozenset[str]]
     companions: Mapping[str, frozenset[str]]
     parted: frozenset[str]
+    leaves: tuple[Leaf, ...]
 
     @staticmethod
     def of(program: SpmdProgram, hardware: Hardware) -> Facts:
         """Returns the facts of a program that is lowered for one device."""
         assert program.mesh.size == 1
         rows = priced_work(program, hardware)
-        work = tuple(_work(*row) for row in rows)
+        blocks = [*_blocks(program.block)]
+        moves = {
+            instruction: _moves(instruction, *row)
+            for block in blocks
+            for instruction, row in convolution_bytes(block, hardware.products).items()
+        }
+        work = tuple(replace(_work(*row), moves=moves.get(row[0], ())) for row in rows)
+        known = {row[0]: one for row, one in zip(rows, work, strict=True)}
+        leaves = tuple(
+            Leaf(block, {i: known[i] for i in block.instructions if i in known})
+            for block in blocks
+            if not any(i.bodies for i in block.instructions)
+        )
         paths = dict(zip(program.block.inputs, program.input_paths, strict=True))
         kept = set(program.block.outputs)
         inputs = tuple(
@@ -152,6 +181,7 @@ class Facts:
             frozenset(together),
             companions,
             _parted(program, inputs, parts),
+            leaves,
         )
 
     @cached_property
@@ -200,6 +230,13 @@ class Facts:
             bytes_of.update(dict.fromkeys(stored.dims, stored.bytes))
         return {dim for dim, count in bytes_of.items() if count >= _MATTERS * total}
 
+    def renamed(self, dims: Sequence[str]) -> frozenset[str]:
+        """Returns dims, and all others that they are renamed to or from, by any way."""
+        found = set(dims)
+        while more := {b for pair in self.paired for b in pair if found & set(pair)} - found:
+            found |= more
+        return frozenset(found)
+
     @cached_property
     def separate(self) -> frozenset[str]:
         """Dims of parameters that are batch dims of products, such as that of experts."""
@@ -229,6 +266,14 @@ class Facts:
         """Returns the size of a dim: the largest that any work or input has."""
         rows = [row.dims for row in self.inputs] + [row.dims for row in self.work]
         return max((dims[dim] for dims in rows if dim in dims), default=1)
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    """Yields a block and those inside of its loops, without branches."""
+    yield block
+    for instruction in block.instructions:
+        for body in instruction.bodies if instruction.op == "scan" else ():
+            yield from _blocks(body)
 
 
 def _parted(program: SpmdProgram, inputs: Sequence[Stored], parts: int) -> frozenset[str]:
@@ -274,6 +319,15 @@ def _work(
         min(instruction.inputs[0].dtype.itemsize, 2) if instruction.inputs else 2,
         moved,
     )
+
+
+def _moves(
+    instruction: Instruction, read: Sequence[int], written: int
+) -> tuple[tuple[tuple[tuple[str, int], ...], int], ...]:
+    """Returns the dims and bytes of the operands of an instruction, and of its result."""
+    values = (*instruction.inputs, instruction.outputs[0])
+    rows = zip(values, (*read, written), strict=True)
+    return tuple((tuple((d.name, d.size) for d in value.shape), count) for value, count in rows)
 
 
 def _multiplies(instruction: Instruction) -> bool:

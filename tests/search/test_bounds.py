@@ -7,9 +7,10 @@ from meshdsl.layouts.costs import ELEMENTWISE, costs_of
 from meshdsl.layouts.hardware import hardware
 from meshdsl.lowering.costs.simulation import step_seconds
 from meshdsl.models import load
-from meshdsl.search.bounds import Moved
+from meshdsl.search.bounds import Moved, Split
 from meshdsl.search.searching import Search
 from meshdsl.search.space import Variant
+from meshdsl.search.waits import chain_of
 from tests.search.steps import gpt, mlp, step_of
 
 
@@ -28,6 +29,8 @@ STEPS = {
     "t5": (lambda: named("t5_mini", 16, 128, microbatches=(8,)), 24),
     "experts": (lambda: named("mixtral_mini", 16, 128), 40),
     "images": (lambda: named("unet3d_mini", 4, 16), 12),
+    # Norms over the batch: each waits for the sum of the one before.
+    "norms": (lambda: named("resnet_mini", 16, 32, microbatches=(1, 2)), 20),
 }
 
 
@@ -66,3 +69,52 @@ def test_small_images_take_at_least_the_time_of_their_kernels():
     least = search.hardware.latency  # a kernel takes longer than one message
     assert kernels > 100
     assert all(row.bound > kernels * least for row in search.candidates()[0])
+
+
+def test_norms_over_a_split_dim_wait_for_each_other():
+    """The mean and the variance of each norm, and two sums of its gradient, travel in turn."""
+    step = named("unet3d_mini", 2, 32)
+    search = Search(step, "v5p", 16)
+    facts = search.bounds(Variant()).facts
+    (leaf,) = facts.leaves
+    norms = sum(one.op == "rsqrt" for one in leaf.block.instructions)
+    hops = 4 * search.hardware.latency  # of 8 devices in a ring
+    found = {
+        tuple(row.point.mesh.axes): row
+        for row in search.candidates()[0]
+        if not row.point.structure.storage
+    }
+    row = found[("data", 2), ("depth_parts", 8)]
+    chain = chain_of(leaf.block, row.point.structure.roles)
+    assert len(chain.crossings) == 4 * norms > 20
+    # No convolution of the forward pass can run beside its sums; those for gradients of filters can
+    # run beside later ones.
+    beside = [any(one.op == "convolve" for one in rows) for rows in chain.beside]
+    assert not any(beside[: 2 * norms])
+    assert any(beside[2 * norms :])
+    program = search.program(row.point.mesh, row.point.layout, row.point.variant)
+    sums = sum(one.op == "all_reduce" for one, _ in program.block.walk())
+    assert sums >= 4 * norms
+    work = sum(work.seconds * work.runs for work in facts.work) / 16
+    assert row.bound > work + 2 * norms * hops
+
+
+def test_an_operand_without_the_split_dim_is_moved_whole():
+    """A convolution whose channels are split reads all of the channels before it."""
+    search = Search(named("unet3d_mini", 4, 16), "v5p", 4)
+    bounds = search.bounds(Variant())
+    rows = [row for row in bounds.facts.work if row.moves]
+    assert len(rows) > 10
+    found = [row.point for row in search.candidates()[0] if row.point.structure.axes == ("model",)]
+    assert found
+    for point in found:
+        structure = point.structure
+        assert set(structure.roles[0].splits) == {"channels"}
+        split = Split(bounds.facts, structure, np.array([point.sizes]), np.array([1]))
+        for row in rows:
+            (least,) = split.moved(row)
+            sizes = [
+                count for dims, count in row.moves if {"channels", "channels_in"} & {*dict(dims)}
+            ]
+            assert least >= (sum(sizes) + min(sizes)) / 4 * 0.999
+            assert least <= sum(count for _, count in row.moves)
