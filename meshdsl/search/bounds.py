@@ -179,8 +179,14 @@ class Bounds:
             microbatches: [points].
         """
         split = self._split(replace(structure, storage=""), sizes, microbatches)
-        total = self._total(self._rest, self._products, split)
-        return total + self._waits(structure, split)
+        return self._total(self._rest, self._products, split)
+
+    def waits(
+        self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least time, beside `seconds`, that devices wait for sums, [points]."""
+        split = self._split(replace(structure, storage=""), sizes, microbatches)
+        return self._waits(structure, split)
 
     def update_seconds(
         self, structure: Structure, sizes: np.ndarray, microbatches: np.ndarray

@@ -36,6 +36,7 @@ class Candidate:
     Attributes:
         bound: its least time, in seconds.
         peak: its least memory, in bytes.
+        waits: what of the bound are waits; an estimate of all waits replaces them.
         order: its number among the points that may fit.
         estimate: an estimate of the time of its step, in seconds.
     """
@@ -45,6 +46,7 @@ class Candidate:
     peak: float
     order: int
     estimate: float = float("inf")
+    waits: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ class Enumeration:
                     if not len(sizes):
                         continue
                     seconds = bounds.seconds(structure, sizes, parts)
+                    waits = bounds.waits(structure, sizes, parts)
                     ways = [structure] if self.closed else stored_ways(structure, bounds.facts)
                     for stored in ways:
                         peak = bounds.peak_bytes(stored, sizes, parts)
-                        work = seconds + bounds.update_seconds(stored, sizes, parts)
+                        work = seconds + waits + bounds.update_seconds(stored, sizes, parts)
                         points += len(sizes)
                         least = min(least, float(peak.min()))
                         for at in np.flatnonzero(self.closed | (peak <= self.room)):
@@ -96,8 +99,8 @@ class Enumeration:
                                 tuple(map(int, sizes[at])),
                                 Variant(int(parts[at]), remat),
                             )
-                            row = Candidate(point, float(work[at]), float(peak[at]), len(found))
-                            found.append(row)
+                            figures = float(work[at]), float(peak[at]), len(found)
+                            found.append(Candidate(point, *figures, waits=float(waits[at])))
         return found, points, least
 
     def _counts(self) -> Iterator[tuple[int, ...]]:

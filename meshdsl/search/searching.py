@@ -242,7 +242,8 @@ class Search:
     def estimated(self, row: Candidate) -> Candidate:
         """Returns a candidate with its complete bound, and an estimate of its time."""
         bound = self.bounds(row.point.variant).least(row.point, row.bound)
-        return replace(row, bound=bound, estimate=bound + self._sent(row.point))
+        estimate = max(bound, bound - row.waits + self._sent(row.point))
+        return replace(row, bound=bound, estimate=estimate)
 
     @property
     def _most_tried(self) -> int:

@@ -118,3 +118,13 @@ def test_an_operand_without_the_split_dim_is_moved_whole():
             ]
             assert least >= (sum(sizes) + min(sizes)) / 4 * 0.999
             assert least <= sum(count for _, count in row.moves)
+
+
+def test_an_estimate_counts_the_waits_of_its_bound_once():
+    search = Search(named("unet3d_mini", 2, 32), "v5p", 16)
+    rows = [row for row in search.candidates()[0] if row.waits > 0]
+    assert rows
+    for row in map(search.estimated, rows[:4]):
+        sent = search._sent(row.point)
+        assert row.estimate == max(row.bound, row.bound - row.waits + sent)
+        assert row.estimate < row.bound + sent
