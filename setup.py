@@ -38,6 +38,7 @@ setup(
         "meshdsl": ["py.typed"],
         "meshdsl.layouts": ["tables/*.json"],
         "meshdsl.reports.explain.html": ["*.css", "*.js"],
+        "meshdsl.reports.explore": ["*.css", "*.js"],
     },
     install_requires=[
         "jax>=0.10,<0.12",

@@ -13,8 +13,8 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.pages import write_page
 from meshdsl.cli.planning.automatic import described_machine, settled
+from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.steps import decided, training_step
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topologies import Topology

@@ -11,9 +11,9 @@ from absl import flags
 from meshdsl.cli import job as jobs
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.mistakes.problems import Problems
-from meshdsl.cli.pages import write_page
 from meshdsl.cli.planning.automatic import described_machine, settled
 from meshdsl.cli.planning.failing import asks_for_failures, show_failures
+from meshdsl.cli.planning.pages import write_page
 from meshdsl.cli.planning.pipeline_tables import show_table
 from meshdsl.cli.planning.searched import settle
 from meshdsl.cli.planning.steps import decided, jitted_step, training_step

@@ -282,7 +282,8 @@ FLAGS: dict[str, Flag] = {
     "html": (
         None,
         str,
-        "File to write as one HTML page: by `explain` instead of text, by `compile` beside it.",
+        "File to write as one HTML page: by `explain` instead of text, by `compile` beside it; by "
+        "`explore`: explore.html, if it is not given.",
     ),
     "compare_layout": (None, Layout.parse, "A second layout: `explain` tells what it changes."),
     "stage": (
@@ -356,6 +357,7 @@ FLAGS: dict[str, Flag] = {
     ),
     "json": ("false", truth, "Print the report, the plans, the runs, or the --failures, as JSON."),
     "minutes": ("10", number, "Minutes that `calibrate` may take; it goes on where it stopped."),
+    "plans": ("200", whole(1), "Plans that `explore` computes, at most 10,000."),
     "measure": (
         "plan",
         one_of("plan", "compile", "run"),
@@ -365,8 +367,8 @@ FLAGS: dict[str, Flag] = {
     "parallel": (
         None,
         whole(1),
-        "Processes of a `sweep`. Default: one for each core; one if it compiles for other devices "
-        "than --host_devices. `--measure=run` has one.",
+        "Processes of `sweep` and `explore`. Default: one for each core; one if it compiles for "
+        "other devices than --host_devices. `--measure=run` has one.",
     ),
     "rounds": ("5", whole(1), "How often `sweep --measure=run` comes to each candidate."),
     **OF_TRAINING,  # and what has no place among the others
@@ -375,6 +377,7 @@ FLAGS: dict[str, Flag] = {
 
 SEVERAL = {  # what a command takes lists of, as texts
     "sweep": ("mesh_shape", "layout", "topology"),
+    "explore": ("mesh_shape", "layout"),
     "generate": ("prompt", "stop"),
 }
 ABOUT = {  # what is the same in every command: of a command line, not of what it does

@@ -102,6 +102,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "reports of a plan": ("html", "compare_layout", "stage", "pipeline_table", "against"),
     "failures": ("failures", "mtbf", "devices_per_host", "storage_bandwidth", "restart_time"),
     "search": ("batch_tokens", "search_seconds", "json"),
+    "pages of plans": ("plans",),
     "sweeps": ("measure", "parallel", "rounds"),
     "calibration": ("minutes",),
     "text": (
@@ -215,6 +216,18 @@ HELP: Mapping[str, Help] = {
             "Keep some rules, and see what every rule is worth, against another layout:": ""
             "--model=llama_7b --topology=v5p:4x4x4 "
             '--layout="batch:data; auto" --against="data:8,model:8 | batch:data; heads:model"',
+        },
+    ),
+    "explore": Help(
+        "model mesh_shape layout topology plans html policy hardware batch_size parallel",
+        (*_STEP, "hardware", "pages of plans"),
+        without="host_devices tpu",
+        also="html parallel override",
+        examples={
+            "See what every edit of a layout does, on one page:": "--model=gpt3_175b "
+            + _LAYOUT
+            + " --html=gpt3.html",
+            "For a machine, with more plans:": "--model=llama_7b --topology=v5p:4x4x4 --plans=2000",
         },
     ),
     "sweep": Help(

@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": "Show what a training step would do, on any mesh, without running it.",
     "compile": "Compile a training step for a pod, without the pod, and compare the plan.",
     "plan": "Find the best mesh and layout of a training step for a machine.",
+    "explore": "Write a page with many plans of a training step, to edit and to compare.",
     "sweep": "Rank many meshes and layouts by what a training step costs under each.",
     "calibrate": "Measure the devices at hand, for `explain` and `sweep` to take times from.",
     "generate": "Write text with a trained model.",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -16,6 +14,7 @@ from meshdsl.cli import flags as all_flags
 from meshdsl.cli.calibrated import check_machine
 from meshdsl.cli.flags import Mistake
 from meshdsl.cli.mistakes.problems import Problems
+from meshdsl.cli.planning.interrupting import interruptible
 from meshdsl.cli.planning.searched import (
     SEARCHED,
     Asked,
@@ -64,7 +63,7 @@ def main(values: flags.FlagValues, problems: Problems) -> int:
     request = asked(values, problems, machine_of, unset=True)
     if against is not None:
         _check_size(against[0], request.machine)
-    with _interruptible() as stopped:
+    with interruptible() as stopped:
         effort = effort_of(values, smaller=_SMALLER, stopped=stopped)
         search = request.search(effort)
         try:
@@ -161,27 +160,6 @@ def _against(values: flags.FlagValues, problems: Problems) -> tuple[Mesh | None,
         mesh, bar, layout = text.rpartition("|")
         return Mesh.parse(mesh) if bar else None, Layout.parse(layout)
     return None
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Makes the first Ctrl-C stop the search, and the next one the process.
-
-    Yields:
-        Whether the search is to stop.
-    """
-    stopped: list[bool] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def stop(number: int, frame: Any) -> None:
-        stopped.append(True)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield lambda: bool(stopped)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _figures(plan: Plan, request: Asked, plans: Plans) -> Figures:

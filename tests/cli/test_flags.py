@@ -117,6 +117,7 @@ PROMISED = {
     "search_seconds": None,
     "json": False,
     "minutes": 10.0,
+    "plans": 200,
     "failures": False,
     "mtbf": None,
     "devices_per_host": None,

@@ -1,1 +1,1 @@
-"""A job's training step: as a program, with flags that a search chooses; tables of pipelines."""
+"""A job's training step as a program; flags that a search chooses; tables of pipelines; pages."""

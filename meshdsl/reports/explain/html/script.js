@@ -100,6 +100,10 @@
 
   for (const root of document.querySelectorAll(".meshdsl:not([data-ready])")) {
     root.dataset.ready = "";
+    // Pages that write tables later say so.
+    root.addEventListener("meshdsl:tables", (event) => {
+      event.target.querySelectorAll("table.sortable").forEach(sortable);
+    });
     root.querySelectorAll("table.sortable").forEach(sortable);
     root.querySelectorAll(".table").forEach(filterable);
     root.querySelectorAll(".strip").forEach((strip) => {

@@ -1,0 +1,1 @@
+"""Exploring: which plans `meshdsl explore` computes ahead, and the processes that compute them."""

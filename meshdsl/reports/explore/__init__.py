@@ -1,0 +1,1 @@
+"""Explore: many plans of one training step, computed ahead, as one page."""
